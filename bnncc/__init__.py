@@ -1,0 +1,42 @@
+"""bnncc compiles binary and few-bit neural networks to exact, fast machine code with Apache TVM.
+
+Examples
+--------
+>>> import bnncc
+>>> artifact = bnncc.compile("model.onnx", target="native")  # doctest: +SKIP
+>>> outputs = artifact.run({"input": images})  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bnncc._version import __version__
+
+if TYPE_CHECKING:
+    from bnncc.artifact import Artifact
+    from bnncc.driver import compile_model as compile
+
+__all__ = ["Artifact", "__version__", "compile"]
+
+# Importing TVM costs seconds, so what needs it is imported when first asked for.
+_LAZY = {
+    "Artifact": ("bnncc.artifact", "Artifact"),
+    "compile": ("bnncc.driver", "compile_model"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names that need TVM on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the lazy names too."""
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,1 @@
+"""Readers of model files: ONNX and PyTorch to Relax."""

@@ -1,0 +1,1 @@
+"""Passes over Relax, from an imported graph to packed, fused layers."""

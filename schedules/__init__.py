@@ -1,0 +1,1 @@
+"""How each operator runs on each instruction set."""

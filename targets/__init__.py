@@ -1,0 +1,1 @@
+"""What each machine offers, as plain data; imports no TVM."""

@@ -1,0 +1,1 @@
+"""What is computed: binary operators as TE and TensorIR definitions, without scheduling."""

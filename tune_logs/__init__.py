@@ -1,0 +1,1 @@
+"""Tuning records that ship with bnncc, as data."""
