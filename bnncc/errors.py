@@ -1,0 +1,79 @@
+"""Every error bnncc raises on purpose.
+
+    BnnccError                    exit code 1
+    ├── UsageError                exit code 2: an option or argument is wrong
+    ├── ModelError                the model file cannot be compiled
+    │   ├── UnsupportedOp         ... because of an operator
+    │   └── ShapeError            ... because of a shape
+    ├── TargetError               unknown target, missing CPU feature, no linker
+    ├── ArtifactError             damaged or incompatible artifact
+    ├── InputError                an array given at run time does not fit
+    ├── TuningError
+    ├── DeviceError               remote device missing, busy or lost
+    └── VerificationError         outputs differ from the model file's graph
+
+A message is one line: *where* it was found, *what* was found, *what* was wanted. `hint` says what
+to do. This module imports nothing of ours, so every layer may raise these.
+"""
+
+from __future__ import annotations
+
+
+class BnnccError(Exception):
+    """Base of all errors meant for the user.
+
+    Parameters
+    ----------
+    message : str
+        One line: where, what was found, what was wanted.
+    hint : str, optional
+        One line: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(" ".join(str(message).split()))
+        self.hint = None if hint is None else " ".join(hint.split())
+
+
+class UsageError(BnnccError):
+    """An option or argument is wrong."""
+
+    exit_code = 2
+
+
+class ModelError(BnnccError):
+    """The model cannot be compiled."""
+
+
+class UnsupportedOp(ModelError):
+    """An operator, or one of its forms, is not supported."""
+
+
+class ShapeError(ModelError):
+    """Shapes in the model do not fit together or are out of bounds."""
+
+
+class TargetError(BnnccError):
+    """The target is unknown, or this machine cannot build for it or run it."""
+
+
+class ArtifactError(BnnccError):
+    """An artifact is damaged or incompatible."""
+
+
+class InputError(BnnccError):
+    """An array given at run time has the wrong name, shape, dtype or values."""
+
+
+class TuningError(BnnccError):
+    """Tuning cannot start or go on."""
+
+
+class DeviceError(BnnccError):
+    """A remote device is missing, busy, or was lost."""
+
+
+class VerificationError(BnnccError):
+    """Outputs differ from what the model file's graph says."""

@@ -1,0 +1,294 @@
+"""What a fused layer computes, as plain data: an anchor and its epilogue.
+
+One Relax operator call is one *anchor* (a convolution, dense layer, pooling, or nothing but its
+input) followed by an *epilogue*: the steps done on each vector of accumulators while it is still in
+registers. Both are frozen dataclasses that travel as JSON in the operator's attributes and in the
+PrimFunc's, so that legalization, schedules and tuning records see the same thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an epilogue, applied to the vector value ``v`` (float32, one lane per channel).
+
+    ``v`` starts as the anchor's raw value: the float result of a float anchor, or ``float(acc)`` of
+    a binary anchor, where ``acc`` is the integer accumulator of the anchor's definition (NOT the dot
+    product: passes fold ``dot = K - 2 * acc`` into the first ``affine``).
+
+    ==============  ===========================  ==================================================
+    op              parameters (kernel inputs)   effect
+    ==============  ===========================  ==================================================
+    ``affine``      scale, bias: f32 vectors     ``v = fma(v, scale[c], bias[c])``
+    ``scale``       scale: f32 vector            ``v = v * scale[c]``
+    ``shift``       bias: f32 vector             ``v = v + bias[c]``
+    ``add``         tensor f32, `layout`         ``v = v + t``; shape of the output
+    ``rsub``        tensor f32, `layout`         ``v = t - v``
+    ``mul``         tensor f32, `layout`         ``v = v * t``
+    ``gate``        tensor f32 ``[N, C]``        ``v = v * t[n, c]`` (squeeze-and-excite)
+    ``relu``                                     ``v = max(v, 0)``
+    ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
+    ``prelu``       slope: f32 vector            ``v = v >= 0 ? v : v * slope[c]``
+    ``store``       output f32, `layout`         ``out = v``
+    ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
+                                                 is ``ge``, ``v > 0`` if ``gt``; with `zero` a
+                                                 second output: the plane ``v == 0``
+    ``threshold``   thr: i32 vector [, zthr]     bit = ``acc <= thr[c]``; with `zero` a second
+                                                 vector and output: plane ``acc == zthr[c]``.
+                                                 Binary anchors only; reads ``acc``, leaves ``v``
+    ==============  ===========================  ==================================================
+
+    Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are stored
+    as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones.
+    """
+
+    op: str
+    layout: str = "NHWC"
+    lo: float = 0.0
+    hi: float = 0.0
+    compare: str = "ge"
+    zero: bool = False
+
+
+INPUTS_OF_STEP = {
+    "affine": 2, "scale": 1, "shift": 1, "add": 1, "rsub": 1, "mul": 1, "gate": 1, "relu": 0,
+    "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
+}  # fmt: skip
+"""Kernel inputs each step takes (``threshold`` takes one more with `zero`)."""
+
+
+def step_inputs(step: Step) -> int:
+    """Return how many kernel inputs `step` takes."""
+    return INPUTS_OF_STEP[step.op] + (step.op == "threshold" and step.zero)
+
+
+def step_outputs(step: Step) -> int:
+    """Return how many kernel outputs `step` makes."""
+    if step.op == "store":
+        return 1
+    return 1 + step.zero if step.op in ("bits", "threshold") else 0
+
+
+@dataclass(frozen=True)
+class BinaryConv2d:
+    """Convolution of bits: the anchor of `binary_conv2d` and (with 1x1 extents) `binary_dense`.
+
+    Kernel inputs: data uint32 ``[n, height, width, groups * words(channels / groups)]`` (each group
+    starts at a word), if `ternary` the zero plane of the same shape, weight (`layout.pack_conv_weight`,
+    uint32, 1-d), then the steps' inputs in order; then the steps' outputs in order.
+
+    The accumulator: ``xor`` mode (bipolar data): ``acc = sum popcount(d ^ w)`` over the taps inside the
+    image, plus for taps outside: ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p = all channels' bits
+    1 or 0), ``channels_per_group / 2`` each if `pad_value` is 0, so that ``dot = K - 2 * acc`` with
+    K = kh * kw * channels_per_group everywhere. If channels per group are odd and pad_value is 0 and there are pads,
+    `doubled` is set and ``acc`` means twice that (dot = K - acc). With `ternary`, each zero datum also counts 1/2:
+    then `doubled` is set too, ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
+    ``and`` mode (data in {0, 1}, weight +-1): ``acc = popcount(d) - 2*popcount(d & w)`` summed over taps inside
+    (pad_value 0) so that ``dot = -acc``; `pad_value` 1 counts ``channels_per_group - 2*popcount(w)`` for taps outside.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """top, left, bottom, right"""
+    pad_value: int = 0
+    groups: int = 1
+    mode: str = "xor"
+    ternary: bool = False
+    steps: tuple[Step, ...] = ()
+    rank: int = 4
+    """2 for dense layers: data is ``[n, words]``, height = width = 1, and outputs are ``[n, C]``."""
+
+    @property
+    def doubled(self) -> bool:
+        """Whether ``acc`` counts in halves (``dot = K - acc`` instead of ``K - 2 * acc``)."""
+        odd_border = (self.channels // self.groups) % 2 == 1 and any(self.pads) and self.pad_value == 0
+        return self.mode == "xor" and (self.ternary or odd_border)
+
+    @property
+    def taps(self) -> int:
+        """K: products in one output, border taps included."""
+        return self.kernel[0] * self.kernel[1] * self.channels // self.groups
+
+    def dot_from_acc(self) -> tuple[int, int]:
+        """Return ``(a, b)`` with ``dot = a * acc + b``."""
+        if self.mode == "and":
+            return -1, 0
+        return (-1, self.taps) if self.doubled else (-2, self.taps)
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
+
+    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight (`layout.pack_float_weight`,
+    f32, 1-d), then the steps'. Zero padding. `pool` averages `pool` x `pool` windows of the data
+    (stride the same, no padding) before a 1x1 convolution: the ResNet-D shortcut.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    groups: int = 1
+    data_layout: str = "NHWC"
+    steps: tuple[Step, ...] = ()
+    rank: int = 4
+
+
+@dataclass(frozen=True)
+class Pool2d:
+    """Float pooling: `kind` is ``max``, ``avg`` (divide by the taps inside), ``avg_full`` (by kh * kw).
+
+    Kernel inputs: data float32 in `data_layout`, then the steps'. Padding does not take part in ``max``.
+    Global pooling is a kernel of the whole image.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    kind: str
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    ceil_extra: tuple[int, int] = (0, 0)
+    """Rows and columns that ceil_mode adds at the bottom and right (count in no average)."""
+    data_layout: str = "NHWC"
+    steps: tuple[Step, ...] = ()
+    squeeze: bool = False
+    """Whether the 1x1 result is stored as ``[n, channels]``."""
+
+    rank: int = 4
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Nothing but the epilogue on one float tensor: bit packing, glue between layers, layout change.
+
+    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]`` if `rank` is 2), or `from_bits`:
+    uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set, given as a
+    second input if `ternary`); with mode ``and`` as 1/0.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    data_layout: str = "NHWC"
+    steps: tuple[Step, ...] = ()
+    rank: int = 4
+    from_bits: bool = False
+    ternary: bool = False
+    mode: str = "xor"
+    dtype: str = "float32"
+    """Of the data; ``uint8`` images are converted on the way."""
+
+
+@dataclass(frozen=True)
+class BitwiseMaxPool:
+    """Max pooling of one plane of bits: OR of the words inside the image (AND if `minimum`).
+
+    Kernel inputs: data uint32 ``[n, height, width, words]``; with `flip` a uint32 ``[words]`` mask
+    XORed to the result. Output uint32. A window wholly outside the image gives 0 bits.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    ceil_extra: tuple[int, int] = (0, 0)
+    minimum: bool = False
+    flip: bool = False
+
+
+@dataclass(frozen=True)
+class ConcatBits:
+    """Concatenate planes along the channels: inputs uint32 ``[n, height, width, words(c)]`` (or 2-d)."""
+
+    n: Dim
+    height: int
+    width: int
+    channels: tuple[int, ...]
+    rank: int = 4
+
+
+@dataclass(frozen=True)
+class SliceBits:
+    """Pick channels ``index`` (any order, repeats allowed) of a plane: slice, split, shuffle, and the
+    word-aligned groups a grouped convolution reads.
+
+    `index` holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32).
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    index: tuple[int, ...]
+    rank: int = 4
+
+
+@dataclass(frozen=True)
+class PadBits:
+    """Pad a plane of bits at the image border with bit `bit`: output ``[n, h + t + b, w + l + r, words]``."""
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    pads: tuple[int, int, int, int]
+    bit: int
+
+
+Spec = (
+    BinaryConv2d | Conv2d | Pool2d | Elementwise | BitwiseMaxPool | ConcatBits | SliceBits | PadBits
+)
+
+_KINDS = {
+    c.__name__: c
+    for c in (BinaryConv2d, Conv2d, Pool2d, Elementwise, BitwiseMaxPool, ConcatBits, SliceBits, PadBits)
+}
+
+
+def output_size(size: int, kernel: int, stride: int, dilation: int, pads: int, extra: int = 0) -> int:
+    """Return the output extent of a sliding window over `size` (`pads` before and after together)."""
+    return (size + pads + extra - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def to_json(spec: Spec) -> str:
+    """Serialize `spec`, with sorted keys."""
+    return json.dumps({"kind": type(spec).__name__, **dataclasses.asdict(spec)}, sort_keys=True)
+
+
+def from_json(text: str) -> Spec:
+    """Invert `to_json`."""
+    raw: dict[str, Any] = json.loads(text)
+    cls = _KINDS[raw.pop("kind")]
+    if "steps" in raw:
+        raw["steps"] = tuple(Step(**s) for s in raw["steps"])
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})  # type: ignore[no-any-return]
