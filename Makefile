@@ -1,0 +1,67 @@
+# `make` alone lists the targets. Everything runs in .venv, which needs only Python >= 3.10 with
+# venv. Override PYTHON to choose the interpreter it is made with.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+SOURCES := bnncc schedules targets topi_binary tune_logs
+PYTEST_ARGS ?=
+
+# Thread counts are part of what is measured and tested, so none is inherited.
+unexport TVM_NUM_THREADS
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint format typecheck check bench dist clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Remade when pyproject.toml changes. An existing .venv is kept; a linker from pip is
+# added where the machine has none.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: $(PYTHON) is older than 3.10; set PYTHON=/path/to/python3.10 or newer" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --editable '.[test]'
+	@if command -v cc || command -v ld.lld || command -v clang; then :; \
+	  else $(PY) -m pip install --quiet '.[zig]'; fi >/dev/null
+	@touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(PY) -m pip install --quiet --editable '.[lint]'
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv with bnncc and what its tests need
+
+demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runtime
+	$(PY) examples/digits/demo.py
+
+test: $(VENV)/.installed ## run the tests, but for the slow ones
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
+	BNNCC_TEST_ALL=1 $(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint ## check style, imports and docstrings
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check --preview --select DOC --extend-ignore DOC201 $(SOURCES)
+	find $(SOURCES) -name '*.py' | xargs $(VENV)/bin/numpydoc lint
+
+format: $(VENV)/.installed-lint ## rewrite the sources in the house style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+typecheck: $(VENV)/.installed-lint ## check types with mypy
+	$(PY) -m mypy
+
+check: lint typecheck test ## lint, types and tests: what continuous integration runs
+
+bench: $(VENV)/.installed ## run every benchmark (minutes; wants a quiet machine)
+	@for script in benchmarks/bench_*.py; do echo "== $$script" >&2; $(PY) $$script || exit 1; done
+
+dist: $(VENV)/.installed ## build the wheel into dist/
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what was built, but keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
