@@ -136,8 +136,7 @@ class Conv2d:
     """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
 
     Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight (`layout.pack_float_weight`,
-    f32, 1-d), then the steps'. Zero padding. `pool` averages `pool` x `pool` windows of the data
-    (stride the same, no padding) before a 1x1 convolution: the ResNet-D shortcut.
+    f32, 1-d), then the steps'. Zero padding.
     """
 
     n: Dim
