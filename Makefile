@@ -36,9 +36,11 @@ demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runti
 	$(PY) examples/digits/demo.py
 
 test: $(VENV)/.installed ## run the tests, but for the slow ones
+	$(PY) -m pytest --doctest-modules --quiet bnncc
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
+	$(PY) -m pytest --doctest-modules --quiet bnncc
 	BNNCC_TEST_ALL=1 $(PY) -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint ## check style, imports and docstrings

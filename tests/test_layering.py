@@ -1,0 +1,175 @@
+"""The layers of CONTRIBUTING.md, read from syntax trees; and what every source file must keep."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("bnncc", "schedules", "targets", "topi_binary", "tune_logs")
+# What a package may import besides itself and bnncc.errors.
+BELOW = {
+    "bnncc": {"schedules", "targets", "topi_binary", "tune_logs"},
+    "schedules": {"targets", "topi_binary"},
+    "targets": set(),
+    "topi_binary": set(),
+    "tune_logs": set(),
+}
+# Modules that import nothing of ours, not even their own package.
+ALONE = ("bnncc.errors", "bnncc.topi_binary.layout")
+MAX_LINES = 400
+EXCUSE = "over 400 lines because"
+# Folders of one person's or one service's machine, and the hosts packages were fetched from.
+MACHINE = re.compile(
+    rb"(?<![\w.~-])/(?:work|root|home|farm|mnt|Users)/|pypi\.(?:org)|python(?:hosted)\.org"
+)
+
+
+def project_files() -> Iterator[Path]:
+    """Yield every file of the project once, not following links."""
+    for folder, folders, files in os.walk(ROOT):
+        at_root = Path(folder) == ROOT
+        folders[:] = [
+            f
+            for f in folders
+            if not (f.startswith(".") and f != ".ci")
+            and f != "__pycache__"
+            and not f.endswith(".egg-info")
+            and not (at_root and f in ("build", "dist"))
+        ]
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                yield path
+
+
+def module_name(path: Path) -> str:
+    """Return the name under which the file at `path` is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "bnncc":
+        parts = ("bnncc", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_name(p): p
+    for p in project_files()
+    if p.suffix == ".py" and p.relative_to(ROOT).parts[0] in PACKAGES
+}
+
+
+def layer(module: str) -> str:
+    """Return the package of PACKAGES that `module` belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in PACKAGES else "bnncc"
+
+
+def imports(module: str, tree: ast.AST, *, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute name of everything imported, at any depth of the tree."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in MODULES else base
+
+
+def violations(module: str, source: str, *, is_package: bool) -> list[str]:
+    """Return one line for each import that `module` must not make."""
+    found = []
+    for line, name in imports(module, ast.parse(source), is_package=is_package):
+        top = name.split(".")[0]
+        where = f"{module}:{line}: imports {name}"
+        if top in PACKAGES and top != "bnncc":
+            found.append(f"{where}; write bnncc.{name}")
+        elif layer(module) == "targets" and top in ("tvm", "tvm_ffi"):
+            found.append(f"{where}; targets are plain data, without TVM")
+        elif top != "bnncc":
+            continue
+        elif module in ALONE:
+            found.append(f"{where}; it imports nothing of ours")
+        elif (
+            name != "bnncc.errors"
+            and layer(name) != layer(module)
+            and layer(name) not in BELOW[layer(module)]
+        ):
+            found.append(f"{where}; {layer(module)} lies below or beside {layer(name)}")
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module: str) -> None:
+    path = MODULES[module]
+    source = path.read_text(encoding="utf-8")
+    assert not violations(module, source, is_package=path.name == "__init__.py")
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "count"),
+    [
+        ("bnncc.schedules.x86", "from bnncc import driver, errors", 1),
+        ("bnncc.schedules.x86", "from bnncc.topi_binary import layout\nimport bnncc.targets", 0),
+        ("bnncc.schedules.x86", "from ..driver import compile_model", 1),
+        ("bnncc.schedules.x86", "from . import popcount", 0),
+        ("bnncc.schedules.x86", "def f():\n    import bnncc", 1),
+        ("bnncc.topi_binary.pool", "from bnncc.targets import catalog", 1),
+        ("bnncc.topi_binary.pool", "from bnncc.errors import ShapeError", 0),
+        ("bnncc.topi_binary.layout", "from bnncc.errors import ShapeError", 1),
+        ("bnncc.targets.host", "from bnncc.topi_binary import layout", 1),
+        ("bnncc.targets.host", "import tvm.target", 1),
+        ("bnncc.errors", "from bnncc import topi_binary", 1),
+        ("bnncc.driver", "import schedules", 1),
+        ("bnncc.driver", "import tvm\nfrom bnncc.schedules import x86", 0),
+    ],
+)
+def test_the_check_itself(module: str, source: str, count: int) -> None:
+    assert len(violations(module, source, is_package=False)) == count
+
+
+def test_links_are_relative() -> None:
+    for name in PACKAGES[1:]:
+        assert (ROOT / "bnncc" / name).is_symlink()
+        assert os.readlink(ROOT / "bnncc" / name) == f"../{name}"
+
+
+def test_source_files_are_short() -> None:
+    long = []
+    for path in project_files():
+        if path.suffix != ".py":
+            continue
+        source = path.read_text(encoding="utf-8")
+        count = source.count("\n")
+        head = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
+        if count > MAX_LINES and EXCUSE not in head:
+            long.append(f"{path.relative_to(ROOT)}: {count} lines, and its head gives no reason")
+    assert not long
+
+
+def test_no_machine_paths() -> None:
+    found = []
+    for path in project_files():
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if match := MACHINE.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match[0].decode()}")
+    assert not found
+
+
+@pytest.mark.parametrize("module", ["bnncc", "bnncc.cli"])
+def test_importing_leaves_tvm_out(module: str) -> None:
+    # TVM takes seconds to import; `bnncc --help` must answer at once.
+    code = f"import sys, {module}; sys.exit(int('tvm' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
