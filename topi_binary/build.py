@@ -1,0 +1,183 @@
+"""One entry for every kernel: its PrimFunc and the types of its inputs and outputs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.bits_table import needs_table
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    ConcatBits,
+    Conv2d,
+    Dim,
+    Elementwise,
+    PadBits,
+    Pool2d,
+    SliceBits,
+    Spec,
+    Step,
+    output_size,
+)
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+Type = tuple[tuple[Dim, ...], str]
+"""Shape and dtype of a kernel's tensor. The batch may be the name of a symbol."""
+
+SPEC_ATTR = "bnncc.spec"
+"""PrimFunc attribute that holds the spec as JSON."""
+
+_MAKERS: dict[type, tuple[str, str]] = {
+    BinaryConv2d: ("conv2d", "conv2d"),
+    Conv2d: ("float_conv2d", "conv2d"),
+    Pool2d: ("pool", "pool2d"),
+    BitwiseMaxPool: ("pool", "bitwise_maxpool"),
+    Elementwise: ("bitpack", "elementwise"),
+    ConcatBits: ("bits", "concat_bits"),
+    SliceBits: ("bits", "slice_bits"),
+    PadBits: ("bits", "pad_bits"),
+}
+
+
+def prim_func(spec: Spec) -> tirx.PrimFunc:
+    """Return the definition of `spec`, not yet scheduled.
+
+    Parameters
+    ----------
+    spec : Spec
+        Any of the spec classes.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Inputs in the order of `input_types`, then outputs in the order of `output_types`.
+    """
+    module, name = _MAKERS[type(spec)]
+    maker = getattr(importlib.import_module(f"bnncc.topi_binary.{module}"), name)
+    return maker(spec)
+
+
+def output_hw(spec: Spec) -> tuple[int, int]:
+    """Return height and width of the outputs of `spec`."""
+    if isinstance(spec, PadBits):
+        top, left, bottom, right = spec.pads
+        return spec.height + top + bottom, spec.width + left + right
+    if isinstance(spec, (Elementwise, ConcatBits, SliceBits)):
+        return spec.height, spec.width
+    extra = spec.ceil_extra if isinstance(spec, (Pool2d, BitwiseMaxPool)) else (0, 0)
+    pads = spec.pads[0] + spec.pads[2], spec.pads[1] + spec.pads[3]
+    height, width = (
+        output_size(size, spec.kernel[i], spec.strides[i], spec.dilations[i], pads[i], extra[i])
+        for i, size in enumerate((spec.height, spec.width))
+    )
+    return height, width
+
+
+def output_channels(spec: Spec) -> int:
+    """Return how many channels the outputs of `spec` have."""
+    if isinstance(spec, (BinaryConv2d, Conv2d)):
+        return spec.out_channels
+    if isinstance(spec, ConcatBits):
+        return sum(spec.channels)
+    return len(spec.index) if isinstance(spec, SliceBits) else spec.channels
+
+
+def output_rank(spec: Spec) -> int:
+    """Return 4, or 2 where the outputs of `spec` are ``[n, channels]``."""
+    return 2 if getattr(spec, "squeeze", False) else getattr(spec, "rank", 4)
+
+
+def input_types(spec: Spec) -> list[Type]:
+    """Return shape and dtype of each kernel input of `spec`, in order."""
+    if isinstance(spec, ConcatBits):
+        return [_image(spec, layout.words(c), "uint32") for c in spec.channels]
+    types = [_data(spec)]
+    if getattr(spec, "ternary", False):
+        types.append(types[0])
+    if isinstance(spec, (BinaryConv2d, Conv2d)):
+        types.append(_weight(spec))
+    if isinstance(spec, BitwiseMaxPool) and spec.flip:
+        types.append(((layout.words(spec.channels),), "uint32"))
+    if isinstance(spec, SliceBits) and needs_table(spec):
+        types.append(((layout.words(len(spec.index)) * layout.WORD_BITS,), "int32"))
+    for step in getattr(spec, "steps", ()):
+        types += step_input_types(spec, step)
+    return types
+
+
+def step_input_types(spec: Spec, step: Step) -> list[Type]:
+    """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
+    lanes = layout.blocks(output_channels(spec)) * layout.LANES
+    if step.op in ("add", "rsub", "mul"):
+        return [_float_output(spec, step)]
+    if step.op == "gate":
+        return [((spec.n, output_channels(spec)), "float32")]
+    if step.op == "threshold":
+        return [((lanes,), "int32")] * (1 + step.zero)
+    vectors = {"affine": 2, "scale": 1, "shift": 1, "prelu": 1}
+    return [((lanes,), "float32")] * vectors.get(step.op, 0)
+
+
+def output_types(spec: Spec) -> list[Type]:
+    """Return shape and dtype of each kernel output of `spec`, in order."""
+    height, width = output_hw(spec)
+    plane: Type = (
+        _shape(spec.n, height, width, layout.words(output_channels(spec)), output_rank(spec)),
+        "uint32",
+    )
+    if isinstance(spec, (BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
+        return [plane]
+    types: list[Type] = []
+    for step in spec.steps:
+        if step.op == "store":
+            types.append(_float_output(spec, step))
+        elif step.op in ("bits", "threshold"):
+            types += [plane] * (1 + step.zero)
+    return types
+
+
+def _shape(
+    n: Dim, height: int, width: int, last: int, rank: int, where: str = "NHWC"
+) -> tuple[Dim, ...]:
+    if rank == 2:
+        return (n, last)
+    return (n, last, height, width) if where == "NCHW" else (n, height, width, last)
+
+
+def _image(spec: Spec, last: int, dtype: str) -> Type:
+    where = getattr(spec, "data_layout", "NHWC") if dtype != "uint32" else "NHWC"
+    rank = getattr(spec, "rank", 4)
+    return _shape(spec.n, spec.height, spec.width, last, rank, where), dtype
+
+
+def _data(spec: Spec) -> Type:
+    if isinstance(spec, BinaryConv2d):
+        last = spec.groups * layout.words(spec.channels // spec.groups)
+        return _image(spec, last, "uint32")
+    if isinstance(spec, (Conv2d, Pool2d)):
+        return _image(spec, spec.channels, "float32")
+    if isinstance(spec, Elementwise) and not spec.from_bits:
+        return _image(spec, spec.channels, spec.dtype)
+    assert isinstance(spec, (Elementwise, BitwiseMaxPool, SliceBits, PadBits))
+    return _image(spec, layout.words(spec.channels), "uint32")
+
+
+def _weight(spec: BinaryConv2d | Conv2d) -> Type:
+    binary = isinstance(spec, BinaryConv2d)
+    per_group = spec.channels // spec.groups
+    depth = layout.words(per_group) if binary else per_group
+    size = spec.out_channels * spec.kernel[0] * spec.kernel[1] * depth
+    spare = layout.LANES if spec.out_channels % layout.LANES else 0
+    return (size + spare,), "uint32" if binary else "float32"
+
+
+def _float_output(spec: Spec, step: Step) -> Type:
+    height, width = output_hw(spec)
+    return (
+        _shape(spec.n, height, width, output_channels(spec), output_rank(spec), step.layout),
+        "float32",
+    )
