@@ -1,0 +1,277 @@
+"""The epilogue: what is done to one vector of values while it is still in a register.
+
+`emit` writes the steps of a spec as TensorIR, inside the block that the caller has opened with
+TVM's IRBuilder. Full blocks of `layout.LANES` channels are loaded and stored as vectors; the block
+of the last few channels goes lane by lane, because float tensors are not padded. Bits are one
+compare and one 16-bit store, into a view of the packed tensor as half words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Step, step_inputs, step_outputs
+
+Buffer = Any
+Expr = Any
+
+F32 = f"float32x{LANES}"
+I32 = f"int32x{LANES}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one vector of an output lies.
+
+    Parameters
+    ----------
+    n, h, w : Expr
+        Image, row and column (`h` and `w` are not used if `rank` is 2).
+    block : Expr
+        Which block of `LANES` channels.
+    channels : int
+        Channels of the whole output.
+    lanes : int
+        Channels in this block: `LANES`, or fewer in the last.
+    rank : int, default 4
+        2 for outputs ``[n, channels]``.
+    """
+
+    n: Expr
+    h: Expr
+    w: Expr
+    block: Expr
+    channels: int
+    lanes: int = LANES
+    rank: int = 4
+
+    def index(self, channel: Expr, where: str = "NHWC") -> list[Expr]:
+        """Return the index of `channel` (a scalar or a range) in a tensor of layout `where`."""
+        if self.rank == 2:
+            return [self.n, channel]
+        if where == "NCHW":
+            return [self.n, channel, self.h, self.w]
+        return [self.n, self.h, self.w, channel]
+
+    def channel(self, lane: Expr = 0) -> Expr:
+        """Return the channel in `lane`."""
+        return self.block * LANES + lane
+
+    @property
+    def vector(self) -> Expr:
+        """The channels of the block, as the index of one vector access."""
+        return T.Ramp(self.channel(), 1, LANES)
+
+    @property
+    def span(self) -> slice:
+        """The channels of the block that exist, as a region."""
+        return slice(self.channel(), self.channel(self.lanes))
+
+    @property
+    def padded_span(self) -> slice:
+        """The channels of the block, as a region of a vector padded by `layout.pad_lanes`."""
+        return slice(self.channel(), self.channel(LANES))
+
+    def halves(self) -> slice:
+        """Return the region of half words that this block's bits fill."""
+        last = layout.blocks(self.channels) - 1
+        ends_odd = self.lanes < LANES and last % 2 == 0
+        return slice(self.block, self.block + (2 if ends_odd else 1))
+
+
+def half_view(plane: Buffer, channels: int) -> Buffer:
+    """Declare `plane` once more, as half words: what `emit` stores bits to.
+
+    Parameters
+    ----------
+    plane : Buffer of uint32
+        Packed tensor with the words last.
+    channels : int
+        Bits per row.
+
+    Returns
+    -------
+    Buffer of uint16
+        Same data, ``2 * words(channels)`` last.
+    """
+    shape = [*plane.shape[:-1], 2 * layout.words(channels)]
+    return T.decl_buffer(shape, "uint16", data=plane.data)
+
+
+def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
+    """Replace the packed ones among a kernel's `outputs` by their `half_view`."""
+    kinds = [step.op for step in steps for _ in range(step_outputs(step))]
+    return [
+        buffer if kind == "store" else half_view(buffer, channels)
+        for kind, buffer in zip(kinds, outputs, strict=True)
+    ]
+
+
+def regions(
+    steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer], at: Place
+) -> tuple[list[Expr], list[Expr]]:
+    """Return what `emit` reads (besides its value) and writes, for ``T.reads`` and ``T.writes``.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The epilogue.
+    params, outputs : sequence of Buffer
+        As for `emit`.
+    at : Place
+        As for `emit`.
+
+    Returns
+    -------
+    reads, writes : list of TensorRegion
+        One per parameter, one per output.
+    """
+    reads, writes = [], []
+    inputs, results = iter(params), iter(outputs)
+    for step in steps:
+        for _ in range(step_inputs(step)):
+            buffer = next(inputs)
+            if step.op in ("add", "rsub", "mul"):
+                reads.append(buffer[tuple(at.index(at.span, step.layout))])
+            elif step.op == "gate":
+                reads.append(buffer[at.n, at.span])
+            else:
+                reads.append(buffer[at.padded_span])
+        for _ in range(step_outputs(step)):
+            buffer = next(results)
+            if step.op == "store":
+                writes.append(buffer[tuple(at.index(at.span, step.layout))])
+            else:
+                writes.append(buffer[tuple(at.index(at.halves()))])
+    return reads, writes
+
+
+def emit(
+    steps: Sequence[Step],
+    value: Expr,
+    params: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    at: Place,
+    acc: Expr = None,
+) -> None:
+    """Write the steps on one vector, in the block that is open.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The epilogue, see `spec.Step`.
+    value : Expr of float32x16
+        What the steps start from; not used if no step needs it.
+    params : sequence of Buffer
+        The steps' inputs, in their order.
+    outputs : sequence of Buffer
+        The steps' outputs, in their order, passed through `views`.
+    at : Place
+        Where the vector lies.
+    acc : Expr of int32x16, optional
+        The integer accumulator, for ``threshold``.
+    """
+    inputs, results = iter(params), iter(outputs)
+    for number, step in enumerate(steps):
+        taken = [next(inputs) for _ in range(step_inputs(step))]
+        made = [next(results) for _ in range(step_outputs(step))]
+        if step.op == "store":
+            if _used_later(steps[number + 1 :]):
+                value = T.Bind(value)
+            _store(made[0], value, at, step.layout)
+        elif step.op == "bits":
+            if step.zero or _used_later(steps[number + 1 :]):
+                value = T.Bind(value)
+            zeros = _fill(0.0)
+            _store_bits(made[0], value >= zeros if step.compare == "ge" else value > zeros, at)
+            if step.zero:
+                _store_bits(made[1], value == zeros, at)
+        elif step.op == "threshold":
+            if step.zero:
+                acc = T.Bind(acc)
+            _store_bits(made[0], acc <= taken[0][at.vector], at)
+            if step.zero:
+                _store_bits(made[1], acc == taken[1][at.vector], at)
+        else:
+            value = _apply(step, value, taken, at)
+
+
+def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
+    if step.op == "affine":
+        scale, bias = (buffer[at.vector] for buffer in taken)
+        return fma(value, scale, bias)
+    if step.op == "scale":
+        return value * taken[0][at.vector]
+    if step.op == "shift":
+        return value + taken[0][at.vector]
+    if step.op == "relu":
+        return T.max(value, _fill(0.0))
+    if step.op == "clip":
+        return T.min(T.max(value, _fill(step.lo)), _fill(step.hi))
+    if step.op == "prelu":
+        value = T.Bind(value)
+        return T.Select(value >= _fill(0.0), value, value * taken[0][at.vector])
+    if step.op == "gate":
+        return value * _load(taken[0], at, gate=True)
+    other = _load(taken[0], at, step.layout)
+    return {"add": value + other, "rsub": other - value, "mul": value * other}[step.op]
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    """Return ``a * b + c``, rounded once, for vectors of `LANES` floats."""
+    return T.call_llvm_pure_intrin(F32, "llvm.fma", a, b, c)
+
+
+def _used_later(steps: Sequence[Step]) -> bool:
+    return any(step.op != "threshold" for step in steps)
+
+
+def _fill(number: float) -> Expr:
+    return T.Broadcast(T.float32(number), LANES)
+
+
+def _load(buffer: Buffer, at: Place, where: str = "NHWC", gate: bool = False) -> Expr:
+    def index(channel: Expr) -> tuple[Expr, ...]:
+        return (at.n, channel) if gate else tuple(at.index(channel, where))
+
+    contiguous = gate or at.rank == 2 or where == "NHWC"
+    if contiguous and at.lanes == LANES:
+        return buffer[index(at.vector)]
+    lanes = T.sblock_alloc_buffer((LANES,), "float32")
+    if at.lanes < LANES:
+        T.buffer_store(lanes, _fill(0.0), [T.Ramp(0, 1, LANES)])
+    with T.unroll(at.lanes) as lane:
+        T.buffer_store(lanes, buffer[index(at.channel(lane))], [lane])
+    return lanes[T.Ramp(0, 1, LANES)]
+
+
+def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
+    contiguous = at.rank == 2 or where == "NHWC"
+    if contiguous and at.lanes == LANES:
+        T.buffer_store(buffer, value, at.index(at.vector))
+        return
+    lanes = T.sblock_alloc_buffer((LANES,), "float32")
+    T.buffer_store(lanes, value, [T.Ramp(0, 1, LANES)])
+    with T.unroll(at.lanes) as lane:
+        T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
+
+
+def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:
+    bits = T.reinterpret("uint16", T.Cast(f"uint1x{LANES}", condition))
+    if at.lanes < LANES:
+        bits = bits & T.uint16((1 << at.lanes) - 1)
+    T.buffer_store(halves, bits, at.index(at.block))
+    last = layout.blocks(at.channels) - 1
+    if last % 2:
+        return
+    if at.lanes < LANES:  # then this is the last block
+        T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))
+    elif at.channels % LANES == 0:
+        with T.If(at.block == last), T.Then():
+            T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))
