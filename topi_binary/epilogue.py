@@ -197,7 +197,8 @@ def emit(
                 acc = T.Bind(acc)
             _store_bits(made[0], acc <= taken[0][at.vector], at)
             if step.zero:
-                _store_bits(made[1], acc == taken[1][at.vector], at)
+                above = acc > taken[1][at.vector]
+                _store_bits(made[1], T.And(acc <= taken[0][at.vector], above), at)
         else:
             value = _apply(step, value, taken, at)
 

@@ -41,9 +41,10 @@ class Step:
     ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
                                                  is ``ge``, ``v > 0`` if ``gt``; with `zero` a
                                                  second output: the plane ``v == 0``
-    ``threshold``   thr: i32 vector [, zthr]     bit = ``acc <= thr[c]``; with `zero` a second
-                                                 vector and output: plane ``acc == zthr[c]``.
-                                                 Binary anchors only; reads ``acc``, leaves ``v``
+    ``threshold``   thr: i32 vector [, gthr]     bit = ``acc <= thr[c]``; with `zero` a second
+                                                 vector and output: the zero plane
+                                                 ``gthr[c] < acc <= thr[c]``. Binary anchors
+                                                 only; reads ``acc``, leaves ``v``
     ==============  ===========================  ==================================================
 
     Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are stored
