@@ -1,0 +1,284 @@
+"""Float convolution and dense layer: a register tile of output columns times channel vectors.
+
+The lanes of a vector are `LANES` output channels. Each datum is read as it lies in the tensor, NHWC
+or NCHW, and broadcast against them; where every channel is a group of its own, lanes load data as a
+vector instead. A tile of columns x vectors of accumulators stays in registers while the reduction
+runs outside it, and the epilogue takes the accumulators from there. Taps outside the image are
+skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles
+at the border. `Tile` says how big the pieces are, and is all that a schedule decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.emit import (
+    Expr,
+    Kernel,
+    Register,
+    bind,
+    const,
+    f32,
+    fmuladd,
+    index,
+    load,
+    loop,
+    loops,
+    ramp,
+    splat,
+)
+from bnncc.topi_binary.epilogue import Place, emit, views
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a float convolution is cut.
+
+    Parameters
+    ----------
+    columns : int, default 1
+        Output columns in a register tile; less where it does not divide the width.
+    vectors : int, default 1
+        Vectors of output channels in a register tile.
+    kw_inside : bool, default True
+        Whether the taps of a row are unrolled inside the loop over channels, or the outer loop.
+    rows_outside : bool, default False
+        Whether rows run outside the blocks of output channels: for images larger than weights.
+    unroll : int, default 1
+        Input channels in one turn of the innermost loop.
+    parallel : bool, default False
+        Whether rows and channel blocks are divided among threads.
+    """
+
+    columns: int = 1
+    vectors: int = 1
+    kw_inside: bool = True
+    rows_outside: bool = False
+    unroll: int = 1
+    parallel: bool = False
+
+
+class Segment(NamedTuple):
+    """Tiles of equal width and equal taps, one after the other."""
+
+    start: int
+    """First output column."""
+    width: int
+    """Columns of one tile."""
+    count: int
+    """How many tiles."""
+    taps: tuple[tuple[bool, ...], ...]
+    """For each column, whether each tap of a kernel row is inside the image."""
+
+
+def segments(spec: Conv2d, columns: int) -> list[Segment]:
+    """Cut the output width into tiles of at most `columns`, and join those that look the same.
+
+    Examples
+    --------
+    >>> stem = Conv2d(1, 224, 224, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3))
+    >>> [(s.start, s.width, s.count) for s in segments(stem, 7)]
+    [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
+    """
+    _, width = output_hw(spec)
+    tiles = -(-width // columns)
+    small, wider = divmod(width, tiles)
+    cut, start = [], 0
+    for tile in range(tiles):
+        size = small + (tile < wider)
+        taps = tuple(_taps_inside(spec, start + column) for column in range(size))
+        cut.append((start, size, taps))
+        start += size
+    out = []
+    for (size, taps), group in groupby(cut, key=lambda t: (t[1], t[2])):
+        first, *rest = group
+        out.append(Segment(first[0], size, 1 + len(rest), taps))
+    return out
+
+
+def _taps_inside(spec: Conv2d, column: int) -> tuple[bool, ...]:
+    left = column * spec.strides[1] - spec.pads[1]
+    return tuple(0 <= left + k * spec.dilations[1] < spec.width for k in range(spec.kernel[1]))
+
+
+def flattened(spec: Conv2d) -> Conv2d:
+    """Return `spec` with rows laid end to end, if its kernel only looks at one pixel."""
+    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
+    planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
+    if spec.rank == 2 or not pointwise or planar:
+        return spec
+    return dataclasses.replace(spec, height=1, width=spec.height * spec.width)
+
+
+def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
+    """Define a float convolution with its epilogue.
+
+    Parameters
+    ----------
+    spec : Conv2d
+        What it computes.
+    tile : Tile, optional
+        How it is cut; one vector at a time if not given.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
+    """
+    with Kernel(spec) as kernel:
+        flat = flattened(spec)
+        if flat is not spec:
+            kernel.reshape(flat)
+        _Conv(kernel, flat, tile or Tile()).write()
+    return kernel.func
+
+
+class _Block(NamedTuple):
+    """Vectors of output channels that share a tile."""
+
+    first: Expr
+    """Number of the first vector."""
+    lanes: tuple[int, ...]
+    """Valid lanes of each."""
+
+
+class _Conv:
+    """Writes one convolution into an open kernel."""
+
+    def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
+        self.kernel, self.spec, self.tile = kernel, spec, tile
+        self.data, self.weight, *self.params = kernel.inputs
+        self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
+        self.height, self.width = output_hw(spec)
+        self.depth = spec.channels // spec.groups
+        self.per_group = spec.out_channels // spec.groups
+        self.full, self.tail = divmod(spec.out_channels, LANES)
+        # Whether all lanes of a vector read the same datum.
+        self.shared = spec.groups == 1 or self.per_group % LANES == 0
+        limit = tile.vectors
+        while self.shared and spec.groups > 1 and self.per_group // LANES % limit:
+            limit -= 1
+        self.vectors = max(1, limit)
+
+    def write(self) -> None:
+        """Write the loops over images, rows and channel blocks, in the order of the tile."""
+        rows = self.height
+        parallel = self.tile.parallel
+        for count, first, lanes in self._block_groups():
+            extents: list[Any] = [self.kernel.n]
+            extents += [rows, count] if self.tile.rows_outside else [count, rows]
+            with loops(extents, parallel=parallel) as (n, one, two):
+                row, group = (one, two) if self.tile.rows_outside else (two, one)
+                block = _Block(bind(group * len(lanes) + first), lanes)
+                self._row(n, row, block)
+
+    def _block_groups(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        whole, rest = divmod(self.full, self.vectors)
+        if whole:
+            yield whole, 0, (LANES,) * self.vectors
+        if rest or self.tail:
+            yield 1, whole * self.vectors, (LANES,) * rest + (self.tail,) * bool(self.tail)
+
+    def _row(self, n: Expr, row: Expr, block: _Block) -> None:
+        low, high = self._row_taps(row)
+        for segment in segments(self.spec, self.tile.columns):
+            with loop(segment.count) as number:
+                start = bind(number * segment.width + segment.start)
+                self._tile(n, row, block, segment, start, low, high)
+
+    def _row_taps(self, row: Expr) -> tuple[Expr | int, Expr | int]:
+        """Return the range of kernel rows inside the image."""
+        spec, taps, step = self.spec, self.spec.kernel[0], self.spec.dilations[0]
+        if not spec.pads[0] and not spec.pads[2]:
+            return 0, taps
+        top = row * spec.strides[0] - spec.pads[0]
+        low = T.max(T.floordiv(const(step - 1) - top, const(step)), const(0))
+        high = T.min(T.floordiv(const(spec.height - 1 + step) - top, const(step)), const(taps))
+        return bind(low), bind(high)
+
+    def _tile(
+        self, n: Expr, row: Expr, block: _Block, segment: Segment, start: Expr, low: Any, high: Any
+    ) -> None:
+        columns, vectors = range(segment.width), range(len(block.lanes))
+        sums = [[Register() for _ in vectors] for _ in columns]
+        for column in sums:
+            for register in column:
+                register.set(f32(0.0))
+        extent = high - low if isinstance(high, int) else T.max(high - low, const(0))
+        with loop(extent) as turn:
+            kh = bind(turn + low)
+            y = bind(row * self.spec.strides[0] - self.spec.pads[0] + kh * self.spec.dilations[0])
+            x = bind(start * self.spec.strides[1] - self.spec.pads[1])
+            self._reduce(n, y, x, kh, block, segment, sums)
+        for column in columns:
+            for vector in vectors:
+                at = Place(
+                    n, row, bind(start + column), bind(block.first + vector),
+                    self.spec.out_channels, block.lanes[vector], self.spec.rank,
+                )  # fmt: skip
+                value = sums[column][vector].value
+                emit(self.spec.steps, value, self.params, self.outputs, at)
+
+    def _reduce(
+        self, n: Expr, y: Expr, x: Expr, kh: Expr, block: _Block, segment: Segment, sums: Any
+    ) -> None:
+        """Write the reduction over channels and the taps of one kernel row."""
+        unroll = self.tile.unroll if self.depth % self.tile.unroll == 0 else 1
+        taps = range(self.spec.kernel[1])
+        turns = self.depth // unroll
+        for together in [taps] if self.tile.kw_inside else [[kw] for kw in taps]:
+            with loop(turns) as turn:
+                for part in range(unroll):
+                    channel = bind(turn * unroll + part)
+                    for kw in together:
+                        self._products(n, y, x, kh, kw, channel, block, segment, sums)
+
+    def _products(
+        self, n: Expr, y: Expr, x: Expr, kh: Expr, kw: int, channel: Expr, block: _Block,
+        segment: Segment, sums: Any,
+    ) -> None:  # fmt: skip
+        tap = (kh * self.spec.kernel[1] + kw) * self.depth + channel
+        for vector, lanes in enumerate(block.lanes):
+            weight = self._weight(block.first + vector, lanes, tap)
+            for column in range(segment.width):
+                if not segment.taps[column][kw]:
+                    continue
+                at = x + (column * self.spec.strides[1] + kw * self.spec.dilations[1])
+                data = self._datum(n, y, at, channel, block.first + vector, lanes)
+                total = sums[column][vector]
+                total.set(fmuladd(data, weight, total.value))
+
+    def _weight(self, block: Expr, lanes: int, tap: Expr) -> Expr:
+        # A block of fewer lanes is stored dense; the lanes beyond read what follows it.
+        size = self.spec.kernel[0] * self.spec.kernel[1] * self.depth
+        return load(self.weight, [block * (LANES * size) + tap * lanes])
+
+    def _datum(self, n: Expr, y: Expr, x: Expr, channel: Expr, block: Expr, lanes: int) -> Expr:
+        if self.shared:
+            group = index(0) if self.spec.groups == 1 else block * LANES // self.per_group
+            return splat(self.data[self._at(n, y, x, group * self.depth + channel)])
+        first = block * LANES
+        if self.depth == self.per_group == 1 and self.spec.data_layout == "NHWC":
+            return load(self.data, self._at(n, y, x, first), lanes)
+        channels = T.min(ramp(first), splat(const(self.spec.out_channels - 1)))
+        if self.per_group > 1:
+            channels = T.floordiv(channels, splat(const(self.per_group)))
+        where = channels * splat(const(self.depth)) + splat(channel)
+        return self.data[tuple(self._at(n, y, x, where))]
+
+    def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> Any:
+        if self.spec.rank == 2:
+            return (n, channel)
+        if self.spec.data_layout == "NCHW":
+            return (n, channel, y, x)
+        return (n, y, x, channel)
