@@ -1,0 +1,158 @@
+"""Write files whole or not at all, and read arrays from files nobody vouches for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from bnncc.errors import BnnccError, InputError
+
+
+def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
+    """Write `chunks` to `path` under a temporary name in the same folder, then rename.
+
+    Returns
+    -------
+    int
+        Bytes written.
+
+    Raises
+    ------
+    BnnccError
+        If the folder cannot be written to.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise BnnccError(f"{path}: is a folder, not a file to write")
+    size = 0
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                size += file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+        temporary = ""
+    except OSError as error:
+        raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+    return size
+
+
+def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:
+    """Return `arrays` as an npz file that depends on nothing but them.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        Stored in this order.
+    compress : bool
+        Deflate the members.
+    """
+    buffer = io.BytesIO()
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", method, compresslevel=6 if compress else None) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            data = np.asarray(array, order="C")
+            np.lib.format.write_array(member, data, version=(1, 0), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.external_attr = 0o644 << 16
+            info.compress_type = method
+            archive.writestr(info, member.getvalue())
+    return buffer.getvalue()
+
+
+def read_npz(
+    file: str | Path | io.BytesIO,
+    *,
+    check: Callable[[str, tuple[int, ...], np.dtype], None],
+    source: str = "",
+) -> dict[str, np.ndarray]:
+    """Read every array of an npz file, each only after its header was accepted.
+
+    Parameters
+    ----------
+    file : path or bytes stream
+        What to read.
+    check : callable
+        Given name, shape and dtype of an array, raises `InputError` if it is not wanted; so the
+        memory used is bounded by what the caller accepts.
+    source : str
+        What to call the file in messages.
+
+    Returns
+    -------
+    dict of str to ndarray
+        In the file's order.
+
+    Raises
+    ------
+    InputError
+        If the file is no npz file, is damaged, or holds Python objects.
+    """
+    source = source or str(file)
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                if not info.filename.endswith(".npy"):
+                    raise InputError(f"{source}: member `{info.filename}` is not an array")
+                name = info.filename[:-4]
+                if name in arrays:
+                    raise InputError(f"{source}: holds `{name}` twice")
+                with archive.open(info) as stream:
+                    arrays[name] = _read_member(stream, name, source, info.file_size, check)
+    except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
+        raise InputError(
+            f"{source}: not an intact .npz file: {error}",
+            hint="write it with numpy.savez(path, **{input_name: array})",
+        ) from error
+    return arrays
+
+
+def _read_member(
+    stream: IO[bytes],
+    name: str,
+    source: str,
+    size: int,
+    check: Callable[[str, tuple[int, ...], np.dtype], None],
+) -> np.ndarray:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    else:
+        raise InputError(f"{source}: array `{name}` has .npy version {version}, wanted 1.0 or 2.0")
+    if dtype.hasobject or dtype.names is not None:
+        raise InputError(f"{source}: array `{name}` holds {dtype}, not numbers")
+    check(name, shape, dtype)
+    wanted = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if wanted > size:
+        raise InputError(f"{source}: array `{name}` is cut short")
+    data = stream.read(wanted)
+    if len(data) != wanted or stream.read(1):
+        raise InputError(f"{source}: array `{name}` is not {wanted} bytes long as its header says")
+    array = np.frombuffer(bytearray(data), dtype=dtype)
+    return array.reshape(shape, order="F" if fortran else "C")

@@ -1,0 +1,128 @@
+"""Link what TVM built into a shared library, the same bytes each time.
+
+The chain: the C compiler driver for the target, ``ld.lld``, then zig's linker from the ``ziglang``
+wheel. All are asked for a bare shared object: no start files and no libraries, so that the result
+depends on no C library version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process
+that loads it), and no build ids, paths or symbol tables: it depends on nothing but its input.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnncc.errors import TargetError
+
+if TYPE_CHECKING:
+    from bnncc.targets import TargetSpec
+
+LIBRARY = "lib.so"
+
+_LINKER_FLAGS = ("--build-id=none", "-s", "-z", "noexecstack")
+_DRIVER_FLAGS = ("-shared", "-nostdlib", "-Wl," + ",".join(_LINKER_FLAGS))
+_SECONDS = 300
+
+
+def build_library(executable: Any, target: TargetSpec) -> bytes:
+    """Link the result of ``relax.build`` into a shared library; fails as `link` does.
+
+    Parameters
+    ----------
+    executable : tvm.runtime.Executable
+        Objects are emitted for the target it was built for.
+    target : TargetSpec
+        Says for which machine to link.
+
+    Returns
+    -------
+    bytes
+        The library, loadable by ``tvm.runtime.load_module``.
+    """
+    with tempfile.TemporaryDirectory(prefix="bnncc-link-") as folder:
+
+        def link_here(output: str, objects: list[str]) -> None:
+            names = [Path(o).relative_to(folder).as_posix() for o in objects]
+            link(Path(folder), names, Path(output).name, triple=target.triple)
+
+        executable.export_library(
+            str(Path(folder) / LIBRARY), fcompile=link_here, workspace_dir=folder
+        )
+        return (Path(folder) / LIBRARY).read_bytes()
+
+
+def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
+    """Link `objects` in `folder` into the shared library `output`.
+
+    Raises
+    ------
+    TargetError
+        If no linker for `triple` is installed, or all of them fail.
+    """
+    failures: list[str] = []
+    caches = {f"ZIG_{which}_CACHE_DIR": str(folder / "zig") for which in ("GLOBAL", "LOCAL")}
+    for command in _linkers(triple):
+        try:
+            done = subprocess.run(
+                [*command, "-o", output, *objects],
+                cwd=folder,
+                env={**os.environ, **caches, "LC_ALL": "C"},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failures.append(f"{Path(command[0]).name}: {error}")
+            continue
+        if done.returncode == 0:
+            return
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        failures.append(f"{Path(command[0]).name}: {lines[-1] if lines else 'failed'}")
+    if not failures:
+        raise TargetError(
+            f"no linker for {triple} found: tried cc, ld.lld and the ziglang wheel",
+            hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
+        )
+    raise TargetError(f"linking for {triple} failed: {'; '.join(failures)}")
+
+
+def _linkers(triple: str) -> Iterator[list[str]]:
+    """Yield the start of each usable link command, best first."""
+    arch = normal_arch(triple.split("-")[0])
+    if arch == normal_arch(platform.machine()):
+        drivers = ["cc"]
+    else:
+        drivers = [f"{arch}-linux-gnu{'eabihf' if arch == 'arm' else ''}-gcc"]
+    for name in drivers:
+        if found := shutil.which(name):
+            yield [found, *_DRIVER_FLAGS]
+    if found := shutil.which("ld.lld"):
+        yield [found, "-shared", *_LINKER_FLAGS]
+    if importlib.util.find_spec("ziglang") is not None:
+        system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
+        yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}", *_DRIVER_FLAGS]
+
+
+def normal_arch(name: str) -> str:
+    """Return one name per architecture: ``x86_64``, ``aarch64``, ``arm``, or `name` itself.
+
+    Examples
+    --------
+    >>> normal_arch("arm64"), normal_arch("armv7l"), normal_arch("AMD64")
+    ('aarch64', 'arm', 'x86_64')
+    """
+    name = name.lower()
+    if name in ("x86_64", "amd64", "x86-64"):
+        return "x86_64"
+    if name in ("aarch64", "arm64"):
+        return "aarch64"
+    return "arm" if name.startswith("arm") else name

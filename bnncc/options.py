@@ -1,0 +1,153 @@
+"""What a user may ask of one compilation, checked when it is stated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bnncc.errors import UsageError
+
+if TYPE_CHECKING:
+    from bnncc.targets import TargetSpec
+
+SIGN_ZERO = ("exact", "+1", "-1")
+"""Accepted values of `CompileOptions.sign_zero`."""
+
+MAX_DIM = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Uint8Input:
+    """An image input taken as bytes: the network sees ``(pixel - mean) * scale``.
+
+    Attributes
+    ----------
+    name : str
+        The model's input.
+    mean, scale : tuple of float
+        One value, or one per channel.
+    layout : {"nchw", "nhwc"}
+        Of the bytes; the model's own input is NCHW.
+    """
+
+    name: str
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        for values in (self.mean, self.scale):
+            if not values or not all(_finite(v) for v in values):
+                raise UsageError(f"input `{self.name}`: mean and scale want finite numbers")
+        if self.layout not in ("nchw", "nhwc"):
+            raise UsageError(f"input `{self.name}`: layout is `{self.layout}`, not nchw or nhwc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """Everything `bnncc compile` can be told.
+
+    Attributes
+    ----------
+    target : str, path or TargetSpec
+        A name from ``bnncc targets``, or a target file.
+    input_shapes : mapping of str to tuple
+        Shapes that replace those in the file; a str is a symbolic dimension.
+    sign_zero : {"exact", "+1", "-1"}
+        What the sign of an exact zero is where the graph says 0: itself, or a bit.
+    check_finite : bool
+        Refuse inputs with NaN or infinities at run time.
+    input_uint8 : tuple of Uint8Input
+        Inputs taken as bytes.
+    dump_ir : path, optional
+        Folder for one file per phase.
+    seed : int
+        Of the self-check's random input.
+    """
+
+    target: str | Path | TargetSpec = "native"
+    input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    sign_zero: str = "exact"
+    check_finite: bool = False
+    input_uint8: tuple[Uint8Input, ...] = ()
+    dump_ir: str | Path | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sign_zero not in SIGN_ZERO:
+            raise UsageError(f"sign_zero is `{self.sign_zero}`, not one of {', '.join(SIGN_ZERO)}")
+        for name, shape in self.input_shapes.items():
+            for dim in shape:
+                if isinstance(dim, str):
+                    ok = dim.isidentifier()
+                else:
+                    ok = isinstance(dim, int) and 0 < dim <= MAX_DIM
+                if not ok:
+                    raise UsageError(f"input `{name}`: `{dim}` is not a dimension")
+        names = [spec.name for spec in self.input_uint8]
+        if len(set(names)) != len(names):
+            raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
+
+
+def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    """Read ``NAME:1x3x224x224``; a word in place of a number is a symbolic dimension.
+
+    Raises
+    ------
+    UsageError
+        If `text` has another form.
+
+    Examples
+    --------
+    >>> parse_input_shape("image:0:Nx3x32x32")
+    ('image:0', ('N', 3, 32, 32))
+    """
+    name, colon, dims = text.rpartition(":")
+    tokens = re.split(r"(?<=[0-9A-Za-z_])x(?=[0-9])|,", dims) if dims else []
+    if not colon or not name or not all(re.fullmatch(r"\d+|[A-Za-z_]\w*", t) for t in tokens):
+        raise UsageError(f"input shape `{text}` is not NAME:1x3x224x224")
+    if not tokens:
+        raise UsageError(f"input shape `{text}` has no dimensions")
+    if any(t.isdigit() and not 0 < int(t[:20]) <= MAX_DIM for t in tokens):
+        raise UsageError(f"input shape `{text}` has a dimension outside 1 .. {MAX_DIM}")
+    return name, tuple(int(t) if t.isdigit() else t for t in tokens)
+
+
+def parse_input_uint8(text: str) -> Uint8Input:
+    """Read ``NAME:mean,scale[:nhwc]``; each of mean and scale is a number or ``a/b/c`` per channel.
+
+    Raises
+    ------
+    UsageError
+        If `text` has another form.
+
+    Examples
+    --------
+    >>> parse_input_uint8("x:123.7/116.3/103.5,0.0171:nhwc")
+    Uint8Input(name='x', mean=(123.7, 116.3, 103.5), scale=(0.0171,), layout='nhwc')
+    """
+    head, layout = text, "nchw"
+    stem, _, last = text.rpartition(":")
+    if last.lower() in ("nchw", "nhwc"):
+        head, layout = stem, last.lower()
+    name, _, numbers = head.rpartition(":")
+    parts = numbers.split(",")
+    try:
+        mean, scale = (tuple(float(v) for v in part.split("/")) for part in parts)
+    except ValueError:
+        raise UsageError(
+            f"uint8 input `{text}` is not NAME:mean,scale[:nhwc]",
+            hint="the network sees (pixel - mean) * scale; per channel, write 123.7/116.3/103.5",
+        ) from None
+    if not name:
+        raise UsageError(f"uint8 input `{text}` names no input")
+    return Uint8Input(name, mean, scale, layout)
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

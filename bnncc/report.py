@@ -1,0 +1,239 @@
+"""What a compilation did, as data (`Plan`), as JSON (docs/report.md) and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT = 1
+KINDS = ("binary", "few_bit", "float")
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One Conv, Gemm or MatMul node of the model file.
+
+    Attributes
+    ----------
+    name, op : str
+        As in the file.
+    kind : {"binary", "few_bit", "float"}
+        How it is computed.
+    reason, remedy : str
+        Why it is not binary, and what would change that; empty for binary layers.
+    macs : int
+        Multiply-adds for one batch element (symbolic dimensions count as 1).
+    kernel : str
+        The PrimFunc that computes it.
+    output_shape, weight_shape : tuple
+        As in the file.
+    bits : tuple of int
+        Bits per value of data and weight; 32 for float.
+    """
+
+    name: str
+    op: str
+    kind: str
+    reason: str = ""
+    remedy: str = ""
+    macs: int = 0
+    kernel: str = ""
+    output_shape: tuple[Dim, ...] = ()
+    weight_shape: tuple[Dim, ...] = ()
+    bits: tuple[int, int] = (32, 32)
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """One tensor a kernel is called with: weights, activations and outputs alike."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One PrimFunc call of the compiled network.
+
+    Attributes
+    ----------
+    name : str
+        The PrimFunc's symbol in ``lib.so``.
+    layers : tuple of str
+        Names of the layers it computes; empty for glue.
+    macs : int
+        Their multiply-adds.
+    args : tuple of KernelArg
+        All its tensors in call order, as the memory plan gives them.
+    op : str
+        What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ...
+    tuned : bool
+        Whether a tuning record chose its schedule.
+    """
+
+    name: str
+    layers: tuple[str, ...] = ()
+    macs: int = 0
+    args: tuple[KernelArg, ...] = ()
+    op: str = ""
+    tuned: bool = False
+
+
+@dataclass(frozen=True)
+class SignZero:
+    """What was decided about exact zeros at one sign: `decision` is a short sentence."""
+
+    node: str
+    decision: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the driver knows when it is done, but for the file itself.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        Every Conv, Gemm and MatMul of the file, in its order.
+    kernels : tuple of Kernel
+        In call order.
+    arena_bytes : int
+        Activation memory of the plan (batch 1 where symbolic).
+    binary_bytes, float_bytes : int
+        Constants inside the library: packed weights (planes of few-bit ones too), and all others.
+    sign_zero : tuple of SignZero
+        One per sign whose input can be zero.
+    warnings : tuple of str
+        One line each.
+    """
+
+    layers: tuple[Layer, ...]
+    kernels: tuple[Kernel, ...]
+    arena_bytes: int
+    binary_bytes: int
+    float_bytes: int
+    sign_zero: tuple[SignZero, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> dict[str, Any]:
+    """Return the report as plain data, without the sizes known only with the whole file.
+
+    Parameters
+    ----------
+    plan : Plan
+        From the driver.
+    model, target : str
+        Their names.
+    code : int
+        Bytes of the library that are not constants.
+    selfcheck : int
+        Bytes of ``selfcheck.npz``.
+
+    Returns
+    -------
+    dict
+        See docs/report.md.
+    """
+    count = Counter(layer.kind for layer in plan.layers)
+    macs: Counter[str] = Counter()
+    for layer in plan.layers:
+        macs[layer.kind] += layer.macs
+    return {
+        "format": FORMAT,
+        "model": model,
+        "target": target,
+        "summary": {
+            **{kind: count[kind] for kind in KINDS},
+            **{f"{kind}_macs": macs[kind] for kind in KINDS},
+            "kernels": len(plan.kernels),
+            "tuned": sum(kernel.tuned for kernel in plan.kernels),
+        },
+        "layers": [_plain(layer) for layer in plan.layers],
+        "kernels": [_plain(kernel) for kernel in plan.kernels],
+        "memory": {"arena_bytes": plan.arena_bytes},
+        "bytes": {
+            "code": code,
+            "binary": plan.binary_bytes,
+            "float": plan.float_bytes,
+            "selfcheck": selfcheck,
+        },
+        "sign_zero": [_plain(item) for item in plan.sign_zero],
+        "warnings": list(plan.warnings),
+    }
+
+
+def with_file_size(report: Mapping[str, Any], total: int) -> dict[str, Any]:
+    """Return `report` with ``bytes.manifest`` (and the container around it) and ``bytes.total``."""
+    parts = {k: v for k, v in report["bytes"].items() if k not in ("manifest", "total")}
+    parts["manifest"] = total - sum(parts.values())
+    return {**report, "bytes": {**parts, "total": total}}
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """Render `report` for a terminal: one line per layer, then totals."""
+    rows = [("layer", "op", "kind", "output", "Mmac", "")]
+    for layer in report["layers"]:
+        why = layer["reason"]
+        if layer["remedy"]:
+            why += f"; {layer['remedy']}" if why else layer["remedy"]
+        rows.append(
+            (
+                layer["name"],
+                layer["op"],
+                layer["kind"].replace("_", "-"),
+                "x".join(str(d) for d in layer["output_shape"]),
+                f"{layer['macs'] / 1e6:.2f}",
+                why,
+            )
+        )
+    lines = table(rows, right=(4,)) if report["layers"] else ["no Conv, Gemm or MatMul"]
+    summary, size = report["summary"], report["bytes"]
+    lines.append("")
+    lines.append(
+        "layers   "
+        + ", ".join(
+            f"{summary[kind]} {kind.replace('_', '-')} ({summary[f'{kind}_macs'] / 1e6:.1f} Mmac)"
+            for kind in KINDS
+        )
+    )
+    lines.append(f"kernels  {summary['kernels']}, of them {summary['tuned']} tuned")
+    lines.append(f"memory   {report['memory']['arena_bytes']:,} bytes for activations")
+    lines.append(
+        f"file     {size['total']:,} bytes: "
+        + ", ".join(
+            f"{key} {size[key]:,}" for key in ("code", "binary", "float", "selfcheck", "manifest")
+        )
+    )
+    lines += [f"sign(0)  {item['node']}: {item['decision']}" for item in report["sign_zero"]]
+    lines += [f"warning  {line}" for line in report["warnings"]]
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
+    """Align `rows` in columns two spaces apart; those in `right` to the right.
+
+    Examples
+    --------
+    >>> table([("a", "bits"), ("long", "1")], right=[1])
+    ['a     bits', 'long     1']
+    """
+    right = set(right)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON data."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(item).items()}
