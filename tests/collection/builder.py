@@ -92,7 +92,7 @@ class Net:
             self.nodes,
             "net",
             self.inputs,
-            [helper.make_tensor_value_info(o, F32, None) for o in self.outputs],
+            [onnx.ValueInfoProto(name=o) for o in self.outputs],
             self.initializers,
         )
         opsets = [helper.make_opsetid("", self.opset)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.collection import cases_signs  # noqa: F401
+from tests.collection import cases_blocks, cases_layers, cases_signs, cases_structure  # noqa: F401
 from tests.collection.builder import CASES, Case
 
 
