@@ -225,8 +225,8 @@ def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    """Return ``a * b + c``, rounded once, for vectors of `LANES` floats."""
-    return T.call_llvm_pure_intrin(F32, "llvm.fma", a, b, c)
+    """Return ``a * b + c`` in `LANES` lanes: rounded once where the machine can do that."""
+    return T.call_llvm_pure_intrin(F32, "llvm.fmuladd", a, b, c)
 
 
 def _used_later(steps: Sequence[Step]) -> bool:

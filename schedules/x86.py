@@ -1,0 +1,190 @@
+"""Binary convolution and dense layers on x86: a register tile of columns x channel vectors.
+
+A tile of ``TW`` output columns and ``TO`` vectors of output channels keeps its accumulators in
+registers over the whole reduction (kernel row, word, kernel column). Each weight vector is loaded
+once per tile, each data word is broadcast from memory by the XOR that uses it. The width is cut into
+tiles that differ by at most one column; tiles that touch the border are code of their own, in which
+the tests for taps outside fold away, those between run as one loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.conv2d import Piece, conv2d, image, pieces
+from bnncc.topi_binary.spec import BinaryConv2d, Spec
+
+SPARE_REGISTERS = 4
+"""Besides the accumulators: a weight vector, a product, constants of the bit count."""
+
+MAX_TILE = 14
+"""Accumulators beyond this many hide no more latency and only lengthen the code."""
+
+MAX_UNROLLED = 256
+"""Products in one unrolled loop body."""
+
+PARALLEL_MACS = 2**27
+"""Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one kernel is cut.
+
+    Parameters
+    ----------
+    columns : tuple of tuple (width, tile)
+        Pieces of the width, each a multiple of its tile.
+    blocks : tuple of tuple (count, tile)
+        Pieces of the full channel blocks, each a multiple of its tile.
+    blocks_outside : bool
+        Whether the loop over channel blocks is outermost, so that the weights of a tile stay in the
+        first-level cache from row to row.
+    """
+
+    columns: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[int, int], ...]
+    blocks_outside: bool
+
+
+def apply(
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+) -> s_tir.Schedule | None:
+    """Schedule `func` if it is a binary convolution for an x86 processor."""
+    if not isinstance(spec, BinaryConv2d) or target.kind != "llvm":
+        return None
+    # 1 normalise: write the definition in pieces, borders apart from the rest
+    tiling = choose(spec, target)
+    columns = [width for width, _ in tiling.columns]
+    blocks = [count for count, _ in tiling.blocks]
+    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None))
+    tiles = [
+        (width_tile, block_tile)
+        for block_tile in [t for _, t in tiling.blocks] + [1] * _has_tail(spec)
+        for _, width_tile in tiling.columns
+    ]
+    parallel = threads > 1 and _macs(spec) >= PARALLEL_MACS and image(spec)[1] > 1
+    for i, (piece, tile) in enumerate(
+        zip(pieces(spec, columns, blocks or None), tiles, strict=True)
+    ):
+        _piece(sch, spec, str(i), piece, tile, tiling.blocks_outside, parallel)
+        if spec.mode == "and":
+            _weight_bits(sch, str(i))
+    if spec.ternary:
+        for i in range(len(pieces(spec))):
+            _compact(sch, f"zero_{i}", parallel)
+    return sch
+
+
+def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
+    """Return the default tiling of `spec`, from the registers and caches of `target`."""
+    _, _, width = image(spec)
+    budget = accumulators(target)
+    full = spec.out_channels // layout.LANES
+    count = -(-width // budget)
+    sizes = [width // count + (i < width % count) for i in range(count)]
+    columns: list[tuple[int, int]] = []
+    start = 0
+    inner = False  # whether the last piece may grow
+    for size in sizes:
+        inside = _inside(spec, start, size)
+        if inner and inside and columns[-1][1] == size:
+            columns[-1] = (columns[-1][0] + size, size)
+        else:
+            columns.append((size, size))
+        inner = inside
+        start += size
+    tile = max(1, min(budget // sizes[0], 8, full)) if sizes[0] * 2 <= budget else 1
+    main, rest = divmod(full, tile)
+    blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
+    per_block = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups) * 64
+    weight_bytes = per_block * layout.blocks(spec.out_channels)
+    return Tiling(tuple(columns), blocks, weight_bytes > target.l1_bytes)
+
+
+def accumulators(target: TargetSpec) -> int:
+    """Return how many accumulator vectors of `layout.LANES` fit in the registers of `target`."""
+    per_vector = target.registers_per_vector(layout.LANES)
+    if target.popcount == "vector":
+        return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))
+    return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
+
+
+def _inside(spec: BinaryConv2d, start: int, size: int) -> bool:
+    """Whether no tap of the output columns from `start` lies left or right of the image."""
+    first = start * spec.strides[1] - spec.pads[1]
+    last = (start + size - 1) * spec.strides[1] - spec.pads[1]
+    last += (spec.kernel[1] - 1) * spec.dilations[1]
+    return spec.rank == 2 or (first >= 0 and last < spec.width)
+
+
+def _has_tail(spec: BinaryConv2d) -> bool:
+    return spec.out_channels % layout.LANES > 0
+
+
+def _macs(spec: BinaryConv2d) -> int:
+    n, height, width = image(spec)
+    return (n if isinstance(n, int) else 1) * height * width * spec.out_channels * spec.taps
+
+
+def _piece(
+    sch: s_tir.Schedule,
+    spec: BinaryConv2d,
+    name: str,
+    piece: Piece,
+    tile: tuple[int, int],
+    blocks_outside: bool,
+    parallel: bool,
+) -> None:
+    # 2 tile
+    n, h, w, o = sch.get_loops(f"out_{name}")
+    w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
+    o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
+    outer = [n, h, w1, o1]
+    if blocks_outside and not parallel:
+        outer = [o1, n, h, w1]
+    sch.reorder(*outer, w2, o2)
+    acc = sch.get_sblock(f"acc_{name}")
+    sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
+    *_, w, o, lane, kh, kw, c = sch.get_loops(acc)
+    sch.reorder(kh, c, kw, w, o, lane)
+    # 5 vectorize, unroll, parallel
+    if parallel:
+        sch.parallel(sch.fuse(n, h))
+    for loop in (w2, o2, w, o):
+        sch.unroll(loop)
+    if spec.kernel[1] * tile[0] * tile[1] <= MAX_UNROLLED:
+        sch.unroll(kw)
+    sch.vectorize(lane)
+    init = sch.decompose_reduction(acc, kh)
+    *_, w, o, lane = sch.get_loops(init)
+    sch.unroll(w)
+    sch.unroll(o)
+    sch.vectorize(lane)
+
+
+def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
+    """Schedule the code for data with exact zeros: vectors, but rolled loops."""
+    n, h, _, o = sch.get_loops(f"out_{name}")
+    acc = sch.get_sblock(f"acc_{name}")
+    sch.compute_at(acc, o, preserve_unit_loops=True)
+    *_, lane, kh, kw, c = sch.get_loops(acc)
+    sch.reorder(kh, kw, c, lane)
+    if parallel:
+        sch.parallel(sch.fuse(n, h))
+    sch.vectorize(lane)
+    init = sch.decompose_reduction(acc, kh)
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _weight_bits(sch: s_tir.Schedule, name: str) -> None:
+    block = sch.get_sblock(f"weight_bits_{name}")
+    _, lane, kh, kw, c = sch.get_loops(block)
+    sch.reorder(kh, kw, c, lane)
+    sch.vectorize(lane)
+    init = sch.decompose_reduction(block, kh)
+    sch.vectorize(sch.get_loops(init)[-1])

@@ -1,0 +1,168 @@
+"""The targets bnncc knows by name, and files that describe others."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from bnncc.errors import TargetError
+from bnncc.targets import host
+from bnncc.targets.spec import TargetSpec
+
+_X86_TRIPLE = "x86_64-unknown-linux-gnu"
+_V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
+_V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+CATALOG = {
+    spec.name: spec
+    for spec in (
+        TargetSpec("x86-64-v2", "llvm", "x86-64-v2", triple=_X86_TRIPLE, features=_V2),
+        TargetSpec(
+            "x86-64-v3", "llvm", "x86-64-v3", triple=_X86_TRIPLE, features=_V3, vector_bits=256
+        ),
+        TargetSpec(
+            "x86-64-v4",
+            "llvm",
+            "x86-64-v4",
+            mattr=("-prefer-256-bit",),
+            triple=_X86_TRIPLE,
+            features=_V4,
+            vector_bits=512,
+            vector_registers=32,
+        ),
+        TargetSpec(
+            "x86-64-v4-vpopcntdq",
+            "llvm",
+            "x86-64-v4",
+            mattr=("+avx512vpopcntdq", "-prefer-256-bit"),
+            triple=_X86_TRIPLE,
+            features=(*_V4, "avx512_vpopcntdq"),
+            vector_bits=512,
+            vector_registers=32,
+            popcount="vector",
+        ),
+    )
+}
+"""Named targets, from the most to the least portable."""
+
+NATIVE = "native"
+
+
+def names() -> list[str]:
+    """Return the names that `resolve` takes."""
+    return [*CATALOG, NATIVE]
+
+
+def resolve(name: str) -> TargetSpec:
+    """Return the target called `name`, or described by the file `name`.
+
+    Parameters
+    ----------
+    name : str
+        A name from `names`, or the path of a JSON file with the fields of `TargetSpec`.
+
+    Returns
+    -------
+    TargetSpec
+        For ``native``, the most capable target that this machine runs, with its cache sizes.
+
+    Raises
+    ------
+    TargetError
+        If there is no such target, or the file is not right.
+    """
+    if name in CATALOG:
+        return CATALOG[name]
+    if name == NATIVE:
+        return native()
+    if name.endswith(".json"):
+        return load(Path(name))
+    close = difflib.get_close_matches(name, names(), 1)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    raise TargetError(f"unknown target `{name}`", hint=f"{hint}`bnncc targets` lists all")
+
+
+def native() -> TargetSpec:
+    """Return the most capable target of the catalog that this machine runs, with its cache sizes.
+
+    Raises
+    ------
+    TargetError
+        If this machine runs none of them.
+    """
+    features = host.features()
+    for spec in reversed(CATALOG.values()):
+        if features.issuperset(spec.features):
+            l1, l2 = host.cache_bytes()
+            return dataclasses.replace(
+                spec, name=NATIVE, l1_bytes=l1 or spec.l1_bytes, l2_bytes=l2 or spec.l2_bytes
+            )
+    raise TargetError(
+        "this machine's processor is none that bnncc has schedules for",
+        hint="give a target by name: `bnncc targets` lists all",
+    )
+
+
+def missing_features(spec: TargetSpec) -> list[str]:
+    """Return the features of `spec` that this machine lacks: empty if it runs the code."""
+    have = host.features()
+    return [feature for feature in spec.features if feature not in have]
+
+
+def load(path: Path) -> TargetSpec:
+    """Read a target file: a JSON object with the fields of `TargetSpec`.
+
+    Fields that are left out are taken from the target named in ``base``, if there is one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    TargetSpec
+        The target; its name is the file's unless it has a ``name``.
+
+    Raises
+    ------
+    TargetError
+        If the file cannot be read, or a field is unknown, missing or of the wrong type.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TargetError(f"target file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise TargetError(f"target file {path}: not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise TargetError(f"target file {path}: found no JSON object")
+    values: dict[str, Any] = {}
+    if "base" in raw:
+        values = dataclasses.asdict(resolve(str(raw.pop("base"))))
+    values = {**values, "name": path.stem, **raw}
+    values.setdefault("kind", "llvm")
+    _check(path, values)
+    return TargetSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def _check(path: Path, values: dict[str, Any]) -> None:
+    fields = {field.name: field for field in dataclasses.fields(TargetSpec)}
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"fields: {', '.join(fields)}"
+            raise TargetError(f"target file {path}: unknown field `{name}`", hint=hint)
+        kind = str(fields[name].type)
+        sequence = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        fits = {"str": isinstance(value, str), "int": number}.get(kind, sequence)
+        if not fits:
+            raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {kind}")
+    for name in ("mcpu",):
+        if name not in values:
+            raise TargetError(f"target file {path}: `{name}` is missing")

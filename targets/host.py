@@ -1,0 +1,51 @@
+"""What the machine at hand offers, read from Linux' own tables."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1024, "M": 1024 * 1024}
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """Return the processor's features as Linux spells them; empty where there is no such table."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+@functools.cache
+def processor() -> str:
+    """Return the processor's model name, or ``unknown``."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    values = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return values[0] if values else "unknown"
+
+
+@functools.cache
+def cache_bytes() -> tuple[int, int]:
+    """Return the sizes of a core's first (data) and second cache; 0 where unknown."""
+    sizes = {1: 0, 2: 0}
+    for index in sorted(_CACHE.glob("index*")):
+        try:
+            level = int((index / "level").read_text())
+            kind = (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if level in sizes and kind in ("Data", "Unified"):
+            sizes[level] = int(size.rstrip("KM")) * _UNITS.get(size[-1:], 1)
+    return sizes[1], sizes[2]

@@ -1,0 +1,53 @@
+"""What a schedule must know about a machine, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """One kind of machine that bnncc can make code for.
+
+    Parameters
+    ----------
+    name : str
+        What the user calls it.
+    kind : str
+        TVM's code generator, ``llvm``.
+    mcpu : str
+        LLVM's name of the processor.
+    mattr : tuple of str, default ()
+        Features added to (``+x``) or taken from (``-x``) those of `mcpu`.
+    triple : str, default ""
+        LLVM's target triple; empty for the machine that compiles.
+    features : tuple of str, default ()
+        CPU features, spelled as in Linux' ``/proc/cpuinfo``, without which the code does not run.
+    vector_bits : int, default 128
+        Width of a vector register.
+    vector_registers : int, default 16
+        How many there are.
+    popcount : str, default "bytes"
+        How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes) or
+        ``bytes`` (table lookup in bytes, then sums).
+    l1_bytes : int, default 32768
+        First-level data cache of a core.
+    l2_bytes : int, default 1048576
+        Second-level cache of a core.
+    """
+
+    name: str
+    kind: str
+    mcpu: str
+    mattr: tuple[str, ...] = ()
+    triple: str = ""
+    features: tuple[str, ...] = ()
+    vector_bits: int = 128
+    vector_registers: int = 16
+    popcount: str = "bytes"
+    l1_bytes: int = 32 * 1024
+    l2_bytes: int = 1024 * 1024
+
+    def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
+        """Return how many registers hold one vector of `lanes` values of `bits` bits."""
+        return max(1, lanes * bits // self.vector_bits)

@@ -1,0 +1,208 @@
+"""NumPy oracle of the binary operators: plain products of unpacked values, nothing shared.
+
+Slow and obvious on purpose. Packing, padding, accumulators and epilogue are written here once more,
+from the definitions in `spec` and not from the operators' code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bnncc.topi_binary.spec import BinaryConv2d, Step
+
+Array = np.ndarray
+
+
+def bits_to_words(bits: Array) -> Array:
+    """Pack the last axis of a bool array, 32 to a uint32, least significant first."""
+    count = -(-bits.shape[-1] // 32)
+    words = np.zeros((*bits.shape[:-1], count), np.uint32)
+    for channel in range(bits.shape[-1]):
+        value = bits[..., channel].astype(np.uint32) << np.uint32(channel % 32)
+        words[..., channel // 32] |= value
+    return words
+
+
+def words_to_bits(words: Array, channels: int) -> Array:
+    """Invert `bits_to_words`."""
+    channel = np.arange(channels)
+    shifted = words[..., channel // 32] >> (channel % 32).astype(np.uint32)
+    return (shifted & 1).astype(bool)
+
+
+def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
+    """Compute what the kernel of `spec` computes.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        What to compute; a symbolic batch is taken from the data.
+    inputs : sequence of ndarray
+        The kernel's inputs.
+
+    Returns
+    -------
+    list of ndarray
+        The kernel's outputs.
+    """
+    stream = iter(inputs)
+    data = next(stream)
+    if spec.rank == 2:
+        data = data[:, None, None, :]
+    zero = next(stream).reshape(data.shape) if spec.ternary else np.zeros_like(data)
+    weight = _read_weight(spec, next(stream))
+    acc = accumulate(spec, _read_data(spec, data), _read_data(spec, zero), weight)
+    steps = spec.steps
+    if spec.rank == 2:
+        steps = tuple(dataclasses.replace(step, layout="NHWC") for step in steps)
+    results = apply_steps(steps, acc.astype(np.float32), stream, acc)
+    return [r[:, 0, 0, :] if spec.rank == 2 else r for r in results]
+
+
+def _read_data(spec: BinaryConv2d, planes: Array) -> Array:
+    per_group = spec.channels // spec.groups
+    count = -(-per_group // 32)
+    parts = [
+        words_to_bits(planes[..., g * count : (g + 1) * count], per_group)
+        for g in range(spec.groups)
+    ]
+    return np.concatenate(parts, -1)
+
+
+def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
+    """Return weights +1/-1, shape (out_channels, kernel_h, kernel_w, channels per group)."""
+    per_group = spec.channels // spec.groups
+    count = -(-per_group // 32)
+    height, width = spec.kernel
+    rows = np.empty((spec.out_channels, height * width * count), np.uint32)
+    start = 0
+    for first in range(0, spec.out_channels, 16):
+        lanes = min(16, spec.out_channels - first)
+        block = packed[start : start + lanes * rows.shape[1]].reshape(-1, lanes)
+        rows[first : first + lanes] = block.T
+        start += block.size
+    bits = words_to_bits(rows.reshape(spec.out_channels, height, width, count), per_group)
+    return np.where(bits, 1, -1).astype(np.int64)
+
+
+def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> Array:
+    """Return the accumulators of `spec`, from the dot products.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        What to compute.
+    bits, zeros : ndarray of bool, shape (n, height, width, channels)
+        Sign plane and zero plane.
+    weight : ndarray of int64, shape (out_channels, kernel_h, kernel_w, channels per group)
+        Weights, +1 or -1.
+
+    Returns
+    -------
+    ndarray of int64, shape (n, out_height, out_width, out_channels)
+        ``acc`` as `BinaryConv2d` defines it.
+    """
+    low = 0 if spec.mode == "and" else -1
+    values = np.where(zeros, 0, np.where(bits, 1, low)).astype(np.float64)
+    top, left, bottom, right = spec.pads
+    around = ((0, 0), (top, bottom), (left, right), (0, 0))
+    values = np.pad(values, around, constant_values=spec.pad_value)
+    reach = [d * (k - 1) for d, k in zip(spec.dilations, spec.kernel, strict=True)]
+    height, width = (
+        (extent - r - 1) // s + 1
+        for extent, r, s in zip(values.shape[1:3], reach, spec.strides, strict=True)
+    )
+    per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
+    dot = np.zeros((values.shape[0], height, width, spec.out_channels))
+    for kh in range(spec.kernel[0]):
+        for kw in range(spec.kernel[1]):
+            rows = slice(kh * spec.dilations[0], None, spec.strides[0])
+            columns = slice(kw * spec.dilations[1], None, spec.strides[1])
+            seen = values[:, rows, columns][:, :height, :width]
+            for g in range(spec.groups):
+                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(np.float64)
+                part = seen[..., g * per_in : (g + 1) * per_in]
+                dot[..., g * per_out : (g + 1) * per_out] += part @ taps.T
+    exact = np.rint(dot).astype(np.int64)
+    total = spec.kernel[0] * spec.kernel[1] * per_in
+    if spec.mode == "and":
+        return -exact
+    halves = total - exact
+    if spec.doubled:
+        return halves
+    if np.any(halves % 2):
+        raise ArithmeticError("the accumulator has a half, but the spec does not say `doubled`")
+    return halves // 2
+
+
+def apply_steps(
+    steps: Sequence[Step], value: Array, stream: Iterator[Array], acc: Array | None = None
+) -> list[Array]:
+    """Apply an epilogue to a whole tensor with channels last.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The epilogue.
+    value : ndarray of float32, shape (n, height, width, channels)
+        What it starts from.
+    stream : iterator of ndarray
+        The steps' inputs.
+    acc : ndarray of int64, optional
+        Accumulators, for ``threshold``.
+
+    Returns
+    -------
+    list of ndarray
+        The steps' outputs, with four dimensions.
+    """
+    outputs: list[Array] = []
+    channels = value.shape[-1]
+
+    def tensor(step: Step) -> Array:
+        other = next(stream)
+        if other.ndim == 2:
+            return other[:, None, None, :]
+        return other.transpose(0, 2, 3, 1) if step.layout == "NCHW" else other
+
+    for step in steps:
+        if step.op == "threshold":
+            assert acc is not None
+            limit = next(stream)[:channels]
+            outputs.append(bits_to_words(acc <= limit))
+            if step.zero:
+                outputs.append(bits_to_words((acc <= limit) & (acc > next(stream)[:channels])))
+        elif step.op == "bits":
+            outputs.append(bits_to_words(value >= 0 if step.compare == "ge" else value > 0))
+            if step.zero:
+                outputs.append(bits_to_words(value == 0))
+        elif step.op == "store":
+            outputs.append(value.transpose(0, 3, 1, 2) if step.layout == "NCHW" else value)
+        else:
+            value = _apply(step, value, stream, tensor, channels)
+    return outputs
+
+
+def _apply(step: Step, value: Array, stream: Iterator[Array], tensor, channels: int) -> Array:  # type: ignore[no-untyped-def]
+    if step.op == "affine":
+        scale, bias = (next(stream)[:channels].astype(np.longdouble) for _ in range(2))
+        return (value.astype(np.longdouble) * scale + bias).astype(np.float32)
+    if step.op == "scale":
+        return value * next(stream)[:channels]
+    if step.op == "shift":
+        return value + next(stream)[:channels]
+    if step.op == "relu":
+        return np.maximum(value, np.float32(0))
+    if step.op == "clip":
+        return np.minimum(np.maximum(value, np.float32(step.lo)), np.float32(step.hi))
+    if step.op == "prelu":
+        return np.where(value >= 0, value, value * next(stream)[:channels])
+    if step.op == "gate":
+        return value * next(stream)[:, None, None, :]
+    other = tensor(step)
+    if step.op == "rsub":
+        return other - value
+    return value + other if step.op == "add" else value * other
