@@ -1,0 +1,97 @@
+"""Register-only ceilings of one core: what no kernel of the same instruction mix can pass.
+
+Each ceiling is one loop of inline assembly on registers, without loads or dependencies beyond its
+accumulators, timed as best of many short runs between the runs of what is compared with it.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+ITERATIONS = 20_000
+ACCUMULATORS = 12
+
+
+def _assembly(body: list[str]) -> str:
+    lines = [
+        *(f"vpxord %zmm{r}, %zmm{r}, %zmm{r}" for r in range(32)),
+        "1:",
+        *body,
+        "dec $0",
+        "jnz 1b",
+    ]
+    text = "\\0A".join(line.replace("%", "%%").replace("%%zmm", "%zmm") for line in lines)
+    clobbers = ",".join(f"~{{zmm{r}}}" for r in range(32))
+    return f"""
+define i32 @ceiling_loop(i32 %n) noinline {{
+  %r = call i32 asm sideeffect "{text}", "=r,0,{clobbers},~{{cc}}"(i32 %n)
+  ret i32 %r
+}}
+"""
+
+
+def _xor_popcount_add() -> list[str]:
+    body = []
+    for i in range(ACCUMULATORS):
+        x = 17 + i
+        body += [
+            f"vpxord %zmm{12 + i % 4}, %zmm16, %zmm{x}",
+            f"vpopcntd %zmm{x}, %zmm{x}",
+            f"vpaddd %zmm{x}, %zmm{i}, %zmm{i}",
+        ]
+    return body
+
+
+def _fma() -> list[str]:
+    return [f"vfmadd231ps %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
+
+
+MIXES = {
+    "xor+vpopcnt+add": (_xor_popcount_add, ACCUMULATORS * 512),
+    "f32 fma": (_fma, ACCUMULATORS * 16),
+}
+"""Name: instructions of one iteration, and the multiply-adds they stand for."""
+
+
+class Ceiling:
+    """One ceiling, measured a little at a time.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MIXES`.
+    """
+
+    def __init__(self, name: str) -> None:
+        body, self._macs = MIXES[name]
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("main")
+                out = T.arg("out", T.buffer((1,), "int32"))
+                with (
+                    T.sblock("root"),
+                    T.serial(0, 1, annotations={"pragma_import_llvm": _assembly(body())}),
+                    T.sblock("run"),
+                ):
+                    T.reads()
+                    T.writes(out[0])
+                    value = T.call_extern("int32", "ceiling_loop", T.int32(ITERATIONS))
+                    T.buffer_store(out, value, [0])
+            func = builder.get()
+        target = tvm.target.Target(
+            {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+avx512vpopcntdq"]}
+        )
+        self._lib = tvm.compile(tvm.IRModule({"main": func}), target=target).jit()
+        self._out = tvm.runtime.tensor([0])
+        import numpy as np
+
+        self._out = tvm.runtime.tensor(np.zeros(1, np.int32))
+        self._timer = self._lib.time_evaluator("main", tvm.cpu(), number=1, repeat=1)
+        self.best = 0.0
+
+    def measure(self) -> None:
+        """Run once and keep the best rate, in multiply-adds per second."""
+        seconds = min(self._timer(self._out).results)
+        self.best = max(self.best, self._macs * ITERATIONS / seconds)

@@ -1,0 +1,233 @@
+"""Binary convolutions beside the machine's ceiling: packed in, packed out, one thread.
+
+    taskset -c 1 python benchmarks/layers.py [--json FILE] [--repeat N] [--set nine|ragged|float]
+
+Every kernel and every ceiling is timed in turn in each repeat, on one pinned core; the best of all
+repeats counts. ``of ceiling`` is nominal: K products per output, those outside the image included;
+``executed`` leaves out the products that zero padding makes unnecessary. Each kernel's result is
+compared with the NumPy oracle before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from ceilings import Ceiling
+
+from bnncc.schedules import schedule
+from bnncc.targets import catalog, host
+from bnncc.topi_binary import layout, reference
+from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.conv2d import conv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Step
+
+NINE = [
+    (96, 27, 256, 5, 1),
+    (256, 13, 384, 3, 1),
+    (384, 13, 384, 3, 1),
+    (64, 56, 192, 3, 1),
+    (64, 56, 64, 3, 1),
+    (64, 56, 128, 3, 2),
+    (128, 28, 128, 3, 1),
+    (256, 14, 256, 3, 1),
+    (512, 7, 512, 3, 1),
+]
+"""Channels, height and width, output channels, kernel, stride: the layers of AlexNet and ResNet-18."""
+
+RAGGED = [
+    (33, 28, 33, 3, 1),
+    (100, 28, 100, 3, 1),
+    (320, 14, 320, 3, 1),
+    (128, 13, 128, 3, 1),
+    (128, 17, 128, 3, 1),
+    (100, 17, 100, 3, 1),
+    (320, 13, 320, 3, 1),
+    (33, 17, 100, 3, 1),
+]
+"""Channels that fill no word, widths that no tile divides."""
+
+BIREAL = [(64, 56, 64, 3, 1), (128, 28, 128, 3, 1), (256, 14, 256, 3, 1), (512, 7, 512, 3, 1)]
+"""With the float epilogue of Bi-Real-Net: affine, residual, store, next layer's bits."""
+
+THRESHOLD = (Step("threshold"),)
+FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))
+
+
+@dataclass
+class Layer:
+    """One kernel under test."""
+
+    name: str
+    spec: BinaryConv2d
+    best: float = float("inf")
+
+    def build(self, target, threads: int = 1) -> None:  # type: ignore[no-untyped-def]
+        func = schedule(conv2d(self.spec), target, threads)
+        tvm_target = tvm.target.Target(
+            {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
+        )
+        self._lib = tvm.compile(tvm.IRModule({"main": func}), target=tvm_target).jit()
+        inputs = self._inputs()
+        self._args = [tvm.runtime.tensor(a) for a in inputs]
+        outs = [np.zeros(shape, dtype) for shape, dtype in output_types(self.spec)]
+        self._args += [tvm.runtime.tensor(a) for a in outs]
+        self._lib["main"](*self._args)
+        for got, want in zip(
+            self._args[len(inputs) :], reference.binary_conv2d(self.spec, inputs), strict=True
+        ):
+            if not np.array_equal(got.numpy(), want):
+                raise SystemExit(f"{self.name}: result differs from the oracle")
+        number = max(1, int(4e-4 / (self.macs / 1e12)))
+        self._timer = self._lib.time_evaluator("main", tvm.cpu(), number=number, repeat=2)
+
+    def _inputs(self) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        spec = self.spec
+        arrays = []
+        for shape, dtype in input_types(spec):
+            if dtype == "uint32" and len(shape) > 1:
+                bits = rng.random((*shape[:-1], spec.channels)) < 0.5
+                arrays.append(layout.pack_bits(bits))
+            elif dtype == "uint32":
+                shape = (spec.out_channels, *spec.kernel, spec.channels)
+                arrays.append(layout.pack_conv_weight(rng.random(shape) < 0.5))
+            elif dtype == "int32":
+                arrays.append(np.full(shape, spec.taps // 2 * (1 + spec.doubled), dtype))
+            else:
+                arrays.append((rng.integers(-8, 9, shape) / 4).astype(dtype))
+        if spec.ternary:
+            arrays[1] *= 0
+        return arrays
+
+    def measure(self) -> None:
+        """Time it once more."""
+        self.best = min(self.best, *self._timer(*self._args).results)
+
+    @property
+    def macs(self) -> int:
+        height, width = output_hw(self.spec)
+        return height * width * self.spec.out_channels * self.spec.taps
+
+    @property
+    def executed(self) -> int:
+        """Products of taps inside the image, or all of them if the padding is a value."""
+        spec = self.spec
+        if spec.pad_value:
+            return self.macs
+        inside = 1
+        for axis, size in enumerate(output_hw(spec)):
+            starts = np.arange(size)[:, None] * spec.strides[axis] - spec.pads[axis]
+            taps = starts + np.arange(spec.kernel[axis]) * spec.dilations[axis]
+            inside *= int(((taps >= 0) & (taps < (spec.height, spec.width)[axis])).sum())
+        return inside * spec.out_channels * spec.channels
+
+
+def make(shape: tuple[int, ...], pad_value: int, steps: tuple[Step, ...], note: str) -> Layer:
+    """Return the layer of one row of the tables, with SAME padding."""
+    channels, size, out, kernel, stride = shape
+    before = kernel // 2 if stride == 1 else 0
+    spec = BinaryConv2d(
+        1,
+        size,
+        size,
+        channels,
+        out,
+        (kernel, kernel),
+        strides=(stride, stride),
+        pads=(before, before, kernel // 2, kernel // 2),
+        pad_value=pad_value,
+        steps=steps,
+    )
+    name = f"{channels},{size} -> {out},{kernel}x{kernel}" + (f",s{stride}" if stride > 1 else "")
+    return Layer(f"{name} {note}", spec)
+
+
+def layers(which: str) -> list[Layer]:
+    """Return the layers of one set."""
+    if which in ("nine", "ragged"):
+        shapes = NINE if which == "nine" else RAGGED
+        return [
+            make(shape, value, THRESHOLD, note)
+            for value, note in ((0, "pad 0"), (1, "pad +1"))
+            for shape in shapes
+        ]
+    if which == "ternary":
+        plain = [make(shape, 0, THRESHOLD, "one plane") for shape in NINE]
+        return plain + [
+            Layer(
+                p.name.replace("one plane", "with zero plane"),
+                dataclasses.replace(p.spec, ternary=True),
+            )
+            for p in plain
+        ]
+    return [make(shape, 0, FLOAT, "float epilogue") for shape in BIREAL]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--set", default="all", choices=("all", "nine", "ragged", "float", "ternary")
+    )
+    parser.add_argument("--repeat", type=int, default=60)
+    parser.add_argument("--target", default="native")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    if len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    target = catalog.resolve(options.target)
+    sets = ("nine", "ragged", "float", "ternary") if options.set == "all" else (options.set,)
+    rows = [layer for name in sets for layer in layers(name)]
+    for layer in rows:
+        layer.build(target)
+    ceilings = {name: Ceiling(name) for name in ("xor+vpopcnt+add", "f32 fma")}
+    for _ in range(options.repeat):
+        for layer in rows:
+            layer.measure()
+            ceilings["xor+vpopcnt+add"].measure()
+        ceilings["f32 fma"].measure()
+    report(rows, {name: ceiling.best for name, ceiling in ceilings.items()}, options.json)
+
+
+def report(rows: list[Layer], ceilings: dict[str, float], path: Path | None) -> None:
+    """Print the table, and write it to `path`."""
+    top = ceilings["xor+vpopcnt+add"]
+    print(f"{host.processor()}, one thread, TVM {tvm.__version__}")
+    for name, rate in ceilings.items():
+        print(f"ceiling {name}: {rate / 1e12:.3f} Tmac/s")
+    print(f"{'layer':42} {'us':>8} {'Tmac/s':>8} {'of ceiling':>11} {'executed':>9}")
+    table = []
+    for layer in rows:
+        rate, executed = layer.macs / layer.best, layer.executed / layer.best
+        print(
+            f"{layer.name:42} {layer.best * 1e6:8.1f} {rate / 1e12:8.3f} "
+            f"{rate / top:10.1%} {executed / top:9.1%}"
+        )
+        table.append(
+            {
+                "layer": layer.name,
+                "microseconds": layer.best * 1e6,
+                "macs": layer.macs,
+                "macs_executed": layer.executed,
+                "macs_per_second": rate,
+                "of_ceiling": rate / top,
+                "of_ceiling_executed": executed / top,
+            }
+        )
+    if path:
+        head = {"cpu": host.processor(), "tvm": tvm.__version__, "ceilings": ceilings}
+        path.write_text(json.dumps({**head, "layers": table}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
