@@ -1,0 +1,365 @@
+"""Refuse damaged, hostile and unsupported ONNX files before anything is allocated for them.
+
+onnx.checker accepts much that is broken (zero groups, 2**40-sized inputs, string tensors) and
+refuses some real files (no opset import of a custom domain), so the checks are made here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, TensorProto, helper
+
+from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.graph import Dim, Graph, Node
+
+MIN_OPSET = 9
+MAX_OPSET = onnx.defs.onnx_opset_version()
+MAX_ELEMENTS = 1 << 29
+"""Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
+MAX_CONSTANT_BYTES = 8 << 30
+MAX_FILE_BYTES = 2 << 30
+MAX_NODES = 200_000
+MAX_RANK = 8
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
+DTYPES = {
+    getattr(TensorProto, name)
+    for name in (
+        *("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "BOOL"),
+        *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+        *("INT4", "UINT4"),
+    )
+}
+INFINITE_OK = {"Clip", "Max", "Min", "Pad", "Where", "ConstantOfShape", "Concat", "Expand"}
+"""Operators that may read an infinite constant."""
+
+_MAGIC = (
+    (b"\x1f\x8b", "a gzip file"),
+    (b"PK\x03\x04", "a zip file (a PyTorch checkpoint?)"),
+    (b"version https://git-lfs", "a Git LFS pointer"),
+    (b"<!DOCTYPE", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x7fELF", "an ELF file"),
+)
+
+
+def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read an ONNX file, without its external data.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+
+    Returns
+    -------
+    onnx.ModelProto
+        As stored; nothing but the protobuf syntax has been checked.
+
+    Raises
+    ------
+    ModelError
+        If there is no such file, or if it is not an ONNX model.
+    """
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise ModelError(f"{file}: is a directory, not an ONNX file")
+        if file.exists() and not file.is_file():
+            raise ModelError(f"{file}: is not a regular file")
+        size = file.stat().st_size
+        if size == 0:
+            raise ModelError(f"{file}: the file is empty, not an ONNX model")
+        if size > MAX_FILE_BYTES:
+            raise ModelError(f"{file}: {size} bytes, an ONNX file holds at most {MAX_FILE_BYTES}")
+        data = file.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(f"{file}: cannot be read: {reason}") from error
+    for magic, what in _MAGIC:
+        if data.startswith(magic):
+            raise ModelError(f"{file}: this is {what}, not an ONNX model")
+    if data[4:8] == b"TFL3":
+        raise ModelError(f"{file}: this is a TFLite file, not an ONNX model")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise ModelError(f"{file}: not an ONNX model, or a truncated one") from error
+    return model
+
+
+def opsets(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the opset of each domain; the default domain's is checked.
+
+    Raises
+    ------
+    ModelError
+        If the model has no graph, or its versions are not ones bnncc knows.
+    """
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ModelError("not an ONNX model: the file has no graph")
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"IR version {model.ir_version} is newer than the newest known, {onnx.IR_VERSION}"
+        )
+    if model.ir_version < 3:
+        raise ModelError(f"IR version {model.ir_version}: 3 or newer is wanted")
+    versions: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
+        if versions.get(domain, entry.version) != entry.version:
+            raise ModelError(f"opset_import lists domain `{domain or 'ai.onnx'}` twice")
+        versions[domain] = entry.version
+    if "" not in versions:
+        raise ModelError("opset_import lacks the default domain `ai.onnx`")
+    if not MIN_OPSET <= versions[""] <= MAX_OPSET:
+        raise ModelError(f"opset {versions['']} of ai.onnx: {MIN_OPSET} to {MAX_OPSET} is wanted")
+    return versions
+
+
+def op_name(node: onnx.NodeProto) -> str:
+    """Return ``Op`` or ``domain::Op``."""
+    if node.domain in DEFAULT_DOMAINS:
+        return str(node.op_type)
+    return f"{node.domain}::{node.op_type}"
+
+
+def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
+    """Check that every tensor is defined once, and that what is read is defined.
+
+    Raises
+    ------
+    ModelError
+        Naming the node or tensor.
+    """
+    if not graph.input:
+        raise ModelError("the graph has no inputs")
+    if not graph.output:
+        raise ModelError("the graph has no outputs")
+    defined: dict[str, str] = {}
+    for value in graph.input:
+        if not value.name:
+            raise ModelError("a graph input has no name")
+        if value.name in defined:
+            raise ModelError(f"graph input `{value.name}` is listed twice")
+        defined[value.name] = "a graph input"
+    seen: set[str] = set()
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise ModelError("an initializer has no name")
+        if tensor.name in seen:
+            raise ModelError(f"initializer `{tensor.name}` is listed twice")
+        seen.add(tensor.name)
+        defined[tensor.name] = "an initializer"
+    for node in nodes:
+        for name in node.outputs:
+            if name and name in defined:
+                raise ModelError(
+                    f"{node.op} `{node.name}`: output `{name}` is already {defined[name]}; "
+                    "each tensor is to be assigned once"
+                )
+            if name:
+                defined[name] = f"an output of `{node.name}`"
+    for node in nodes:
+        for name in node.inputs:
+            if name and name not in defined:
+                raise ModelError(f"{node.op} `{node.name}`: input `{name}` is defined nowhere")
+    listed: set[str] = set()
+    for value in graph.output:
+        if value.name not in defined:
+            raise ModelError(f"graph output `{value.name}` is computed by no node")
+        if value.name in listed:
+            raise ModelError(f"graph output `{value.name}` is listed twice")
+        listed.add(value.name)
+
+
+def elements(dims: Iterable[Dim], where: str) -> int:
+    """Return the number of elements, a symbol counting as 1.
+
+    Raises
+    ------
+    ShapeError
+        If a dimension is negative or the tensor is too large.
+    """
+    count = 1
+    shape = list(dims)
+    if len(shape) > 64:
+        raise ShapeError(f"{where}: {len(shape)} dimensions, at most 64 are wanted")
+    for dim in shape:
+        if isinstance(dim, str):
+            continue
+        if dim < 0:
+            raise ShapeError(f"{where}: dimension {dim} is negative in shape {shape}")
+        count *= dim
+    if count > MAX_ELEMENTS or any(isinstance(d, int) and d > MAX_ELEMENTS for d in shape):
+        raise ShapeError(
+            f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
+        )
+    return count
+
+
+def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
+    """Check dtype, shape and the amount of inline data of a stored tensor.
+
+    Raises
+    ------
+    ModelError
+        If the data does not fit the shape, or the dtype is not supported.
+    """
+    if tensor.data_type not in DTYPES:
+        names = {v: k for k, v in TensorProto.DataType.items()}
+        kind = names.get(tensor.data_type, str(tensor.data_type)).lower()
+        raise ModelError(f"{where}: tensors of type {kind} are not supported")
+    count = elements(tensor.dims, where)
+    if tensor.HasField("segment"):
+        raise ModelError(f"{where}: segmented tensors are not supported")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return
+    size = stored_bytes(tensor.data_type, count)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != size:
+            raise ModelError(
+                f"{where}: holds {len(tensor.raw_data)} bytes, shape {list(tensor.dims)} needs "
+                f"{size}"
+            )
+        return
+    field = helper.tensor_dtype_to_field(tensor.data_type)
+    held = len(getattr(tensor, field))
+    wanted = size if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else count
+    if held != wanted:
+        raise ModelError(f"{where}: holds {held} values, shape {list(tensor.dims)} needs {wanted}")
+
+
+def stored_bytes(data_type: int, count: int) -> int:
+    """Return the bytes of `count` elements in raw_data or an external file."""
+    if data_type in (TensorProto.INT4, TensorProto.UINT4):
+        return (count + 1) // 2
+    return count * int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
+
+
+def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]]]) -> None:
+    """Check each node against the schema of its operator.
+
+    Parameters
+    ----------
+    nodes : sequence of (NodeProto, str, mapping)
+        Node, name for messages, and the opsets it was written for.
+
+    Raises
+    ------
+    UnsupportedOp
+        Listing every node whose operator is unknown or refused.
+    ModelError
+        If inputs or attributes do not fit the schema.
+    """
+    unknown: list[str] = []
+    for node, name, versions in nodes:
+        if node.op_type in CONTROL_FLOW or any(
+            a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute
+        ):
+            unknown.append(f"{op_name(node)} `{name}` (control flow)")
+        elif node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
+            unknown.append(f"{op_name(node)} `{name}`")
+        else:
+            try:
+                schema = onnx.defs.get_schema(node.op_type, versions.get("", 1), "")
+            except onnx.defs.SchemaError:
+                since = min(
+                    s.since_version
+                    for s in onnx.defs.get_all_schemas_with_history()
+                    if s.name == node.op_type and s.domain == ""
+                )
+                unknown.append(
+                    f"{node.op_type} `{name}` (is of opset {since}, the file imports "
+                    f"{versions.get('', 1)})"
+                )
+            else:
+                _check_schema(node, name, schema)
+    if unknown:
+        shown = ", ".join(unknown[:20]) + (", ..." if len(unknown) > 20 else "")
+        plural = "s are" if len(unknown) > 1 else " is"
+        raise UnsupportedOp(f"{len(unknown)} operator{plural} not supported: {shown}")
+
+
+def _check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) -> None:
+    where = f"{node.op_type} `{name}`"
+    if schema.deprecated and node.op_type != "Upsample":
+        raise UnsupportedOp(f"{where}: the operator is deprecated in opset {schema.since_version}")
+    count = len(node.input)
+    while count and not node.input[count - 1]:
+        count -= 1
+    if not schema.min_input <= count <= schema.max_input:
+        raise ModelError(
+            f"{where}: has {count} inputs, {schema.min_input} to {schema.max_input} are wanted"
+        )
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    for k, formal in enumerate(schema.inputs):
+        if formal.option == single and k < count and not node.input[k]:
+            raise ModelError(f"{where}: required input {k} (`{formal.name}`) is missing")
+    if not schema.min_output <= len(node.output) <= schema.max_output:
+        raise ModelError(
+            f"{where}: has {len(node.output)} outputs, {schema.min_output} to "
+            f"{schema.max_output} are wanted"
+        )
+    given = {a.name for a in node.attribute}
+    if len(given) != len(node.attribute):
+        raise ModelError(f"{where}: an attribute is given twice")
+    for attribute in node.attribute:
+        known = schema.attributes.get(attribute.name)
+        if known is None:
+            if attribute.name.startswith("_") or attribute.name in ("doc_string",):
+                continue
+            raise ModelError(f"{where}: unknown attribute `{attribute.name}`")
+        if int(known.type.value) != attribute.type:
+            raise ModelError(
+                f"{where}: attribute `{attribute.name}` is "
+                f"{AttributeProto.AttributeType.Name(attribute.type)}, {known.type.name} is wanted"
+            )
+    for key, known in schema.attributes.items():
+        if known.required and key not in given:
+            raise ModelError(f"{where}: required attribute `{key}` is missing")
+
+
+def check_finite(graph: Graph, *, infinities: bool) -> None:
+    """Refuse constants that hold NaN, or infinity where that can only be damage.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its constants are read.
+    infinities : bool
+        Whether to look for infinities as well; before folding they may still go away.
+
+    Raises
+    ------
+    ModelError
+        Naming the node that reads the constant.
+    """
+    state: dict[str, str] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            value = graph.constants.get(name) if name else None
+            if value is None or value.dtype.kind not in "fV":
+                continue
+            if name not in state:
+                finite = value.size == 0 or bool(np.isfinite(value.astype(np.float32)).all())
+                if finite:
+                    state[name] = ""
+                else:
+                    state[name] = "NaN" if np.isnan(value.astype(np.float32)).any() else "infinity"
+            found = state[name]
+            if found == "NaN" or (found and infinities and node.op not in INFINITE_OK):
+                raise ModelError(
+                    f"{node.op} `{node.name}`: constant `{name}` holds {found}, finite numbers "
+                    "are wanted"
+                )

@@ -1,0 +1,346 @@
+"""Constant folding and type inference in one forward walk.
+
+A node whose inputs are constant becomes a constant, if that does not make it much larger. Shape
+vectors that hold a dynamic batch are tracked element by element, so that what is computed from them
+(Reshape, Expand, ConstantOfShape, Pad) gets a constant target. A tensor that is only a smaller one
+spread out (Expand, ConstantOfShape, a full-size constant) is replaced by the smaller one where its
+readers broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import BnnccError, ModelError, ShapeError
+from bnncc.evaluate import evaluate_node
+from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, Partial, broadcast, infer
+from bnncc.frontend.nodechecks import check_node
+from bnncc.graph import Graph, Node, TensorType
+
+Array = np.ndarray[Any, Any]
+
+SMALL = 1 << 22
+"""Elements a folded constant may always have."""
+GROWTH = 4
+"""How many times larger than its inputs a folded constant may be beyond that."""
+
+_MOVES = {"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
+_SPREAD = BROADCAST | COMPARE | {"Where"}
+
+
+def fold(graph: Graph) -> Graph:
+    """Return the graph with constants folded, and with a type for every tensor.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normalised form; types of inputs and constants are enough.
+
+    Returns
+    -------
+    Graph
+        A new graph; nodes are reused.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit or are too large.
+    ModelError
+        If a node cannot be evaluated or typed.
+    """
+    folder = Folder(graph)
+    nodes, graph.nodes = graph.nodes, []
+    for node in nodes:
+        folder.emit(node)
+    return folder.finish()
+
+
+@dataclass
+class Folder:
+    """Builds a graph node by node.
+
+    Attributes
+    ----------
+    graph : Graph
+        Inputs and constants with their types; nodes are appended.
+    partial : dict of str to tuple
+        What is known of integer vectors that are not constant.
+    small : dict of str to str
+        A tensor that broadcasts to the key and holds the same values.
+    """
+
+    graph: Graph
+    partial: dict[str, Partial] = field(default_factory=dict)
+    small: dict[str, str] = field(default_factory=dict)
+    _shrunk: dict[str, str] = field(default_factory=dict)
+
+    def emit(self, node: Node) -> None:
+        """Type, check and fold one node, whose inputs have been emitted."""
+        graph = self.graph
+        check_node(node, graph)
+        types = infer(node, graph, self.partial)
+        if self._know(node, types) or self._evaluate(node, types):
+            return
+        for name, kind in zip(node.outputs, types, strict=False):
+            if name:
+                graph.types[name] = kind
+        self._target(node)
+        if node.op in ELEMENTWISE:
+            self._track(node, types[0])
+            self._shrink(node, types[0])
+        elif node.op == "Expand":
+            self.small[node.outputs[0]] = self.small.get(node.inputs[0], node.inputs[0])
+        elif node.op == "ConstantOfShape":
+            value = node.attrs.get("value", np.zeros(1, np.float32)).reshape(())
+            self.small[node.outputs[0]] = graph.constant(value, f"{node.outputs[0]}.value")
+        graph.nodes.append(node)
+
+    def finish(self) -> Graph:
+        """Drop what nothing reads and return the graph.
+
+        Raises
+        ------
+        ShapeError
+            If a tensor computed at run time is empty.
+        """
+        self.graph.prune()
+        for node in self.graph.nodes:
+            for name in node.outputs:
+                if name and 0 in self.graph.types[name].shape:
+                    shape = list(self.graph.types[name].shape)
+                    raise ShapeError(f"{node.op} `{node.name}`: output is empty, its shape {shape}")
+        return self.graph
+
+    # ---------------------------------------------------------------------------- whole constants
+
+    def _evaluate(self, node: Node, types: Sequence[TensorType]) -> bool:
+        graph = self.graph
+        if not all(not i or i in graph.constants for i in node.inputs):
+            return False
+        if not all(t.static for t in types):
+            return False
+        values = [graph.constants[i] if i else None for i in node.inputs]
+        made = sum(math.prod(int(d) for d in t.shape) for t in types)
+        if made > max(SMALL, GROWTH * sum(v.size for v in values if v is not None)):
+            return False
+        try:
+            results = evaluate_node(node, values, graph.types)
+        except BnnccError:
+            raise
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise ModelError(f"{node.op} `{node.name}`: cannot be evaluated: {reason}") from error
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                self._constant(name, np.ascontiguousarray(value).reshape(value.shape))
+        return True
+
+    def _constant(self, name: str, value: Array) -> None:
+        self.graph.constants[name] = value
+        self.graph.types[name] = TensorType(tuple(value.shape), value.dtype.name)
+
+    # ------------------------------------------------------------------------------ shape vectors
+
+    def _know(self, node: Node, types: Sequence[TensorType]) -> bool:
+        """Track integer vectors; return whether all of the node's outputs became constants."""
+        if types[0].dtype not in ("int64", "int32", "bool") or len(types[0].shape) > 1:
+            return False
+        results = self._partial_results(node, types)
+        if results is None:
+            return False
+        complete = True
+        for name, value, kind in zip(node.outputs, results, types, strict=False):
+            elements = tuple(value.reshape(-1).tolist())
+            if all(isinstance(e, (int, bool)) for e in elements):
+                self._constant(name, np.array(elements, kind.dtype).reshape(value.shape))
+            elif any(e is not None for e in elements):
+                self.partial[name] = elements
+                complete = False
+            else:
+                complete = False
+        return complete
+
+    def _partial_results(self, node: Node, types: Sequence[TensorType]) -> list[Array] | None:
+        graph = self.graph
+        if node.op == "Shape":
+            dims = graph.types[node.inputs[0]].shape
+            return [_objects(dims[node.attrs.get("start", 0) : node.attrs.get("end")])]
+        if node.op == "Size":
+            return [_objects([_multiply_all(graph.types[node.inputs[0]].shape)]).reshape(())]
+        if not any(i in self.partial for i in node.inputs):
+            return None
+        values: list[Array | None] = []
+        for name in node.inputs:
+            if name in self.partial:
+                shape = [int(d) for d in graph.types[name].shape]
+                values.append(_objects(self.partial[name]).reshape(shape))
+            elif name:
+                if name not in graph.constants:
+                    return None
+                values.append(graph.constants[name])
+            else:
+                values.append(None)
+        if node.op == "Cast":
+            return [values[0]] if types[0].dtype != "bool" and values[0] is not None else None
+        if node.op in _MOVES:
+            if any(i in self.partial for i in node.inputs[1:]) and node.op != "Concat":
+                return None
+            mixed = [
+                v.astype(object) if v is not None and (k == 0 or node.op == "Concat") else v
+                for k, v in enumerate(values)
+            ]
+            return evaluate_node(node, mixed)
+        if node.op == "ReduceProd" and values[0] is not None:
+            result = _objects([_multiply_all(values[0].reshape(-1).tolist())])
+            return [result.reshape([int(d) for d in types[0].shape])]
+        if node.op == "Where" and values[0] is not None and node.inputs[0] in graph.constants:
+            return [np.where(values[0], values[1], values[2])]  # type: ignore[arg-type]
+        function = _ARITHMETIC.get(node.op)
+        if function is not None and len(values) == 2:
+            pairs = np.broadcast(*(v.astype(object) for v in values if v is not None))
+            return [_objects([function(a, b) for a, b in pairs]).reshape(pairs.shape)]
+        return None
+
+    def _target(self, node: Node) -> None:
+        """Give Reshape a constant target, and Pad one pair of pads per axis."""
+        graph = self.graph
+        if node.op == "Reshape":
+            shape = graph.types[node.outputs[0]].shape
+            source = graph.types[node.inputs[0]].shape
+            dims = [
+                d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
+                for i, d in enumerate(shape)
+            ]
+            if dims.count(-1) <= 1 and not any(d == 0 for d in shape):
+                target = np.array(dims, np.int64)
+                old = graph.constants.get(node.inputs[1])
+                if old is None or not np.array_equal(old, target):
+                    node.inputs[1] = graph.constant(target, f"{node.name}.shape")
+                node.attrs.pop("allowzero", None)
+        elif node.op == "Pad" and len(node.inputs) > 3 and node.inputs[3]:
+            axes, pads = (graph.constants.get(node.inputs[k]) for k in (3, 1))
+            if axes is not None and pads is not None:
+                full = np.zeros((2, len(graph.types[node.inputs[0]].shape)), np.int64)
+                full[:, axes] = pads.reshape(2, -1)
+                node.inputs[1] = graph.constant(full.reshape(-1), f"{node.name}.pads")
+                del node.inputs[3:]
+                if not node.inputs[2]:
+                    del node.inputs[2:]
+
+    # --------------------------------------------------------------------------- spread-out values
+
+    def _track(self, node: Node, kind: TensorType) -> None:
+        """Remember the small form of an elementwise result of small constants."""
+        graph = self.graph
+        names = [self.small.get(i, i) for i in node.inputs]
+        if names == node.inputs or any(i and i not in graph.constants for i in names):
+            return
+        value = evaluate_node(node, [graph.constants[i] if i else None for i in names])[0]
+        if value.size <= SMALL:
+            self.small[node.outputs[0]] = graph.constant(value, f"{node.outputs[0]}.value")
+
+    def _shrink(self, node: Node, kind: TensorType) -> None:
+        """Read the small form of inputs where the result keeps its shape."""
+        if node.op not in _SPREAD:
+            return
+        graph = self.graph
+        for k, name in enumerate(node.inputs):
+            if not name or (node.op == "PRelu" and k == 0):
+                continue
+            others = [graph.types[i].shape for j, i in enumerate(node.inputs) if i and j != k]
+            small = self.small.get(name) or self._compress(name)
+            if small is None:
+                continue
+            try:
+                fits = broadcast([*others, graph.types[small].shape], node.name) == kind.shape
+            except ShapeError:
+                fits = False
+            if fits:
+                node.inputs[k] = small
+
+    def _compress(self, name: str) -> str | None:
+        """Return a constant that broadcasts to the constant `name`, smaller if there is one."""
+        graph = self.graph
+        value = graph.constants.get(name)
+        if value is None or value.size <= 1:
+            return None
+        if name not in self._shrunk:
+            small = value
+            for axis in range(value.ndim):
+                if small.shape[axis] > 1:
+                    first = small.take([0], axis)
+                    if np.array_equal(np.broadcast_to(first, small.shape), small):
+                        small = first
+            if small.size == 1:
+                small = small.reshape(())
+            self._shrunk[name] = (
+                name if small.size == value.size else graph.constant(small, f"{name}.value")
+            )
+        return self._shrunk[name]
+
+
+def _objects(values: Sequence[Any]) -> Array:
+    result = np.empty(len(values), object)
+    result[:] = list(values)
+    return result
+
+
+Element = Any  # int, symbol (str), or None where unknown
+
+
+def _multiply(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    return 0 if a == 0 or b == 0 else None
+
+
+def _multiply_all(values: Sequence[Element]) -> Element:
+    result: Element = 1
+    for value in values:
+        result = _multiply(result, value)
+    return result
+
+
+def _add(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return b if a == 0 else a if b == 0 else None
+
+
+def _subtract(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if b == 0 else 0 if isinstance(a, str) and a == b else None
+
+
+def _divide(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return math.trunc(a / b) if b else None
+    return a if b == 1 else 1 if isinstance(a, str) and a == b else None
+
+
+def _equal(a: Element, b: Element) -> Element:
+    if a is None or b is None:
+        return None
+    if isinstance(a, str) and isinstance(b, str):
+        return True if a == b else None
+    if isinstance(a, str) or isinstance(b, str):
+        number = b if isinstance(a, str) else a
+        return False if number <= 0 else None  # dimensions are positive
+    return bool(a == b)
+
+
+_ARITHMETIC: dict[str, Callable[[Element, Element], Element]] = {
+    "Add": _add,
+    "Div": _divide,
+    "Equal": _equal,
+    "Mul": _multiply,
+    "Sub": _subtract,
+}
