@@ -145,7 +145,7 @@ class Artifact:
         )
 
     def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
-        """Read this network's inputs from an npz file, by name; what does not fit is an `InputError`."""
+        """Read this network's inputs from an npz file; what does not fit is an `InputError`."""
         known = {t.name: t for t in self.inputs}
         symbols: dict[str, tuple[int, str]] = {}
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc.errors import TargetError
 
 if TYPE_CHECKING:
-    from bnncc.targets import TargetSpec
+    from bnncc.targets.spec import TargetSpec
 
 LIBRARY = "lib.so"
 
@@ -39,7 +39,7 @@ def build_library(executable: Any, target: TargetSpec) -> bytes:
     executable : tvm.runtime.Executable
         Objects are emitted for the target it was built for.
     target : TargetSpec
-        Says for which machine to link.
+        Says for which machine to link; without a triple, for this one.
 
     Returns
     -------
@@ -87,17 +87,18 @@ def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
             return
         lines = (done.stderr or done.stdout).strip().splitlines()
         failures.append(f"{Path(command[0]).name}: {lines[-1] if lines else 'failed'}")
+    machine = triple or platform.machine()
     if not failures:
         raise TargetError(
-            f"no linker for {triple} found: tried cc, ld.lld and the ziglang wheel",
+            f"no linker for {machine} found: tried cc, ld.lld and the ziglang wheel",
             hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
         )
-    raise TargetError(f"linking for {triple} failed: {'; '.join(failures)}")
+    raise TargetError(f"linking for {machine} failed: {'; '.join(failures)}")
 
 
 def _linkers(triple: str) -> Iterator[list[str]]:
     """Yield the start of each usable link command, best first."""
-    arch = normal_arch(triple.split("-")[0])
+    arch = normal_arch(triple.split("-")[0] or platform.machine())
     if arch == normal_arch(platform.machine()):
         drivers = ["cc"]
     else:

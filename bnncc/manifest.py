@@ -15,10 +15,11 @@ from bnncc._version import __version__
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.files import npz_bytes
 from bnncc.link import normal_arch
+from bnncc.targets import host
 
 if TYPE_CHECKING:
     from bnncc.options import CompileOptions
-    from bnncc.targets import TargetSpec
+    from bnncc.targets.spec import TargetSpec
 
 Dim = int | str
 
@@ -89,9 +90,10 @@ def make(
         "model": model,
         "target": {
             "name": target.name,
-            "triple": target.triple,
+            "triple": target.triple or f"{platform.machine()}-linux-gnu",
             "mcpu": target.mcpu,
             "features": sorted(target.features),
+            "spec": asdict(target),
         },
         "inputs": [_info(t) for t in inputs],
         "outputs": [_info(t) for t in outputs],
@@ -103,6 +105,7 @@ def make(
                 for u in options.input_uint8
             ],
         },
+        "seed": options.seed,
         "report": report.build(
             plan, model=model, target=target.name, code=code, selfcheck=len(check)
         ),
@@ -147,18 +150,12 @@ def check_machine(content: Mapping[str, Any], path: str) -> None:
     wanted, here = normal_arch(target["triple"].split("-")[0]), normal_arch(platform.machine())
     if wanted != here:
         raise TargetError(f"{path}: is for {wanted} ({target['name']}), this machine is {here}")
-    missing = sorted(set(target["features"]) - _host_features())
+    missing = sorted(set(target["features"]) - host.features())
     if missing:
         raise TargetError(
             f"{path}: needs CPU features this machine lacks: {', '.join(missing)}",
             hint=f"it was compiled for `{target['name']}`; compile it with `--target native`",
         )
-
-
-def _host_features() -> frozenset[str]:
-    from bnncc.targets import host
-
-    return host.detect().features
 
 
 def _info(tensor: TensorInfo) -> dict[str, Any]:
@@ -177,6 +174,7 @@ class _Checker:
         target = self.typed(content, "target", dict)
         for key in ("name", "triple", "mcpu"):
             self.typed(target, key, str, "target.")
+        self.typed(target, "spec", dict, "target.")
         for feature in self.typed(target, "features", list, "target."):
             self.require(isinstance(feature, str), "target.features")
         for key in ("inputs", "outputs"):

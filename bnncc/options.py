@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bnncc.errors import UsageError
 
 if TYPE_CHECKING:
-    from bnncc.targets import TargetSpec
+    from bnncc.targets.spec import TargetSpec
 
 SIGN_ZERO = ("exact", "+1", "-1")
 """Accepted values of `CompileOptions.sign_zero`."""

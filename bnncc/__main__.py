@@ -1,0 +1,9 @@
+"""Run the command line as ``python -m bnncc``."""
+
+from __future__ import annotations
+
+import sys
+
+from bnncc.cli import main
+
+sys.exit(main())

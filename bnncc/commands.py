@@ -1,0 +1,292 @@
+"""What each verb of the command line does; each imports the heavy modules it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnncc.console import Console
+from bnncc.errors import BnnccError, UsageError
+from bnncc.options import CompileOptions
+
+if TYPE_CHECKING:
+    from bnncc.artifact import Artifact
+
+_TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
+
+
+def compile_(args: Namespace, console: Console) -> int:
+    """Compile a model and write the artifact.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    start = time.perf_counter()
+    options = _options(args, dump_ir=args.dump_ir)
+    output = args.output or Path(f"{args.model.stem}.{_target_label(args.target)}.bnncc")
+    for path in (output, args.report):
+        _check_folder(path)
+    artifact = _compiled(args.model, options, console)
+    report = artifact.report
+    size = artifact.save(output)
+    if args.report is not None:
+        from bnncc.files import write_atomic
+
+        write_atomic(args.report, [_json(report).encode()])
+    summary = report["summary"]
+    layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
+    tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
+    console.result(
+        f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
+        f"{time.perf_counter() - start:.1f} s"
+    )
+    return 0
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Run an artifact on arrays from a file.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    _runtime_only()
+    from bnncc.files import npz_bytes, write_atomic
+    from bnncc.runner import set_threads
+
+    _check_folder(args.output)
+    artifact = _load(args.artifact)
+    arrays = artifact.read_inputs(args.input)
+    set_threads(args.threads)
+    outputs = artifact.run(arrays)
+    write_atomic(args.output, [npz_bytes(outputs)])
+    console.progress(f"{args.output}: {', '.join(map(str, artifact.outputs))}")
+    return 0
+
+
+def bench(args: Namespace, console: Console) -> int:
+    """Time an artifact.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    _runtime_only()
+    from bnncc import runner
+
+    artifact = _load(args.artifact)
+    result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+    sys.stdout.write(_json(result) if args.json else runner.bench_text(result) + "\n")
+    return 0
+
+
+def explain(args: Namespace, console: Console) -> int:
+    """Print how each layer of a model or artifact is computed.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from bnncc import report
+    from bnncc.artifact import Artifact
+
+    if _is_artifact(args.file):
+        artifact = Artifact.load(args.file, for_this_machine=False)
+    else:
+        artifact = _compiled(args.file, _options(args), console)
+    content = artifact.report
+    sys.stdout.write(_json(content) if args.json else report.text(content) + "\n")
+    return 0
+
+
+def verify(args: Namespace, console: Console) -> int:
+    """Compare an artifact with its model.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if they differ.
+    """
+    from bnncc import verify as verification
+    from bnncc.runner import set_threads
+
+    _check_model(args.model)
+    artifact = _load(args.artifact)
+    arrays = None if args.input is None else artifact.read_inputs(args.input)
+    set_threads(args.threads)
+    result = verification.verify(args.model, artifact, arrays, seed=args.seed)
+    sys.stdout.write(_json(result) if args.json else verification.text(result) + "\n")
+    return 0 if result["right"] else 1
+
+
+def targets(args: Namespace, console: Console) -> int:
+    """List targets or describe one.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from dataclasses import asdict
+
+    from bnncc.report import table
+    from bnncc.targets import catalog
+
+    names = catalog.names() if args.name is None else [args.name]
+    rows = [("target", "mcpu", "vector", "runs here")]
+    data: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            spec = catalog.resolve(name)
+        except BnnccError:
+            if args.name is not None:
+                raise
+            continue
+        missing = catalog.missing_features(spec)
+        data.append({**asdict(spec), "runs_here": not missing, "missing": missing})
+        here = f"no, lacks {', '.join(missing)}" if missing else "yes"
+        rows.append((name, spec.mcpu, f"{spec.vector_bits} bits", here))
+    if args.json:
+        sys.stdout.write(_json(data if args.name is None else data[0]))
+    elif args.name is None:
+        sys.stdout.write("\n".join(table(rows)) + "\n")
+    else:
+        pairs = [
+            (key, " ".join(value) if isinstance(value, tuple | list) else str(value))
+            for key, value in data[0].items()
+        ]
+        sys.stdout.write("\n".join(table(pairs)) + "\n")
+    return 0
+
+
+def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
+    names = [name for name, _ in args.input_shape]
+    if len(set(names)) != len(names):
+        raise UsageError("--input-shape names an input twice")
+    return CompileOptions(
+        target=args.target,
+        input_shapes=dict(args.input_shape),
+        sign_zero=args.sign_zero,
+        check_finite=args.check_finite,
+        input_uint8=tuple(args.input_uint8),
+        dump_ir=dump_ir,
+    )
+
+
+def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact:
+    _check_model(model)
+    from bnncc.targets.catalog import resolve
+
+    resolve(str(options.target))  # before TVM costs seconds
+    console.progress(f"compiling {model}")
+    from bnncc.driver import compile_model
+
+    artifact = compile_model(model, options)
+    for line in artifact.report["warnings"]:
+        console.warning(line)
+    return artifact
+
+
+def _load(path: Path) -> Artifact:
+    from bnncc.artifact import Artifact
+
+    return Artifact.load(path)
+
+
+def _is_artifact(path: Path) -> bool:
+    """Tell by its content whether `path` is an artifact, so that any name works."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
+        return True
+    return path.suffix == ".bnncc"
+
+
+def _check_model(path: Path) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _check_folder(path: Path | None) -> None:
+    """Refuse an output path before the work is done, not after."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, not a file to write")
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"{path}: folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{path}: folder {folder} cannot be written to")
+
+
+def _target_label(target: str) -> str:
+    return Path(target).stem if target.endswith(".json") else target
+
+
+def _runtime_only() -> None:
+    """Load TVM without its compiler, which is all that running needs."""
+    if "tvm" not in sys.modules:
+        os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, sort_keys=False) + "\n"
