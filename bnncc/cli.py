@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from bnncc import commands
 from bnncc._version import __version__
-from bnncc.console import Console
+from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
 from bnncc.options import SIGN_ZERO, parse_input_shape, parse_input_uint8
 
@@ -29,6 +29,15 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print `message` and how to get help; exit with 2."""
         self.exit(2, f"error: {message}\n\nhint: `{self.prog} --help` lists the options\n")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, 0, []):
+            return action.help
+        return super()._get_help_string(action)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
     except SystemExit as done:
         return int(done.code or 0)
+    args.own_process = argv is None
+    if args.own_process and args.verbose < 2:
+        with library_output_hidden() as written:
+            return _dispatch(args, written)
+    return _dispatch(args, lambda: "")
+
+
+def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
+    """Run the verb; `written` returns what libraries had to say meanwhile."""
     console = Console(verbosity=args.verbose - args.quiet)
     try:
         with _quiet_libraries(args.verbose):
@@ -70,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.error(BnnccError("out of memory"))
         return 1
     except Exception:
+        sys.stderr.write(written())
         traceback.print_exc()
         console.line("error: this is a bug in bnncc; the lines above say where")
         return EXIT_BUG
@@ -133,7 +152,7 @@ def _verb(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)

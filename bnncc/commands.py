@@ -72,7 +72,7 @@ def run(args: Namespace, console: Console) -> int:
     int
         Exit code.
     """
-    _runtime_only()
+    _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
     from bnncc.runner import set_threads
 
@@ -101,7 +101,7 @@ def bench(args: Namespace, console: Console) -> int:
     int
         Exit code.
     """
-    _runtime_only()
+    _runtime_only(args)
     from bnncc import runner
 
     artifact = _load(args.artifact)
@@ -178,6 +178,11 @@ def targets(args: Namespace, console: Console) -> int:
     -------
     int
         Exit code.
+
+    Raises
+    ------
+    BnnccError
+        If there is no target of that name.
     """
     from dataclasses import asdict
 
@@ -282,9 +287,9 @@ def _target_label(target: str) -> str:
     return Path(target).stem if target.endswith(".json") else target
 
 
-def _runtime_only() -> None:
+def _runtime_only(args: Namespace) -> None:
     """Load TVM without its compiler, which is all that running needs."""
-    if "tvm" not in sys.modules:
+    if args.own_process and "tvm" not in sys.modules:
         os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -59,3 +63,42 @@ class Console:
 
 def _coloured(stream: TextIO) -> bool:
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+@contextlib.contextmanager
+def library_output_hidden() -> Iterator[Callable[[], str]]:
+    """Keep what TVM and LLVM write to the terminal away from it, but not what Python writes.
+
+    Only for a process of our own: file descriptor 2 leads to a file meanwhile.
+
+    Yields
+    ------
+    function
+        Returns the end of what was written.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:  # closed
+        yield lambda: ""
+        return
+    before = sys.stderr
+    with (
+        tempfile.TemporaryFile() as sink,
+        os.fdopen(saved, "w", buffering=1, errors="backslashreplace") as terminal,
+    ):
+        before.flush()
+        os.dup2(sink.fileno(), 2)
+        sys.stderr = terminal
+        faulthandler.enable(terminal)
+
+        def written() -> str:
+            end = os.lseek(sink.fileno(), 0, os.SEEK_END)
+            os.lseek(sink.fileno(), max(0, end - 8000), os.SEEK_SET)
+            return os.read(sink.fileno(), 8000).decode(errors="replace")
+
+        try:
+            yield written
+        finally:
+            faulthandler.disable()
+            sys.stderr = before
+            os.dup2(terminal.fileno(), 2)

@@ -8,7 +8,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -83,15 +83,18 @@ def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> by
 def read_npz(
     file: str | Path | io.BytesIO,
     *,
+    names: Collection[str],
     check: Callable[[str, tuple[int, ...], np.dtype], None],
     source: str = "",
 ) -> dict[str, np.ndarray]:
-    """Read every array of an npz file, each only after its header was accepted.
+    """Read arrays of an npz file, each only after its header was accepted.
 
     Parameters
     ----------
     file : path or bytes stream
         What to read.
+    names : collection of str
+        Arrays to read; others are passed over.
     check : callable
         Given name, shape and dtype of an array, raises `InputError` if it is not wanted; so the
         memory used is bounded by what the caller accepts.
@@ -113,9 +116,9 @@ def read_npz(
     try:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                if not info.filename.endswith(".npy"):
-                    raise InputError(f"{source}: member `{info.filename}` is not an array")
-                name = info.filename[:-4]
+                name = info.filename.removesuffix(".npy")
+                if name not in names:
+                    continue
                 if name in arrays:
                     raise InputError(f"{source}: holds `{name}` twice")
                 with archive.open(info) as stream:
