@@ -1,0 +1,207 @@
+"""The compiler from end to end: one model in, one artifact out.
+
+    load -> simplify -> recognise signs -> binarize -> commute -> fuse -> Relax -> legalize -> schedule -> build
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bnncc import manifest, report
+from bnncc.artifact import Artifact, usable_cpus
+from bnncc.dump import Dumper
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.graph import Graph
+from bnncc.image import take_uint8
+from bnncc.link import build_library
+from bnncc.options import CompileOptions, Uint8Input
+from bnncc.passes.binarize import binarize
+from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.fuse import fuse
+from bnncc.passes.physical import KERNEL
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
+from bnncc.targets.catalog import resolve
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import BinaryConv2d
+
+if TYPE_CHECKING:
+    import onnx
+
+    from bnncc.pipeline import KernelCall
+
+
+
+def compile(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    target: str | Path | TargetSpec = "native",
+    input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
+    sign_zero: str = "exact",
+    check_finite: bool = False,
+    input_uint8: Sequence[Uint8Input] = (),
+    dump_ir: str | Path | None = None,
+    seed: int = 0,
+) -> Artifact:
+    """Compile a model.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        The network as its training framework exported it.
+    target : str, path or TargetSpec
+        A name from ``bnncc targets``, or a target file; ``native`` is this machine.
+    input_shapes : mapping of str to tuple, optional
+        Shapes that replace those in the file.
+    sign_zero : {"exact", "+1", "-1"}
+        What the sign of an exact zero is where the graph says 0: itself, or a bit.
+    check_finite : bool
+        Refuse inputs with NaN or infinities at run time.
+    input_uint8 : sequence of Uint8Input
+        Inputs taken as bytes, with their mean and scale folded in.
+    dump_ir : path, optional
+        Folder for one file per phase.
+    seed : int
+        Of the self-check's random input.
+
+    Returns
+    -------
+    Artifact
+
+    Raises
+    ------
+    BnnccError
+        See `bnncc.errors` for which; the message is one line.
+    """
+    return compile_model(
+        model,
+        CompileOptions(
+            target=target,
+            input_shapes=dict(input_shapes or {}),
+            sign_zero=sign_zero,
+            check_finite=check_finite,
+            input_uint8=tuple(input_uint8),
+            dump_ir=dump_ir,
+            seed=seed,
+        ),
+    )
+
+
+def compile_model(
+    model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions | None = None
+) -> Artifact:
+    """Compile a model with checked options.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        The network.
+    options : CompileOptions, optional
+        All defaults if not given.
+
+    Returns
+    -------
+    Artifact
+    """
+    options = options or CompileOptions()
+    target = options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
+    dump = Dumper(options.dump_ir)
+
+    graph = load(model, input_shapes=options.input_shapes)
+    dump.graph("load", graph)
+    take_uint8(graph, options.input_uint8)
+    inputs = [manifest.TensorInfo(i, graph.types[i].shape, graph.types[i].dtype) for i in graph.inputs]
+    outputs = [manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs]
+    check = _selfcheck(graph, options.seed)
+
+    simplify(graph)
+    dump.graph("simplify", graph)
+    recognise_signs(graph, sign_zero=options.sign_zero)
+    commute_pads(graph)
+    layers = binarize(graph)
+    commute_pools(graph)
+    dump.graph("binarize", graph)
+    physical = fuse(graph)
+    dump.graph("fuse", physical)
+
+    from bnncc import pipeline
+    from bnncc.lower import to_relax
+
+    module = to_relax(physical)
+    dump.module("relax", module)
+    module = pipeline.legalize(module)
+    calls = pipeline.kernel_calls(module)
+    arena = pipeline.arena_bytes(module)
+    module = pipeline.schedule(module, target, usable_cpus())
+    dump.module("schedule", module)
+    library = build_library(pipeline.build(module, target), target)
+
+    plan = _plan(physical, layers, calls, arena)
+    content, members = manifest.make(
+        library, plan=plan, model=Path(graph.source).name, target=target, options=options, inputs=inputs,
+        outputs=outputs, selfcheck=check,
+    )  # fmt: skip
+    return Artifact(content, members)
+
+
+def _selfcheck(graph: Graph, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return a random input and the graph's right outputs for it."""
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        shape = tuple(d if isinstance(d, int) else 1 for d in kind.shape)
+        if kind.dtype == "bool":
+            feeds[name] = rng.integers(0, 2, shape).astype(bool)
+        elif kind.dtype.startswith(("int", "uint")):
+            feeds[name] = rng.integers(0, 127, shape).astype(kind.dtype)
+        else:
+            feeds[name] = rng.standard_normal(shape).astype(kind.dtype)
+    return feeds, evaluate(graph, feeds)
+
+
+def _plan(
+    physical: Graph, layers: list[report.Layer], calls: list[KernelCall], arena: int
+) -> report.Plan:
+    """Put together what the report says of kernels, layers and bytes."""
+    from dataclasses import replace
+
+    macs = {layer.name: layer.macs for layer in layers}
+    ours = iter([n for n in physical.nodes if n.op == KERNEL])
+    kernels, made_by = [], {}
+    for call in calls:
+        covers = next(ours).covers if call.spec else ()
+        made_by.update(dict.fromkeys(covers, call.name))
+        args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
+        total = sum(macs.get(c, 0) for c in covers)
+        kernels.append(report.Kernel(call.name, covers, total, args, call.name.rstrip("0123456789_")))
+    binary = {
+        n.inputs[1 + n.attrs["spec"].ternary]
+        for n in physical.nodes
+        if n.op == KERNEL and isinstance(n.attrs["spec"], BinaryConv2d)
+    }
+    sizes = {name: value.nbytes for name, value in physical.constants.items()}
+    binary_bytes = sum(size for name, size in sizes.items() if name in binary)
+    return report.Plan(
+        tuple(replace(layer, kernel=made_by.get(layer.name, "")) for layer in layers),
+        tuple(kernels),
+        arena,
+        binary_bytes,
+        sum(sizes.values()) - binary_bytes,
+        warnings=_warnings(layers),
+    )
+
+
+def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:
+    floats = [layer.name for layer in layers if layer.kind == "float"]
+    if not layers or len(floats) < len(layers):
+        return ()
+    return ("no layer is binary: the network was compiled in float (`bnncc explain` says why)",)
+
+

@@ -1,0 +1,69 @@
+"""Take image inputs as bytes: ``x = (pixel - mean) * scale`` becomes part of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bnncc.errors import UsageError
+from bnncc.graph import Graph, Node, TensorType
+from bnncc.options import Uint8Input
+
+
+def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
+    """Replace float image inputs by uint8 ones.
+
+    Parameters
+    ----------
+    graph : Graph
+        Rewritten in place.
+    inputs : sequence of Uint8Input
+        Which inputs, with their mean, scale and layout.
+
+    Raises
+    ------
+    UsageError
+        If an input does not exist, is no float image, or the channels do not fit.
+    """
+    for item in inputs:
+        kind = graph.types.get(item.name)
+        if item.name not in graph.inputs or kind is None:
+            raise UsageError(
+                f"--input-uint8: `{item.name}` is not an input", hint=f"inputs: {', '.join(graph.inputs)}"
+            )
+        if kind.dtype != "float32" or len(kind.shape) != 4:
+            raise UsageError(f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, not a float32 image")
+        channels = kind.shape[1]
+        for what, values in (("mean", item.mean), ("scale", item.scale)):
+            if len(values) not in (1, channels):
+                raise UsageError(
+                    f"--input-uint8: {len(values)} values of {what} for the {channels} channels of `{item.name}`"
+                )
+        n, c, h, w = kind.shape
+        image = graph.fresh(f"{item.name}.float")
+        for node in graph.nodes:
+            node.inputs = [image if i == item.name else i for i in node.inputs]
+        graph.outputs = [image if o == item.name else o for o in graph.outputs]
+        given: tuple[int | str, ...] = (n, h, w, c) if item.layout == "nhwc" else (n, c, h, w)
+        graph.types[item.name] = TensorType(given, "uint8")
+        prefix: list[Node] = []
+        tip = item.name
+        if item.layout == "nhwc":
+            tip = _append(graph, prefix, "Transpose", [tip], TensorType((n, c, h, w), "uint8"), {"perm": [0, 3, 1, 2]})
+        tip = _append(graph, prefix, "Cast", [tip], kind, {"to": 1})
+        mean = graph.constant(np.asarray(item.mean, np.float32).reshape(1, -1, 1, 1), "mean")
+        tip = _append(graph, prefix, "Sub", [tip, mean], kind, {})
+        scale = graph.constant(np.asarray(item.scale, np.float32).reshape(1, -1, 1, 1), "scale")
+        prefix.append(Node("Mul", [tip, scale], [image], {}, f"{item.name}.scale"))
+        graph.types[image] = kind
+        graph.nodes = prefix + graph.nodes
+
+
+def _append(
+    graph: Graph, nodes: list[Node], op: str, inputs: list[str], kind: TensorType, attrs: dict[str, object]
+) -> str:
+    out = graph.fresh(f"{inputs[0]}.{op.lower()}")
+    graph.types[out] = kind
+    nodes.append(Node(op, inputs, [out], attrs, out))
+    return out

@@ -1,0 +1,243 @@
+"""Find the binary layers.
+
+    before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)          W = s[o] * {-1, +1}
+    after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)                pads merged, bits and scale of W
+
+A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `passes.values`)
+and every filter is one magnitude times signs. What is real in the data's values (their size, an
+offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
+``bias`` per output channel: ``y = scale * dot + bias``. For every Conv/Gemm/MatMul of the file a
+`report.Layer` says what became of it, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes.values import TwoValued, binary_weight, pad_of, value_sets
+from bnncc.report import Layer
+
+Array = np.ndarray
+
+
+def binarize(graph: Graph) -> list[Layer]:
+    """Rewrite binary layers of `graph` and report on all.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+
+    Returns
+    -------
+    list of Layer
+        One per Conv, Gemm and MatMul of the file, in order.
+    """
+    values = value_sets(graph)
+    producers = graph.producers()
+    layers = []
+    for position, node in enumerate(graph.nodes):
+        if node.op not in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
+            continue
+        made = _try_binary(node, graph, values, producers)
+        if isinstance(made, Node):
+            graph.nodes[position] = made
+            producers.update({o: made for o in made.outputs})
+        layers.append(_layer(node, graph, made))
+    graph.prune()
+    return layers
+
+
+def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
+    weight = _weight_shape(node, graph)
+    out = graph.types[node.outputs[0]].shape
+    spatial = [d for d in out[1:] if isinstance(d, int)]
+    if node.op == "Conv":
+        macs = int(np.prod(spatial[1:], dtype=np.int64)) * int(np.prod(weight, dtype=np.int64))
+    else:
+        rows = [d for d in out[:-1][1:] if isinstance(d, int)]
+        macs = int(np.prod(rows, dtype=np.int64)) * int(np.prod(weight[-2:], dtype=np.int64))
+    reason, remedy = ("", "") if isinstance(made, Node) else made
+    kind = "binary" if isinstance(made, Node) else "float"
+    bits = (1, 1) if isinstance(made, Node) else (32, 32)
+    return Layer(node.name, node.op, kind, reason, remedy, macs, "", out, weight, bits)
+
+
+def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
+    shape = graph.types[node.inputs[1]].shape
+    return tuple(d if isinstance(d, int) else 1 for d in shape)
+
+
+def _try_binary(
+    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+) -> Node | tuple[str, str]:
+    """Return the binary node, or why there is none and what would change that."""
+    if node.op == "ConvTranspose":
+        return "transposed convolutions are not binarised", "use upsampling and a convolution"
+    weight = graph.constants.get(node.inputs[1])
+    if weight is None:
+        return (
+            "its weights are computed at run time",
+            "give it constant weights; bnncc folds sign(w) of an initializer",
+        )
+    if graph.types[node.inputs[0]].dtype != "float32":
+        return f"its data is {graph.types[node.inputs[0]].dtype}", "compute it in float32"
+    rank = len(graph.types[node.inputs[0]].shape)
+    if (node.op == "Conv" and rank != 4) or (node.op != "Conv" and rank != 2):
+        return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
+    filters = _filters(node, weight)
+    if isinstance(filters, tuple):
+        return filters
+    signs = binary_weight(filters)
+    data = _data(node, graph, values, producers)
+    if signs is None and isinstance(data, tuple):
+        return "neither data nor weights are two-valued", "binarise both with a sign, if it should be"
+    if signs is None:
+        return _weight_reason(filters)
+    if isinstance(data, tuple):
+        return data
+    return _make(node, graph, data, *signs, filters)
+
+
+def _weight_reason(filters: Array) -> tuple[str, str]:
+    flat = np.abs(filters.reshape(filters.shape[0], -1))
+    top = flat.max(axis=1)
+    if ((flat == 0) & (top[:, None] > 0)).any() and (
+        (flat == 0) | (np.abs(flat - top[:, None]) <= 1e-5 * top[:, None])
+    ).all():
+        return (
+            "its weights are ternary (some are exactly 0)",
+            "train signs without zeros: where(w >= 0, 1, -1) instead of sign(w)",
+        )
+    return (
+        "its weights are not one magnitude times signs per output channel",
+        "binarise them as scale[o] * sign(w); scales along input channels belong on the data",
+    )
+
+
+def _filters(node: Node, weight: Array) -> Array | tuple[str, str]:
+    """Return weights as (out_channels, ...)."""
+    if node.op == "Conv":
+        return weight
+    if weight.ndim != 2:
+        return f"its weights have {weight.ndim} dimensions", "use a matrix"
+    if node.op == "Gemm":
+        if node.attrs.get("transA"):
+            return "its data is transposed", "transpose it before the sign"
+        return weight if node.attrs.get("transB") else weight.T
+    return weight.T
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The two-valued tensor a layer reads, and the padding merged into the layer."""
+
+    name: str
+    value: TwoValued
+    pads: tuple[int, int, int, int]
+    pad_value: float
+    image: tuple[int, int, int] | None = None
+    """Channels, height and width if the layer reads a flattened image."""
+
+
+def _data(
+    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+) -> _Data | tuple[str, str]:
+    name = node.inputs[0]
+    if node.op != "Conv":
+        return _row_data(name, graph, values, producers)
+    pads = tuple(int(p) for p in node.attrs["pads"])
+    pad_value = 0.0
+    while (pad := producers.get(name)) is not None and pad.op == "Pad":
+        layer = pad_of(pad, graph)
+        if layer is None:
+            break
+        inner, value = layer
+        if any(inner):
+            if any(pads) and value != pad_value:
+                break
+            pads, pad_value = tuple(a + b for a, b in zip(pads, inner, strict=True)), value
+        name = pad.inputs[0]
+    two = values.get(name)
+    if two is None:
+        return (
+            f"its input `{name}` is real-valued" + _maker(name, producers),
+            "put a sign in front of it (first layers usually stay float)",
+        )
+    if any(pads):
+        allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)
+        if pad_value not in allowed or (not two.bipolar and two.lo != 0.0):
+            return (
+                f"it pads by {pad_value:g}, which is not a value of its data {{{two.lo:g}, {two.hi:g}}}",
+                "pad by one of the data's values, or by 0 around signs",
+            )
+    return _Data(name, two, (pads[0], pads[1], pads[2], pads[3]), pad_value)
+
+
+def _maker(name: str, producers: dict[str, Node]) -> str:
+    made = producers.get(name)
+    return f" (from {made.op} `{made.name}`)" if made is not None else " (a graph input)"
+
+
+def _row_data(
+    name: str, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+) -> _Data | tuple[str, str]:
+    two = values.get(name)
+    if two is None:
+        return (
+            f"its input `{name}` is real-valued" + _maker(name, producers),
+            "put a sign in front of it (last layers usually stay float)",
+        )
+    source = name
+    while (move := producers.get(source)) is not None and move.op in ("Flatten", "Reshape", "Squeeze"):
+        source = move.inputs[0]
+        shape = graph.types[source].shape
+        flat = graph.types[name].shape
+        if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
+            continue
+        channels, height, width = (int(d) for d in shape[1:])
+        if flat[0] == shape[0] and flat[1] == channels * height * width:
+            return _Data(source, two, (0, 0, 0, 0), 0.0, (channels, height, width))
+    return _Data(name, two, (0, 0, 0, 0), 0.0)
+
+
+def _make(
+    node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array
+) -> Node:
+    two = data.value
+    unit = two.hi if two.bipolar else two.hi - two.lo
+    bias = _bias(node, graph, filters.shape[0])
+    if not two.bipolar and two.lo:  # x = lo + (hi - lo) * bit
+        bias = bias + two.lo * filters.reshape(filters.shape[0], -1).astype(np.float64).sum(axis=1)
+    if node.op == "Conv":
+        bits = bits.transpose(0, 2, 3, 1)
+    elif data.image is not None:
+        bits = bits.reshape(-1, *data.image).transpose(0, 2, 3, 1)
+    else:
+        bits = bits[:, None, None, :]
+    pad_value = 0 if data.pad_value == 0.0 else 1 if data.pad_value == two.hi else -1
+    if not two.bipolar and data.pad_value == two.lo:
+        pad_value = 0
+    attrs = {
+        "bits": np.ascontiguousarray(bits),
+        "scale": scale * unit,
+        "bias": bias,
+        "strides": tuple(node.attrs.get("strides", (1, 1))),
+        "dilations": tuple(node.attrs.get("dilations", (1, 1))),
+        "pads": data.pads,
+        "pad_value": pad_value,
+        "groups": int(node.attrs.get("group", 1)),
+        "mode": "xor" if two.bipolar else "and",
+    }
+    return Node("bnncc.BinaryConv", [data.name], list(node.outputs), attrs, node.name, (node.name,))
+
+
+def _bias(node: Node, graph: Graph, channels: int) -> Array:
+    zero = np.zeros(channels, np.float64)
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return zero
+    value = graph.constants[node.inputs[2]].astype(np.float64)
+    return zero + value.reshape(-1) * (float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0)

@@ -1,0 +1,177 @@
+"""Move signs in front of operators that cost less on bits.
+
+    commute_pads    before: p = Pad(x, v); s = Sign(p)            after: t = Sign(x); s = Pad(t, sign(v))
+    commute_pools   before: y = Conv(b); m = MaxPool(y); z = BatchNormalization(m); s = Sign(z)
+                    after:  y = Conv(b); z = BatchNormalization(y); t = Sign(z); s = BitPool(t)
+
+Both are exact: a sign is elementwise, and a monotone function commutes with the maximum. Where the
+function between pool and sign goes down (a negative BatchNormalization scale), the sign of that
+channel is inverted in front of the pool and again behind it (attribute ``flip``): the maximum of
+falling values is the AND of their bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes import thresholds as th
+from bnncc.passes.groups import has_constant_form
+from bnncc.passes.values import pad_of
+
+_MONOTONE = {"Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization", "Relu", "Clip", "LeakyRelu", "PRelu"}
+_SAMPLES = np.concatenate(
+    [-np.logspace(6, -6, 25), [0.0], np.logspace(-6, 6, 25)]
+).astype(np.float32)
+
+
+def commute_pads(graph: Graph) -> None:
+    """Sign first, pad then.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    producers, consumers = graph.producers(), graph.consumers()
+    for position, node in enumerate(graph.nodes):
+        if node.op != "bnncc.Sign":
+            continue
+        pad = producers.get(node.inputs[0])
+        if pad is None or pad.op != "Pad" or len(consumers[pad.outputs[0]]) != 1:
+            continue
+        if pad.outputs[0] in graph.outputs or (known := pad_of(pad, graph)) is None:
+            continue
+        lo, hi, zero = float(node.attrs["lo"]), float(node.attrs["hi"]), node.attrs["zero"]
+        value = known[1]
+        at_zero = {"ge": hi, "gt": lo, "mid": (lo + hi) / 2}[str(zero)]
+        padded = hi if value > 0 else lo if value < 0 else at_zero
+        inner = graph.fresh(f"{node.outputs[0]}.inner")
+        graph.types[inner] = graph.types[pad.inputs[0]]
+        fill = graph.constant(np.float32(padded).reshape(()), "pad_value")
+        sign = Node("bnncc.Sign", [pad.inputs[0]], [inner], dict(node.attrs), node.name)
+        moved = Node("Pad", [inner, pad.inputs[1], fill], [node.outputs[0]], dict(pad.attrs), pad.name)
+        graph.nodes[graph.nodes.index(pad)] = sign
+        graph.nodes[position] = moved
+    graph.prune()
+
+
+def commute_pools(graph: Graph) -> None:
+    """Sign first, max-pool then, where nobody reads the pooled numbers.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `binarize`; rewritten in place.
+    """
+    producers, consumers = graph.producers(), graph.consumers()
+    for sign in [n for n in graph.nodes if n.op == "bnncc.Sign"]:
+        found = _pool_above(graph, sign, producers, consumers)
+        if found is None:
+            continue
+        pool, chain = found
+        flip = _falling(graph, pool, chain)
+        if flip is None:
+            continue
+        if flip.any() and not _threshold_only(graph, pool, chain, sign, producers, consumers):
+            continue
+        _swap(graph, sign, pool, chain, flip)
+        producers, consumers = graph.producers(), graph.consumers()
+    graph.sort()
+    graph.prune()
+
+
+def _single_reader(graph: Graph, name: str, consumers: dict[str, list[Node]]) -> bool:
+    return len(consumers.get(name, [])) == 1 and name not in graph.outputs
+
+
+def _pool_above(
+    graph: Graph, sign: Node, producers: dict[str, Node], consumers: dict[str, list[Node]]
+) -> tuple[Node, list[Node]] | None:
+    """Return the max-pool above a sign, and the nodes between, if the sign alone reads them."""
+    chain: list[Node] = []
+    name = sign.inputs[0]
+    while _single_reader(graph, name, consumers):
+        node = producers.get(name)
+        if node is None:
+            return None
+        if node.op == "MaxPool":
+            ok = len([o for o in node.outputs if o]) == 1 and len(graph.types[name].shape) == 4
+            return (node, chain[::-1]) if ok else None
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if node.op not in _MONOTONE or len(data) != 1 or graph.types[data[0]] != graph.types[name]:
+            return None
+        if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
+            return None
+        chain.append(node)
+        name = data[0]
+    return None
+
+
+def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
+    """Return the channels on which the nodes after the pool go down; None if some go both ways."""
+    channels = int(graph.types[pool.outputs[0]].shape[1])
+    shaped = np.broadcast_to(_SAMPLES[:, None, None, None], (len(_SAMPLES), channels, 1, 1))
+    values = th.evaluate_chain(graph, chain, shaped).reshape(len(_SAMPLES), channels)
+    rises = (np.diff(values, axis=0) > 0).any(axis=0)
+    falls = (np.diff(values, axis=0) < 0).any(axis=0)
+    return None if (rises & falls).any() else falls
+
+
+def _threshold_only(
+    graph: Graph,
+    pool: Node,
+    chain: list[Node],
+    sign: Node,
+    producers: dict[str, Node],
+    consumers: dict[str, list[Node]],
+) -> bool:
+    """Whether the sign will become thresholds of a binary layer that nobody else reads."""
+    before: list[Node] = []
+    name = pool.inputs[0]
+    while _single_reader(graph, name, consumers):
+        node = producers.get(name)
+        if node is None:
+            return False
+        if node.op == "bnncc.BinaryConv":
+            break
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if node.op not in _MONOTONE or len(data) != 1:
+            return False
+        if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
+            return False
+        before.append(node)
+        name = data[0]
+    else:
+        return False
+    bits = np.asarray(node.attrs["bits"])
+    taps = int(np.prod(bits.shape[1:]))
+    dots = th.attainable_dots(taps, any_parity=True)
+    nodes = before[::-1] + chain
+    planes = th.tabulate(graph, nodes, node.attrs["scale"], node.attrs["bias"], dots, 4)
+    if sign.attrs["zero"] == "mid" and planes.zero_attainable:
+        return False
+    return all(th.direction(p).single for p in (planes.ge, planes.gt))
+
+
+def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndarray) -> None:
+    kind = graph.types[pool.inputs[0]]
+    name = pool.inputs[0]
+    for node in chain:
+        data = next(i for i in node.inputs if i and i not in graph.constants)
+        node.inputs = [name if i == data else i for i in node.inputs]
+        name = node.outputs[0]
+        graph.types[name] = kind
+    attrs = dict(sign.attrs)
+    pool_attrs = dict(pool.attrs)
+    if flip.any():
+        attrs["flip"] = pool_attrs["flip"] = flip
+        if attrs["zero"] == "mid":
+            attrs["zero"] = "ge"
+    inner = graph.fresh(f"{sign.outputs[0]}.unpooled")
+    graph.types[inner] = kind
+    new_sign = Node("bnncc.Sign", [name], [inner], attrs, sign.name)
+    new_pool = Node("bnncc.BitPool", [inner], [sign.outputs[0]], pool_attrs, pool.name)
+    graph.nodes[graph.nodes.index(sign)] = new_pool
+    graph.nodes.insert(graph.nodes.index(new_pool), new_sign)
+    graph.nodes.remove(pool)

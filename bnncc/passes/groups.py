@@ -1,0 +1,391 @@
+"""From a chain of graph nodes to the epilogue of one kernel.
+
+`Group` collects what happens to an anchor's value (`Event`); `realise` turns the events into steps
+and their parameters: runs of per-channel affine operators become one ``affine`` (composed in
+float64), and signs after nothing but per-channel operators on a binary accumulator become integer
+thresholds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes import thresholds as th
+from bnncc.passes.physical import Physical, Planes
+from bnncc.passes.values import TwoValued
+from bnncc.topi_binary.build import output_rank
+from bnncc.topi_binary.layout import pack_conv_weight
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, Step
+
+Anchor = BinaryConv2d | Conv2d | Pool2d | Elementwise
+Affine = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happens to the value of a group.
+
+    Attributes
+    ----------
+    kind : str
+        ``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
+        ``store``.
+    tensor : str
+        The logical tensor concerned: the result of a node, the sign's output, the one to store.
+    node : Node or None
+        The graph node, if there is one.
+    layouts : tuple of str
+        For ``store``: the layouts wanted.
+    operand : str
+        For ``tensor``: which input of the node is the group's value.
+    """
+
+    kind: str
+    tensor: str
+    node: Node | None = None
+    layouts: tuple[str, ...] = ()
+    operand: str = ""
+
+
+@dataclass(eq=False)
+class Group:
+    """An anchor and what is fused into it.
+
+    Attributes
+    ----------
+    spec : Anchor
+        Without steps.
+    inputs : list of str
+        Physical inputs of the anchor; the weight of a binary layer is packed at `realise`.
+    scale, offset : ndarray of float64, shape (channels,)
+        The tip starts as ``scale * raw + offset``, `raw` being the dot product of a binary layer.
+    tip : str
+        The logical tensor the value stands for at present.
+    bits : ndarray of bool or None
+        Weights of a binary layer.
+    rank : int
+        Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
+    """
+
+    spec: Anchor
+    inputs: list[str]
+    scale: np.ndarray
+    offset: np.ndarray
+    tip: str
+    name: str
+    covers: tuple[str, ...] = ()
+    bits: np.ndarray | None = None
+    rank: int = 4
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result."""
+        return self.scale.shape[0]
+
+    @property
+    def squeezed(self) -> bool:
+        """Whether the kernel makes images of one pixel for what are logically rows."""
+        return self.rank == 2 and output_rank(self.spec) == 4
+
+
+def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | None:
+    """Return a constant as one float64 per channel, if that is how it broadcasts.
+
+    Parameters
+    ----------
+    value : ndarray
+        Operand of an elementwise operator on ``[n, channels, h, w]`` or ``[n, channels]``.
+    channels : int
+        Channels of the other operand.
+    rank : int
+        4 or 2.
+
+    Returns
+    -------
+    ndarray of float64, shape (channels,), or None
+    """
+    if value.size == 1:
+        return np.full(channels, float(value.reshape(())), np.float64)
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if len(shape) != rank or shape[1] != channels or value.size != channels:
+        return None
+    return value.reshape(channels).astype(np.float64)
+
+
+def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
+    """Return ``(scale, bias)`` if `node` is a per-channel affine operator with constants."""
+    if node.op == "BatchNormalization":
+        gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
+        scale = gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5)))
+        return scale, beta - mean * scale
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    if node.op == "Neg":
+        return -ones, zeros
+    if node.op not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    left = node.inputs[0] in graph.constants
+    vector = channel_vector(graph.constants[node.inputs[0 if left else 1]], channels, rank)
+    if vector is None:
+        return None
+    if node.op == "Add":
+        return ones, vector
+    if node.op == "Sub":
+        return (-ones, vector) if left else (ones, -vector)
+    if node.op == "Mul":
+        return vector, zeros
+    return None if left or not vector.all() else (1.0 / vector, zeros)
+
+
+def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> bool:
+    """Whether `node` applies a per-channel function made of constants that a step can do."""
+    consts = [i in graph.constants for i in node.inputs[1:] if i]
+    if node.op in ("Relu", "Neg", "LeakyRelu"):
+        return True
+    if node.op == "BatchNormalization":
+        return all(consts) and len([o for o in node.outputs if o]) == 1
+    if node.op == "Clip":
+        return all(consts) and all(graph.constants[i].size == 1 for i in node.inputs[1:] if i)
+    if node.op == "PRelu":
+        return all(consts) and channel_vector(graph.constants[node.inputs[1]], channels, rank) is not None
+    if sum(i in graph.constants for i in node.inputs) != 1:
+        return False
+    return affine_of(node, graph, channels, rank) is not None
+
+
+class _Writer:
+    """Collects steps, their parameters and outputs; holds back affine operators to merge them."""
+
+    def __init__(self, physical: Physical, group: Group) -> None:
+        self.physical, self.group = physical, group
+        self.steps: list[Step] = []
+        self.inputs: list[str] = []
+        self.outputs: list[str] = []
+        self.scale, self.offset = np.ones(group.channels), np.zeros(group.channels)
+
+    def affine(self, scale: np.ndarray, offset: np.ndarray) -> None:
+        self.scale, self.offset = self.scale * scale, self.offset * scale + offset
+
+    def flush(self) -> None:
+        scale, offset = self.scale.astype(np.float32), self.offset.astype(np.float32)
+        scaled, shifted = bool((scale != 1).any()), bool(offset.any())
+        vectors = ([scale] if scaled else []) + ([offset] if shifted else [])
+        op = {(True, True): "affine", (True, False): "scale", (False, True): "shift"}.get((scaled, shifted))
+        if op is not None:
+            self.steps.append(Step(op))
+            self.inputs += [self.physical.vector(v, f"{self.group.tip}.{op}") for v in vectors]
+        self.scale, self.offset = np.ones(self.group.channels), np.zeros(self.group.channels)
+
+    def step(self, step: Step, inputs: list[str], outputs: list[str]) -> None:
+        self.steps.append(step)
+        self.inputs += inputs
+        self.outputs += outputs
+
+
+def realise(group: Group, physical: Physical) -> None:
+    """Append the kernel of `group` to the physical graph and register what it makes.
+
+    Parameters
+    ----------
+    group : Group
+        Complete.
+    physical : Physical
+        The graph being built.
+    """
+    writer = _Writer(physical, group)
+    spec = group.spec
+    signs, flip = _plan_thresholds(group, physical.source)
+    inputs = list(group.inputs)
+    if isinstance(spec, BinaryConv2d):
+        assert group.bits is not None
+        bits = group.bits ^ flip[:, None, None, None]
+        inputs.append(physical.constant(pack_conv_weight(bits), f"{group.name}.weight"))
+        a, b = spec.dot_from_acc()
+        writer.affine(np.full(group.channels, float(a)), np.full(group.channels, float(b)))
+    writer.affine(group.scale, group.offset)
+    done: dict[object, Planes] = {}
+    stored: list[tuple[str, str, str]] = []
+    for event in group.events:
+        if event.kind == "sign":
+            _write_sign(event, writer, signs, flip, done)
+        elif event.kind == "store":
+            writer.flush()
+            for layout in event.layouts:
+                name = physical.graph.fresh(f"{event.tensor}.{layout.lower()}")
+                writer.step(Step("store", layout), [], [name])
+                stored.append((event.tensor, layout, name))
+        else:
+            _write_node(event, writer)
+    steps = tuple(writer.steps)
+    physical.kernel(
+        replace(spec, steps=steps), inputs + writer.inputs, writer.outputs, group.name, group.covers
+    )
+    for tensor, layout, name in stored:
+        forms = physical.floats.setdefault(tensor, {})
+        forms[layout if group.rank == 4 else "NCHW"] = _logical(name, group, physical)
+    for event in group.events:
+        if event.kind == "sign":
+            have = physical.planes[event.tensor]
+            zero = _logical(have.zero, group, physical) if have.zero else None
+            physical.planes[event.tensor] = Planes(_logical(have.sign, group, physical), zero, have.value)
+
+
+def _logical(name: str, group: Group, physical: Physical) -> str:
+    """Return a kernel's result in the rank of the graph."""
+    shape = physical.graph.types[name].shape
+    return physical.reshape(name, (shape[0], shape[-1])) if group.squeezed else name
+
+
+def _write_node(event: Event, writer: _Writer) -> None:
+    node, physical, group = event.node, writer.physical, writer.group
+    assert node is not None
+    graph, rank = physical.source, group.rank
+    if event.kind == "tensor":
+        _write_tensor(event, writer)
+        return
+    if (affine := _affine_or_none(node, graph, group.channels, rank)) is not None:
+        writer.affine(*affine)
+        return
+    writer.flush()
+    if node.op == "Relu":
+        writer.step(Step("relu"), [], [])
+    elif node.op == "Clip":
+        low, high = (
+            float(graph.constants[i].reshape(())) if i else limit
+            for i, limit in zip([*node.inputs[1:], "", ""], (-3.4028234663852886e38, 3.4028234663852886e38), strict=False)
+        )
+        writer.step(Step("clip", lo=low, hi=high), [], [])
+    else:
+        slope = (
+            np.full(group.channels, float(node.attrs.get("alpha", 0.01)))
+            if node.op == "LeakyRelu"
+            else channel_vector(graph.constants[node.inputs[1]], group.channels, rank)
+        )
+        assert slope is not None, node.op
+        writer.step(Step("prelu"), [physical.vector(slope.astype(np.float32), f"{event.tensor}.slope")], [])
+
+
+def _affine_or_none(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
+    if node.op in ("Relu", "Clip", "PRelu", "LeakyRelu"):
+        return None
+    return affine_of(node, graph, channels, rank)
+
+
+def _write_tensor(event: Event, writer: _Writer) -> None:
+    node, physical = event.node, writer.physical
+    assert node is not None
+    value_first = node.inputs[0] == event.operand
+    other = node.inputs[1 if value_first else 0]
+    writer.flush()
+    layout = physical.layout_of(other)
+    tensor = physical.float(other, layout)
+    if writer.group.squeezed:
+        n, channels = physical.shape(other)
+        tensor = physical.reshape(tensor, (n, 1, 1, channels))
+    if physical.shape(other) != physical.shape(event.tensor):
+        n, channels, *_ = physical.image(other)
+        writer.step(Step("gate"), [physical.reshape(tensor, (n, channels))], [])
+    elif node.op == "Sub":
+        writer.step(Step("rsub", layout), [tensor], [])
+        if value_first:  # v - t == -(t - v), exactly
+            writer.affine(-np.ones(writer.group.channels), np.zeros(writer.group.channels))
+    else:
+        writer.step(Step({"Add": "add", "Mul": "mul"}[node.op], layout), [tensor], [])
+
+
+def _plan_thresholds(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:
+    """Decide which signs become thresholds, and which channels' weights are stored negated.
+
+    Returns the sign tables by sign output, and the channels to negate.
+    """
+    flip = np.zeros(group.channels, bool)
+    tables: dict[str, tuple[th.Planes, np.ndarray]] = {}
+    spec = group.spec
+    if not isinstance(spec, BinaryConv2d):
+        return tables, flip
+    parity = spec.ternary or spec.mode == "and" or (any(spec.pads) and spec.pad_value == 0)
+    dots = th.attainable_dots(spec.taps, any_parity=parity)
+    chain: list[Node] = []
+    pure = True
+    all_pure = True
+    down = np.zeros(group.channels, bool)
+    up = np.zeros(group.channels, bool)
+    for event in group.events:
+        if event.kind == "apply" and event.node is not None:
+            chain.append(event.node)
+        elif event.kind == "tensor":
+            pure = False
+        elif event.kind == "store":
+            all_pure = False
+        elif event.kind == "sign" and event.node is not None:
+            if not pure:
+                all_pure = False
+                continue
+            table = th.tabulate(graph, chain, group.scale, group.offset, dots, group.rank)
+            inverted = event.node.attrs.get("flip")
+            mask = np.zeros(group.channels, bool) if inverted is None else np.asarray(inverted, bool)
+            ways = [th.direction(p ^ mask) for p in (table.ge, table.gt)]
+            tables[event.tensor] = (table, mask)
+            if all(w.single for w in ways):
+                for way in ways:
+                    up |= way.up
+                    down |= way.down
+            else:
+                all_pure = False
+    if all_pure and not (up & down).any():
+        flip = down
+    return tables, flip
+
+
+def _write_sign(
+    event: Event,
+    writer: _Writer,
+    tables: dict[str, tuple[th.Planes, np.ndarray]],
+    flip: np.ndarray,
+    done: dict[object, Planes],
+) -> None:
+    node, group, physical = event.node, writer.group, writer.physical
+    assert node is not None
+    kind = str(node.attrs["zero"])
+    table = tables.get(event.tensor)
+    proven = table is not None and not table[0].zero_attainable
+    zero = kind == "mid" and not proven
+    inverted = node.attrs.get("flip")
+    compare = "gt" if kind == "gt" else "ge"
+    key = (node.inputs[0], compare, zero, None if inverted is None else np.asarray(inverted).tobytes())
+    value = TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]), zero)
+    if key in done:
+        physical.planes[event.tensor] = Planes(done[key].sign, done[key].zero, value)
+        return
+    names = [physical.graph.fresh(f"{event.tensor}.{p}") for p in ("bits", "zero")[: 1 + zero]]
+    spec = group.spec
+    if table is not None and isinstance(spec, BinaryConv2d) and _fits(table, compare, zero, flip):
+        planes, mask = table
+        wanted = (planes.gt if compare == "gt" else planes.ge) ^ mask
+        thr = [th.thresholds(planes, wanted, flip, spec.dot_from_acc())]
+        if zero:
+            thr.append(th.thresholds(planes, planes.gt ^ mask, flip, spec.dot_from_acc()))
+        vectors = [physical.vector(t, f"{event.tensor}.threshold", th.NEVER) for t in thr]
+        writer.step(Step("threshold", zero=zero), vectors, names)
+    else:
+        assert inverted is None, f"{node.name}: passes.commute inverts channels of thresholds only"
+        writer.flush()
+        writer.step(Step("bits", compare=compare, zero=zero), [], names)
+    done[key] = Planes(names[0], names[1] if zero else None, value)
+    physical.planes[event.tensor] = done[key]
+
+
+def _fits(table: tuple[th.Planes, np.ndarray], compare: str, zero: bool, flip: np.ndarray) -> bool:
+    """Whether the wanted planes are steps that go up (down where weights are negated)."""
+    planes, mask = table
+    wanted = [planes.gt if compare == "gt" else planes.ge] + ([planes.gt] if zero else [])
+    if zero and mask.any():
+        return False
+    for plane in wanted:
+        way = th.direction(plane ^ mask)
+        if not way.single or (way.down & ~flip).any() or (way.up & flip).any():
+            return False
+    return True

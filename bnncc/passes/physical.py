@@ -1,0 +1,234 @@
+"""The graph being built by `passes.fuse`: tensors in the forms that kernels read.
+
+A logical tensor of the ONNX graph can exist in several physical forms at once: float in the file's
+layout (``NCHW``, also used for every rank but 4), float ``NHWC``, and planes of bits. `Physical`
+knows which exist, makes missing ones, and appends kernel nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.passes.values import TwoValued
+from bnncc.topi_binary.bits_table import needs_table, slice_table
+from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.layout import pad_lanes
+from bnncc.topi_binary.spec import ConcatBits, Elementwise, SliceBits, Spec, Step
+
+KERNEL = "bnncc.Kernel"
+"""Operator name of a fused kernel; its attribute ``spec`` says all."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A tensor as bits: the sign plane, the zero plane if there is one, and what the bits mean."""
+
+    sign: str
+    zero: str | None
+    value: TwoValued
+
+
+class Physical:
+    """Builds the physical graph.
+
+    Parameters
+    ----------
+    source : Graph
+        The logical graph; only its types, constants and names are read.
+    """
+
+    def __init__(self, source: Graph) -> None:
+        self.source = source
+        self.graph = Graph([], list(source.inputs), [], {}, {}, source.source)
+        self.floats: dict[str, dict[str, str]] = {}
+        self.planes: dict[str, Planes] = {}
+        for name in source.inputs:
+            self.graph.types[name] = source.types[name]
+            self.floats[name] = {"NCHW": name}
+
+    def shape(self, name: str) -> tuple[Dim, ...]:
+        """Return the logical shape of `name`."""
+        return self.source.types[name].shape
+
+    def image(self, name: str) -> tuple[Dim, int, int, int, int]:
+        """Return ``(n, channels, height, width, rank)`` of a logical image or matrix of rows."""
+        shape = self.shape(name)
+        if len(shape) == 2:
+            return shape[0], int(shape[1]), 1, 1, 2
+        return shape[0], int(shape[1]), int(shape[2]), int(shape[3]), 4
+
+    def available(self, name: str) -> bool:
+        """Whether `name` exists in some form."""
+        return name in self.floats or name in self.planes or name in self.source.constants
+
+    def constant(self, value: np.ndarray, stem: str) -> str:
+        """Add a constant and return its name; equal ones are shared."""
+        key = (value.dtype.str, value.shape, value.tobytes())
+        table: dict[object, str] = self.__dict__.setdefault("_constants", {})
+        if key not in table:
+            table[key] = self.graph.constant(value, stem)
+        return table[key]
+
+    def vector(self, value: np.ndarray, stem: str, fill: float = 0) -> str:
+        """Add a per-channel vector padded to whole blocks."""
+        return self.constant(pad_lanes(value, fill), stem)
+
+    def kernel(
+        self, spec: Spec, inputs: list[str], outputs: list[str], name: str, covers: tuple[str, ...] = ()
+    ) -> Node:
+        """Append a kernel; `outputs` are names for its results in order."""
+        for given, (shape, dtype) in zip(inputs, input_types(spec), strict=True):
+            have = self.graph.types[given]
+            if have.dtype != dtype or have.shape != tuple(shape):
+                raise AssertionError(f"{name}: kernel input {given} is {have}, not {shape} {dtype}")
+        for out, (shape, dtype) in zip(outputs, output_types(spec), strict=True):
+            self.graph.types[out] = TensorType(tuple(shape), dtype)
+        node = Node(KERNEL, inputs, outputs, {"spec": spec}, name, covers)
+        self.graph.nodes.append(node)
+        return node
+
+    def node(self, node: Node, types: list[TensorType]) -> None:
+        """Append an ONNX node whose outputs have the given types."""
+        for out, kind in zip(node.outputs, types, strict=True):
+            if out:
+                self.graph.types[out] = kind
+        self.graph.nodes.append(node)
+
+    def fresh(self, stem: str, shape: tuple[Dim, ...], dtype: str) -> str:
+        """Return a new tensor name, typed."""
+        name = self.graph.fresh(stem)
+        self.graph.types[name] = TensorType(shape, dtype)
+        return name
+
+    # ---- float forms ------------------------------------------------------------------------
+
+    def layout_of(self, name: str, prefer: str = "NHWC") -> str:
+        """Return the layout a kernel should read `name` in: `prefer` unless only the other exists."""
+        forms = self.floats.get(name)
+        if forms is None or prefer in forms:
+            return prefer
+        return next(iter(forms))
+
+    def float(self, name: str, layout: str = "NCHW") -> str:
+        """Return the tensor that holds `name` in `layout`, making it if need be."""
+        if len(self.shape(name)) != 4:
+            layout = "NCHW"
+        forms = self.floats.setdefault(name, {})
+        if layout not in forms:
+            forms[layout] = self._make_float(name, layout, forms)
+        return forms[layout]
+
+    def _make_float(self, name: str, layout: str, forms: dict[str, str]) -> str:
+        if name in self.source.constants:
+            value = self.source.constants[name]
+            if layout == "NHWC":
+                value = np.ascontiguousarray(value.transpose(0, 2, 3, 1))
+            return self.constant(value, name)
+        if not forms:
+            return self._from_bits(name, layout)
+        other, have = next(iter(forms.items()))
+        n, channels, height, width, _ = self.image(name)
+        shape: tuple[Dim, ...] = (
+            (n, height, width, channels) if layout == "NHWC" else (n, channels, height, width)
+        )
+        if height == width == 1 or channels == 1:
+            return self.reshape(have, shape)
+        if self.source.types[name].dtype != "float32":
+            out = self.fresh(f"{name}.{layout.lower()}", shape, self.source.types[name].dtype)
+            perm = [0, 2, 3, 1] if layout == "NHWC" else [0, 3, 1, 2]
+            self.node(Node("Transpose", [have], [out], {"perm": perm}, name), [self.graph.types[out]])
+            return out
+        spec = Elementwise(n, height, width, channels, other, (Step("store", layout),))
+        out = self.graph.fresh(f"{name}.{layout.lower()}")
+        self.kernel(spec, [have], [out], name)
+        return out
+
+    def reshape(self, name: str, shape: tuple[Dim, ...]) -> str:
+        """Return `name` seen with another shape (same elements in the same order)."""
+        kind = self.graph.types[name]
+        if kind.shape == shape:
+            return name
+        out = self.fresh(f"{name}.view", shape, kind.dtype)
+        self.graph.nodes.append(Node("bnncc.View", [name], [out], {}, name))
+        return out
+
+    def bits_source(self, name: str) -> tuple[Elementwise, list[str], TwoValued]:
+        """Return an anchor that reads the planes of `name` as float, without steps."""
+        planes = self.planes[name]
+        n, channels, height, width, rank = self.image(name)
+        spec = Elementwise(
+            n, height, width, channels, rank=rank, from_bits=True, ternary=planes.zero is not None
+        )
+        inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
+        return spec, inputs, planes.value
+
+    def _from_bits(self, name: str, layout: str) -> str:
+        spec, inputs, value = self.bits_source(name)
+        half, middle = (value.hi - value.lo) / 2, (value.hi + value.lo) / 2
+        steps: tuple[Step, ...] = (Step("store", layout),)
+        if (half, middle) != (1.0, 0.0):
+            channels = spec.channels
+            steps = (Step("affine"), *steps)
+            inputs = [
+                *inputs,
+                self.vector(np.full(channels, half, np.float32), "unit"),
+                self.vector(np.full(channels, middle, np.float32), "middle"),
+            ]
+        out = self.graph.fresh(f"{name}.{layout.lower()}")
+        self.kernel(replace(spec, steps=steps), inputs, [out], name)
+        return out
+
+    # ---- planes -----------------------------------------------------------------------------
+
+    def bits(self, name: str, value: TwoValued) -> Planes:
+        """Return the planes of `name`, packing its float form if it has none."""
+        if name not in self.planes:
+            n, channels, height, width, rank = self.image(name)
+            layout = self.layout_of(name)
+            steps: list[Step] = []
+            inputs = [self.float(name, layout)]
+            if not value.bipolar or value.lo > value.hi:
+                sign = -1.0 if value.lo > value.hi else 1.0
+                middle = (value.lo + value.hi) / 2
+                steps.append(Step("affine"))
+                inputs += [
+                    self.vector(np.full(channels, sign, np.float32), "sign"),
+                    self.vector(np.full(channels, -sign * middle, np.float32), "middle"),
+                ]
+            steps.append(Step("bits", zero=value.zero))
+            spec = Elementwise(n, height, width, channels, layout, tuple(steps), rank)
+            outs = [self.graph.fresh(f"{name}.{p}") for p in ("bits", "zero")[: 1 + value.zero]]
+            self.kernel(spec, inputs, outs, name)
+            self.planes[name] = Planes(outs[0], outs[1] if value.zero else None, value)
+        return self.planes[name]
+
+    def pick(self, plane: str, name: str, index: tuple[int, ...]) -> str:
+        """Return a plane of the channels `index` of a plane of the logical tensor `name`."""
+        n, channels, height, width, rank = self.image(name)
+        if index == tuple(range(channels)) and len(index) == channels:
+            return plane
+        spec = SliceBits(n, height, width, channels, index, rank)
+        inputs = [plane]
+        if needs_table(spec):
+            inputs.append(self.constant(slice_table(spec), "channel_index"))
+        out = self.graph.fresh(f"{plane}.pick")
+        self.kernel(spec, inputs, [out], name)
+        return out
+
+    def concat(self, planes: list[str], names: list[str], out_name: str) -> str:
+        """Return the planes of the logical tensors `names`, one after the other."""
+        n, _, height, width, rank = self.image(out_name)
+        channels = tuple(self.image(i)[1] for i in names)
+        out = self.graph.fresh(f"{out_name}.bits")
+        self.kernel(ConcatBits(n, height, width, channels, rank), planes, [out], out_name)
+        return out
+
+    def xor(self, left: str, right: str) -> str:
+        """Return the XOR of two planes."""
+        kind = self.graph.types[left]
+        out = self.fresh(f"{left}.xor", kind.shape, kind.dtype)
+        self.graph.nodes.append(Node("BitwiseXor", [left, right], [out], {}, left))
+        return out

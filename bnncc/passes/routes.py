@@ -1,0 +1,193 @@
+"""Operators that move bits without looking at them, on packed words.
+
+    before: a = Sign(x); b = Sign(y); c = Concat(a, b); p = MaxPool(c)
+    after:  c = concat_bits(a, b); p = bitwise_maxpool(c)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bnncc.graph import Node
+from bnncc.passes.physical import Physical, Planes
+from bnncc.passes.values import TwoValued, as_channel_map, channel_index, pad_of
+from bnncc.topi_binary.layout import pack_bits, words
+from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits
+
+_MOVES = {"Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+ROUTES = _MOVES | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
+"""Operators `Router` knows."""
+
+
+class Router:
+    """Routes planes of bits through operators that move them.
+
+    Parameters
+    ----------
+    physical : Physical
+        The graph being built.
+    """
+
+    def __init__(self, physical: Physical) -> None:
+        self.physical = physical
+        self._elements: dict[str, np.ndarray] = {}
+        self._origin: dict[str, str] = {}
+
+    def route(self, node: Node, values: dict[str, TwoValued]) -> bool:
+        """Append kernels for `node` if its inputs are there as planes.
+
+        Parameters
+        ----------
+        node : Node
+            Its operator is one of `ROUTES`.
+        values : dict of str to TwoValued
+            Value sets of the logical graph.
+
+        Returns
+        -------
+        bool
+            False if the node must be computed in float.
+        """
+        planes = self.physical.planes
+        if node.op in _MOVES:
+            return self._move(node)
+        if any(i not in planes for i in (node.inputs if node.op == "Concat" else node.inputs[:1])):
+            return False
+        if node.op == "Pad":
+            return self._pad(node)
+        if node.op == "Concat":
+            return self._concat(node, values[node.outputs[0]])
+        return self._pool(node)
+
+    def _move(self, node: Node) -> bool:
+        data = node.inputs[0]
+        if data in self.physical.planes:
+            shape = self.physical.shape(data)
+            if not all(isinstance(d, int) for d in shape[1:]):
+                return False
+            count = int(np.prod(shape[1:], dtype=np.int64))  # type: ignore[arg-type]
+            self._elements[data] = np.arange(count).reshape(1, *shape[1:])  # type: ignore[arg-type]
+            self._origin[data] = data
+        if data not in self._elements:
+            return False
+        origin = self._origin[data]
+        done = True
+        for position, out in enumerate(node.outputs):
+            elements = channel_index(node, position, self.physical.source, self._elements)
+            if not out or elements is None:
+                done = False
+                continue
+            self._elements[out], self._origin[out] = elements, origin
+            done &= self._settle(out, origin, elements)
+        return done
+
+    def _settle(self, out: str, origin: str, elements: np.ndarray) -> bool:
+        """Make the planes of `out`, if it holds whole channels of `origin`."""
+        source = self.physical.shape(origin)
+        shape = self.physical.shape(out)
+        if len(shape) not in (2, 4) or len(source) not in (2, 4):
+            return self._only_moves_follow(out)
+        area = source[2:] if len(source) == 4 else ()
+        target = shape[2:] if len(shape) == 4 else ()
+        if np.prod(area, initial=1) == 1 and np.prod(target, initial=1) == 1:  # type: ignore[arg-type]
+            index: tuple[int, ...] | None = tuple(int(i) for i in elements.reshape(-1))
+        elif len(shape) == len(source):
+            index = as_channel_map(elements, source[1:])  # type: ignore[arg-type]
+        else:
+            index = None
+        if index is None:
+            return self._only_moves_follow(out)
+        from_planes = self.physical.planes[origin]
+
+        def pick(plane: str) -> str:
+            picked = self.physical.pick(plane, origin, index)
+            packed = words(len(index))
+            view = (shape[0], *target, packed) if len(shape) == 4 else (shape[0], packed)
+            return self.physical.reshape(picked, view)
+
+        zero = pick(from_planes.zero) if from_planes.zero else None
+        self.physical.planes[out] = Planes(pick(from_planes.sign), zero, from_planes.value)
+        return True
+
+    def _only_moves_follow(self, out: str) -> bool:
+        """Whether `out` needs no form of its own, as part of a channel shuffle, say."""
+        readers = [n for n in self.physical.source.nodes if out in n.inputs]
+        return out not in self.physical.source.outputs and all(r.op in _MOVES for r in readers) and bool(readers)
+
+    def _pad(self, node: Node) -> bool:
+        pad = pad_of(node, self.physical.source)
+        assert pad is not None
+        pads, value = pad
+        have = self.physical.planes[node.inputs[0]]
+        n, channels, height, width, _ = self.physical.image(node.inputs[0])
+        middle = value == 0.0 and have.value.bipolar
+
+        def padded(plane: str, bit: int, what: str) -> str:
+            out = self.physical.graph.fresh(f"{node.outputs[0]}.{what}")
+            spec = PadBits(n, height, width, channels, pads, bit)
+            self.physical.kernel(spec, [plane], [out], node.name)
+            return out
+
+        sign = padded(have.sign, int(value == have.value.hi or middle), "bits")
+        zero = have.zero
+        if zero is None and middle and any(pads):
+            zero = self.no_bits(node.inputs[0])
+        if zero is not None:
+            zero = padded(zero, int(middle), "zero")
+        two = replace(have.value, zero=zero is not None)
+        self.physical.planes[node.outputs[0]] = Planes(sign, zero, two)
+        return True
+
+    def no_bits(self, name: str) -> str:
+        """Return a plane of `name` with all bits 0."""
+        _, channels, *_ = self.physical.image(name)
+        return self.physical.pick(self.physical.planes[name].sign, name, (-1,) * channels)
+
+    def _concat(self, node: Node, value: TwoValued) -> bool:
+        parts = [self.physical.planes[i] for i in node.inputs]
+        sign = self.physical.concat([p.sign for p in parts], node.inputs, node.outputs[0])
+        zero = None
+        if any(p.zero for p in parts):
+            zeros = [p.zero or self.no_bits(i) for p, i in zip(parts, node.inputs, strict=True)]
+            zero = self.physical.concat(zeros, node.inputs, node.outputs[0])
+        two = TwoValued(value.lo, value.hi, zero is not None)
+        self.physical.planes[node.outputs[0]] = Planes(sign, zero, two)
+        return True
+
+    def _pool(self, node: Node) -> bool:
+        have = self.physical.planes[node.inputs[0]]
+        n, channels, height, width, _ = self.physical.image(node.inputs[0])
+        out = self.physical.source.types[node.outputs[0]].shape
+        a = node.attrs
+        kernel, strides, pads = tuple(a["kernel_shape"]), tuple(a["strides"]), tuple(a["pads"])
+        dilations = tuple(a.get("dilations", (1, 1)))
+        extra = tuple(
+            max(0, (int(out[2 + i]) - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1
+                - (height, width)[i] - pads[i] - pads[i + 2])
+            for i in range(2)
+        )  # fmt: skip
+        flip = a.get("flip")
+        spec = BitwiseMaxPool(
+            n, height, width, channels, kernel, strides, dilations, pads, extra,
+            minimum=node.op == "MaxPool" and have.value.lo > have.value.hi, flip=flip is not None,
+        )  # fmt: skip
+
+        def pooled(plane: str) -> str:
+            inputs = [plane]
+            if flip is not None:
+                inputs.append(self.physical.constant(pack_bits(np.asarray(flip, bool)), f"{node.name}.flip"))
+            name = self.physical.graph.fresh(f"{node.outputs[0]}.bits")
+            self.physical.kernel(spec, inputs, [name], node.name)
+            return name
+
+        sign = pooled(have.sign)
+        zero = None
+        if have.zero is not None:  # positive = sign ^ zero, as zero is a part of sign
+            positive = pooled(self.physical.xor(have.sign, have.zero))
+            zero = self.physical.xor(sign, positive)
+        self.physical.planes[node.outputs[0]] = Planes(sign, zero, have.value)
+        return True
+
+

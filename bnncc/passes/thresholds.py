@@ -1,0 +1,187 @@
+"""Turn ``sign(f(conv))`` into integer thresholds on the accumulator.
+
+    before: y = BinaryConv(x); z = BatchNormalization(y); b = bnncc.Sign(z)
+    after:  b[c] = acc <= thr[c]
+
+The thresholds are found by evaluating the graph's own float32 expression on every value the dot
+product can take, never by a division formula, so there is no rounding doubt. The same table proves
+whether an exact zero can occur in front of the sign at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.evaluate import evaluate_node
+from bnncc.graph import Graph, Node
+
+ALWAYS = np.iinfo(np.int32).max
+NEVER = np.iinfo(np.int32).min
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Planes:
+    """What a sign gives for every attainable dot product of every channel.
+
+    Attributes
+    ----------
+    dots : ndarray of int64, shape (D,)
+        Attainable dot products, ascending.
+    ge, gt : ndarray of bool, shape (D, channels)
+        Whether the value in front of the sign is >= 0, > 0.
+    """
+
+    dots: np.ndarray
+    ge: np.ndarray
+    gt: np.ndarray
+
+    @property
+    def zero_attainable(self) -> bool:
+        """Whether the value in front of the sign can be exactly zero."""
+        return bool((self.ge != self.gt).any())
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Per channel: does a step go up with the dot product, down, or is it constant?
+
+    Attributes
+    ----------
+    up, down : ndarray of bool, shape (channels,)
+        Neither is set for constant channels; both are set where it is not a single step.
+    """
+
+    up: np.ndarray
+    down: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether every channel is one step or constant."""
+        return not bool((self.up & self.down).any())
+
+
+def attainable_dots(taps: int, *, any_parity: bool) -> np.ndarray:
+    """Return the values a dot product of `taps` signs can take.
+
+    Parameters
+    ----------
+    taps : int
+        K.
+    any_parity : bool
+        Whether taps may be missing (zero padding, zeros in the data, unipolar data).
+
+    Returns
+    -------
+    ndarray of int64
+        Ascending, from -K to K.
+    """
+    return np.arange(-taps, taps + 1, 1 if any_parity else 2, dtype=np.int64)
+
+
+def tabulate(
+    graph: Graph, chain: Sequence[Node], scale: np.ndarray, bias: np.ndarray, dots: np.ndarray, rank: int
+) -> Planes:
+    """Evaluate the expression between a binary layer and a sign on all attainable dot products.
+
+    Parameters
+    ----------
+    graph : Graph
+        Holds the constants.
+    chain : sequence of Node
+        Elementwise nodes with per-channel constants, in order; may be empty.
+    scale, bias : ndarray of float64, shape (channels,)
+        The layer's output is ``float32(scale * dot + bias)``.
+    dots : ndarray of int64
+        From `attainable_dots`.
+    rank : int
+        4 if the nodes work on images, 2 on rows.
+
+    Returns
+    -------
+    Planes
+    """
+    channels = scale.shape[0]
+    step = max(1, _CHUNK // max(channels, 1))
+    ge = np.empty((len(dots), channels), bool)
+    gt = np.empty_like(ge)
+    for start in range(0, len(dots), step):
+        part = dots[start : start + step]
+        value = (part[:, None] * scale + bias).astype(np.float32)
+        shaped = value.reshape(len(part), channels, *([1] * (rank - 2)))
+        current = evaluate_chain(graph, chain, shaped).reshape(len(part), channels)
+        ge[start : start + step] = current >= 0
+        gt[start : start + step] = current > 0
+    return Planes(dots, ge, gt)
+
+
+def evaluate_chain(graph: Graph, chain: Sequence[Node], value: np.ndarray) -> np.ndarray:
+    """Evaluate elementwise nodes, each reading the one before it and constants.
+
+    Parameters
+    ----------
+    graph : Graph
+        Holds the constants.
+    chain : sequence of Node
+        In order; ``attrs`` are the file's.
+    value : ndarray of float32
+        What the first node reads; any batch.
+
+    Returns
+    -------
+    ndarray of float32
+    """
+    for node in chain:
+        args = [graph.constants.get(i) if i in graph.constants else (value if i else None) for i in node.inputs]
+        with np.errstate(all="ignore"):
+            value = np.asarray(evaluate_node(node, args)[0], np.float32)
+    return value
+
+
+def direction(plane: np.ndarray) -> Direction:
+    """Find the direction of each channel's step.
+
+    Parameters
+    ----------
+    plane : ndarray of bool, shape (D, channels)
+        `Planes.ge` or `Planes.gt`.
+
+    Returns
+    -------
+    Direction
+    """
+    before, after = plane[:-1], plane[1:]
+    return Direction((~before & after).any(axis=0), (before & ~after).any(axis=0))
+
+
+def thresholds(
+    planes: Planes, plane: np.ndarray, flip: np.ndarray, dot_from_acc: tuple[int, int]
+) -> np.ndarray:
+    """Return ``thr`` with ``bit = acc <= thr``.
+
+    Parameters
+    ----------
+    planes : Planes
+        Table over all dot products.
+    plane : ndarray of bool, shape (D, channels)
+        The wanted bit; one step per channel, going down where `flip` is set and up elsewhere.
+    flip : ndarray of bool, shape (channels,)
+        Channels whose weights will be stored negated.
+    dot_from_acc : tuple of int
+        ``(a, b)`` with ``dot = a * acc + b``, a < 0.
+
+    Returns
+    -------
+    ndarray of int32, shape (channels,)
+        `ALWAYS` and `NEVER` for constant channels.
+    """
+    a, b = dot_from_acc
+    seen = np.where(flip, -planes.dots[:, None], planes.dots[:, None])
+    far = np.iinfo(np.int64).max
+    least = np.where(plane, seen, far).min(axis=0)
+    thr = (b - np.where(least == far, 0, least)) // -a
+    thr = np.where(plane.all(axis=0), ALWAYS, np.where(plane.any(axis=0), thr, NEVER))
+    return np.asarray(thr, np.int32)

@@ -1,0 +1,196 @@
+"""From a Relax module to an executable: legalize, fuse the rest, schedule, plan memory, build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import backend, transform
+
+from bnncc import schedules
+from bnncc.ops import OPERATORS
+from bnncc.schedules import generic
+from bnncc.targets.spec import TargetSpec
+
+SPEC = "bnncc.spec"
+"""PrimFunc attribute of bnncc's own kernels."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One PrimFunc call of the network, in call order.
+
+    Attributes
+    ----------
+    name : str
+        The PrimFunc.
+    spec : str
+        JSON of its spec; empty for what TVM legalized.
+    args : tuple of (shape, dtype)
+        All tensors in call order, outputs last; str dimensions are symbolic.
+    """
+
+    name: str
+    spec: str
+    args: tuple[tuple[tuple[int | str, ...], str], ...]
+
+
+def legalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Turn every operator into a PrimFunc, and fuse those that are not ours.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `lower.to_relax`.
+
+    Returns
+    -------
+    tvm.IRModule
+        ``main`` calls PrimFuncs; ours carry the attribute `SPEC`.
+    """
+    ours = [f"relax.bnncc.{name}" for name in OPERATORS]
+    return tvm.transform.Sequential(
+        [
+            transform.DecomposeOpsForInference(),
+            transform.CanonicalizeBindings(),
+            backend.DispatchSampling(),
+            backend.DispatchSortScan(),
+            transform.LegalizeOps(skip_ops=ours),
+            transform.AnnotateTIROpPattern(),
+            transform.FoldConstant(),
+            transform.FuseOps(),
+            transform.FuseTIR(),
+            transform.RewriteDataflowReshape(),  # cannot look into our kernels: before they are there
+            transform.LegalizeOps(),
+            transform.DeadCodeElimination(["main"]),
+        ]
+    )(module)
+
+
+def schedule(module: tvm.IRModule, target: TargetSpec, threads: int) -> tvm.IRModule:
+    """Schedule every PrimFunc.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `legalize`.
+    target : TargetSpec
+        The machine.
+    threads : int
+        How many threads kernels may use.
+
+    Returns
+    -------
+    tvm.IRModule
+    """
+    out = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
+    for var, func in module.functions_items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        if func.attrs is not None and SPEC in func.attrs:
+            out[var] = schedules.schedule(func, target, threads)
+        else:
+            out[var] = generic.schedule(func, target, threads)
+    return out
+
+
+def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
+    """List the PrimFunc calls of ``main`` in order."""
+    calls = []
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in (
+                "relax.call_tir",
+                "relax.call_tir_inplace",
+            ):
+                continue
+            func = module[value.args[0]]
+            spec = str(func.attrs[SPEC]) if func.attrs is not None and SPEC in func.attrs else ""
+            made = value.ty
+            outs = list(made.fields) if isinstance(made, relax.TupleType) else [made]
+            kinds = [a.ty for a in value.args[1].fields] + outs
+            calls.append(KernelCall(value.args[0].name_hint, spec, tuple(_kind(k) for k in kinds)))
+    return calls
+
+
+def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
+    dims = tuple(int(d) if isinstance(d, tirx.IntImm) else str(d) for d in kind.shape.values)
+    return dims, str(kind.dtype)
+
+
+def arena_bytes(module: tvm.IRModule) -> int:
+    """Return the bytes of activation memory that the static plan allocates (symbolic dimensions as 1)."""
+    planned = tvm.transform.Sequential(_plan_passes())(module)
+    total = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal total
+        if not isinstance(expr, relax.Call):
+            return
+        name = getattr(expr.op, "name", "")
+        if name == "relax.memory.alloc_storage":
+            total += _product(expr.args[0].values)
+        elif name == "relax.builtin.alloc_tensor":
+            kind = expr.ty
+            total += _product(kind.shape.values) * (tvm.DataType(str(kind.dtype)).bits + 7) // 8
+
+    relax.analysis.post_order_visit(planned["main"], visit)
+    return total
+
+
+def _product(dims: Any) -> int:
+    result = 1
+    for d in dims:
+        result *= int(d) if isinstance(d, tirx.IntImm) else 1
+    return result
+
+
+def build(module: tvm.IRModule, target: TargetSpec) -> relax.VMExecutable:
+    """Compile a scheduled module.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `schedule`.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    relax.VMExecutable
+        Ready for `link.build_library`.
+    """
+    pipeline = tvm.transform.Sequential(
+        [
+            *_plan_passes(),
+            transform.LowerAllocTensor(),
+            transform.KillAfterLastUse(),
+            transform.LowerRuntimeBuiltin(),
+            transform.ComputePrimValue(),
+            transform.VMShapeLower(),
+            transform.AttachGlobalSymbol(),
+        ]
+    )
+    return relax.build(module, tvm_target(target), relax_pipeline=pipeline, exec_mode="compiled")
+
+
+def _plan_passes() -> list[tvm.transform.Pass]:
+    return [
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+    ]
+
+
+def tvm_target(target: TargetSpec) -> tvm.target.Target:
+    """Return TVM's description of `target`."""
+    config: dict[str, Any] = {"kind": target.kind, "mcpu": target.mcpu}
+    if target.mattr:
+        config["mattr"] = list(target.mattr)
+    if target.triple:
+        config["mtriple"] = target.triple
+    return tvm.target.Target(config)
