@@ -57,7 +57,7 @@ def main() -> int:
     ours = artifact.run({source: images})[result].argmax(axis=1)
     theirs = session.run([result], {source: images})[0].argmax(axis=1)
 
-    print("\nthe first images, as drawn, by bnncc and by ONNX Runtime:")
+    print("\nthe first images, as labelled, by bnncc and by ONNX Runtime:")
     for name, row in (("label", labels), ("bnncc", ours), ("onnxruntime", theirs)):
         print(f"  {name:<12}", *row[:20])
 
