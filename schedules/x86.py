@@ -2,9 +2,9 @@
 
 A tile of ``TW`` output columns and ``TO`` vectors of output channels keeps its accumulators in
 registers over the whole reduction (kernel row, word, kernel column). Each weight vector is loaded
-once per tile, each data word is broadcast from memory by the XOR that uses it. The width is cut into
-tiles that differ by at most one column; tiles that touch the border are code of their own, in which
-the tests for taps outside fold away, those between run as one loop.
+once per tile, each data word is broadcast from memory by the XOR that uses it. The width is cut
+into tiles that differ by at most one column; tiles that touch the border are code of their own, in
+which the tests for taps outside fold away, those between run as one loop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout
-from bnncc.topi_binary.conv2d import Piece, conv2d, image, pieces
+from bnncc.topi_binary import layout, threes
+from bnncc.topi_binary.conv2d import conv2d, image, pieces
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
+from bnncc.topi_binary.taps import Piece
 
 SPARE_REGISTERS = 4
 """Besides the accumulators: a weight vector, a product, constants of the bit count."""
@@ -44,11 +45,14 @@ class Tiling:
     blocks_outside : bool
         Whether the loop over channel blocks is outermost, so that the weights of a tile stay in the
         first-level cache from row to row.
+    carry_save : bool, default False
+        Whether to count three products at once.
     """
 
     columns: tuple[tuple[int, int], ...]
     blocks: tuple[tuple[int, int], ...]
     blocks_outside: bool
+    carry_save: bool = False
 
 
 def apply(
@@ -58,10 +62,14 @@ def apply(
     if not isinstance(spec, BinaryConv2d) or target.kind != "llvm":
         return None
     # 1 normalise: write the definition in pieces, borders apart from the rest
-    tiling = choose(spec, target)
+    return tiled(spec, choose(spec, target), threads)
+
+
+def tiled(spec: BinaryConv2d, tiling: Tiling, threads: int = 1) -> s_tir.Schedule:
+    """Schedule the kernel of `spec` as `tiling` says."""
     columns = [width for width, _ in tiling.columns]
     blocks = [count for count, _ in tiling.blocks]
-    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None))
+    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, tiling.carry_save))
     tiles = [
         (width_tile, block_tile)
         for block_tile in [t for _, t in tiling.blocks] + [1] * _has_tail(spec)
@@ -71,7 +79,7 @@ def apply(
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, spec, str(i), piece, tile, tiling.blocks_outside, parallel)
+        _piece(sch, spec, str(i), piece, tile, tiling, parallel)
         if spec.mode == "and":
             _weight_bits(sch, str(i))
     if spec.ternary:
@@ -98,12 +106,13 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
             columns.append((size, size))
         inner = inside
         start += size
-    tile = max(1, min(budget // sizes[0], 8, full)) if sizes[0] * 2 <= budget else 1
+    tile = max(1, min(budget // sizes[0], 8, full))
     main, rest = divmod(full, tile)
     blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
     per_block = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups) * 64
     weight_bytes = per_block * layout.blocks(spec.out_channels)
-    return Tiling(tuple(columns), blocks, weight_bytes > target.l1_bytes)
+    carry_save = target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
+    return Tiling(tuple(columns), blocks, weight_bytes > target.l2_bytes // 2, carry_save)
 
 
 def accumulators(target: TargetSpec) -> int:
@@ -137,7 +146,7 @@ def _piece(
     name: str,
     piece: Piece,
     tile: tuple[int, int],
-    blocks_outside: bool,
+    tiling: Tiling,
     parallel: bool,
 ) -> None:
     # 2 tile
@@ -145,18 +154,27 @@ def _piece(
     w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
     o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
     outer = [n, h, w1, o1]
-    if blocks_outside and not parallel:
+    if tiling.blocks_outside and not parallel:
         outer = [o1, n, h, w1]
     sch.reorder(*outer, w2, o2)
     acc = sch.get_sblock(f"acc_{name}")
     sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
-    *_, w, o, lane, kh, kw, c = sch.get_loops(acc)
-    sch.reorder(kh, c, kw, w, o, lane)
     # 5 vectorize, unroll, parallel
     if parallel:
         sch.parallel(sch.fuse(n, h))
-    for loop in (w2, o2, w, o):
-        sch.unroll(loop)
+    sch.unroll(w2)
+    sch.unroll(o2)
+    if tiling.carry_save:
+        *_, w, o, part, kh, c = sch.get_loops(acc)
+        sch.reorder(kh, c, w, o, part)
+        init = sch.decompose_reduction(acc, kh)
+        for loop in (w, o, part, *sch.get_loops(init)[-3:]):
+            sch.unroll(loop)
+        return
+    *_, w, o, lane, kh, kw, c = sch.get_loops(acc)
+    sch.reorder(kh, c, kw, w, o, lane)
+    sch.unroll(w)
+    sch.unroll(o)
     if spec.kernel[1] * tile[0] * tile[1] <= MAX_UNROLLED:
         sch.unroll(kw)
     sch.vectorize(lane)

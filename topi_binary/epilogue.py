@@ -159,6 +159,7 @@ def emit(
     outputs: Sequence[Buffer],
     at: Place,
     acc: Expr = None,
+    halved: bool = False,
 ) -> None:
     """Write the steps on one vector, in the block that is open.
 
@@ -166,8 +167,8 @@ def emit(
     ----------
     steps : sequence of Step
         The epilogue, see `spec.Step`.
-    value : Expr of float32x16
-        What the steps start from; not used if no step needs it.
+    value : Expr of float32x16 or None
+        What the steps start from; None for the accumulator.
     params : sequence of Buffer
         The steps' inputs, in their order.
     outputs : sequence of Buffer
@@ -176,11 +177,22 @@ def emit(
         Where the vector lies.
     acc : Expr of int32x16, optional
         The integer accumulator, for ``threshold``.
+    halved : bool, default False
+        Whether `acc` is half of the accumulator that the steps mean. That costs nothing, because
+        thresholds and scales are changed instead, once for all pixels of a tile.
     """
+    if value is None:
+        value = T.Cast(F32, acc)
+        halved_value = halved
+    else:
+        halved_value = False
     inputs, results = iter(params), iter(outputs)
     for number, step in enumerate(steps):
         taken = [next(inputs) for _ in range(step_inputs(step))]
         made = [next(results) for _ in range(step_outputs(step))]
+        if halved_value and step.op not in ("threshold", "affine"):
+            value = value * _fill(2.0)
+            halved_value = False
         if step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
@@ -195,10 +207,16 @@ def emit(
         elif step.op == "threshold":
             if step.zero:
                 acc = T.Bind(acc)
-            _store_bits(made[0], acc <= taken[0][at.vector], at)
+            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
+            one = T.Broadcast(T.int32(1), LANES)
+            limits = [T.shift_right(t[at.vector], one) if halved else t[at.vector] for t in taken]
+            _store_bits(made[0], acc <= limits[0], at)
             if step.zero:
-                above = acc > taken[1][at.vector]
-                _store_bits(made[1], T.And(acc <= taken[0][at.vector], above), at)
+                _store_bits(made[1], T.And(acc <= limits[0], acc > limits[1]), at)
+        elif halved_value:
+            scale, bias = (buffer[at.vector] for buffer in taken)
+            value = fma(value, scale * _fill(2.0), bias)
+            halved_value = False
         else:
             value = _apply(step, value, taken, at)
 
@@ -217,7 +235,8 @@ def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
         return T.min(T.max(value, _fill(step.lo)), _fill(step.hi))
     if step.op == "prelu":
         value = T.Bind(value)
-        return T.Select(value >= _fill(0.0), value, value * taken[0][at.vector])
+        # Not `value >= 0`: TVM cannot share a vector of booleans with the `bits` of this value.
+        return T.Select(_fill(0.0) <= value, value, value * taken[0][at.vector])
     if step.op == "gate":
         return value * _load(taken[0], at, gate=True)
     other = _load(taken[0], at, step.layout)

@@ -1,0 +1,235 @@
+"""Single products of a binary convolution: which words meet, and what stands outside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import BinaryConv2d, Dim
+
+Buffer = Any
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of columns and of channel blocks."""
+
+    column: int
+    columns: int
+    block: int
+    blocks: int
+    lanes: int
+    """Channels per block: `LANES`, or fewer in the last block."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The buffers of the function being written, and the extents of its loops over pixels."""
+
+    spec: BinaryConv2d
+    n: Dim | tirx.Var
+    height: int
+    width: int
+    data: Buffer
+    zero: Buffer | None
+    weight: Buffer
+    params: list[Buffer]
+    outputs: list[Buffer]
+
+    @property
+    def group_channels(self) -> int:
+        """Input channels of one group."""
+        return self.spec.channels // self.spec.groups
+
+    @property
+    def group_words(self) -> int:
+        """Words of one group and pixel."""
+        return layout.words(self.group_channels)
+
+    @property
+    def reduction(self) -> tuple[int, int, int]:
+        """Extents of the loops over taps: kernel row, kernel column, word."""
+        return (*self.spec.kernel, self.group_words)
+
+    @property
+    def skips(self) -> bool:
+        """Whether taps outside the image are left out."""
+        return self.spec.mode == "xor" and self.spec.pad_value == 0
+
+    @property
+    def rows_are_columns(self) -> bool:
+        """Whether the columns of the loops are the rows of a dense layer."""
+        return self.spec.rank == 2 and isinstance(self.spec.n, int)
+
+    def position(self, axis: int, place: Expr, tap: Expr) -> Expr:
+        """Return the input row (`axis` 0) or column (1) of a tap of output `place`."""
+        spec = self.spec
+        return place * spec.strides[axis] + tap * spec.dilations[axis] - spec.pads[axis]
+
+    def inside(self, axis: int, place: Expr, tap: Expr, piece: Piece) -> Expr | None:
+        """Return the test that a tap is inside the image; None if it always is, in this piece."""
+        spec = self.spec
+        if spec.rank == 2:
+            return None
+        first, last = (0, self.height - 1)
+        if axis == 1:
+            first, last = piece.column, piece.column + piece.columns - 1
+        extent = (spec.height, spec.width)[axis]
+        position = self.position(axis, place, tap)
+        tests = []
+        if self.position(axis, first, 0) < 0:
+            tests.append(position >= 0)
+        if self.position(axis, last, spec.kernel[axis] - 1) >= extent:
+            tests.append(position < extent)
+        return T.And(*tests) if len(tests) == 2 else tests[0] if tests else None
+
+    def missing(self, h: Expr, w: Expr, piece: Piece) -> Expr:
+        """Return how many taps of an output pixel lie outside the image, if those are skipped."""
+        taps = self.spec.kernel[0] * self.spec.kernel[1]
+        if not self.skips:
+            return T.int32(0)
+        counts: list[Expr] = []
+        for axis, place in enumerate((h, w)):
+            tests = [self.inside(axis, place, k, piece) for k in range(self.spec.kernel[axis])]
+            if all(test is None for test in tests):
+                counts.append(T.int32(self.spec.kernel[axis]))
+                continue
+            counts.append(sum((T.Cast("int32", test) for test in tests), T.int32(0)))
+        return taps - counts[0] * counts[1]
+
+    def share(self, h: Expr, w: Expr, piece: Piece, masked: bool = False) -> Expr:
+        """Return what taps outside the image count at the start of the accumulator.
+
+        `masked` accumulators are `BinaryConv2d.doubled`.
+        """
+        if masked:
+            return self.missing(h, w, piece) * self.group_channels
+        if self.group_channels % 2:
+            return T.int32(0)  # added when it is read, with all of them doubled
+        return self.missing(h, w, piece) * (self.group_channels // 2)
+
+    def weight_index(self, piece: Piece, o: Expr, lane: Expr, taps: tuple[Expr, ...]) -> Expr:
+        """Return where the weight of (kernel row, kernel column, word) lies, see `layout`."""
+        kh, kw, c = taps
+        row = (kh * self.spec.kernel[1] + kw) * self.group_words + c
+        per_block = self.spec.kernel[0] * self.spec.kernel[1] * self.group_words
+        if piece.lanes == LANES:
+            return ((o + piece.block) * per_block + row) * LANES + lane
+        return piece.block * per_block * LANES + row * piece.lanes + lane
+
+    def word(self, piece: Piece, o: Expr, lane: Expr, c: Expr) -> Expr:
+        """Return which word of a pixel holds word `c` of the group that output channels read."""
+        spec = self.spec
+        if spec.groups == 1:
+            return c
+        per_group = spec.out_channels // spec.groups
+        channel = (o + piece.block) * LANES
+        if per_group % LANES:  # lanes of one vector read different words
+            channel = T.min(channel + lane, spec.out_channels - 1)
+        return c + channel // per_group * self.group_words
+
+    def pad_word(self, c: Expr) -> Expr:
+        """Return word `c` of a group of a pixel outside the image."""
+        channels = self.group_channels
+        if self.spec.pad_value != 1:
+            return T.uint32(0)
+        ones = T.uint32(2**layout.WORD_BITS - 1)
+        if channels % layout.WORD_BITS == 0:
+            return ones
+        tail = T.uint32((1 << channels % layout.WORD_BITS) - 1)
+        return T.Select(c == self.group_words - 1, tail, ones)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One product: a data word (or what stands for it outside the image) and a weight word.
+
+    `lane` is a scalar; if it is None, the product is of a data word and a whole vector of weights.
+    """
+
+    kernel: Kernel
+    piece: Piece
+    n: Expr
+    h: Expr
+    w: Expr
+    o: Expr
+    lane: Expr | None
+    kh: Expr
+    kw: Expr
+    c: Expr
+
+    @property
+    def weight(self) -> Expr:
+        """The weight word, or vector of words."""
+        lane = 0 if self.lane is None else self.lane
+        index = self.kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
+        return self.kernel.weight[index if self.lane is not None else T.Ramp(index, 1, LANES)]
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        """Index of the data word."""
+        kernel = self.kernel
+        lane = 0 if self.lane is None else self.lane
+        word = kernel.word(self.piece, self.o, lane, self.c)
+        if kernel.spec.rank == 2:
+            return (self.w if kernel.rows_are_columns else self.n), word
+        row = kernel.position(0, self.h, self.kh)
+        return self.n, row, kernel.position(1, self.w, self.kw), word
+
+    def spread(self, word: Expr) -> Expr:
+        """Return a data word as the other operand of `weight`."""
+        return word if self.lane is not None else T.Broadcast(word, LANES)
+
+    def differ(self, word: Expr) -> Expr:
+        """Return the bits in which `word` and the weight differ."""
+        return self.spread(word) ^ self.weight
+
+    def regions(self) -> list[Expr]:
+        """Return what the product reads."""
+        kernel = self.kernel
+        planes = [kernel.data, *([kernel.zero] if kernel.zero is not None else [])]
+        lane = 0 if self.lane is None else self.lane
+        start = kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
+        where = start if self.lane is not None else slice(start, start + LANES)
+        return [*(plane[self.index] for plane in planes), kernel.weight[where]]
+
+    def visit(self, add: Callable[[Expr, Expr], None], rows: bool = True) -> None:
+        """Call `add` with the data word and zero word, under the tests that this tap needs.
+
+        Parameters
+        ----------
+        add : callable
+            Writes the statement.
+        rows : bool, default True
+            Whether the row is tested too.
+        """
+        kernel = self.kernel
+        places = ((self.h, self.kh), (self.w, self.kw))
+        tests = [
+            kernel.inside(axis, place, tap, self.piece)
+            for axis, (place, tap) in enumerate(places)
+            if rows or axis == 1
+        ]
+        self._nest([test for test in tests if test is not None], add)
+
+    def _nest(self, tests: list[Expr], add: Callable[[Expr, Expr], None]) -> None:
+        kernel = self.kernel
+        if not tests:
+            zero = T.uint32(0) if kernel.zero is None else kernel.zero[self.index]
+            add(kernel.data[self.index], zero)
+            return
+        with ExitStack() as stack:
+            stack.enter_context(T.If(tests[0]))
+            with T.Then():
+                self._nest(tests[1:], add)
+            if not kernel.skips:
+                with T.Else():
+                    add(kernel.pad_word(self.c), T.uint32(0))

@@ -1,0 +1,151 @@
+"""Carry-save counting: the bits of three products at once, for AVX-512.
+
+Three taps of a kernel's row are counted together where none is outside the image. With
+``x_i = d_i ^ w_i``, their bits are ``popcount(s) + 2 * popcount(c)``, where s is the XOR of the
+three and c their majority. s is linear: ``s = (d_0 ^ d_1 ^ d_2) ^ (w_0 ^ w_1 ^ w_2)``, so the XOR
+of three data words is made once per kernel call, and c follows from x_0, x_1 and s in one
+instruction: 8 vector instructions for three products instead of 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import epilogue
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.taps import Kernel, Piece, Tap
+
+Buffer = Any
+Expr = Any
+
+
+def fits(spec: BinaryConv2d) -> bool:
+    """Return whether `conv2d` can count `spec` in threes."""
+    uniform = spec.groups == 1 or (spec.out_channels // spec.groups) % LANES == 0
+    reach = 2 * spec.dilations[1]
+    return spec.kernel[1] == 3 and uniform and spec.width > reach and spec.rank == 4
+
+
+def sums(kernel: Kernel) -> Buffer:
+    """XOR each data word with its two neighbours under the kernel's row (block ``sums``)."""
+    data, step = kernel.data, kernel.spec.dilations[1]
+    n, height, width, words = data.shape
+    count = (width - 2 * step) * words
+    result = T.sblock_alloc_buffer((n, height, width - 2 * step, words), "uint32")
+    row_of_data = T.decl_buffer((n, height, width * words), "uint32", data=data.data)
+    row_of_sums = T.decl_buffer((n, height, count), "uint32", data=result.data)
+    with T.sblock("sums"):
+        T.reads(data[0:n, 0:height, 0:width, 0:words])
+        T.writes(result[0:n, 0:height, 0 : width - 2 * step, 0:words])
+        with T.grid(n, height) as (i, h), T.vectorized(0, count) as x:
+            triple = [row_of_data[i, h, x + k * step * words] for k in range(3)]
+            T.buffer_store(row_of_sums, triple[0] ^ triple[1] ^ triple[2], [i, h, x])
+    return result
+
+
+def accumulate(
+    kernel: Kernel, piece: Piece, name: str, start: Buffer | None, sums: Buffer
+) -> Buffer:
+    """Write the block ``acc_i`` with carry-save counting, on vectors.
+
+    The accumulator has one more axis: 0 counts the sums and single taps, 1 the carries.
+    """
+    outer = (kernel.n, kernel.height, piece.columns, piece.blocks, 2)
+    acc = T.sblock_alloc_buffer((*outer[:3], 2, piece.blocks * LANES), "int32")
+    IRBuilder.name(f"acc_{name}", acc)
+    rows, _, words = kernel.reduction
+    with T.grid(*outer, rows, words) as loops, T.sblock(f"acc_{name}"):
+        n, h, w, o, part, kh, c = T.axis.remap("SSSSSRR", list(loops))
+        column = w + piece.column
+        taps = [Tap(kernel, piece, n, h, column, o, None, kh, kw, c) for kw in range(3)]
+        reads = [region for tap in taps for region in tap.regions()]
+        T.reads(*reads, *([start[o, 0:LANES]] if start is not None else []))
+        T.writes(acc[n, h, w, part, o * LANES : o * LANES + LANES])
+        here = (n, h, w, part, T.Ramp(o * LANES, 1, LANES))
+
+        def add(count: Expr) -> None:
+            T.buffer_store(acc, acc[here] + T.Cast(epilogue.I32, count), here)
+
+        def single(taps: Sequence[Tap]) -> None:
+            with T.If(part == 0), T.Then():
+                for tap in taps:
+                    tap.visit(
+                        lambda data, _, tap=tap: add(T.popcount(tap.differ(data))), rows=False
+                    )
+
+        def triple() -> None:
+            first = kernel.position(1, column, 0)
+            word = kernel.word(piece, o, 0, c)
+            row = kernel.position(0, h, kh)
+            weights = taps[0].weight ^ taps[1].weight ^ taps[2].weight
+            total = T.Broadcast(sums[n, row, first, word], LANES) ^ weights
+            with T.If(part == 0):
+                with T.Then():
+                    add(T.popcount(total))
+                with T.Else():
+                    two = [tap.differ(kernel.data[tap.index]) for tap in taps[:2]]
+                    add(T.popcount(_majority(two[0], two[1], total)))
+
+        with T.init():
+            initial: Expr = T.Broadcast(T.int32(0), LANES)
+            if start is not None:
+                first_part: Expr = -start[o, T.Ramp(0, 1, LANES)]
+            else:
+                first_part = T.Broadcast(kernel.share(h, column, piece), LANES)
+            with T.If(part == 0):
+                with T.Then():
+                    T.buffer_store(acc, first_part, here)
+                with T.Else():
+                    T.buffer_store(acc, initial, here)
+
+        def row() -> None:
+            tests = [kernel.inside(1, column, kw, piece) for kw in (0, 2)]
+            tests = [test for test in tests if test is not None]
+            if not tests:
+                triple()
+                return
+            with T.If(T.And(*tests) if len(tests) == 2 else tests[0]):
+                with T.Then():
+                    triple()
+                with T.Else():
+                    single(taps)
+
+        test = kernel.inside(0, h, kh, piece)
+        if test is None:
+            row()
+        else:
+            with T.If(test):
+                with T.Then():
+                    row()
+                if not kernel.skips:
+                    with T.Else(), T.If(part == 0), T.Then():
+                        for tap in taps:
+                            add(T.popcount(tap.differ(kernel.pad_word(c))))
+    return acc
+
+
+def region(acc: Buffer, loops: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+    """Return the region of both parts of one vector of accumulators."""
+    n, h, w, o = loops
+    return acc[n, h, w, 0:2, o * LANES : o * LANES + LANES]
+
+
+def total(acc: Buffer, loops: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+    """Return one vector of accumulators: sums and twice the carries."""
+    n, h, w, o = loops
+    lanes = T.Ramp(o * LANES, 1, LANES)
+    return acc[n, h, w, 0, lanes] + acc[n, h, w, 1, lanes] * T.Broadcast(T.int32(2), LANES)
+
+
+def _majority(x: Expr, y: Expr, total: Expr) -> Expr:
+    """Return the majority of x, y and z, where `total` is x ^ y ^ z."""
+    operands = [T.Cast(epilogue.I32, operand) for operand in (x, y, total)]
+    # Truth table, x y total from the highest bit: x if x == y, else z = ~total.
+    return T.call_llvm_pure_intrin(
+        epilogue.I32, "llvm.x86.avx512.pternlog.d.512", *operands, T.int32(0xD4)
+    )
