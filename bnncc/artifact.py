@@ -114,7 +114,9 @@ class Artifact:
         session = self.session()
         tensors = session.tensors(inputs)
         outputs = session.flatten(session.main(*tensors))
-        return {t.name: a.numpy() for t, a in zip(self.outputs, outputs, strict=True)}
+        return {
+            t.name: np.array(np.from_dlpack(a)) for t, a in zip(self.outputs, outputs, strict=True)
+        }
 
     def selfcheck_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the inputs and the right outputs the artifact carries to check itself with.
@@ -128,7 +130,7 @@ class Artifact:
         known.update({f"output_{i}": t for i, t in enumerate(self.outputs)})
 
         def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-            check_tensor(known[name], shape, dtype.name, {}, what="array")
+            check_tensor(known[name], shape, dtype, {}, what="array")
 
         data = self._members[container.SELFCHECK]
         try:
@@ -153,7 +155,7 @@ class Artifact:
         symbols: dict[str, tuple[int, str]] = {}
 
         def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-            check_tensor(known[name], shape, dtype.name, symbols, source=f"{path}: ")
+            check_tensor(known[name], shape, dtype, symbols, source=f"{path}: ")
 
         arrays = read_npz(path, names=known, check=check)
         self._check_names(arrays, source=f"{path}: ")
@@ -176,6 +178,8 @@ class Artifact:
 
     def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:
         wanted = [t.name for t in self.inputs]
+        if given.keys() == set(wanted):
+            return
         hint = f"inputs are: {', '.join(map(str, self.inputs)) or 'none'}"
         if unknown := [name for name in given if name not in wanted]:
             raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
@@ -186,7 +190,7 @@ class Artifact:
 def check_tensor(
     info: TensorInfo,
     shape: tuple[int, ...],
-    dtype: str,
+    dtype: np.dtype,
     symbols: dict[str, tuple[int, str]],
     *,
     what: str = "input",
@@ -199,10 +203,12 @@ def check_tensor(
     InputError
         If they do not fit.
     """
+    if shape == info.shape and dtype == info.dtype:
+        return
     where = f"{source}{what} `{info.name}`"
     if dtype != info.dtype:
         raise InputError(
-            f"{where} has dtype {dtype}, wanted {info.dtype}",
+            f"{where} has dtype {dtype.name}, wanted {info.dtype}",
             hint=f"convert it: array.astype('{info.dtype}')",
         )
     wanted = ", ".join(map(str, info.shape))
@@ -253,7 +259,7 @@ class Session:
             array, owner = value, value
         else:
             array, owner = _view(info, value), value
-        check_tensor(info, array.shape, array.dtype.name, symbols)
+        check_tensor(info, array.shape, array.dtype.newbyteorder("="), symbols)
         if self._check_finite and array.dtype.kind == "f":
             _require_finite(info, array)
         if array.flags.c_contiguous and array.dtype.isnative:

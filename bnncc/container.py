@@ -25,8 +25,8 @@ _MAX_MANIFEST = 64 << 20
 
 
 def sealed(manifest: dict[str, Any], members: dict[str, bytes]) -> dict[str, Any]:
-    """Return `manifest` with the members' sizes and checksums, and its own checksum."""
-    result = {k: v for k, v in manifest.items() if k != "sha256"}
+    """Return `manifest` as JSON reads it back, with checksums of the members and its own."""
+    result = json.loads(_encode({k: v for k, v in manifest.items() if k != "sha256"}, indent=None))
     result["members"] = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in sorted(members.items())

@@ -153,8 +153,8 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
             "kernels": len(plan.kernels),
             "tuned": sum(kernel.tuned for kernel in plan.kernels),
         },
-        "layers": [_plain(layer) for layer in plan.layers],
-        "kernels": [_plain(kernel) for kernel in plan.kernels],
+        "layers": [asdict(layer) for layer in plan.layers],
+        "kernels": [asdict(kernel) for kernel in plan.kernels],
         "memory": {"arena_bytes": plan.arena_bytes},
         "bytes": {
             "code": code,
@@ -162,7 +162,7 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
             "float": plan.float_bytes,
             "selfcheck": selfcheck,
         },
-        "sign_zero": [_plain(item) for item in plan.sign_zero],
+        "sign_zero": [asdict(item) for item in plan.sign_zero],
         "warnings": list(plan.warnings),
     }
 
@@ -232,8 +232,3 @@ def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[s
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def _plain(item: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON data."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(item).items()}

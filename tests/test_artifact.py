@@ -1,0 +1,443 @@
+"""What users do with artifacts: save, load, run from threads, hand over DLPack, read what broke."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bnncc import container, link
+from bnncc.artifact import ALIGNMENT, Artifact, aligned_empty
+from bnncc.errors import ArtifactError, BnnccError, InputError, TargetError
+from bnncc.files import npz_bytes, write_atomic
+from bnncc.targets.catalog import resolve
+from tests import tiny as stub
+from tests.tiny import expected, tiny
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return tiny()
+
+
+@pytest.fixture
+def path(artifact: Artifact, tmp_path: Path) -> Path:
+    artifact.save(tmp_path / "tiny.bnncc")
+    return tmp_path / "tiny.bnncc"
+
+
+def arrays(batch: int = 3, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-9, 9, (batch, 8)).astype(np.float32)
+    y = rng.integers(-9, 9, (batch, 8)).astype(np.float32)
+    return {"x/in:0": x, "y": y}, expected(x, y)
+
+
+def check(artifact: Artifact, batch: int = 3, seed: int = 0) -> None:
+    given, wanted = arrays(batch, seed)
+    got = artifact.run(given)
+    assert list(got) == list(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(got[name], value)
+
+
+# ------------------------------------------------------------------------- saving and loading
+
+
+def test_round_trip(path: Path, artifact: Artifact) -> None:
+    loaded = Artifact.load(path)
+    check(loaded)
+    check(loaded, batch=1)
+    assert loaded.manifest == artifact.manifest
+    assert [(t.name, t.shape, t.dtype) for t in loaded.inputs] == [
+        ("x/in:0", ("n", 8), "float32"),
+        ("y", ("n", 8), "float32"),
+    ]
+    assert [t.name for t in loaded.outputs] == ["product", "sum"]
+    assert loaded.report == artifact.report
+
+
+def test_same_bytes_every_time(path: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.bnncc"
+    stub.library()
+    tiny().save(again)
+    assert again.read_bytes() == path.read_bytes()
+    assert str(tmp_path).encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["cc", "ziglang"])
+def test_every_linker_makes_a_library_that_runs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "ziglang":
+        pytest.importorskip("ziglang")
+        monkeypatch.setattr(link.shutil, "which", lambda name: None)
+    elif not link.shutil.which("cc"):
+        pytest.skip("no cc")
+    first, second = stub.library(), stub.library()
+    assert first == second
+    assert os.getcwd().encode() not in first
+    check(tiny())
+    monkeypatch.undo()
+    stub.library()
+
+
+def test_no_linker_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(link.shutil, "which", lambda name: None)
+    monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TargetError, match="no linker for x86_64-linux-gnu found: tried cc") as info:
+        link.link(tmp_path, ["a.o"], "lib.so", triple="x86_64-linux-gnu")
+    assert "pip install ziglang" in str(info.value.hint)
+
+
+def test_failing_linkers_say_why(tmp_path: Path) -> None:
+    (tmp_path / "a.o").write_bytes(b"no object")
+    with pytest.raises(TargetError, match="linking for"):
+        link.link(tmp_path, ["a.o"], "lib.so", triple="")
+
+
+def test_sizes_sum_to_the_file(path: Path) -> None:
+    sizes = dict(Artifact.load(path).report["bytes"])
+    total = sizes.pop("total")
+    assert total == path.stat().st_size == sum(sizes.values())
+    assert set(sizes) == {"code", "binary", "float", "selfcheck", "manifest"}
+
+
+def test_plain_tvm_runs_what_tar_unpacks(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    subprocess.run(["tar", "xf", str(path), "-C", str(folder)], check=True)
+    assert sorted(p.name for p in folder.iterdir()) == ["lib.so", "manifest.json", "selfcheck.npz"]
+    program = """
+import sys
+sys.modules["bnncc"] = None  # importing it would fail
+import numpy as np, tvm
+from tvm.runtime.vm import VirtualMachine
+check = np.load("selfcheck.npz")
+vm = VirtualMachine(tvm.runtime.load_module("./lib.so"), tvm.cpu())
+outputs = vm["main"](*(tvm.runtime.tensor(check[f"input_{i}"]) for i in range(2)))
+for i, output in enumerate(outputs):
+    np.testing.assert_allclose(output.numpy(), check[f"output_{i}"], rtol=1e-4)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**environment, "TVM_USE_RUNTIME_LIB": "1"},
+        check=True,
+    )
+
+
+def test_selfcheck_arrays(path: Path) -> None:
+    loaded = Artifact.load(path)
+    given, wanted = loaded.selfcheck_arrays()
+    got = loaded.run(given)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4)
+
+
+def test_retarred_artifact_still_loads(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "u"
+    folder.mkdir()
+    subprocess.run(["tar", "xf", str(path), "-C", str(folder)], check=True)
+    again = tmp_path / "again.bnncc"
+    subprocess.run(
+        ["tar", "cf", str(again), "-C", str(folder), "lib.so", "selfcheck.npz", "manifest.json"],
+        check=True,
+    )
+    check(Artifact.load(again))
+
+
+def test_save_leaves_nothing_half_written(artifact: Artifact, tmp_path: Path) -> None:
+    target = tmp_path / "a.bnncc"
+    target.write_bytes(b"old")
+
+    def chunks() -> Any:
+        yield b"new"
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write_atomic(target, chunks())
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(BnnccError, match="cannot be written"):
+        artifact.save(tmp_path / "missing" / "a.bnncc")
+
+
+# ----------------------------------------------------------------------------------- damaged files
+
+
+def refused(path: Path, match: str, kind: type[BnnccError] = ArtifactError) -> None:
+    with pytest.raises(kind, match=match) as info:
+        Artifact.load(path)
+    assert "\n" not in str(info.value)
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    refused(tmp_path / "none.bnncc", "cannot be read: No such file")
+    (tmp_path / "empty").touch()
+    refused(tmp_path / "empty", "the file is empty")
+    (tmp_path / "text").write_text("hello " * 1000)
+    refused(tmp_path / "text", "not a tar file")
+    refused(tmp_path, "cannot be read: Is a directory")
+
+
+def test_every_truncation_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    steps = [*range(0, len(data), 1711), len(data) - 1, len(data) - 512, len(data) - 1024]
+    for size in steps:
+        path.write_bytes(data[:size])
+        refused(path, "not an intact bnncc artifact")
+
+
+def test_every_flipped_bit_is_refused_or_harmless(path: Path) -> None:
+    data = path.read_bytes()
+    original = Artifact.load(path)
+    rng = np.random.default_rng(0)
+    refusals = 0
+    for position in [*range(0, 512, 3), *rng.integers(0, len(data), 300)]:
+        broken = bytearray(data)
+        broken[position] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        try:
+            loaded = Artifact.load(path)
+        except ArtifactError:
+            refusals += 1
+        else:  # a byte that means nothing: padding, or white space of the manifest
+            assert loaded.manifest == original.manifest
+            assert loaded._members == original._members
+    assert refusals > 400
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None], *, seal: bool = True) -> None:
+    """Change the manifest, with a checksum that fits."""
+    content, members = container.read_file(path)
+    change(content)
+    if seal:
+        content = container.sealed(content, members)
+    path.write_bytes(b"".join(container.file_chunks(content, members)))
+
+
+def test_manifest_under_its_checksum(path: Path) -> None:
+    rewritten(path, lambda m: m.update(model="other.onnx"), seal=False)
+    refused(path, "manifest.json does not match its own checksum")
+
+
+def test_format_of_the_future(path: Path) -> None:
+    rewritten(path, lambda m: m.update(format=2, bnncc="9.9"), seal=False)
+    with pytest.raises(ArtifactError, match="artifact format 2, this bnncc reads 1") as info:
+        Artifact.load(path)
+    assert info.value.hint == "it was written by bnncc 9.9; compile it again"
+
+
+def test_other_tvm(path: Path) -> None:
+    rewritten(path, lambda m: m.update(tvm="0.31.0"))
+    refused(path, r"compiled with TVM 0\.31\.0, this is TVM 0\.27")
+    assert Artifact.load(path, for_this_machine=False).manifest["tvm"] == "0.31.0"
+
+
+def test_features_this_machine_lacks(tmp_path: Path) -> None:
+    spec = dataclasses.replace(resolve("x86-64-v2"), features=("popcnt", "avx9"))
+    path = tmp_path / "a.bnncc"
+    tiny(target=spec).save(path)
+    refused(path, "needs CPU features this machine lacks: avx9", TargetError)
+    assert Artifact.load(path, for_this_machine=False).report["summary"]["float"] == 1
+
+
+def test_other_architecture(tmp_path: Path) -> None:
+    spec = dataclasses.replace(resolve("x86-64-v2"), name="mips", triple="mips64-linux-gnu")
+    tiny(target=spec).save(tmp_path / "a.bnncc")
+    refused(tmp_path / "a.bnncc", r"is for mips64 \(mips\), this machine is", TargetError)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("inputs", None),
+        ("inputs", [{"name": "x", "shape": [-1], "dtype": "float32"}]),
+        ("inputs", [{"name": "x", "shape": [1], "dtype": "object"}]),
+        ("inputs", [{"name": "x", "shape": [True], "dtype": "float32"}]),
+        ("outputs", [{"shape": [1], "dtype": "float32"}]),
+        ("target", {}),
+        ("tvm", 27),
+        ("report", []),
+        ("semantics", {"sign_zero": "exact", "check_finite": "no"}),
+    ],
+)
+def test_wrong_fields_are_named(path: Path, field: str, value: Any) -> None:
+    rewritten(path, lambda m: m.update({field: value}))
+    refused(path, f"field `{field}")
+
+
+def test_manifests_that_are_no_manifests(path: Path) -> None:
+    _, members = container.read_file(path)
+    for text in (b"", b"[]", b"{", b'{"format": "1"}', b"[" * 100_000, b"\xff\xfe", b"9" * 10_000):
+        write_tar(path, {"manifest.json": text, **members})
+        refused(path, "manifest.json")
+
+
+def write_tar(path: Path, members: dict[str, bytes], **fields: Any) -> None:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            for key, value in fields.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def test_hostile_tars(path: Path, tmp_path: Path) -> None:
+    content, members = container.read_file(path)
+    everything = {"manifest.json": json.dumps(content).encode(), **members}
+    names = list(everything)
+    write_tar(path, {("../lib.so" if n == "lib.so" else n): everything[n] for n in names})
+    refused(path, "unexpected member `../lib.so`")
+    write_tar(path, {("/lib.so" if n == "lib.so" else n): everything[n] for n in names})
+    refused(path, "unexpected member `/lib.so`")
+    write_tar(path, {"x" * 200: b"long name record", **everything})
+    refused(path, "unexpected member")
+    write_tar(path, everything, type=tarfile.SYMTYPE, linkname="/etc/passwd")
+    refused(path, "unexpected member")
+    with tarfile.open(path, "w") as tar:
+        for _ in range(2):
+            tar.addfile(tarfile.TarInfo("lib.so"), io.BytesIO())
+    refused(path, "unexpected member `lib.so`")
+    del everything["selfcheck.npz"]
+    write_tar(path, everything)
+    refused(path, "not an intact")
+    assert not (tmp_path.parent / "lib.so").exists()
+
+
+def test_absurd_sizes_take_no_memory(path: Path) -> None:
+    info = tarfile.TarInfo("lib.so")
+    info.size = 8**11 - 1
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(2048))
+    tracemalloc.start()
+    refused(path, "`lib.so` is cut short")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_library_that_is_none(path: Path) -> None:
+    content, members = container.read_file(path)
+    members["lib.so"] = b"\x7fELF" + bytes(4000)
+    content = container.sealed(content, members)
+    path.write_bytes(b"".join(container.file_chunks(content, members)))
+    with pytest.raises(ArtifactError, match=r"lib\.so cannot be loaded"):
+        check(Artifact.load(path))
+
+
+def test_hostile_selfcheck(path: Path) -> None:
+    content, members = container.read_file(path)
+    members["selfcheck.npz"] = npz_bytes({"input_0": np.zeros((1, 9), np.float32)})
+    content = container.sealed(content, members)
+    path.write_bytes(b"".join(container.file_chunks(content, members)))
+    with pytest.raises(ArtifactError, match=r"has shape \[1, 9\], wanted \[n, 8\]"):
+        Artifact.load(path).selfcheck_arrays()
+
+
+# --------------------------------------------------------------------------------------- running
+
+
+def test_wrong_inputs_are_named(artifact: Artifact) -> None:
+    good, _ = arrays()
+    x, y = good["x/in:0"], good["y"]
+    for change, message in [
+        ({"z": x}, "the network has no input `z`"),
+        ({"y": y.astype(np.float64)}, "input `y` has dtype float64, wanted float32"),
+        ({"y": y[:2]}, "input `y`: dimension `n` is 2, but 3 in `x/in:0`"),
+        ({"y": y[:, :7]}, r"input `y` has shape \[3, 7\], wanted \[n, 8\]"),
+        ({"y": y[0]}, r"input `y` has shape \[8\], wanted \[n, 8\]"),
+        ({"x/in:0": x[:0], "y": y[:0]}, r"has shape \[0, 8\]"),
+        ({"y": [[1.0] * 8]}, "input `y` is a list, wanted an array"),
+        ({"y": np.array([["a"] * 8] * 3)}, "input `y` has dtype str"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            artifact.run({**good, **change})
+    with pytest.raises(InputError, match="input `y` is missing") as info:
+        artifact.run({"x/in:0": x})
+    assert "y float32[n, 8]" in str(info.value.hint)
+    check(artifact)  # and it still works
+
+
+def test_layouts_that_need_a_copy(artifact: Artifact) -> None:
+    given, wanted = arrays()
+    x = given["x/in:0"]
+    shifted = np.empty(x.size + 1, np.float32)[1:].reshape(x.shape)
+    shifted[:] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for variant in (
+        np.asfortranarray(x),
+        np.repeat(x, 2, 1)[:, ::2],
+        x.astype(">f4"),
+        shifted,
+        frozen,
+    ):
+        got = artifact.run({**given, "x/in:0": variant})
+        np.testing.assert_array_equal(got["sum"], wanted["sum"])
+
+
+def test_dlpack_is_read_in_place(artifact: Artifact) -> None:
+    import tvm
+
+    given, wanted = arrays()
+    aligned = aligned_empty((3, 8), "float32")
+    aligned[:] = given["x/in:0"]
+    assert aligned.ctypes.data % ALIGNMENT == 0
+    tensor = tvm.runtime.tensor(given["y"])
+    seen = artifact.session().tensors({"x/in:0": aligned, "y": tensor})
+    assert np.shares_memory(np.from_dlpack(seen[0]), aligned)
+    assert np.shares_memory(np.from_dlpack(seen[1]), np.from_dlpack(tensor))
+    got = artifact.run({"x/in:0": aligned, "y": tensor})
+    np.testing.assert_array_equal(got["sum"], wanted["sum"])
+
+
+def test_results_stay(artifact: Artifact) -> None:
+    given, wanted = arrays(seed=1)
+    first = artifact.run(given)
+    check(artifact, seed=2)
+    np.testing.assert_array_equal(first["sum"], wanted["sum"])
+    first["sum"][:] = 0  # the caller's to change
+    check(artifact, seed=1)
+
+
+def test_many_threads(artifact: Artifact) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for batch in (1, 3, 2, 7) * 20:
+                check(artifact, batch, seed)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_check_finite(tmp_path: Path) -> None:
+    tiny(check_finite=True).save(tmp_path / "a.bnncc")
+    strict = Artifact.load(tmp_path / "a.bnncc")
+    given, _ = arrays()
+    given["y"][1, 2] = np.inf
+    with pytest.raises(InputError, match=r"input `y` holds inf at \[1, 2\]"):
+        strict.run(given)
+    given["y"][1, 2] = 3e38
+    given["y"][1, 3] = 3e38  # their float32 sum would overflow
+    strict.run(given)
