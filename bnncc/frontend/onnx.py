@@ -124,7 +124,9 @@ def _names(located: Sequence[Located]) -> list[str]:
 
 def _node(proto: onnx.NodeProto, name: str) -> Node:
     attrs = {a.name: _attribute(a, f"{proto.op_type} `{name}`") for a in proto.attribute}
-    return Node(checks.op_name(proto), list(proto.input), list(proto.output), attrs, name)
+    covers = (name,) if proto.op_type in ("Conv", "Gemm", "MatMul") else ()
+    op = checks.op_name(proto)
+    return Node(op, list(proto.input), list(proto.output), attrs, name, covers)
 
 
 def _attribute(attribute: onnx.AttributeProto, where: str) -> Any:

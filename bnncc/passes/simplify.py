@@ -1,0 +1,451 @@
+"""Clean an imported graph so that later passes meet one spelling of each pattern."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import UnsupportedOp
+from bnncc.frontend.fold import fold
+from bnncc.frontend.infer import COMPARE
+from bnncc.graph import Graph, Node
+from bnncc.passes.cancel import cancel
+from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
+from bnncc.passes.rewrite import Result, Walk, alias_outputs, settle_outputs, walk
+
+_ROUNDS = 12
+_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_COMMUTATIVE = {"Add", "And", "Equal", "Max", "Min", "Mul", "Or", "Sum", "Xor"}
+_NEGATED = {
+    "Greater": "LessOrEqual",
+    "GreaterOrEqual": "Less",
+    "Less": "GreaterOrEqual",
+    "LessOrEqual": "Greater",
+}
+_MIRRORED = {
+    "Equal": "Equal",
+    "Greater": "Less",
+    "GreaterOrEqual": "LessOrEqual",
+    "Less": "Greater",
+    "LessOrEqual": "GreaterOrEqual",
+}
+
+
+def simplify(graph: Graph) -> None:
+    """Rewrite the graph in place into its simplest equal form.
+
+        Identity, no-op Cast/Reshape/Transpose/Pad/...  ->  gone
+        equal nodes                                     ->  one node
+        s - c + c                                       ->  s
+        Not(Less(x, c))                                 ->  GreaterOrEqual(x, c)
+        Conv -> Transpose -> Sign -> Transpose -> Conv  ->  Conv -> Sign -> Conv
+
+    Parameters
+    ----------
+    graph : Graph
+        As `bnncc.frontend.onnx.load` returns it.
+
+    Raises
+    ------
+    UnsupportedOp
+        If a BatchNormalization has parameters that are not constant.
+
+    Notes
+    -----
+    Values are preserved exactly for finite inputs, up to the sign of zero, but for two things: the
+    cancellation of straight-through residues leaves out a rounding (`bnncc.passes.cancel`), and a
+    Gemm's `alpha` and `beta`, and a MatMul's bias, are applied before or after a rounding.
+    """
+    for _ in range(_ROUNDS):
+        _merge_constants(graph)
+        changed = walk(graph, _local)
+        changed |= _common(graph)
+        changed |= cancel(graph)
+        changed |= push_down(graph)
+        graph.prune()
+        changed |= _common(graph)
+        changed |= pull_up(graph)
+        changed |= reorder_flatten(graph)
+        changed |= _dense_bias(graph)
+        graph.prune()
+        if not changed and not squeeze_transposes(graph):
+            break
+        fold(graph)
+    settle_outputs(graph)
+    graph.prune()
+
+
+def _merge_constants(graph: Graph) -> None:
+    """Let equal constants be one."""
+    first: dict[Any, str] = {}
+    alias: dict[str, str] = {}
+    for name, value in graph.constants.items():
+        digest = hashlib.sha1(np.ascontiguousarray(value).tobytes()).digest()
+        alias[name] = first.setdefault((value.dtype.name, value.shape, digest), name)
+    for node in graph.nodes:
+        node.inputs = [alias.get(i, i) for i in node.inputs]
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, np.ndarray):
+        return (value.dtype.name, value.shape, value.tobytes())
+    return value
+
+
+def _common(graph: Graph) -> bool:
+    """Eliminate common subexpressions."""
+    seen: dict[Any, Node] = {}
+    found = False
+
+    def rule(node: Node, state: Walk) -> Result:
+        nonlocal found
+        inputs = sorted(node.inputs) if node.op in _COMMUTATIVE else node.inputs
+        attrs = tuple(sorted((k, _freeze(v)) for k, v in node.attrs.items()))
+        key = (node.op, tuple(inputs), attrs, len(node.outputs))
+        other = seen.setdefault(key, node)
+        if other is node:
+            return None
+        if len(node.outputs) == 1:
+            if node.op != "Identity":
+                other.covers = tuple(dict.fromkeys(other.covers + node.covers))
+                return other.outputs[0]
+        elif alias_outputs(state, node, other):
+            found = True
+            return []
+        return None
+
+    return walk(graph, rule) or found
+
+
+# ------------------------------------------------------------------------------------ local rules
+
+
+def _local(node: Node, state: Walk) -> Result:
+    """Rewrite one node by what is known of it and of its inputs' producers."""
+    rule = _RULES.get(node.op)
+    return rule(node, state) if rule else None
+
+
+def _same_type(node: Node, state: Walk) -> bool:
+    types = state.graph.types
+    return types[node.inputs[0]] == types[node.outputs[0]]
+
+
+def _always(node: Node, state: Walk) -> Result:
+    return node.inputs[0]
+
+
+def _if_same_type(node: Node, state: Walk) -> Result:
+    return node.inputs[0] if _same_type(node, state) else None
+
+
+def _cast(node: Node, state: Walk) -> Result:
+    if _same_type(node, state):
+        return node.inputs[0]
+    inner = state.producer(node.inputs[0], "Cast")
+    if inner is not None and state.graph.types[inner.inputs[0]].dtype == "bool":
+        if state.graph.types[node.outputs[0]].dtype == "bool":
+            return inner.inputs[0]
+        return [Node("Cast", inner.inputs[:1], node.outputs, node.attrs, node.name)]
+    return None
+
+
+def _reshape(node: Node, state: Walk) -> Result:
+    if _same_type(node, state):
+        return node.inputs[0]
+    inner = state.producer(node.inputs[0], *_RESHAPES)
+    if inner is None:
+        return None
+    types = state.graph.types
+    source, target = types[inner.inputs[0]].shape, types[node.outputs[0]].shape
+    if source == target:
+        return inner.inputs[0]
+    dims = [
+        d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
+        for i, d in enumerate(target)
+    ]
+    if dims.count(-1) > 1:
+        return None
+    shape = state.graph.constant(np.array(dims, np.int64), f"{node.name}.shape")
+    return [Node("Reshape", [inner.inputs[0], shape], node.outputs, {}, node.name)]
+
+
+def _transpose(node: Node, state: Walk) -> Result:
+    perm = node.attrs["perm"]
+    if perm == list(range(len(perm))):
+        return node.inputs[0]
+    inner = state.producer(node.inputs[0], "Transpose")
+    if inner is None:
+        return None
+    both = [inner.attrs["perm"][p] for p in perm]
+    if both == list(range(len(both))):
+        return inner.inputs[0]
+    return [Node("Transpose", inner.inputs[:1], node.outputs, {"perm": both}, node.name)]
+
+
+def _pad(node: Node, state: Walk) -> Result:
+    pads = state.value(node.inputs[1])
+    return node.inputs[0] if pads is not None and not pads.any() else None
+
+
+def _single(node: Node, state: Walk) -> Result:
+    if len(node.inputs) == 1:
+        return node.inputs[0]
+    if node.op == "Sum" and len(node.inputs) == 2:
+        return [Node("Add", node.inputs, node.outputs, {}, node.name)]
+    return None
+
+
+def _neutral(value: int, sides: tuple[int, ...]) -> Callable[[Node, Walk], Result]:
+    """Drop an operand whose elements all are the operator's neutral one."""
+
+    def rule(node: Node, state: Walk) -> Result:
+        for side in sides:
+            constant = state.value(node.inputs[side])
+            other = node.inputs[1 - side]
+            types = state.graph.types
+            if constant is None or types[other] != types[node.outputs[0]]:
+                continue
+            if constant.size and (constant == value).all():
+                return other
+        return None
+
+    return rule
+
+
+def _slice(node: Node, state: Walk) -> Result:
+    steps = state.value(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+    if steps is None or (steps < 0).any():
+        return None
+    return _if_same_type(node, state)
+
+
+def _unpooled(node: Node, state: Walk) -> Result:
+    attrs = node.attrs
+    plain = all(k == 1 for k in [*attrs["kernel_shape"], *attrs["strides"]])
+    return node.inputs[0] if plain and not any(attrs.get("pads") or [0]) else None
+
+
+def _neg(node: Node, state: Walk) -> Result:
+    inner = state.producer(node.inputs[0], "Neg")
+    return inner.inputs[0] if inner is not None else None
+
+
+def _twice(node: Node, state: Walk) -> Result:
+    return node.inputs[0] if state.producer(node.inputs[0], node.op) is not None else None
+
+
+def _not(node: Node, state: Walk) -> Result:
+    inner = state.producer(node.inputs[0], "Not", *_NEGATED)
+    if inner is None:
+        return None
+    if inner.op == "Not":
+        return inner.inputs[0]
+    return [Node(_NEGATED[inner.op], list(inner.inputs), node.outputs, {}, node.name)]
+
+
+def _compare(node: Node, state: Walk) -> Result:
+    """Put the constant on the right."""
+    a, b = node.inputs
+    if state.value(a) is None or state.value(b) is not None:
+        return None
+    return [Node(_MIRRORED[node.op], [b, a], node.outputs, {}, node.name)]
+
+
+def _where(node: Node, state: Walk) -> Result:
+    inner = state.producer(node.inputs[0], "Not")
+    if inner is not None:
+        inputs = [inner.inputs[0], node.inputs[2], node.inputs[1]]
+        return [Node("Where", inputs, node.outputs, {}, node.name)]
+    if node.inputs[1] == node.inputs[2]:
+        types = state.graph.types
+        if types[node.inputs[1]] == types[node.outputs[0]]:
+            return node.inputs[1]
+    return None
+
+
+def _bound(node: Node, state: Walk) -> Result:
+    """Make Max or Min with a scalar a Clip, and join Clips: Min(Max(x, lo), hi)."""
+    if len(node.inputs) == 1:
+        return node.inputs[0]
+    if len(node.inputs) != 2:
+        return None
+    for side in (0, 1):
+        x, limit = node.inputs[1 - side], node.inputs[side]
+        types = state.graph.types
+        if state.scalar(limit) is None or types[x] != types[node.outputs[0]]:
+            continue
+        if not types[x].dtype.startswith("float"):
+            continue
+        bound = state.graph.constant(state.graph.constants[limit].reshape(()), f"{node.name}.bound")
+        inputs = [x, bound] if node.op == "Max" else [x, "", bound]
+        return [Node("Clip", inputs, node.outputs, {}, node.name)]
+    return None
+
+
+def _clip(node: Node, state: Walk) -> Result:
+    """Join a Clip with the one before, and drop one without bounds."""
+    bounds = [*node.inputs[1:], "", ""][:2]
+    if not any(bounds):
+        return node.inputs[0]
+    inner = state.producer(node.inputs[0], "Clip")
+    if inner is None:
+        return None
+    before = [*inner.inputs[1:], "", ""][:2]
+    values = [state.scalar(b) if b else None for b in (*before, *bounds)]
+    if any(b and v is None for b, v in zip((*before, *bounds), values, strict=True)):
+        return None
+    low = max((v for v in (values[0], values[2]) if v is not None), default=None)
+    high = min((v for v in (values[1], values[3]) if v is not None), default=None)
+    if low is not None and high is not None and low > high:
+        return None
+    names = [
+        "" if v is None else state.graph.constant(np.asarray(v), f"{node.name}.bound")
+        for v in (low, high)
+    ]
+    return [Node("Clip", [inner.inputs[0], *names], node.outputs, {}, node.name)]
+
+
+def _batch_norm(node: Node, state: Walk) -> Result:
+    if any(state.value(i) is None for i in node.inputs[1:5]):
+        raise UnsupportedOp(
+            f"BatchNormalization `{node.name}`: its parameters are computed at run time; constants "
+            "are wanted"
+        )
+    return None
+
+
+def _gemm(node: Node, state: Walk) -> Result:
+    """Fold transposes, alpha and beta: Gemm(a, constant (K, N), constant (N,))."""
+    graph, attrs = state.graph, node.attrs
+    alpha, beta = attrs["alpha"], attrs["beta"]
+    a, b = node.inputs[0], node.inputs[1]
+    c = node.inputs[2] if len(node.inputs) > 2 else ""
+    weight, bias = state.value(b), state.value(c) if c else None
+    units = graph.types[node.outputs[0]].shape[1]
+    settled = bias is None or bias.shape == (units,)
+    turned_weight = weight is not None and attrs["transB"]
+    if alpha == beta == 1 and not attrs["transA"] and settled and not turned_weight:
+        return None
+    pieces: list[Node] = []
+    if attrs["transA"]:
+        turned = graph.fresh(f"{node.name}.transposed")
+        pieces.append(Node("Transpose", [a], [turned], {"perm": [1, 0]}, f"{node.name}.transpose"))
+        a = turned
+    trans = attrs["transB"]
+    if weight is not None:
+        scaled = weight.T if trans else weight
+        trans = 0
+        exact = scaled.astype(np.float64) * alpha
+        if np.array_equal(exact.astype(weight.dtype), exact):
+            scaled, alpha = exact.astype(weight.dtype), 1.0
+        b = graph.constant(np.ascontiguousarray(scaled), f"{node.name}.weight")
+    if bias is not None:
+        bias = (bias.astype(np.float64) * beta).astype(bias.dtype)
+        beta = 1.0
+        if isinstance(units, int) and (bias.ndim < 2 or bias.shape[0] == 1):
+            bias = np.broadcast_to(bias.reshape(-1), (units,)).copy()
+        c = graph.constant(bias, f"{node.name}.bias")
+    plain = alpha == 1 and beta == 1 and (bias is None or bias.ndim == 1)
+    base = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": trans}
+    if plain:
+        inputs = [a, b, c] if c else [a, b]
+        pieces.append(Node("Gemm", inputs, node.outputs, base, node.name, node.covers))
+        return pieces
+    out = graph.fresh(f"{node.name}.product")
+    pieces.append(Node("Gemm", [a, b], [out], base, node.name, node.covers))
+    dtype = graph.types[node.outputs[0]].dtype
+    scales = [(alpha, False)] + ([(beta, True)] if c else [])
+    for factor, of_bias in scales:
+        if factor == 1:
+            continue
+        scale = graph.constant(np.asarray(factor, dtype), f"{node.name}.scale")
+        scaled_name = graph.fresh(f"{node.name}.scaled")
+        source = c if of_bias else out
+        pieces.append(Node("Mul", [source, scale], [scaled_name], {}, f"{node.name}.scale"))
+        if of_bias:
+            c = scaled_name
+        else:
+            out = scaled_name
+    if c:
+        pieces.append(Node("Add", [out, c], node.outputs, {}, f"{node.name}.bias"))
+    else:
+        pieces[-1].outputs = list(node.outputs)
+    return pieces
+
+
+def _dense_bias(graph: Graph) -> bool:
+    """Make MatMul by a constant matrix, and the Add of a constant vector after it, a Gemm."""
+    readers = graph.consumers()
+
+    def rule(node: Node, state: Walk) -> Result:
+        if node.op != "Add":
+            return None
+        for side in (0, 1):
+            product = state.producer(node.inputs[side], "MatMul")
+            bias = state.value(node.inputs[1 - side])
+            if product is None or bias is None or product.outputs[0] in graph.outputs:
+                continue
+            weight, a = state.value(product.inputs[1]), product.inputs[0]
+            if weight is None or weight.ndim != 2 or len(graph.types[a].shape) != 2:
+                continue
+            if len(readers.get(product.outputs[0], [])) != 1 or bias.size not in (
+                1,
+                weight.shape[1],
+            ):
+                continue
+            if bias.size > 1 and bias.shape[-1] != bias.size:
+                continue
+            full = np.broadcast_to(bias.reshape(-1), (weight.shape[1],)).copy()
+            c = graph.constant(full, f"{node.name}.bias")
+            attrs = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+            inputs = [a, product.inputs[1], c]
+            return [Node("Gemm", inputs, node.outputs, attrs, product.name, product.covers)]
+        return None
+
+    return walk(graph, rule)
+
+
+_RULES: dict[str, Callable[[Node, Walk], Result]] = {
+    "Add": _neutral(0, (0, 1)),
+    "AveragePool": _unpooled,
+    "BatchNormalization": _batch_norm,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _single,
+    "Div": _neutral(1, (1,)),
+    "Expand": _if_same_type,
+    "Flatten": _reshape,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _if_same_type,
+    "GlobalMaxPool": _if_same_type,
+    "Identity": _always,
+    "Max": _bound,
+    "MaxPool": _unpooled,
+    "Mean": _single,
+    "Min": _bound,
+    "Mul": _neutral(1, (0, 1)),
+    "Neg": _neg,
+    "Not": _not,
+    "Pad": _pad,
+    "Pow": _neutral(1, (1,)),
+    "Relu": _twice,
+    "Reshape": _reshape,
+    "Round": _twice,
+    "Sign": _twice,
+    "Slice": _slice,
+    "Split": lambda node, state: node.inputs[0] if len(node.outputs) == 1 else None,
+    "Squeeze": _reshape,
+    "Sub": _neutral(0, (1,)),
+    "Sum": _single,
+    "Tile": _if_same_type,
+    "Transpose": _transpose,
+    "Unsqueeze": _reshape,
+    "Where": _where,
+    **dict.fromkeys(COMPARE, _compare),
+}
