@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := bnncc schedules targets topi_binary tune_logs
+# Scripts of benchmarks/ that measure something.
+BENCHMARKS := layers
 PYTEST_ARGS ?=
 
 # Thread counts are part of what is measured and tested, so none is inherited.
@@ -58,8 +60,9 @@ typecheck: $(VENV)/.installed-lint ## check types with mypy
 
 check: lint typecheck test ## lint, types and tests: what continuous integration runs
 
-bench: $(VENV)/.installed ## run every benchmark (minutes; wants a quiet machine)
-	@for script in benchmarks/bench_*.py; do echo "== $$script" >&2; $(PY) $$script || exit 1; done
+bench: $(VENV)/.installed ## run the benchmarks (minutes; wants a quiet machine)
+	@for name in $(BENCHMARKS); do \
+	  echo "== $$name" >&2; $(PY) benchmarks/$$name.py || exit 1; done
 
 dist: $(VENV)/.installed ## build the wheel into dist/
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -17,6 +17,7 @@ BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^]]*\]\((?P<to>[^)\s]+)\)")
 # A heading becomes an anchor: lower case, spaces to hyphens, nothing else but letters and digits.
 HEADING = re.compile(r"^#+ (?P<text>.*)$", re.MULTILINE)
@@ -87,7 +88,7 @@ def test_make_alone_lists_the_targets() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_relative_links(page: Path) -> None:
     dead = []
-    for match in LINK.finditer(page.read_text(encoding="utf-8")):
+    for match in LINK.finditer(FENCED.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = match["to"].partition("#")
         if ":" in path:
             continue
