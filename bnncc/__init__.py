@@ -16,14 +16,14 @@ from bnncc._version import __version__
 
 if TYPE_CHECKING:
     from bnncc.artifact import Artifact
-    from bnncc.driver import compile_model as compile
+    from bnncc.driver import compile
 
 __all__ = ["Artifact", "__version__", "compile"]
 
 # Importing TVM costs seconds, so what needs it is imported when first asked for.
 _LAZY = {
     "Artifact": ("bnncc.artifact", "Artifact"),
-    "compile": ("bnncc.driver", "compile_model"),
+    "compile": ("bnncc.driver", "compile"),
 }
 
 

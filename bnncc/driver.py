@@ -25,6 +25,7 @@ from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
 from bnncc.passes.physical import KERNEL
+from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.targets.catalog import resolve
@@ -123,6 +124,7 @@ def compile_model(
     simplify(graph)
     dump.graph("simplify", graph)
     recognise_signs(graph, sign_zero=options.sign_zero)
+    flatten_rows(graph)
     commute_pads(graph)
     layers = binarize(graph)
     commute_pools(graph)

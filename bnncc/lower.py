@@ -67,9 +67,15 @@ class _Lowering:
         return self.bb.get()
 
     def _shape(self, kind: TensorType) -> list[Any]:
-        return [
-            self.symbols.setdefault(d, tirx.Var(d, "int64")) if isinstance(d, str) else d for d in kind.shape
-        ]
+        return [self._dim(d) if isinstance(d, str) else d for d in kind.shape]
+
+    def _dim(self, text: str) -> Any:
+        """Return a symbol, or a product of symbols and numbers (``N*7``, rows of a batch of matrices)."""
+        result: Any = None
+        for factor in text.split("*"):
+            part = int(factor) if factor.isdigit() else self.symbols.setdefault(factor, tirx.Var(factor, "int64"))
+            result = part if result is None else result * part
+        return result
 
     def _type(self, kind: TensorType) -> relax.TensorType:
         return relax.TensorType(self._shape(kind), kind.dtype)
@@ -134,9 +140,10 @@ def _identifier(name: str, position: int) -> str:
 
 
 def _attribute(value: Any) -> Any:
+    """Return an attribute as TVM's importer reads it from a file."""
     if isinstance(value, list):
         return tuple(value)
-    return value
+    return value.encode() if isinstance(value, str) else value
 
 
 def _float_sign(x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:

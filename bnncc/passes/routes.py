@@ -76,7 +76,7 @@ class Router:
         done = True
         for position, out in enumerate(node.outputs):
             elements = channel_index(node, position, self.physical.source, self._elements)
-            if not out or elements is None:
+            if not out or elements is None or elements.shape != (1, *self.physical.shape(out)[1:]):
                 done = False
                 continue
             self._elements[out], self._origin[out] = elements, origin

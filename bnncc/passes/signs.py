@@ -32,6 +32,7 @@ _ELEMENTWISE = {
     "Or", "Xor", "Min", "Max", "Identity", "Floor", "Ceil", "Round", "LeakyRelu", "Tanh", "Sum",
     "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", *_COMPARES,
 }  # fmt: skip
+_ROUNDINGS = {"Round", "Floor", "Ceil"}
 _SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}
 """Strictly increasing operators with f(0) = 0 that cannot round a nonzero value to zero."""
 
@@ -184,6 +185,8 @@ def _start(
         if graph.types[source].dtype != "float32":
             return None
         return StepFunction(source, 0.0, np.array([-1, 0, 1], np.float32))
+    if node.op in _ROUNDINGS:
+        return _start_rounding(node, graph, producers)
     if node.op not in _COMPARES:
         return None
     left, right = node.inputs
@@ -206,6 +209,48 @@ def _start(
     zero = np.zeros(1, np.float32)
     args: list[np.ndarray | None] = [zero, around] if swap else [around, zero]
     return StepFunction(source, point, np.asarray(evaluate_node(node, args)[0]).reshape(-1))
+
+
+def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
+    """Return the step function of rounding a tensor whose range holds one step: DoReFa's 1-bit form."""
+    source = node.inputs[0]
+    low, high = _interval(source, graph, producers)
+    if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
+        return None
+    ends = evaluate_node(node, [np.array([low, high], np.float32)])[0]
+    if ends[1] - ends[0] != 1:
+        return None
+    cut = {"Round": (ends[0] + ends[1]) / 2, "Floor": ends[1], "Ceil": ends[0]}[node.op]
+    at = evaluate_node(node, [np.array([cut], np.float32)])[0][0]
+    return StepFunction(source, float(cut), np.array([ends[0], at, ends[1]], np.float32))
+
+
+def _interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
+    """Return bounds of a tensor's values, from clips and the like above it."""
+    low, high = -np.inf, np.inf
+    factor = 1.0
+    while (node := producers.get(name)) is not None:
+        scalars = [s for i in node.inputs[1:] if i and (s := _scalar(graph, i)) is not None]
+        if node.op in ("Relu", "Abs"):
+            low = max(low, 0.0)
+        elif node.op in ("Sigmoid", "HardSigmoid"):
+            low, high = max(low, 0.0), min(high, 1.0 * factor)
+            break
+        elif node.op == "Clip":
+            bounds = [_scalar(graph, i) if i else None for i in (node.inputs[1:] + ["", ""])[:2]]
+            low = low if bounds[0] is None else max(low, float(bounds[0][0]) * factor)
+            high = high if bounds[1] is None else min(high, float(bounds[1][0]) * factor)
+        elif node.op in ("Min", "Max") and len(node.inputs) == 2 and scalars:
+            bound = float(scalars[0][0]) * factor
+            low, high = (low, min(high, bound)) if node.op == "Min" else (max(low, bound), high)
+        elif node.op == "Mul" and scalars and scalars[0][0] > 0:
+            factor *= float(scalars[0][0])
+        else:
+            break
+        if np.isfinite(low) and np.isfinite(high):
+            break
+        name = node.inputs[0]
+    return low, high
 
 
 def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> str:

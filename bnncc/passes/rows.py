@@ -1,0 +1,86 @@
+"""Work on rows: batches of matrices as one tall matrix.
+
+    before: s = bnncc.Sign(x); y = MatMul(s, W)                  x: [N, T, K], W constant [K, O]
+    after:  r = Reshape(x); t = bnncc.Sign(r); u = MatMul(t, W); y = Reshape(u)      r: [N*T, K]
+
+Kernels work on images and on rows. A matrix product with constant weights and a sign do the same to
+every row, however many axes lead to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.graph import Dim, Graph, Node, TensorType
+
+
+def flatten_rows(graph: Graph) -> None:
+    """Rewrite signs and constant matrix products on tensors of more (or fewer) than two axes.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    rows: dict[str, str] = {}
+    nodes: list[Node] = []
+
+    def flat(name: str) -> str:
+        if name not in rows:
+            kind = graph.types[name]
+            shape = (product(kind.shape[:-1]), kind.shape[-1])
+            rows[name] = _reshape(
+                graph, nodes, name, graph.fresh(f"{name}.rows"), TensorType(shape, kind.dtype)
+            )
+        return rows[name]
+
+    for node in graph.nodes:
+        nodes.append(node)
+        if not _applies(node, graph):
+            continue
+        kind = graph.types[node.outputs[0]]
+        nodes.pop()
+        data = flat(node.inputs[0])
+        out = node.outputs[0]
+        tall = graph.fresh(f"{out}.rows")
+        graph.types[tall] = TensorType((graph.types[data].shape[0], kind.shape[-1]), kind.dtype)
+        nodes.append(Node(node.op, [data, *node.inputs[1:]], [tall], node.attrs, node.name, node.covers))
+        rows[out] = tall
+        _reshape(graph, nodes, tall, out, kind)
+    graph.nodes = nodes
+    graph.prune()
+
+
+def product(dims: tuple[Dim, ...]) -> Dim:
+    """Return the product of dimensions; with symbols, as text.
+
+    Examples
+    --------
+    >>> product((2, 3)), product(("N", 3)), product(())
+    (6, '3*N', 1)
+    """
+    number = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
+    symbols = [d for d in dims if isinstance(d, str)]
+    if not symbols:
+        return number
+    return "*".join([str(number)] * (number != 1) + symbols)
+
+
+def _applies(node: Node, graph: Graph) -> bool:
+    if node.op not in ("bnncc.Sign", "MatMul"):
+        return False
+    shape = graph.types[node.inputs[0]].shape
+    if node.op == "MatMul":
+        weight = graph.constants.get(node.inputs[1])
+        if weight is None or weight.ndim != 2 or node.inputs[0] in graph.constants or len(shape) == 2:
+            return False
+        return len(shape) >= 3 and isinstance(shape[-1], int)
+    return len(shape) not in (0, 2, 4) and isinstance(shape[-1], int) and shape[-1] > 0
+
+
+def _reshape(graph: Graph, nodes: list[Node], name: str, out: str, kind: TensorType) -> str:
+    graph.types[out] = kind
+    target = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
+    shape = graph.constant(target, f"{out}.shape")
+    nodes.append(Node("Reshape", [name, shape], [out], {}, out))
+    return out
