@@ -19,6 +19,7 @@ import onnx
 from bnncc import reference, report
 from bnncc.artifact import Artifact
 from bnncc.errors import BnnccError, VerificationError
+from bnncc.frontend.checks import read
 from bnncc.frontend.onnx import load
 from bnncc.magnitude import magnitudes
 from bnncc.options import CompileOptions, Uint8Input
@@ -59,11 +60,6 @@ def verify(
     -------
     dict
         See docs/report.md; ``right`` tells the verdict.
-
-    Raises
-    ------
-    VerificationError
-        If the artifact was not compiled from a model with these inputs and outputs.
     """
     shapes = {t.name: t.shape for t in artifact.inputs}
     uint8 = {u["name"]: _uint8(u) for u in artifact.manifest["semantics"]["input_uint8"]}
@@ -72,17 +68,9 @@ def verify(
         for n, s in shapes.items()
         if n not in uint8 and all(isinstance(d, int) for d in s)
     }
+    _check_names(model, artifact)
     load(model, input_shapes=fixed_shapes)  # refuses what the reference would choke on
     proto = reference.read_model(model)
-    fixed = {t.name for t in proto.graph.initializer}
-    names = [i.name for i in proto.graph.input if i.name not in fixed]
-    if set(names) != set(shapes) or [o.name for o in proto.graph.output] != [
-        t.name for t in artifact.outputs
-    ]:
-        raise VerificationError(
-            "inputs and outputs of model and artifact have different names",
-            hint=f"the artifact was compiled from {artifact.manifest['model']}",
-        )
     arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
     feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
 
@@ -116,6 +104,20 @@ def verify(
         "ties": ties,
         "note": note,
     }
+
+
+def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> None:
+    """Refuse a model that `artifact` cannot have been compiled from."""
+    graph = (model if isinstance(model, onnx.ModelProto) else read(model)).graph
+    fixed = {t.name for t in graph.initializer}
+    names = {i.name for i in graph.input} - fixed
+    if names != {t.name for t in artifact.inputs} or [o.name for o in graph.output] != [
+        t.name for t in artifact.outputs
+    ]:
+        raise VerificationError(
+            "inputs and outputs of model and artifact have different names",
+            hint=f"the artifact was compiled from {artifact.manifest['model']}",
+        )
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -204,8 +206,11 @@ def _layer(
             mine = values[name].astype(np.float64)
             off = (mine < low - slack) | (mine > high + slack)
             result["right"] = not off.any() and not np.isnan(mine).any()
-        if ((high - low) > 2 * slack).any():
-            result["ties"] = [_tie(leaf, given[leaf], bound) for leaf, bound in shaky.items()]
+        crossed = (high - low) > 2 * slack
+        if crossed.any():
+            result["ties"] = [
+                _tie(leaf, given[leaf], bound, crossed, relaxed) for leaf, bound in shaky.items()
+            ]
             result["ties"] = [tie for tie in result["ties"] if tie["count"]]
     if values[name].dtype.kind == "f":
         graph = load(part.model, input_shapes={k: v.shape for k, v in given.items()})
@@ -214,9 +219,16 @@ def _layer(
     return result
 
 
-def _tie(tensor: str, values: Array, bound: Array) -> dict[str, Any]:
-    """Describe the values of a decision's input that lie within rounding of 0."""
-    where = np.argwhere((np.abs(values) <= bound) & (bound > 0))
+def _tie(tensor: str, values: Array, bound: Array, crossed: Array, relaxed: bool) -> dict[str, Any]:
+    """Describe the values of a decision's input that lie within rounding of its threshold.
+
+    An exact 0 of exact origin is among them only where `--sign-zero` gave it up. Where the decision
+    is followed by more than elementwise operators, the threshold is taken to be 0.
+    """
+    if crossed.shape == values.shape:
+        where = np.argwhere(crossed)
+    else:
+        where = np.argwhere((np.abs(values) <= bound) & ((bound > 0) | (relaxed & (values == 0))))
     tie: dict[str, Any] = {"tensor": tensor, "count": len(where)}
     if len(where):
         index = tuple(int(i) for i in where[0])

@@ -1,0 +1,91 @@
+"""Timing networks and kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bnncc import runner
+from bnncc.artifact import ALIGNMENT, usable_cpus
+from bnncc.errors import UsageError
+from bnncc.manifest import TensorInfo
+from tests.tiny import tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_bench() -> None:
+    artifact = tiny()
+    result = runner.bench(artifact, repeat=20)
+    network = result["network"]
+    assert 0 < network["min_us"] <= network["p10_us"] <= network["p50_us"]
+    assert network["p50_us"] == network["median_us"] <= network["p90_us"] <= network["p99_us"]
+    assert network["macs"] == 64
+    matmul, add = result["kernels"]
+    assert (matmul["name"], matmul["layers"], matmul["macs"]) == ("matmul", ["mm"], 64)
+    assert 0 < matmul["min_us"] <= matmul["median_us"] < 1000
+    rate = 64 / (matmul["median_us"] * 1e-6)
+    assert matmul["macs_per_second"] == pytest.approx(rate, rel=0.1)
+    assert (add["macs"], add["macs_per_second"], add["layers"]) == (0, 0.0, [])
+    assert json.loads(json.dumps(result)) == result
+    lines = runner.bench_text(result).splitlines()
+    assert lines[0].split() == ["kernel", "min", "us", "median", "us", "Mmac", "Gmac/s", "layers"]
+    assert lines[1].startswith("matmul")
+
+
+def test_bench_refuses_nonsense() -> None:
+    with pytest.raises(UsageError, match="repeat is 0"):
+        runner.bench(tiny(), repeat=0)
+    with pytest.raises(UsageError, match="threads is 0"):
+        runner.bench(tiny(), threads=0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked", "wanted"), [("", 0, usable_cpus()), ("3", 0, 3), ("3", 2, 2)]
+)
+def test_threads(variable: str, asked: int, wanted: int) -> None:
+    program = f"""
+from bnncc import runner
+assert runner.set_threads({asked or None}) == {wanted}
+import tvm
+assert tvm.get_global_func("runtime.NumThreads")() == {wanted}
+try:
+    runner.set_threads({wanted + 1})
+except runner.UsageError as error:
+    assert str(error) == "TVM already runs with {wanted} threads, not {wanted + 1}"
+else:
+    raise AssertionError
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TVM_USE_RUNTIME_LIB": "1"}
+    environment.pop("TVM_NUM_THREADS", None)
+    if variable:
+        environment["TVM_NUM_THREADS"] = variable
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def test_random_inputs() -> None:
+    infos = [
+        TensorInfo("f", ("n", 1000), "float32"),
+        TensorInfo("b", (4,), "bool"),
+        TensorInfo("u", (5000,), "uint8"),
+        TensorInfo("i", (5000,), "int64"),
+        TensorInfo("h", (2,), "float16"),
+    ]
+    made = runner.random_inputs(infos, sizes={"n": 2})
+    for info in infos:
+        assert made[info.name].dtype == info.dtype
+        assert made[info.name].ctypes.data % ALIGNMENT == 0
+    assert made["f"].shape == (2, 1000)
+    assert 0.9 < made["f"].std() < 1.1
+    assert made["u"].min() == 0
+    assert made["u"].max() == 255
+    again = runner.random_inputs(infos, sizes={"n": 2})
+    assert all(np.array_equal(made[k], again[k]) for k in made)
+    other = runner.random_inputs(infos, sizes={"n": 2}, seed=1)
+    assert not np.array_equal(made["f"], other["f"])

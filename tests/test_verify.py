@@ -1,0 +1,289 @@
+"""Verification finds what is wrong, and only that: tried on artifacts wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from bnncc import driver, reference, verify
+from bnncc.errors import VerificationError
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.magnitude import magnitudes
+from bnncc.manifest import TensorInfo
+from bnncc.options import CompileOptions
+from bnncc.targets.catalog import resolve
+
+Arrays = dict[str, np.ndarray]
+
+
+def model(
+    nodes: list[onnx.NodeProto], shape: list[int], outputs: list[str], **constants: Any
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, None) for o in outputs],
+        [numpy_helper.from_array(np.asarray(v, np.float32), k) for k, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def network() -> onnx.ModelProto:
+    """Return a small binary network in both spellings of sign."""
+    rng = np.random.default_rng(0)
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w0"], ["c0"], name="stem", pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c0", "s", "b", "m", "v"], ["n0"]),
+        node("Sign", ["n0"], ["b0"]),
+        node("Conv", ["b0", "w1"], ["c1"], name="first"),
+        node("BatchNormalization", ["c1", "s", "b", "m", "v"], ["n1"]),
+        node("Add", ["n1", "offset"], ["a1"]),
+        node("GreaterOrEqual", ["a1", "zero"], ["g1"]),
+        node("Where", ["g1", "one", "minus"], ["b1"]),
+        node("Conv", ["b1", "w2"], ["c2"], name="second"),
+        node("GlobalAveragePool", ["c2"], ["p"]),
+        node("Flatten", ["p"], ["f"]),
+        node("Gemm", ["f", "w3"], ["y"], name="head"),
+    ]
+    return model(
+        nodes,
+        [1, 3, 8, 8],
+        ["y"],
+        w0=rng.standard_normal((16, 3, 3, 3)),
+        w1=np.sign(rng.standard_normal((16, 16, 3, 3))),
+        w2=np.sign(rng.standard_normal((16, 16, 3, 3))),
+        w3=rng.standard_normal((16, 5)),
+        s=rng.standard_normal(16),
+        b=rng.standard_normal(16),
+        m=rng.standard_normal(16),
+        v=rng.uniform(0.5, 2, 16),
+        offset=0.1,
+        zero=0.0,
+        one=1.0,
+        minus=-1.0,
+    )
+
+
+class Evaluated:
+    """An artifact that evaluates the graph, but with the tensors that `change` returns changed."""
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        options: CompileOptions,
+        change: Callable[[str, np.ndarray], np.ndarray] = lambda name, value: value,
+        **semantics: Any,
+    ) -> None:
+        self.graph = load(proto)
+        self.change = change
+        types = self.graph.types
+        self.inputs, self.outputs = (
+            tuple(TensorInfo(n, types[n].shape, types[n].dtype) for n in names)
+            for names in (self.graph.inputs, self.graph.outputs)
+        )
+        self.manifest = {
+            "model": "net.onnx",
+            "target": {"spec": dict(vars(resolve("x86-64-v2")))},
+            "semantics": {
+                "sign_zero": options.sign_zero,
+                "check_finite": False,
+                "input_uint8": [],
+            },
+        }
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        feeds = dict(arrays)
+        for node in self.graph.nodes:
+            names = [o for o in node.outputs if o]
+            got = evaluate(self.graph, feeds, keep=names)
+            feeds.update({n: self.change(n, got[n]) for n in names})
+        constants = self.graph.constants
+        return {t.name: feeds.get(t.name, constants.get(t.name)) for t in self.outputs}
+
+
+def verified(
+    monkeypatch: pytest.MonkeyPatch,
+    proto: onnx.ModelProto,
+    change: Callable[[str, np.ndarray], np.ndarray] = lambda name, value: value,
+    inputs: Arrays | None = None,
+    options: CompileOptions | None = None,
+) -> dict[str, Any]:
+    monkeypatch.setattr(
+        driver, "compile_model", lambda model, options: Evaluated(model, options, change)
+    )
+    artifact: Any = Evaluated(proto, options or CompileOptions(), change)
+    result = verify.verify(proto, artifact, inputs)
+    assert result["verdict"] in verify.text(result)
+    return result
+
+
+def test_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verified(monkeypatch, network())
+    assert result["right"]
+    assert result["verdict"] == "right"
+    assert result["reference"].startswith("onnxruntime")
+    assert [x["name"] for x in result["layers"]] == ["n0", "b0", "a1", "b1", "f", "y"]
+    assert {"stem", "first", "second", "head"} <= {x["layer"] for x in result["layers"]}
+    assert result["outputs"][0]["relative"] < 1e-5
+
+
+def test_a_wrong_bit_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flip(name: str, value: np.ndarray) -> np.ndarray:
+        if name == "b1":
+            value = value.copy()
+            value.flat[7] *= -1
+        return value
+
+    result = verified(monkeypatch, network(), flip)
+    assert result["verdict"] == "wrong"
+    assert "WRONG" in verify.text(result)
+    assert [layer["name"] for layer in result["layers"] if not layer["right"]] == ["b1"]
+
+
+def test_a_wrong_layer_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scale(name: str, value: np.ndarray) -> np.ndarray:
+        return value * np.float32(1.001) if name == "c2" else value
+
+    result = verified(monkeypatch, network(), scale)
+    assert result["verdict"] == "wrong"
+    assert [x["layer"] for x in result["layers"] if not x["right"]] == ["second"]
+
+
+def tied(integers: bool = False) -> onnx.ModelProto:
+    """Return a network whose first sign sees 0.1 + 0.2 - 0.3, or 1 + 2 - 3."""
+    node = helper.make_node
+    weight = np.array([1, 2, -3], np.float32) * (1 if integers else np.float32(0.1))
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="one"),
+        node("Sign" if integers else "GreaterOrEqual", ["c", "zero"][: 2 - integers], ["g"]),
+        *([] if integers else [node("Where", ["g", "plus", "minus"], ["s"])]),
+        node("Conv", ["g" if integers else "s", "k"], ["y"], name="two"),
+    ]
+    constants = {"zero": 0.0, "plus": 1.0, "minus": -1.0}
+    if integers:
+        constants = {}
+    return model(
+        nodes,
+        [1, 3, 1, 1],
+        ["y"],
+        w=weight.reshape(1, 3, 1, 1),
+        k=np.ones((2, 1, 1, 1)),
+        **constants,
+    )
+
+
+def test_a_tie_may_fall_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = {"x": np.ones((1, 3, 1, 1), np.float32)}
+    verdicts = set()
+    for sign in (1, -1):
+
+        def decide(name: str, value: np.ndarray, sign: int = sign) -> np.ndarray:
+            return np.full_like(value, sign) if name == "s" else value
+
+        result = verified(monkeypatch, tied(), decide, x)
+        assert result["right"], verify.text(result)
+        (tie,) = result["ties"]
+        assert (tie["tensor"], tie["count"], tie["index"]) == ("c", 1, [0, 0, 0, 0])
+        assert abs(tie["value"]) <= tie["bound"] < 1e-5
+        verdicts.add(result["verdict"])
+    assert verdicts == {"right", "right but for ties"}
+
+
+def test_a_value_further_from_zero_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = {"x": np.array([1, 1, 1.001], np.float32).reshape(1, 3, 1, 1)}
+
+    def wrong(name: str, value: np.ndarray) -> np.ndarray:
+        return -value if name == "s" else value
+
+    result = verified(monkeypatch, tied(), wrong, x)
+    assert result["verdict"] == "wrong"
+    assert not result["ties"]
+
+
+def test_an_exact_zero_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = {"x": np.ones((1, 3, 1, 1), np.float32)}
+    assert verified(monkeypatch, tied(integers=True), inputs=x)["verdict"] == "right"
+
+    def squeezed(name: str, value: np.ndarray) -> np.ndarray:
+        return np.ones_like(value) if name == "g" else value
+
+    result = verified(monkeypatch, tied(integers=True), squeezed, x)
+    assert result["verdict"] == "wrong"
+    relaxed = CompileOptions(sign_zero="+1")
+    result = verified(monkeypatch, tied(integers=True), squeezed, x, relaxed)
+    assert result["right"], verify.text(result)
+
+
+def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference.importlib.util, "find_spec", lambda name: None)
+    result = verified(monkeypatch, network())
+    assert result["right"]
+    assert result["reference"].startswith("onnx.reference")
+
+
+def test_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact: Any = Evaluated(network(), CompileOptions())
+    with pytest.raises(VerificationError, match="different names"):
+        verify.verify(model([helper.make_node("Relu", ["x"], ["z"])], [1], ["z"]), artifact)
+
+
+def test_uint8_images_are_seen_as_the_network_sees_them() -> None:
+    spec = verify.Uint8Input("x", (1.0, 2.0, 3.0), (0.5,), "nhwc")
+    image = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+    seen = verify._pixels(spec, image)
+    assert seen.shape == (1, 3, 2, 2)
+    assert seen[0, 2, 1, 0] == (8 - 3) * 0.5
+
+
+def test_magnitudes() -> None:
+    node = helper.make_node
+    proto = model(
+        [
+            node("MatMul", ["x", "w"], ["exact"]),
+            node("Mul", ["exact", "tenth"], ["scaled"]),
+            node("Add", ["scaled", "third"], ["sum"]),
+            node("Relu", ["sum"], ["kept"]),
+            node("MatMul", ["x", "v"], ["rounded"]),
+        ],
+        [1, 3],
+        ["exact", "scaled", "sum", "kept", "rounded"],
+        w=[[1.0], [-1.0], [1.0]],
+        v=[[0.1], [0.2], [-0.3]],
+        tenth=0.1,
+        third=1 / 3,
+    )
+    x = np.array([[1, -1, 1]], np.float32)
+    got = {k: float(v[1].squeeze()) for k, v in magnitudes(load(proto), {"x": x}).items()}
+    wanted = {"exact": 0, "scaled": 0.3, "sum": 0.3 + 0.3 + 1 / 3, "rounded": 0.6}
+    wanted["kept"] = wanted["sum"]
+    assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_bound_covers_any_order_of_summation() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((300, 4)).astype(np.float32)
+    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [1, 300], ["y"], w=weight)
+    graph = load(proto)
+    for _ in range(20):
+        x = rng.standard_normal((1, 300)).astype(np.float32)
+        value, size = magnitudes(graph, {"x": x})["y"]
+        order = rng.permutation(300)
+        other = np.zeros(4, np.float32)
+        for k in order:
+            other += x[0, k] * weight[k]
+        assert (np.abs(other - value[0]) <= verify.TIE * size[0]).all()
+
+
+def test_taps() -> None:
+    assert reference.tap_points(network()) == ["n0", "b0", "a1", "b1", "f"]
+    # a model without nodes that depend on the input has none
+    assert reference.tap_points(SimpleNamespace(graph=onnx.GraphProto())) == []
