@@ -139,11 +139,10 @@ def _pad(x: Array, pads: Sequence[int], value: float = 0) -> Array:
         return x
     begins, ends = pads[:rank], pads[rank:]
     if min(pads) < 0:  # negative pads crop
-        cut = tuple(
-            slice(max(0, -b), n - max(0, -e) if e < 0 else None)
-            for b, e, n in zip(begins, ends, x.shape[2:], strict=True)
-        )
-        x = x[(slice(None), slice(None), *cut)]
+        cut = [slice(None), slice(None)]
+        for b, e, n in zip(begins, ends, x.shape[2:], strict=True):
+            cut.append(slice(max(0, -b), n - max(0, -e)))
+        x = x[tuple(cut)]
         begins, ends = [max(0, b) for b in begins], [max(0, e) for e in ends]
     return np.pad(x, [(0, 0), (0, 0), *zip(begins, ends, strict=True)], constant_values=value)
 
@@ -255,7 +254,8 @@ def max_pool(x: Array, attrs: dict[str, Any]) -> Array:
     view = _windows(_pad(x, wide, low), kernel, strides, dilations)
     result: Array | None = None
     for tap in np.ndindex(*kernel):
-        part = view[(Ellipsis, *tap)]
+        at = (..., *tap)
+        part = view[at]
         result = part.copy() if result is None else np.maximum(result, part, out=result)
     assert result is not None
     return result
@@ -275,8 +275,9 @@ def average_pool(x: Array, attrs: dict[str, Any]) -> Array:
     values = _windows(data, kernel, strides, dilations)
     counts = _windows(counted, kernel, strides, dilations)
     for tap in np.ndindex(*kernel):
-        total = total + values[(Ellipsis, *tap)]
-        count = count + counts[(Ellipsis, *tap)]
+        at = (..., *tap)
+        total = total + values[at]
+        count = count + counts[at]
     return (total / count).astype(x.dtype)
 
 

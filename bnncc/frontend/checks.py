@@ -37,6 +37,13 @@ DTYPES = {
         *("INT4", "UINT4"),
     )
 }
+_DATA_FIELDS = (
+    *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
+)
+RANDOM = {
+    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
+    "RandomUniformLike",
+}
 INFINITE_OK = {"Clip", "Max", "Min", "Pad", "Where", "ConstantOfShape", "Concat", "Expand"}
 """Operators that may read an infinite constant."""
 
@@ -226,6 +233,10 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
     if tensor.data_location == TensorProto.EXTERNAL:
         return
     size = stored_bytes(tensor.data_type, count)
+    field = helper.tensor_dtype_to_field(tensor.data_type)
+    filled = [f for f in _DATA_FIELDS if len(getattr(tensor, f))]
+    if len(filled) + tensor.HasField("raw_data") > 1:
+        raise ModelError(f"{where}: holds data in several fields, one is wanted")
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != size:
             raise ModelError(
@@ -233,7 +244,6 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
                 f"{size}"
             )
         return
-    field = helper.tensor_dtype_to_field(tensor.data_type)
     held = len(getattr(tensor, field))
     wanted = size if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else count
     if held != wanted:
@@ -268,6 +278,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute
         ):
             unknown.append(f"{op_name(node)} `{name}` (control flow)")
+        elif node.op_type in RANDOM and node.domain in DEFAULT_DOMAINS:
+            unknown.append(f"{node.op_type} `{name}` (random)")
         elif node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
             unknown.append(f"{op_name(node)} `{name}`")
         else:

@@ -28,6 +28,8 @@ SMALL = 1 << 22
 """Elements a folded constant may always have."""
 GROWTH = 4
 """How many times larger than its inputs a folded constant may be beyond that."""
+BUDGET = 1 << 26
+"""Elements that all folded constants may have together, beyond 16 times those of the file."""
 
 _MOVES = {"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
 _SPREAD = BROADCAST | COMPARE | {"Where"}
@@ -78,6 +80,10 @@ class Folder:
     partial: dict[str, Partial] = field(default_factory=dict)
     small: dict[str, str] = field(default_factory=dict)
     _shrunk: dict[str, str] = field(default_factory=dict)
+    _budget: int = 0
+
+    def __post_init__(self) -> None:
+        self._budget = BUDGET + 16 * sum(v.size for v in self.graph.constants.values())
 
     def emit(self, node: Node) -> None:
         """Type, check and fold one node, whose inputs have been emitted."""
@@ -126,8 +132,10 @@ class Folder:
             return False
         values = [graph.constants[i] if i else None for i in node.inputs]
         made = sum(math.prod(int(d) for d in t.shape) for t in types)
-        if made > max(SMALL, GROWTH * sum(v.size for v in values if v is not None)):
+        limit = max(SMALL, GROWTH * sum(v.size for v in values if v is not None))
+        if made > min(limit, self._budget):
             return False
+        self._budget -= made
         try:
             results = evaluate_node(node, values, graph.types)
         except BnnccError:
@@ -199,7 +207,8 @@ class Folder:
             result = _objects([_multiply_all(values[0].reshape(-1).tolist())])
             return [result.reshape([int(d) for d in types[0].shape])]
         if node.op == "Where" and values[0] is not None and node.inputs[0] in graph.constants:
-            return [np.where(values[0], values[1], values[2])]  # type: ignore[arg-type]
+            yes, no = (v.astype(object) for v in values[1:] if v is not None)
+            return [np.asarray(np.where(values[0], yes, no))]
         function = _ARITHMETIC.get(node.op)
         if function is not None and len(values) == 2:
             pairs = np.broadcast(*(v.astype(object) for v in values if v is not None))

@@ -1,7 +1,7 @@
 """Types of node outputs, and the checks that need types.
 
-Elementwise and reshaping operators are inferred here, so that symbolic dimensions survive and
-messages are clear; the rest is asked of onnx's own inference, one node at a time.
+Elementwise and reshaping operators are inferred here, so that symbols survive and messages are clear;
+onnx's own inference is asked for the rest, one node at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.evaluate import OPSET, make_attribute, reshape_to
+from bnncc.evaluate import OPSET, make_attribute
 from bnncc.frontend.checks import MAX_RANK, elements
 from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.shaping import reshape_to
 
 Partial = tuple["int | str | None", ...]
 """An integer vector of which some elements are symbols or unknown."""
@@ -89,21 +90,24 @@ def infer_into(node: Node, graph: Graph) -> None:
             graph.types[name] = kind
 
 
-def dynamic(graph: Graph, where: str) -> ShapeError:
-    """Make the error for a shape that a dynamic dimension leaves open."""
+def dynamic(graph: Graph, where: str) -> ModelError:
+    """Make the error for a shape that a dynamic dimension, or data, leaves open."""
+    first = ""
     for name in graph.inputs:
         shape = graph.types[name].shape
+        if any(isinstance(d, str) for d in shape):
+            first = first or name
         for axis, dim in enumerate(shape):
             if isinstance(dim, str) and axis:
                 return ShapeError(
                     f"{where}: its shape depends on dimension {axis} (`{dim}`) of input `{name}`, "
                     f"which is not fixed; pass --input-shape {name}:{_example(shape)}"
                 )
-    name = graph.inputs[0] if graph.inputs else "NAME"
-    example = _example(graph.types[name].shape) if name in graph.types else "1x3x224x224"
+    if not first:
+        return UnsupportedOp(f"{where}: the shape of its output depends on values at run time")
     return ShapeError(
         f"{where}: its shape cannot be found for a dynamic batch; pass --input-shape "
-        f"{name}:{example}"
+        f"{first}:{_example(graph.types[first].shape)}"
     )
 
 
@@ -120,7 +124,7 @@ def broadcast(shapes: Sequence[Sequence[Dim]], where: str) -> tuple[Dim, ...]:
     Raises
     ------
     ShapeError
-        If they do not broadcast.
+        If they do not.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []

@@ -37,12 +37,14 @@ def inline(model: onnx.ModelProto, versions: Versions) -> list[Located]:
     Raises
     ------
     ModelError
-        If functions call each other in a circle, or would unfold to too many nodes.
+        If functions call each other in a circle, are defined twice, or unfold to too many nodes.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
         key = (_domain(function.domain), function.name)
-        functions.setdefault(key, function)
+        if key in functions:
+            raise ModelError(f"function `{function.name}` is defined twice")
+        functions[key] = function
     order = _check(functions)
     sizes: dict[_Key, int] = {}
     for key in order:

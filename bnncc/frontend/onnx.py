@@ -24,7 +24,7 @@ from bnncc.graph import Dim, Graph, Node, TensorType
 def load(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Graph:
     """Load an ONNX model.
 
@@ -32,8 +32,9 @@ def load(
     ----------
     model : str, path-like or onnx.ModelProto
         File (external data is read from its folder only) or model.
-    input_shapes : mapping of str to sequence of int, optional
-        Shapes of graph inputs, in place of symbolic dimensions or of another batch size.
+    input_shapes : mapping of str to sequence of int or str, optional
+        Shapes of graph inputs, in place of symbolic dimensions or of another batch size; a str is a
+        symbolic dimension.
 
     Returns
     -------
@@ -63,7 +64,7 @@ def _load(
     proto: onnx.ModelProto,
     folder: Path | None,
     source: str,
-    input_shapes: Mapping[str, Sequence[int]],
+    input_shapes: Mapping[str, Sequence[Dim]],
 ) -> Graph:
     versions = checks.opsets(proto)
     if proto.graph.sparse_initializer:
@@ -186,7 +187,7 @@ def _initializers(
 
 
 def _inputs(
-    proto: onnx.GraphProto, graph: Graph, input_shapes: Mapping[str, Sequence[int]]
+    proto: onnx.GraphProto, graph: Graph, input_shapes: Mapping[str, Sequence[Dim]]
 ) -> None:
     stored = {t.name for t in proto.initializer}
     values = [v for v in proto.input if v.name not in stored]
@@ -247,14 +248,14 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _given(given: Sequence[int], shape: tuple[Dim, ...] | None, where: str) -> tuple[Dim, ...]:
-    dims = tuple(int(d) for d in given)
+def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> tuple[Dim, ...]:
+    dims = tuple(d if isinstance(d, str) else int(d) for d in given)
     if shape is not None and len(dims) != len(shape):
         raise ShapeError(
             f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"
         )
     for axis, (new, old) in enumerate(zip(dims, shape or dims, strict=True)):
-        if new <= 0 or (axis and isinstance(old, int) and new != old):
+        if (isinstance(new, int) and new <= 0) or (axis and isinstance(old, int) and new != old):
             raise ShapeError(
                 f"{where}: --input-shape gives {list(dims)}, the model's shape is "
                 f"{list(shape or ())}"

@@ -13,6 +13,7 @@ from bnncc.frontend.fold import fold
 from bnncc.frontend.infer import COMPARE
 from bnncc.graph import Graph, Node
 from bnncc.passes.cancel import cancel
+from bnncc.passes.dense import dense_bias, gemm
 from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
 from bnncc.passes.rewrite import Result, Walk, alias_outputs, settle_outputs, walk
 
@@ -69,7 +70,7 @@ def simplify(graph: Graph) -> None:
         changed |= _common(graph)
         changed |= pull_up(graph)
         changed |= reorder_flatten(graph)
-        changed |= _dense_bias(graph)
+        changed |= dense_bias(graph)
         graph.prune()
         if not changed and not squeeze_transposes(graph):
             break
@@ -320,97 +321,6 @@ def _batch_norm(node: Node, state: Walk) -> Result:
     return None
 
 
-def _gemm(node: Node, state: Walk) -> Result:
-    """Fold transposes, alpha and beta: Gemm(a, constant (K, N), constant (N,))."""
-    graph, attrs = state.graph, node.attrs
-    alpha, beta = attrs["alpha"], attrs["beta"]
-    a, b = node.inputs[0], node.inputs[1]
-    c = node.inputs[2] if len(node.inputs) > 2 else ""
-    weight, bias = state.value(b), state.value(c) if c else None
-    units = graph.types[node.outputs[0]].shape[1]
-    settled = bias is None or bias.shape == (units,)
-    turned_weight = weight is not None and attrs["transB"]
-    if alpha == beta == 1 and not attrs["transA"] and settled and not turned_weight:
-        return None
-    pieces: list[Node] = []
-    if attrs["transA"]:
-        turned = graph.fresh(f"{node.name}.transposed")
-        pieces.append(Node("Transpose", [a], [turned], {"perm": [1, 0]}, f"{node.name}.transpose"))
-        a = turned
-    trans = attrs["transB"]
-    if weight is not None:
-        scaled = weight.T if trans else weight
-        trans = 0
-        exact = scaled.astype(np.float64) * alpha
-        if np.array_equal(exact.astype(weight.dtype), exact):
-            scaled, alpha = exact.astype(weight.dtype), 1.0
-        b = graph.constant(np.ascontiguousarray(scaled), f"{node.name}.weight")
-    if bias is not None:
-        bias = (bias.astype(np.float64) * beta).astype(bias.dtype)
-        beta = 1.0
-        if isinstance(units, int) and (bias.ndim < 2 or bias.shape[0] == 1):
-            bias = np.broadcast_to(bias.reshape(-1), (units,)).copy()
-        c = graph.constant(bias, f"{node.name}.bias")
-    plain = alpha == 1 and beta == 1 and (bias is None or bias.ndim == 1)
-    base = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": trans}
-    if plain:
-        inputs = [a, b, c] if c else [a, b]
-        pieces.append(Node("Gemm", inputs, node.outputs, base, node.name, node.covers))
-        return pieces
-    out = graph.fresh(f"{node.name}.product")
-    pieces.append(Node("Gemm", [a, b], [out], base, node.name, node.covers))
-    dtype = graph.types[node.outputs[0]].dtype
-    scales = [(alpha, False)] + ([(beta, True)] if c else [])
-    for factor, of_bias in scales:
-        if factor == 1:
-            continue
-        scale = graph.constant(np.asarray(factor, dtype), f"{node.name}.scale")
-        scaled_name = graph.fresh(f"{node.name}.scaled")
-        source = c if of_bias else out
-        pieces.append(Node("Mul", [source, scale], [scaled_name], {}, f"{node.name}.scale"))
-        if of_bias:
-            c = scaled_name
-        else:
-            out = scaled_name
-    if c:
-        pieces.append(Node("Add", [out, c], node.outputs, {}, f"{node.name}.bias"))
-    else:
-        pieces[-1].outputs = list(node.outputs)
-    return pieces
-
-
-def _dense_bias(graph: Graph) -> bool:
-    """Make MatMul by a constant matrix, and the Add of a constant vector after it, a Gemm."""
-    readers = graph.consumers()
-
-    def rule(node: Node, state: Walk) -> Result:
-        if node.op != "Add":
-            return None
-        for side in (0, 1):
-            product = state.producer(node.inputs[side], "MatMul")
-            bias = state.value(node.inputs[1 - side])
-            if product is None or bias is None or product.outputs[0] in graph.outputs:
-                continue
-            weight, a = state.value(product.inputs[1]), product.inputs[0]
-            if weight is None or weight.ndim != 2 or len(graph.types[a].shape) != 2:
-                continue
-            if len(readers.get(product.outputs[0], [])) != 1 or bias.size not in (
-                1,
-                weight.shape[1],
-            ):
-                continue
-            if bias.size > 1 and bias.shape[-1] != bias.size:
-                continue
-            full = np.broadcast_to(bias.reshape(-1), (weight.shape[1],)).copy()
-            c = graph.constant(full, f"{node.name}.bias")
-            attrs = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-            inputs = [a, product.inputs[1], c]
-            return [Node("Gemm", inputs, node.outputs, attrs, product.name, product.covers)]
-        return None
-
-    return walk(graph, rule)
-
-
 _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Add": _neutral(0, (0, 1)),
     "AveragePool": _unpooled,
@@ -421,7 +331,7 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Div": _neutral(1, (1,)),
     "Expand": _if_same_type,
     "Flatten": _reshape,
-    "Gemm": _gemm,
+    "Gemm": gemm,
     "GlobalAveragePool": _if_same_type,
     "GlobalMaxPool": _if_same_type,
     "Identity": _always,
