@@ -1,4 +1,4 @@
-"""Broken and hostile files are refused with one clear line, quickly, in bounded memory, leaving nothing behind."""
+"""Hostile files are refused in one clear line, soon, in bounded memory, without leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small builder of ONNX graphs that writes each operator as the chosen opset wants it."""
+"""A small builder of ONNX graphs that writes each operator as the chosen opset wants it.
+
+Over 400 lines: half of it is the table of sign spellings.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class Net:
     seed : object
         Anything printable; weights are drawn from its checksum.
     constants : str
-        How constants are stored: "initializer", "node" (Constant nodes) or "input" (initializers that are also
-        graph inputs, as before IR 4).
+        How constants are stored: "initializer", "node" (Constant nodes) or "input" (initializers
+        that are also graph inputs, as before IR 4).
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class Net:
             onnx.checker.check_model(model)
         return model
 
-    # ------------------------------------------------------------------ operators whose form depends on the opset
+    # ---------------------------------------------------- operators whose form depends on the opset
 
     def ints(self, values: Sequence[int]) -> str:
         return self.const(values, np.int64)
@@ -181,7 +184,10 @@ class Net:
     def bn_arrays(
         self, channels: int, spread: float = 3.0, *, gamma: str = "mixed"
     ) -> tuple[np.ndarray, ...]:
-        """Return gamma, beta, mean, var; gamma "mixed" has both signs, "positive", "negative", or "zeros".
+        """Return gamma, beta, mean, var.
+
+        Gamma "mixed" has both signs, "positive", "negative", or
+        "zeros".
 
         "zeros" sets gamma to 0 in every third channel, and beta as well in every sixth.
         """
@@ -233,7 +239,7 @@ class Net:
         pad=None,
         **attrs,
     ) -> str:
-        """Convolve with random +-1 weights times `scale` (a number or one per output channel)."""
+        """Convolve with random signs times `scale`."""
         kh, kw = (k, k) if isinstance(k, int) else k
         pad = k // 2 if pad is None and isinstance(k, int) else (pad or 0)
         weight = self.signs((units, self.channels[x] // group, kh, kw))
@@ -267,7 +273,7 @@ class Net:
         return SIGNS[how](self, x)
 
     def compare(self, kind: str, a: str, b: str) -> str:
-        """Append Less, Greater, LessOrEqual or GreaterOrEqual (the last two by Not below opset 12)."""
+        """Append a comparison; the OrEqual ones by Not below opset 12."""
         if kind.endswith("OrEqual") and self.opset < 12:
             return self.op("Not", self.op({"G": "Less", "L": "Greater"}[kind[0]], a, b))
         return self.op(kind, a, b)
@@ -339,14 +345,20 @@ SIGNS: dict[str, Callable[[Net, str], str]] = {
     "where_zero_le": lambda n, x: n.where(n.compare("LessOrEqual", n.const(0.0), x), 1.0, -1.0),
     "where_zero_lt": lambda n, x: n.where(n.op("Less", n.const([0.0]), x), 1.0, -1.0),
     "where_not_less": lambda n, x: n.where(n.op("Not", n.op("Less", x, n.const(0.0))), 1.0, -1.0),
-    "where_not_greater": lambda n, x: n.where(n.op("Not", n.op("Greater", x, n.const(0.0))), -1.0, 1.0),
+    "where_not_greater": lambda n, x: n.where(
+        n.op("Not", n.op("Greater", x, n.const(0.0))), -1.0, 1.0
+    ),
     "where_full_dynamic": _where_dynamic,
     "where_expand_dynamic": _where_expand,
-    "cast_ge": lambda n, x: _affine(n, n.cast(n.compare("GreaterOrEqual", x, n.const(0.0))), "2x-1"),
+    "cast_ge": lambda n, x: _affine(
+        n, n.cast(n.compare("GreaterOrEqual", x, n.const(0.0))), "2x-1"
+    ),
     "cast_gt": lambda n, x: _affine(n, n.cast(n.op("Greater", x, n.const(0.0))), "2x+-1"),
     "cast_lt": lambda n, x: _affine(n, n.cast(n.op("Less", x, n.const(0.0))), "1-2x"),
     "cast_sum": lambda n, x: _affine(n, n.cast(n.op("Greater", x, n.const(0.0))), "x+x-1"),
-    "cast_half": lambda n, x: _affine(n, n.cast(n.compare("GreaterOrEqual", x, n.const(0.0))), "half"),
+    "cast_half": lambda n, x: _affine(
+        n, n.cast(n.compare("GreaterOrEqual", x, n.const(0.0))), "half"
+    ),
     "cast_int": _cast_int,
     "larq": lambda n, x: n.op("Sign", n.op("Add", n.op("Sign", x), n.const(0.1))),
     "sign_tiny": lambda n, x: n.op("Sign", n.op("Add", x, n.const(1e-20))),
@@ -363,7 +375,7 @@ SIGNS: dict[str, Callable[[Net, str], str]] = {
     "where_scaled": lambda n, x: n.where(n.compare("GreaterOrEqual", x, n.const(0.0)), 0.37, -0.37),
     "where_inverted": lambda n, x: n.where(n.compare("GreaterOrEqual", x, n.const(0.0)), -1.0, 1.0),
     "threshold": lambda n, x: n.where(n.op("Greater", x, n.const(0.25)), 1.0, -1.0),
-}  # fmt: skip
+}
 
 # {0, 1} activations.
 STEPS: dict[str, Callable[[Net, str], str]] = {
@@ -374,7 +386,7 @@ STEPS: dict[str, Callable[[Net, str], str]] = {
     "relu_sign": lambda n, x: n.op("Relu", n.op("Sign", x)),
     "clip_sign": lambda n, x: n.clip(n.op("Sign", x), 0, 1),
     "half_sign": lambda n, x: n.op("Mul", n.op("Add", n.sign(x), n.const(1.0)), n.const(0.5)),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -388,8 +400,8 @@ class Case:
     build : callable
         Returns the ModelProto.
     binary, float_ : int | None
-        Conv, Gemm and MatMul nodes of the file that must be found binary, and all others (float, or few-bit where
-        the compiler has that). None: not asserted, only the outputs are.
+        Conv, Gemm and MatMul nodes of the file that must be found binary, and all others (float, or
+        few-bit where the compiler has that). None: not asserted, only the outputs are.
     domain : str
         Where inputs are drawn from, see `oracle.make_feeds`.
     batches : tuple of int
@@ -426,7 +438,7 @@ CASES: list[Case] = []
 
 
 def case(name: str, pattern: str, binary: int | None, float_: int | None, **rest) -> Callable:
-    """Register the decorated function, which takes a fresh `Net` and returns it finished, or a ModelProto."""
+    """Register the decorated function: it finishes a fresh `Net`, or returns a ModelProto."""
     opset = rest.pop("opset", DEFAULT_OPSET)
     constants = rest.pop("constants", "initializer")
 

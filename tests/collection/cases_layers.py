@@ -1,4 +1,7 @@
-"""Hand-written cases: padding, convolution shapes, dense layers, pools."""
+"""Hand-written cases: padding, convolution shapes, dense layers, pools.
+
+Over 400 lines: a table, one entry per model.
+"""
 
 from __future__ import annotations
 
@@ -455,7 +458,7 @@ def _(n: Net) -> None:
 def _pool(
     name: str, function, *, binary: int = 2, quick: bool = False, how: str = "where_ge"
 ) -> None:
-    """Register sign -> conv -> `function` -> conv, where the function goes from accumulators to signs."""
+    """Register sign -> conv -> `function` -> conv; it goes from accumulators to signs."""
 
     @case(f"pool_{name}", "8 pools", binary, 2 - binary, quick=quick, domain="zeros")
     def _(n: Net) -> None:

@@ -1,4 +1,7 @@
-"""Hand-written cases: spellings of sign, straight-through residues, weights, batch normalisation."""
+"""Hand-written cases: sign, straight-through residues, weights, batch normalisation.
+
+Over 400 lines: a table, one entry per model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def image(n: Net, channels: int = 13, size: int = 6, batch: int | str = 1) -> st
     return n.input("x", [batch, channels, size, size])
 
 
-# ----------------------------------------------------------------------------- spellings of sign (sections 1, 4)
+# ---------------------------------------------------------------- spellings of sign (sections 1, 4)
 
 
 def _one_sign(how: str, opset: int = 17) -> None:
@@ -128,7 +131,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(n.pad_hw(STEPS["cast_gt"](n, image(n)), 1, 1.0), 7, pad=0))
 
 
-# ----------------------------------------------------------------------------- straight-through residues (0.3)
+# ------------------------------------------------------------------ straight-through residues (0.3)
 
 
 def _approx_sign(n: Net, x: str) -> str:
@@ -202,7 +205,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(RESIDUES["a_b_b"](n, n.op("Sign", x), n.clip(x, -1, 1), x), 7))
 
 
-# ----------------------------------------------------------------------------- weights (0.2, 0.4, 8)
+# ---------------------------------------------------------------------------- weights (0.2, 0.4, 8)
 
 
 def _weight(name: str, binary: int | None = 1, quick: bool = False, opset: int = 17):
@@ -318,10 +321,16 @@ _weight("constant_node")(
 _weight("ap2")(
     lambda n, w: (
         lambda c: n.op(
-            "Mul", n.op("Pow", n.const(2.0), n.op("Round", n.op("Div", n.op("Log", _alpha(n, c)), n.const(np.log(2))))), n.op("Sign", c)
+            "Mul",
+            n.op(
+                "Pow",
+                n.const(2.0),
+                n.op("Round", n.op("Div", n.op("Log", _alpha(n, c)), n.const(np.log(2)))),
+            ),
+            n.op("Sign", c),
         )
     )(n.const(w))
-)  # fmt: skip
+)
 _weight("ir_net")(lambda n, w: _ir_net(n, w))
 _weight("dorefa_1bit")(
     lambda n, w: (
@@ -387,7 +396,7 @@ def _(n: Net) -> None:
     n.output(n.fconv(n.op("Sign", image(n)), 7))
 
 
-# ----------------------------------------------------------------------------- batch normalisation and affines
+# ------------------------------------------------------------------ batch normalisation and affines
 
 
 def _after(

@@ -1,13 +1,17 @@
 """Broken and hostile model files, written into a folder of the test's choosing.
 
-`hostile_files(directory)` writes them and says of each why it is there and what is right: "refuse" (exit 1 or 2 with
-one error line), or "either" (an implementation may refuse it, or accept it and then be correct).
+`hostile_files(directory)` writes them and says of each why it is there and what is right: "refuse"
+(exit 1 or 2 with one error line), or "either" (an implementation may refuse it, or accept it and
+then be correct).
+
+Over 400 lines: a table, one entry per file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +59,7 @@ def _model(name: str, why: str, right: str = "refuse") -> Callable:
     return register
 
 
-# ------------------------------------------------------------------------------------- pieces of models
+# --------------------------------------------------------------------------------- pieces of models
 
 _RNG = np.random.default_rng(0)
 
@@ -90,7 +94,7 @@ def _graph(
 
 
 def _declare_outputs(model: onnx.ModelProto) -> None:
-    """Give outputs the type that inference finds, else float of rank 4: the fault is to be elsewhere."""
+    """Give outputs their inferred type, else float of rank 4: the fault is elsewhere."""
     known = {}
     if not model.functions and 0 < model.opset_import[0].version < 100:
         with contextlib.suppress(Exception):
@@ -136,7 +140,7 @@ def _good() -> onnx.ModelProto:
     return _conv(pads=[1, 1, 1, 1])
 
 
-# ------------------------------------------------------------------------------------- not ONNX at all
+# ---------------------------------------------------------------------------------- not ONNX at all
 
 _file("empty", "no bytes")(lambda p: p.write_bytes(b""))
 _file("text", "a text file")(lambda p: p.write_text("this is not a model\n" * 40))
@@ -192,7 +196,7 @@ def _(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-# ------------------------------------------------------------------------------------- graph structure
+# ---------------------------------------------------------------------------------- graph structure
 
 
 @_model("cycle", "two nodes that read each other")
@@ -281,7 +285,7 @@ def _(path: Path) -> None:
     path.write_bytes(_good().SerializeToString().replace(b"conv1", b"\xff\xfe\xfd\xfc\xfb"))
 
 
-# ------------------------------------------------------------------------------------- external data
+# ------------------------------------------------------------------------------------ external data
 
 
 def _external(
@@ -568,7 +572,7 @@ def _() -> onnx.ModelProto:
     return model
 
 
-# ------------------------------------------------------------------------------------- attributes of layers
+# ----------------------------------------------------------------------------- attributes of layers
 
 _model("kernel_larger", "a kernel larger than its input")(lambda: _conv(_signs(4, 8, 9, 9)))
 _model("dilated_kernel_larger", "a dilated kernel larger than its input")(
@@ -715,7 +719,7 @@ def _() -> onnx.ModelProto:
     return model
 
 
-# ------------------------------------------------------------------------------------- operators and versions
+# --------------------------------------------------------------------------- operators and versions
 
 _model("unknown_op", "an operator nobody knows")(lambda: _op("Frobnicate", ["x"]))
 _model("unknown_domain", "an operator of an unknown domain")(
@@ -948,20 +952,14 @@ _model("unsqueeze_reshape_bomb", "MatMul of two vectors into 2^50 elements")(
 def _() -> onnx.ModelProto:
     names = ["x", *[f"d{i}" for i in range(39)], "y"]
     return _graph(
-        [
-            helper.make_node("Concat", [a, a], [b], axis=1)
-            for a, b in zip(names, names[1:], strict=False)
-        ]
+        [helper.make_node("Concat", [a, a], [b], axis=1) for a, b in itertools.pairwise(names)]
     )
 
 
 @_model("constant_doubling", "a constant added to itself by Concat, forty times, foldable")
 def _() -> onnx.ModelProto:
     names = [f"d{i}" for i in range(41)]
-    nodes = [
-        helper.make_node("Concat", [a, a], [b], axis=0)
-        for a, b in zip(names, names[1:], strict=False)
-    ]
+    nodes = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in itertools.pairwise(names)]
     nodes += [
         helper.make_node("ReduceSum", [names[-1]], ["r"]),
         helper.make_node("Add", ["x", "r"], ["y"]),

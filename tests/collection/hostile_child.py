@@ -2,8 +2,8 @@
 
     python -m tests.collection.hostile_child OUT_FOLDER FILE...
 
-Memory is bounded (RLIMIT_DATA), and each file has SECONDS before it is reported as hanging. If the process dies, the
-caller knows from the missing line which file did it.
+Memory is bounded (RLIMIT_DATA), and each file has SECONDS before it is reported as hanging. If the
+process dies, the caller knows from the missing line which file did it.
 """
 
 from __future__ import annotations
