@@ -128,7 +128,7 @@ def bench(
     """
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, wanted 1 or more")
-    count = set_threads(threads)
+    set_threads(threads)
     session = artifact.session()
     tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
     main = session.main
@@ -150,11 +150,18 @@ def bench(
         "model": artifact.manifest["model"],
         "target": artifact.manifest["target"]["name"],
         "cpu": host.processor(),
-        "threads": count,
+        "threads": _threads_in_use(),
         "repeat": repeat,
         "network": network,
         "kernels": [_time_kernel(session.module, kernel, seed) for kernel in compiled["kernels"]],
     }
+
+
+def _threads_in_use() -> int:
+    """Return how many threads TVM uses: no more than the machine has CPUs."""
+    import tvm
+
+    return int(tvm.get_global_func("runtime.NumThreads")())
 
 
 def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:
