@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from bnncc.topi_binary.spec import Spec, from_json
 
@@ -31,20 +33,36 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         is.
     """
     spec = from_json(str(func.attrs["bnncc.spec"]))
-    for rule in _rules():
-        scheduled = rule(func, spec, target, threads)
-        if scheduled is not None:
-            result = scheduled.mod["main"]
-            if "global_symbol" in func.attrs:
-                result = result.with_attr("global_symbol", func.attrs["global_symbol"])
-            return result.with_attr("tirx.is_scheduled", True)
-    return func
+    result = _rule(type(spec).__name__)(func, spec, target, threads)
+    if result is None:
+        return func
+    if not isinstance(result, type(func)):
+        result = result.mod["main"]
+    if "global_symbol" in func.attrs:
+        result = result.with_attr("global_symbol", func.attrs["global_symbol"])
+    return result.with_attr("tirx.is_scheduled", True)
 
 
-def _rules() -> list:
-    from bnncc.schedules import x86
+_RULES = {
+    "BinaryConv2d": ("x86", "apply"),
+    "BitwiseMaxPool": ("x86_float", "bitwise_maxpool"),
+    "ConcatBits": ("x86_bits", "moves"),
+    "Conv2d": ("x86_float", "conv2d"),
+    "Elementwise": ("x86_bits", "elementwise"),
+    "PadBits": ("x86_bits", "moves"),
+    "Pool2d": ("x86_float", "pool2d"),
+    "SliceBits": ("x86_bits", "moves"),
+}
+"""Module and function of the rule for each class of spec.
 
-    return [x86.apply]
+A rule takes the definition, its spec, the target and the number of threads, and returns a schedule,
+a function or, where the target is not its own, None.
+"""
+
+
+def _rule(kind: str) -> Callable[..., Any]:
+    module, name = _RULES[kind]
+    return getattr(importlib.import_module(f"bnncc.schedules.{module}"), name)
 
 
 __all__ = ["Spec", "schedule"]

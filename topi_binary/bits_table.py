@@ -1,4 +1,4 @@
-"""How a selection of bits is cut into runs, and the table for selections that are too irregular."""
+"""How a selection of bits is cut into shifts, and the table for those that are too irregular."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import numpy as np
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import SliceBits
 
-MAX_RUNS = 256
-"""More runs than this are read from a table at run time, so that code stays compact."""
+MAX_TERMS = 256
+"""Selections of more terms are read from a table at run time, so that code stays small."""
 
 
-class Run(NamedTuple):
-    """Consecutive channels of one input word that go to consecutive bits of one output word."""
+class Term(NamedTuple):
+    """Bits of one input word that move by the same distance to one output word."""
 
     word: int
     """Input word."""
-    low: int
-    """First input bit."""
-    to: int
-    """First output bit."""
-    size: int
+    shift: int
+    """Distance, to the left if positive."""
+    mask: int
+    """Which bits of the input word."""
 
 
-def runs(index: tuple[int, ...]) -> list[list[Run]]:
-    """Cut `index` into runs.
+def terms(index: tuple[int, ...]) -> list[list[Term]]:
+    """Cut `index` into shifts of masked words.
 
     Parameters
     ----------
@@ -35,37 +34,37 @@ def runs(index: tuple[int, ...]) -> list[list[Run]]:
 
     Returns
     -------
-    list of list of Run
-        For each output word, its runs in the order of output bits.
+    list of list of Term
+        For each output word, what is ORed to make it.
 
     Examples
     --------
-    >>> runs((30, 31, 32, -1, 5))
-    [[Run(word=0, low=30, to=0, size=2), Run(word=1, low=0, to=2, size=1),
-      Run(word=0, low=5, to=4, size=1)]]
+    >>> terms((30, 31, 32, -1, 5))
+    [[Term(word=0, shift=-30, mask=3221225472), Term(word=1, shift=2, mask=1),
+      Term(word=0, shift=-1, mask=32)]]
     """
     bits = layout.WORD_BITS
-    out: list[list[Run]] = [[] for _ in range(layout.words(len(index)))]
+    masks: list[dict[tuple[int, int], int]] = [{} for _ in range(layout.words(len(index)))]
     for position, channel in enumerate(index):
-        here, to = out[position // bits], position % bits
-        if channel < 0:
-            continue
-        word, low = divmod(channel, bits)
-        last = here[-1] if here else None
-        if last and (word, low, to) == (last.word, last.low + last.size, last.to + last.size):
-            here[-1] = last._replace(size=last.size + 1)
-        else:
-            here.append(Run(word, low, to, 1))
-    return out
+        if channel >= 0:
+            word, low = divmod(channel, bits)
+            here, key = masks[position // bits], (word, position % bits - low)
+            here[key] = here.get(key, 0) | 1 << low
+    return [[Term(*key, mask) for key, mask in here.items()] for here in masks]
 
 
 def needs_table(spec: SliceBits) -> bool:
     """Return whether the kernel of `spec` takes `slice_table` as its second input."""
-    return sum(len(word) for word in runs(spec.index)) > MAX_RUNS
+    return sum(len(word) for word in terms(spec.index)) > MAX_TERMS
 
 
 def slice_table(spec: SliceBits) -> np.ndarray:
     """Return the second kernel input of a `spec` that `needs_table`.
+
+    Parameters
+    ----------
+    spec : SliceBits
+        The selection.
 
     Returns
     -------

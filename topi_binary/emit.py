@@ -151,7 +151,7 @@ def load(
     """Load `lanes` consecutive values of the last axis, reading only the first `valid` of them."""
     *outer, last = (index(i) for i in where)
     if valid == lanes:
-        return buffer[(*outer, ramp(last, lanes))]
+        return buffer[tuple([*outer, ramp(last, lanes)])]
     dtype = f"{buffer.dtype}x{lanes}"
     return T.masked_load(dtype, buffer, *outer, ramp(last, lanes), first_lanes(valid, lanes))
 
@@ -170,6 +170,42 @@ def store(
     else:
         mask = first_lanes(valid, lanes)
         T.evaluate(T.masked_store(buffer, value, *outer, ramp(last, lanes), mask))
+
+
+def flat(buffer: Buffer) -> Buffer:
+    """Declare `buffer` once more, with one axis."""
+    total: Expr = const(1)
+    for extent in buffer.shape:
+        total = total * extent
+    return T.decl_buffer([total], buffer.dtype, data=buffer.data)
+
+
+def gather(memory: Buffer, shape: Sequence[Expr], where: Sequence[Expr], axis: int) -> Expr:
+    """Load a vector of values that are not neighbours.
+
+    Parameters
+    ----------
+    memory : Buffer
+        What `flat` returned.
+    shape : sequence of Expr
+        Shape of the tensor.
+    where : sequence of Expr
+        Index in the tensor; that of `axis` is a vector of `LANES`.
+    axis : int
+        Which one.
+
+    Returns
+    -------
+    Expr
+        The values.
+    """
+    rest: Expr = const(0)
+    step: Expr = const(1)
+    for number, extent in enumerate(shape):
+        rest = rest * extent + (const(0) if number == axis else where[number])
+        if number > axis:
+            step = step * extent
+    return memory[where[axis] * splat(step) + splat(rest)]
 
 
 def mask_bits(condition: Expr, lanes: int = LANES) -> Expr:
@@ -195,7 +231,7 @@ class Register:
 
     def __init__(self, dtype: str = "float32", lanes: int = LANES) -> None:
         self._buffer = T.sblock_alloc_buffer((lanes,), dtype)
-        self._range = ramp(0, lanes)
+        self._range = ramp(0, lanes) if lanes > 1 else const(0)
 
     @property
     def value(self) -> Expr:

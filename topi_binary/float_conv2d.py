@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -27,7 +27,9 @@ from bnncc.topi_binary.emit import (
     bind,
     const,
     f32,
+    flat,
     fmuladd,
+    gather,
     index,
     load,
     loop,
@@ -38,6 +40,7 @@ from bnncc.topi_binary.emit import (
 from bnncc.topi_binary.epilogue import Place, emit, views
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.window import Segment, row_taps, segments
 
 
 @dataclass(frozen=True)
@@ -66,49 +69,6 @@ class Tile:
     rows_outside: bool = False
     unroll: int = 1
     parallel: bool = False
-
-
-class Segment(NamedTuple):
-    """Tiles of equal width and equal taps, one after the other."""
-
-    start: int
-    """First output column."""
-    width: int
-    """Columns of one tile."""
-    count: int
-    """How many tiles."""
-    taps: tuple[tuple[bool, ...], ...]
-    """For each column, whether each tap of a kernel row is inside the image."""
-
-
-def segments(spec: Conv2d, columns: int) -> list[Segment]:
-    """Cut the output width into tiles of at most `columns`, and join those that look the same.
-
-    Examples
-    --------
-    >>> stem = Conv2d(1, 224, 224, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3))
-    >>> [(s.start, s.width, s.count) for s in segments(stem, 7)]
-    [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
-    """
-    _, width = output_hw(spec)
-    tiles = -(-width // columns)
-    small, wider = divmod(width, tiles)
-    cut, start = [], 0
-    for tile in range(tiles):
-        size = small + (tile < wider)
-        taps = tuple(_taps_inside(spec, start + column) for column in range(size))
-        cut.append((start, size, taps))
-        start += size
-    out = []
-    for (size, taps), group in groupby(cut, key=lambda t: (t[1], t[2])):
-        first, *rest = group
-        out.append(Segment(first[0], size, 1 + len(rest), taps))
-    return out
-
-
-def _taps_inside(spec: Conv2d, column: int) -> tuple[bool, ...]:
-    left = column * spec.strides[1] - spec.pads[1]
-    return tuple(0 <= left + k * spec.dilations[1] < spec.width for k in range(spec.kernel[1]))
 
 
 def flattened(spec: Conv2d) -> Conv2d:
@@ -190,32 +150,27 @@ class _Conv:
             yield 1, whole * self.vectors, (LANES,) * rest + (self.tail,) * bool(self.tail)
 
     def _row(self, n: Expr, row: Expr, block: _Block) -> None:
-        low, high = self._row_taps(row)
+        low, taps = row_taps(self.spec, row)
         for segment in segments(self.spec, self.tile.columns):
-            with loop(segment.count) as number:
+            with loop(segment.tiles) as number:
                 start = bind(number * segment.width + segment.start)
-                self._tile(n, row, block, segment, start, low, high)
-
-    def _row_taps(self, row: Expr) -> tuple[Expr | int, Expr | int]:
-        """Return the range of kernel rows inside the image."""
-        spec, taps, step = self.spec, self.spec.kernel[0], self.spec.dilations[0]
-        if not spec.pads[0] and not spec.pads[2]:
-            return 0, taps
-        top = row * spec.strides[0] - spec.pads[0]
-        low = T.max(T.floordiv(const(step - 1) - top, const(step)), const(0))
-        high = T.min(T.floordiv(const(spec.height - 1 + step) - top, const(step)), const(taps))
-        return bind(low), bind(high)
+                self._tile(n, row, block, segment, start, low, taps)
 
     def _tile(
-        self, n: Expr, row: Expr, block: _Block, segment: Segment, start: Expr, low: Any, high: Any
+        self,
+        n: Expr,
+        row: Expr,
+        block: _Block,
+        segment: Segment,
+        start: Expr,
+        low: Expr,
+        taps: Expr,
     ) -> None:
         columns, vectors = range(segment.width), range(len(block.lanes))
         sums = [[Register() for _ in vectors] for _ in columns]
-        for column in sums:
-            for register in column:
-                register.set(f32(0.0))
-        extent = high - low if isinstance(high, int) else T.max(high - low, const(0))
-        with loop(extent) as turn:
+        for total in chain.from_iterable(sums):
+            total.set(f32(0.0))
+        with loop(taps) as turn:
             kh = bind(turn + low)
             y = bind(row * self.spec.strides[0] - self.spec.pads[0] + kh * self.spec.dilations[0])
             x = bind(start * self.spec.strides[1] - self.spec.pads[1])
@@ -251,7 +206,7 @@ class _Conv:
         for vector, lanes in enumerate(block.lanes):
             weight = self._weight(block.first + vector, lanes, tap)
             for column in range(segment.width):
-                if not segment.taps[column][kw]:
+                if kw not in segment.taps[column]:
                     continue
                 at = x + (column * self.spec.strides[1] + kw * self.spec.dilations[1])
                 data = self._datum(n, y, at, channel, block.first + vector, lanes)
@@ -266,7 +221,7 @@ class _Conv:
     def _datum(self, n: Expr, y: Expr, x: Expr, channel: Expr, block: Expr, lanes: int) -> Expr:
         if self.shared:
             group = index(0) if self.spec.groups == 1 else block * LANES // self.per_group
-            return splat(self.data[self._at(n, y, x, group * self.depth + channel)])
+            return splat(self.data[tuple(self._at(n, y, x, group * self.depth + channel))])
         first = block * LANES
         if self.depth == self.per_group == 1 and self.spec.data_layout == "NHWC":
             return load(self.data, self._at(n, y, x, first), lanes)
@@ -274,11 +229,13 @@ class _Conv:
         if self.per_group > 1:
             channels = T.floordiv(channels, splat(const(self.per_group)))
         where = channels * splat(const(self.depth)) + splat(channel)
-        return self.data[tuple(self._at(n, y, x, where))]
+        place = self._at(n, y, x, where)
+        axis = 1 if self.spec.rank == 2 or self.spec.data_layout == "NCHW" else 3
+        return gather(flat(self.data), self.data.shape, place, axis)
 
-    def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> Any:
+    def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
         if self.spec.rank == 2:
-            return (n, channel)
+            return [n, channel]
         if self.spec.data_layout == "NCHW":
-            return (n, channel, y, x)
-        return (n, y, x, channel)
+            return [n, channel, y, x]
+        return [n, y, x, channel]

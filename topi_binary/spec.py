@@ -282,13 +282,13 @@ def output_size(size: int, kernel: int, stride: int, dilation: int, pads: int, e
 
 def to_json(spec: Spec) -> str:
     """Serialize `spec`, with sorted keys."""
-    return json.dumps({"kind": type(spec).__name__, **dataclasses.asdict(spec)}, sort_keys=True)
+    return json.dumps({"spec": type(spec).__name__, **dataclasses.asdict(spec)}, sort_keys=True)
 
 
 def from_json(text: str) -> Spec:
     """Invert `to_json`."""
     raw: dict[str, Any] = json.loads(text)
-    cls = _KINDS[raw.pop("kind")]
+    cls = _KINDS[raw.pop("spec")]
     if "steps" in raw:
         raw["steps"] = tuple(Step(**s) for s in raw["steps"])
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})  # type: ignore[no-any-return]

@@ -1,0 +1,88 @@
+"""Float convolution, dense layers and pooling on x86: how many registers each tile takes.
+
+The kernels are written as tiles already (`topi_binary.float_conv2d`, `topi_binary.pool`); a rule
+here chooses the sizes from the registers and caches of the target and writes them again.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import float_conv2d, layout, pool
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d, Spec
+
+PARALLEL_MACS = 2**23
+"""Float products in about 0.1 ms: smaller kernels are too short to wake other threads for."""
+
+PARALLEL_BYTES = 2**22
+"""Bytes that one core reads in about 0.1 ms."""
+
+DENSE_VECTORS = 7
+"""Streams of weights that a dense layer reads at once."""
+
+
+def conv2d(
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+) -> tirx.PrimFunc | None:
+    """Tile a float convolution or dense layer."""
+    if not isinstance(spec, Conv2d) or target.kind != "llvm":
+        return None
+    return float_conv2d.conv2d(spec, choose(spec, target, threads))
+
+
+def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.Tile:
+    """Return the default tile of `spec`."""
+    flat = float_conv2d.flattened(spec)
+    height, width = output_hw(flat)
+    per_vector = target.registers_per_vector(layout.LANES)
+    # Two weight vectors and one datum, or the parts of them where a vector is several registers.
+    budget = max(1, min(14, (target.vector_registers - 2 - per_vector) // per_vector))
+    vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
+    macs = height * width * spec.out_channels * spec.channels // spec.groups
+    macs *= spec.kernel[0] * spec.kernel[1] * (spec.n if isinstance(spec.n, int) else 1)
+    parallel = threads > 1 and macs >= PARALLEL_MACS
+    if width < budget // 2:
+        vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
+    columns = max(1, budget // vectors)
+    # Weights of one tile should stay in the first cache while the rows go by.
+    data_bytes = spec.channels * spec.height * spec.width * 4
+    weight_bytes = spec.channels // spec.groups * spec.kernel[0] * spec.kernel[1] * 4
+    weight_bytes *= spec.out_channels
+    return float_conv2d.Tile(
+        columns=columns,
+        vectors=vectors,
+        kw_inside=spec.kernel[1] * columns * vectors <= 128,
+        rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
+        parallel=parallel,
+    )
+
+
+def pool2d(
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+) -> tirx.PrimFunc | None:
+    """Tile a float pooling."""
+    if not isinstance(spec, Pool2d) or target.kind != "llvm":
+        return None
+    per_vector = target.registers_per_vector(layout.LANES)
+    budget = max(1, min(8, target.vector_registers // 2 // per_vector))
+    vectors = min(4, budget, layout.blocks(spec.channels))
+    size = spec.channels * spec.height * spec.width * 4
+    tile = pool.Tile(
+        columns=max(1, min(2, budget // vectors)),
+        vectors=vectors,
+        parallel=threads > 1 and size >= PARALLEL_BYTES,
+    )
+    return pool.pool2d(spec, tile)
+
+
+def bitwise_maxpool(
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+) -> tirx.PrimFunc | None:
+    """Tile a pooling of bits."""
+    if not isinstance(spec, BitwiseMaxPool) or target.kind != "llvm":
+        return None
+    size = layout.words(spec.channels) * spec.height * spec.width * 4
+    tile = pool.Tile(columns=4, parallel=threads > 1 and size >= PARALLEL_BYTES)
+    return pool.bitwise_maxpool(spec, tile)

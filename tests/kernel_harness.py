@@ -1,0 +1,70 @@
+"""Compile one kernel and run it on NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import tvm
+
+from bnncc import schedules
+from bnncc.targets import catalog
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.build import input_types, output_types, prim_func
+from bnncc.topi_binary.spec import Conv2d, Spec
+
+TARGETS = [t.name for t in catalog.CATALOG.values() if not catalog.missing_features(t)]
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(spec: Spec, target: str, threads: int) -> Any:
+    chosen = catalog.resolve(target)
+    func = schedules.schedule(prim_func(spec), chosen, threads)
+    options = {"kind": chosen.kind, "mcpu": chosen.mcpu, "mattr": list(chosen.mattr)}
+    return tvm.compile(tvm.IRModule({"main": func}), target=tvm.target.Target(options))
+
+
+def run_kernel(
+    spec: Spec, inputs: list[np.ndarray], target: str, batch: int = 1, threads: int = 1
+) -> list[np.ndarray]:
+    """Return the outputs; they start as garbage, so that what is not written shows."""
+    library = compiled(spec, target, threads)
+    outputs = []
+    for shape, dtype in output_types(spec):
+        extents = [batch if isinstance(d, str) else d for d in shape]
+        outputs.append(tvm.runtime.tensor(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype)))
+    library["main"](*[tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs], *outputs)
+    return [out.numpy() for out in outputs]
+
+
+def small_integers(spec: Spec, rng: np.random.Generator, batch: int = 1) -> list[np.ndarray]:
+    """Return inputs so small that float32 sums of products of them are exact in any order."""
+    arrays = []
+    for number, (shape, dtype) in enumerate(input_types(spec)):
+        extents = [batch if isinstance(d, str) else d for d in shape]
+        if dtype == "uint32":
+            arrays.append(rng.integers(0, 2**32, extents, dtype=np.uint32))
+        elif dtype == "uint8":
+            arrays.append(rng.integers(0, 256, extents, dtype=np.uint8))
+        elif isinstance(spec, Conv2d) and number == 1:
+            depth = spec.channels // spec.groups
+            weight = rng.integers(-3, 4, (spec.out_channels, *spec.kernel, depth))
+            arrays.append(layout.pack_float_weight(weight.astype(np.float32)))
+        else:
+            arrays.append(rng.integers(-3, 4, extents).astype(dtype))
+    return arrays
+
+
+def clear_tails(words: np.ndarray, channels: int) -> np.ndarray:
+    """Clear the bits beyond the last channel."""
+    return layout.pack_bits(layout.unpack_bits(words, channels))
+
+
+def same(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    """Check that outputs are equal bit for bit, but for the sign of zero."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)

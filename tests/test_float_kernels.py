@@ -1,0 +1,179 @@
+"""Float convolution, pooling and elementwise kernels against the oracle, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bnncc.topi_binary import reference_float
+from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
+from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
+
+CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
+STEPS = [
+    Step("affine"),
+    Step("scale"),
+    Step("shift"),
+    Step("add"),
+    Step("add", layout="NCHW"),
+    Step("rsub"),
+    Step("mul", layout="NCHW"),
+    Step("gate"),
+    Step("relu"),
+    Step("clip", lo=-5.0, hi=20.0),
+    Step("prelu"),
+    Step("store"),
+    Step("store", layout="NCHW"),
+    Step("bits"),
+    Step("bits", compare="gt"),
+    Step("bits", zero=True),
+]
+LAYOUTS = ("NHWC", "NCHW")
+QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+
+steps = (
+    st.lists(st.sampled_from(STEPS), max_size=4)
+    .map(lambda chosen: _once(chosen))
+    .map(lambda chosen: (*chosen, Step("store")) if not _stores(chosen) else tuple(chosen))
+)
+batches = st.sampled_from([1, 1, 3, "n"])
+
+
+def _once(chosen: list[Step]) -> list[Step]:
+    """Keep one ``bits`` step: TVM's common subexpressions fail on a compare needed twice."""
+    first = next((i for i, step in enumerate(chosen) if step.op == "bits"), None)
+    return [step for i, step in enumerate(chosen) if step.op != "bits" or i == first]
+
+
+def _stores(chosen: list[Step]) -> bool:
+    return any(step.op in ("store", "bits") for step in chosen)
+
+
+def _fits(window: dict, axis: int) -> bool:
+    pads = window["pads"][axis] + window["pads"][axis + 2]
+    size = window["height" if axis == 0 else "width"]
+    kernel, stride, dilation = (window[k][axis] for k in ("kernel", "strides", "dilations"))
+    return output_size(size, kernel, stride, dilation, pads) > 0
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> dict:
+    while True:
+        kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+        size = draw(st.tuples(st.integers(1, 19), st.integers(1, 19)))
+        found = {
+            "height": size[0],
+            "width": size[1],
+            "kernel": kernel,
+            "strides": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+            "dilations": draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (2, 3)])),
+            "pads": draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 0, 1, 1), (2, 1, 0, 3)])),
+        }
+        if all(_fits(found, axis) for axis in (0, 1)):
+            return found
+
+
+@st.composite
+def convs(draw: st.DrawFn) -> Conv2d:
+    channels = draw(st.sampled_from(CHANNELS))
+    out = draw(st.sampled_from(CHANNELS))
+    groups = 1
+    kind = draw(st.sampled_from(["dense", "dense", "depthwise", "multiplier", "groups", "fc"]))
+    if kind == "depthwise":
+        out = groups = channels
+    elif kind == "multiplier":
+        groups, out = channels, channels * 2
+    elif kind == "groups":
+        groups = draw(st.sampled_from([2, 3]))
+        channels, out = 5 * groups, draw(st.sampled_from([1, 7, 16, 32])) * groups
+    common = {
+        "n": draw(batches), "channels": channels, "out_channels": out, "steps": draw(steps),
+    }  # fmt: skip
+    if kind == "fc":
+        return Conv2d(height=1, width=1, kernel=(1, 1), rank=2, **common)
+    return Conv2d(
+        **draw(windows()), **common, groups=groups, data_layout=draw(st.sampled_from(LAYOUTS))
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Pool2d:
+    common = {
+        "n": draw(batches),
+        "channels": draw(st.sampled_from(CHANNELS)),
+        "kind": draw(st.sampled_from(["max", "avg", "avg_full"])),
+        "data_layout": draw(st.sampled_from(LAYOUTS)),
+        "steps": draw(steps),
+    }
+    if draw(st.booleans()):
+        size = draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
+        return Pool2d(
+            height=size[0], width=size[1], kernel=size, squeeze=draw(st.booleans()), **common
+        )
+    return Pool2d(**draw(windows()), ceil_extra=draw(st.sampled_from([(0, 0), (1, 1)])), **common)
+
+
+@st.composite
+def elementwises(draw: st.DrawFn) -> Elementwise:
+    bits = draw(st.booleans())
+    rank = draw(st.sampled_from([2, 4, 4]))
+    return Elementwise(
+        n=draw(batches),
+        height=1 if rank == 2 else draw(st.integers(1, 9)),
+        width=1 if rank == 2 else draw(st.integers(1, 9)),
+        channels=draw(st.sampled_from(CHANNELS)),
+        data_layout=draw(st.sampled_from(LAYOUTS)),
+        steps=draw(steps),
+        rank=rank,
+        from_bits=bits,
+        ternary=bits and draw(st.booleans()),
+        mode=draw(st.sampled_from(["xor", "and"])) if bits else "xor",
+        dtype="float32" if bits else draw(st.sampled_from(["float32", "uint8"])),
+    )
+
+
+def _check(spec: Conv2d | Pool2d | Elementwise, target: str, seed: int, threads: int = 1) -> None:
+    rng = np.random.default_rng(seed)
+    batch = spec.n if isinstance(spec.n, int) else 2
+    inputs = small_integers(spec, rng, batch)
+    if isinstance(spec, Elementwise) and spec.from_bits:
+        for i in range(1 + spec.ternary):
+            inputs[i] = clear_tails(inputs[i], spec.channels)
+    if isinstance(spec, Pool2d) and spec.kind != "max":
+        # Means must be exact for signs to be comparable.
+        inputs[0] = inputs[0] * np.float32(np.lcm.reduce(range(1, 17)) if _taps(spec) < 17 else 1)
+    name = {"Conv2d": "conv2d", "Pool2d": "pool2d", "Elementwise": "elementwise"}
+    with np.errstate(all="ignore"):
+        want = getattr(reference_float, name[type(spec).__name__])(spec, inputs)
+    got = run_kernel(spec, inputs, target, batch, threads)
+    if isinstance(spec, Pool2d) and spec.kind != "max":
+        for one, other in zip(got, want, strict=True):
+            if one.dtype == np.float32:
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+        return
+    same(got, want)
+
+
+def _taps(spec: Pool2d) -> int:
+    return spec.kernel[0] * spec.kernel[1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+class TestQuick:
+    @QUICK
+    @given(spec=convs(), seed=st.integers(0, 99))
+    def test_conv2d(self, target: str, spec: Conv2d, seed: int) -> None:
+        _check(spec, target, seed)
+
+    @QUICK
+    @given(spec=pools(), seed=st.integers(0, 99))
+    def test_pool2d(self, target: str, spec: Pool2d, seed: int) -> None:
+        _check(spec, target, seed)
+
+    @QUICK
+    @given(spec=elementwises(), seed=st.integers(0, 99))
+    def test_elementwise(self, target: str, spec: Elementwise, seed: int) -> None:
+        _check(spec, target, seed)
