@@ -335,6 +335,21 @@ def _cast_int(net: Net, x: str) -> str:
     return net.cast(i)
 
 
+def _two_products(net: Net, x: str) -> str:
+    """Write tf.where as tf2onnx does: Cast(c) * a + Cast(Not c) * b."""
+    c = net.compare("GreaterOrEqual", x, net.const(0.0))
+    a = net.op("Mul", net.cast(c), net.const(1.0))
+    return net.op("Add", a, net.op("Mul", net.cast(net.op("Not", c)), net.const(-1.0)))
+
+
+def _rounded(net: Net, x: str) -> str:
+    """Round a hard sigmoid: BinaryNet's deterministic binarisation (opset 11, which has Round)."""
+    if net.opset < 11:
+        return net.op("Sub", net.cast(net.op("Greater", x, net.const(0.0))), net.const(0.5))
+    half = net.clip(net.op("Div", net.op("Add", x, net.const(1.0)), net.const(2.0)), 0, 1)
+    return net.op("Sub", net.op("Mul", net.op("Round", half), net.const(2.0)), net.const(1.0))
+
+
 # Value at 0: `Sign` forms are three-valued there, `_ge` gives +1, `_gt` gives -1.
 SIGNS: dict[str, Callable[[Net, str], str]] = {
     "sign": lambda n, x: n.op("Sign", x),
@@ -374,6 +389,9 @@ SIGNS: dict[str, Callable[[Net, str], str]] = {
     "scaled": lambda n, x: n.op("Mul", n.op("Sign", x), n.const(0.37)),
     "where_scaled": lambda n, x: n.where(n.compare("GreaterOrEqual", x, n.const(0.0)), 0.37, -0.37),
     "where_inverted": lambda n, x: n.where(n.compare("GreaterOrEqual", x, n.const(0.0)), -1.0, 1.0),
+    "two_products": _two_products,
+    "rounded_hard_sigmoid": _rounded,
+    "minus_half": lambda n, x: n.op("Sub", n.cast(n.op("Greater", x, n.const(0.0))), n.const(0.5)),
     "threshold": lambda n, x: n.where(n.op("Greater", x, n.const(0.25)), 1.0, -1.0),
 }
 

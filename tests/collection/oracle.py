@@ -205,12 +205,10 @@ class _Node:
         if kind == "Mul":
             return [mul_values(ins[0], ins[1]).err]
         if kind == "Div":
-            d = np.abs(ins[1].data.astype(np.float64))
-            with np.errstate(all="ignore"):
-                err = (np.asarray(ins[0].err) + np.abs(results[0]) * ins[1].err) / d + np.abs(
-                    results[0]
-                )
-            return [np.nan_to_num(err, posinf=0.0)]
+            p, d = (v.data.astype(np.float64) for v in ins)
+            err = np.asarray(ins[0].err) + np.abs(results[0]) * ins[1].err
+            clean = (results[0] * d == p) & (err == 0)
+            return [np.where(clean | (d == 0), 0.0, err / np.abs(d) + np.abs(results[0]))]
         if kind in ("Relu", "Clip"):  # well inside a flat part the result is a constant
             err, moved = _full(ins[0]).astype(np.float64), np.abs(results[0] - ins[0].data)
             return [np.where(moved > TIE * err, 0.0, err)]
