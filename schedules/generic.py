@@ -1,0 +1,248 @@
+"""A schedule for what TVM legalized: everything that is not a kernel of ours.
+
+Chains of elementwise blocks are inlined; then each block left is scheduled alone. Elementwise
+blocks are vectorized along their last axis. Reductions keep a tile of accumulators in registers if a
+vector of neighbouring outputs reads neighbouring inputs (matrix products, channels-last pooling), or
+are cut into as many partial sums as a vector has lanes if it is the reduced axis that is contiguous.
+What a block does not allow is left undone: a function always comes back, and computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from bnncc.targets.spec import TargetSpec
+
+Block = Any
+Loop = Any
+
+PARALLEL_STEPS = 2**20
+"""Innermost iterations of about 0.1 ms: smaller blocks are too short to wake other threads for."""
+
+MIN_LANES = 4
+"""Narrower vectors are left to LLVM."""
+
+ROWS = 4
+"""Rows of accumulators in the tile of a matrix product."""
+
+_SPATIAL, _REDUCE = 0, 2
+
+
+def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.PrimFunc:
+    """Schedule any PrimFunc.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        What ``LegalizeOps``, ``FuseOps`` and ``FuseTIR`` made.
+    target : TargetSpec
+        The machine.
+    threads : int, default 1
+        How many threads it may use.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Same name, parameters and results (float sums may be in another order); `func` itself where
+        nothing could be done.
+    """
+    if target.kind != "llvm":
+        return func
+    try:
+        sch = s_tir.Schedule(func)
+        root = sch.get_sblock("root")
+        names = [sch.get(block).name_hint for block in sch.get_child_blocks(root)]
+    except Exception:  # no blocks, or none that can be scheduled: TVM raises several types
+        return func
+    if len(set(names)) < len(names):
+        return func
+    # 1 normalise
+    for name in names:
+        if _only_elementwise_consumers(sch, name):
+            sch = _try(sch, lambda s, name=name: s.compute_inline(s.get_sblock(name)))
+    left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    # 2 to 5, block by block
+    lanes = max(MIN_LANES, target.vector_bits // 32)
+    for name in left:
+        sch = _try(sch, lambda s, name=name: _block(s, name, lanes, threads))
+    result = sch.mod["main"]
+    for key, value in (func.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("tirx.is_scheduled", True)
+
+
+def _try(sch: s_tir.Schedule, change: Callable[[s_tir.Schedule], Any]) -> s_tir.Schedule:
+    """Return `sch` changed, or as it was where TVM refuses."""
+    attempt = sch.copy()
+    try:
+        change(attempt)
+    except Exception:  # ScheduleError, and internal errors of shapes it did not expect
+        return sch
+    return attempt
+
+
+def _kinds(sch: s_tir.Schedule, block: Block) -> list[int]:
+    return [int(var.iter_type) for var in sch.get(block).iter_vars]
+
+
+def _only_elementwise_consumers(sch: s_tir.Schedule, name: str) -> bool:
+    block = sch.get_sblock(name)
+    if _REDUCE in _kinds(sch, block):
+        return False
+    consumers = sch.get_consumers(block)
+    return bool(consumers) and all(_REDUCE not in _kinds(sch, c) for c in consumers)
+
+
+def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
+    """Return the extent of `loop`, 0 if it is not constant."""
+    extent = sch.get(loop).extent
+    return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
+
+
+def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
+    block = sch.get_sblock(name)
+    loops, kinds = sch.get_loops(block), _kinds(sch, block)
+    if len(loops) != len(kinds) or not loops:
+        return
+    steps = 1
+    for loop in loops:
+        steps *= _extent(sch, loop)
+    parallel = threads > 1 and steps >= PARALLEL_STEPS
+    if _REDUCE not in kinds:
+        _elementwise(sch, loops, lanes, parallel)
+    elif sch.get(block).init is not None:
+        spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
+        reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
+        if len(spatial) + len(reduced) < len(loops):
+            return
+        if spatial and _contiguous(sch, block, spatial[-1]):
+            _tile(sch, block, spatial, reduced, lanes, parallel)
+        elif _contiguous(sch, block, reduced[-1]):
+            _partial_sums(sch, block, spatial, reduced, lanes, parallel)
+        elif parallel and spatial:
+            sch.parallel(spatial[0])
+
+
+def _elementwise(sch: s_tir.Schedule, loops: list[Loop], lanes: int, parallel: bool) -> None:
+    *outer, last = loops
+    size = _lanes_of(_extent(sch, last), lanes)
+    inner = None
+    if size:
+        last, inner = sch.split(last, [None, size])
+    if parallel and outer:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    elif parallel:
+        sch.parallel(last)
+    if inner is not None:
+        sch.vectorize(inner)
+
+
+def _lanes_of(extent: int, lanes: int) -> int:
+    """Return the widest vector that divides `extent`, 0 if none does."""
+    while lanes >= MIN_LANES:
+        if extent and extent % lanes == 0:
+            return lanes
+        lanes //= 2
+    return 0
+
+
+def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
+    """Whether some input moves on by one value when `loop` does, and none by more."""
+    statement = sch.get(block)
+    loops = sch.get_loops(block)
+    number = next(i for i, other in enumerate(loops) if other.same_as(loop))
+    var = statement.iter_vars[number].var
+    found = False
+    for region in statement.reads:
+        for axis, extent in enumerate(region.region):
+            uses = _uses(extent.min, var)
+            last = axis == len(region.region) - 1
+            if uses and not last:
+                return False
+            found = found or (uses and extent.min.same_as(var))
+    return found
+
+
+def _uses(expr: Any, var: tirx.Var) -> bool:
+    found = False
+
+    def visit(node: Any) -> None:
+        nonlocal found
+        found = found or (isinstance(node, tirx.Var) and node.same_as(var))
+
+    tirx.stmt_functor.post_order_visit(expr, visit)
+    return found
+
+
+def _tile(
+    sch: s_tir.Schedule,
+    block: Block,
+    spatial: list[Loop],
+    reduced: list[Loop],
+    lanes: int,
+    parallel: bool,
+) -> None:
+    """Keep rows x vectors of accumulators in registers while the reduction runs."""
+    *outer, last = spatial
+    size = _lanes_of(_extent(sch, last), 4 * lanes)
+    if not size:
+        sch.reorder(*outer, *reduced, last)
+        if parallel and outer:
+            sch.parallel(outer[0])
+        sch.decompose_reduction(block, reduced[0])
+        return
+    # 2 tile
+    column, inner = sch.split(last, [None, size])
+    rows = []
+    if outer and _extent(sch, outer[-1]) % ROWS == 0 and _extent(sch, outer[-1]):
+        row, part = sch.split(outer[-1], [None, ROWS])
+        outer, rows = [*outer[:-1], row], [part]
+    vector = []
+    if size > lanes:
+        inner, lane = sch.split(inner, [None, lanes])
+        vector = [lane]
+    sch.reorder(*outer, column, *reduced, *rows, inner, *vector)
+    # 3 stage
+    cache = sch.cache_write(block, 0, "global")
+    sch.reverse_compute_at(cache, column)
+    # 5 vectorize, unroll, parallel
+    if parallel:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [column])[0])
+    sch.vectorize(vector[0] if vector else inner)
+    for loop in [*rows, *([inner] if vector else [])]:
+        sch.unroll(loop)
+    sch.decompose_reduction(block, reduced[0])
+
+
+def _partial_sums(
+    sch: s_tir.Schedule,
+    block: Block,
+    spatial: list[Loop],
+    reduced: list[Loop],
+    lanes: int,
+    parallel: bool,
+) -> None:
+    """Reduce into one accumulator per lane first."""
+    size = _lanes_of(_extent(sch, reduced[-1]), lanes)
+    if not size or _extent(sch, reduced[-1]) < 2 * size:
+        if parallel and spatial:
+            sch.parallel(spatial[0])
+        return
+    _, lane = sch.split(reduced[-1], [None, size])
+    partial = sch.rfactor(lane, len(spatial))
+    loops, kinds = sch.get_loops(partial), _kinds(sch, partial)
+    if len(loops) != len(kinds):
+        raise ValueError("rfactor left an unexpected nest")
+    lanes_loop = loops[-1]
+    inner = [loop for loop in loops[len(spatial) : -1]]
+    sch.reorder(*loops[: len(spatial)], *inner, lanes_loop)
+    if spatial:
+        sch.compute_at(partial, sch.get_loops(block)[len(spatial) - 1])
+    inner = sch.get_loops(partial)[len(spatial) :]
+    sch.vectorize(inner[-1])
+    if parallel and spatial:
+        sch.parallel(sch.get_loops(block)[0])
+    sch.decompose_reduction(partial, inner[0])
