@@ -4,7 +4,7 @@
 
 Every kernel and every ceiling is timed in turn in each repeat, on one pinned core; the best of all
 repeats counts. ``of ceiling`` is nominal: K products per output, those outside the image included;
-``executed`` leaves out the products that zero padding makes unnecessary. Each kernel's result is
+``executed`` leaves those out, as the kernels do. Each kernel's result is
 compared with the NumPy oracle before it is timed.
 """
 
@@ -42,7 +42,7 @@ NINE = [
     (256, 14, 256, 3, 1),
     (512, 7, 512, 3, 1),
 ]
-"""Channels, height and width, output channels, kernel, stride: the layers of AlexNet and ResNet-18."""
+"""Channels, size, output channels, kernel, stride: the layers of AlexNet and ResNet-18."""
 
 RAGGED = [
     (33, 28, 33, 3, 1),
@@ -120,10 +120,8 @@ class Layer:
 
     @property
     def executed(self) -> int:
-        """Products of taps inside the image, or all of them if the padding is a value."""
+        """Products of taps inside the image."""
         spec = self.spec
-        if spec.pad_value:
-            return self.macs
         inside = 1
         for axis, size in enumerate(output_hw(spec)):
             starts = np.arange(size)[:, None] * spec.strides[axis] - spec.pads[axis]

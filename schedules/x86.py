@@ -80,8 +80,10 @@ def tiled(spec: BinaryConv2d, tiling: Tiling, threads: int = 1) -> s_tir.Schedul
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
         _piece(sch, spec, str(i), piece, tile, tiling, parallel)
-        if spec.mode == "and":
-            _weight_bits(sch, str(i))
+    for scope in ["ordinary", "with_zeros"][: 1 + spec.ternary]:
+        for block in sch.get_child_blocks(sch.get_sblock(scope)):
+            if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
+                _table(sch, block)
     if spec.ternary:
         for i in range(len(pieces(spec))):
             _compact(sch, f"zero_{i}", parallel)
@@ -199,10 +201,13 @@ def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
     sch.vectorize(sch.get_loops(init)[-1])
 
 
-def _weight_bits(sch: s_tir.Schedule, name: str) -> None:
-    block = sch.get_sblock(f"weight_bits_{name}")
-    _, lane, kh, kw, c = sch.get_loops(block)
-    sch.reorder(kh, kw, c, lane)
+def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
+    """Schedule a table of counts per channel that accumulators start from."""
+    loops = sch.get_loops(block)
+    axes = sch.get(block).iter_vars
+    summed = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == 2]
+    lane = loops[len(loops) - len(summed) - 1]
+    sch.reorder(*summed, lane)
     sch.vectorize(lane)
-    init = sch.decompose_reduction(block, kh)
+    init = sch.decompose_reduction(block, summed[0])
     sch.vectorize(sch.get_loops(init)[-1])

@@ -6,14 +6,14 @@ several *pieces* (ranges of columns and of channel blocks) of the same sum, so t
 treat borders and tails apart from the rest. Piece ``i`` has the blocks ``acc_i`` (accumulators) and
 ``out_i`` (epilogue).
 
-Padding costs nothing where it is 0: taps outside the image are skipped, and the accumulator starts
-at their share, ``channels_per_group / 2`` each, which is what makes ``dot = K - 2 * acc`` hold. If
-that share has a half (`BinaryConv2d.doubled`), it is added when the accumulator is read, twice as
-large. Padding with +1 or -1 puts the words of such a pixel in the place of the data.
+Padding costs nothing: taps outside the image are skipped, and the accumulator starts at what they
+count (`start`). For zeros that is ``channels_per_group / 2`` each, which is what makes ``dot = K -
+2 * acc`` hold. If that has a half (`BinaryConv2d.doubled`), it is added when the accumulator is
+read, twice as large.
 
 Mode ``and`` is reduced to XOR: for data d in {0, 1} and weight bits w, ``popcount(d) - 2 *
 popcount(d & w) = popcount(d ^ w) - popcount(w)``, so the accumulator starts at minus the bits in
-all weights, and a pixel outside is a word of zeros.
+all weights, and a pixel outside is words of zeros.
 
 With `carry_save`, three taps are counted at once, see `threes`.
 
@@ -35,6 +35,7 @@ from bnncc.topi_binary import epilogue, threes
 from bnncc.topi_binary.build import input_types, output_hw, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
+from bnncc.topi_binary.start import Start, Tables
 from bnncc.topi_binary.taps import Kernel, Piece, Tap
 
 Buffer = Any
@@ -142,8 +143,9 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
     def ordinary() -> None:
         sums = threes.sums(kernel) if carry_save else None
         with _scope(kernel, views, "ordinary", [sums]):
+            tables: dict[int, Tables] = {}
             for i, piece in enumerate(parts):
-                _piece(kernel, piece, str(i), views, sums=sums)
+                _piece(kernel, piece, str(i), views, tables, sums=sums)
 
     if kernel.zero is None:
         ordinary()
@@ -154,7 +156,7 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
             ordinary()
         with T.Else(), _scope(kernel, views, "with_zeros"):
             for i, piece in enumerate(pieces(spec)):
-                _piece(kernel, piece, f"zero_{i}", views, masked=True)
+                _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
 
 
 @contextmanager
@@ -193,10 +195,13 @@ def _piece(
     piece: Piece,
     name: str,
     views: Sequence[Buffer],
+    tables: dict[int, Tables],
     masked: bool = False,
     sums: Buffer | None = None,
 ) -> None:
-    start = _weight_bits(kernel, piece, name) if kernel.spec.mode == "and" else None
+    if piece.block not in tables:
+        tables[piece.block] = Tables(kernel, piece, f"of_{name}")
+    start = Start(kernel, piece, tables[piece.block], masked)
     if sums is None:
         acc = _accumulate(kernel, piece, name, start, masked)
     else:
@@ -207,9 +212,7 @@ def _piece(
         _write(kernel, piece, views, acc, (n, h, w, o), masked, sums is not None)
 
 
-def _accumulate(
-    kernel: Kernel, piece: Piece, name: str, start: Buffer | None, masked: bool
-) -> Buffer:
+def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
     """Write the block ``acc_i``: one lane and one word at a time, to be vectorized."""
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks, LANES)
     acc = T.sblock_alloc_buffer(extents, "int32")
@@ -218,13 +221,10 @@ def _accumulate(
         n, h, w, o, lane, kh, kw, c = T.axis.remap("SSSSSRRR", list(loops))
         tap = Tap(kernel, piece, n, h, w + piece.column, o, lane, kh, kw, c)
         here = (n, h, w, o, lane)
-        T.reads(*tap.regions(), *([start[o, lane]] if start is not None else []))
+        T.reads(*tap.regions(), *start.regions(o, lane))
         T.writes(acc[here])
         with T.init():
-            if start is not None:
-                initial = -start[o, lane]
-            else:
-                initial = kernel.share(h, w + piece.column, piece, masked)
+            initial = start.value(h, w + piece.column, o, lane)
             T.buffer_store(acc, initial, here)
 
         def add(data: Expr, zero: Expr) -> None:
@@ -277,18 +277,3 @@ def _write(
         raw = raw + T.Broadcast(missing, LANES)
         halved = False
     epilogue.emit(spec.steps, None, kernel.params, views, at, acc=raw, halved=halved)
-
-
-def _weight_bits(kernel: Kernel, piece: Piece, name: str) -> Buffer:
-    """Count the bits of the weights of each channel (block ``weight_bits_i``)."""
-    bits = T.sblock_alloc_buffer((piece.blocks, LANES), "int32")
-    extents = (piece.blocks, LANES, *kernel.reduction)
-    with T.grid(*extents) as loops, T.sblock(f"weight_bits_{name}"):
-        o, lane, kh, kw, c = T.axis.remap("SSRRR", list(loops))
-        word = kernel.weight[kernel.weight_index(piece, o, lane, (kh, kw, c))]
-        T.reads(word)
-        T.writes(bits[o, lane])
-        with T.init():
-            T.buffer_store(bits, T.int32(0), [o, lane])
-        T.buffer_store(bits, bits[o, lane] + T.Cast("int32", T.popcount(word)), [o, lane])
-    return bits

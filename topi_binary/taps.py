@@ -60,8 +60,8 @@ class Kernel:
         return (*self.spec.kernel, self.group_words)
 
     @property
-    def skips(self) -> bool:
-        """Whether taps outside the image are left out."""
+    def pads_zeros(self) -> bool:
+        """Whether taps outside the image count as zeros, not as values."""
         return self.spec.mode == "xor" and self.spec.pad_value == 0
 
     @property
@@ -69,32 +69,54 @@ class Kernel:
         """Whether the columns of the loops are the rows of a dense layer."""
         return self.spec.rank == 2 and isinstance(self.spec.n, int)
 
+    @property
+    def whole(self) -> Piece:
+        """All columns as one piece."""
+        return Piece(0, self.width, 0, 1, LANES)
+
+    def border_classes(self, axis: int) -> list[int]:
+        """Return the first output row (`axis` 0) or column (1) of each class.
+
+        A class are those of which the same taps lie inside the image. They follow each other.
+        """
+        spec = self.spec
+        extent, count = ((spec.height, self.height), (spec.width, self.width))[axis]
+        patterns = [
+            [0 <= self.position(axis, place, tap) < extent for tap in range(spec.kernel[axis])]
+            for place in range(count)
+        ]
+        return [i for i in range(count) if i == 0 or patterns[i] != patterns[i - 1]]
+
     def position(self, axis: int, place: Expr, tap: Expr) -> Expr:
         """Return the input row (`axis` 0) or column (1) of a tap of output `place`."""
         spec = self.spec
         return place * spec.strides[axis] + tap * spec.dilations[axis] - spec.pads[axis]
 
+    def leaves(self, axis: int, piece: Piece) -> tuple[bool, bool]:
+        """Return whether taps of `piece` lie before the image, and whether they lie after it."""
+        spec = self.spec
+        if spec.rank == 2:
+            return False, False
+        first, last = 0, self.height - 1
+        if axis == 1:
+            first, last = piece.column, piece.column + piece.columns - 1
+        after = self.position(axis, last, spec.kernel[axis] - 1) >= (spec.height, spec.width)[axis]
+        return self.position(axis, first, 0) < 0, after
+
     def inside(self, axis: int, place: Expr, tap: Expr, piece: Piece) -> Expr | None:
         """Return the test that a tap is inside the image; None if it always is, in this piece."""
         spec = self.spec
-        if spec.rank == 2:
-            return None
-        first, last = (0, self.height - 1)
-        if axis == 1:
-            first, last = piece.column, piece.column + piece.columns - 1
-        extent = (spec.height, spec.width)[axis]
         position = self.position(axis, place, tap)
-        tests = []
-        if self.position(axis, first, 0) < 0:
-            tests.append(position >= 0)
-        if self.position(axis, last, spec.kernel[axis] - 1) >= extent:
-            tests.append(position < extent)
+        before, after = self.leaves(axis, piece)
+        tests = [position >= 0] if before else []
+        if after:
+            tests.append(position < (spec.height, spec.width)[axis])
         return T.And(*tests) if len(tests) == 2 else tests[0] if tests else None
 
     def missing(self, h: Expr, w: Expr, piece: Piece) -> Expr:
         """Return how many taps of an output pixel lie outside the image, if those are skipped."""
         taps = self.spec.kernel[0] * self.spec.kernel[1]
-        if not self.skips:
+        if not self.pads_zeros:
             return T.int32(0)
         counts: list[Expr] = []
         for axis, place in enumerate((h, w)):
@@ -202,34 +224,22 @@ class Tap:
         return [*(plane[self.index] for plane in planes), kernel.weight[where]]
 
     def visit(self, add: Callable[[Expr, Expr], None], rows: bool = True) -> None:
-        """Call `add` with the data word and zero word, under the tests that this tap needs.
+        """Call `add` with the data word and zero word, under the test that the tap is inside.
 
         Parameters
         ----------
         add : callable
             Writes the statement.
         rows : bool, default True
-            Whether the row is tested too.
+            Whether the row is tested too, not only the column.
         """
         kernel = self.kernel
-        places = ((self.h, self.kh), (self.w, self.kw))
-        tests = [
-            kernel.inside(axis, place, tap, self.piece)
-            for axis, (place, tap) in enumerate(places)
-            if rows or axis == 1
-        ]
-        self._nest([test for test in tests if test is not None], add)
-
-    def _nest(self, tests: list[Expr], add: Callable[[Expr, Expr], None]) -> None:
-        kernel = self.kernel
-        if not tests:
+        row = kernel.inside(0, self.h, self.kh, self.piece) if rows else None
+        column = kernel.inside(1, self.w, self.kw, self.piece)
+        with ExitStack() as stack:
+            for test in (row, column):
+                if test is not None:
+                    stack.enter_context(T.If(test))
+                    stack.enter_context(T.Then())
             zero = T.uint32(0) if kernel.zero is None else kernel.zero[self.index]
             add(kernel.data[self.index], zero)
-            return
-        with ExitStack() as stack:
-            stack.enter_context(T.If(tests[0]))
-            with T.Then():
-                self._nest(tests[1:], add)
-            if not kernel.skips:
-                with T.Else():
-                    add(kernel.pad_word(self.c), T.uint32(0))

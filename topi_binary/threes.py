@@ -18,6 +18,7 @@ from tvm.tirx.script import builder as T
 from bnncc.topi_binary import epilogue
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.start import Start
 from bnncc.topi_binary.taps import Kernel, Piece, Tap
 
 Buffer = Any
@@ -48,9 +49,7 @@ def sums(kernel: Kernel) -> Buffer:
     return result
 
 
-def accumulate(
-    kernel: Kernel, piece: Piece, name: str, start: Buffer | None, sums: Buffer
-) -> Buffer:
+def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, sums: Buffer) -> Buffer:
     """Write the block ``acc_i`` with carry-save counting, on vectors.
 
     The accumulator has one more axis: 0 counts the sums and single taps, 1 the carries.
@@ -64,7 +63,7 @@ def accumulate(
         column = w + piece.column
         taps = [Tap(kernel, piece, n, h, column, o, None, kh, kw, c) for kw in range(3)]
         reads = [region for tap in taps for region in tap.regions()]
-        T.reads(*reads, *([start[o, 0:LANES]] if start is not None else []))
+        T.reads(*reads, *start.regions(o, slice(0, LANES)))
         T.writes(acc[n, h, w, part, o * LANES : o * LANES + LANES])
         here = (n, h, w, part, T.Ramp(o * LANES, 1, LANES))
 
@@ -93,10 +92,7 @@ def accumulate(
 
         with T.init():
             initial: Expr = T.Broadcast(T.int32(0), LANES)
-            if start is not None:
-                first_part: Expr = -start[o, T.Ramp(0, 1, LANES)]
-            else:
-                first_part = T.Broadcast(kernel.share(h, column, piece), LANES)
+            first_part = start.value(h, column, o)
             with T.If(part == 0):
                 with T.Then():
                     T.buffer_store(acc, first_part, here)
@@ -119,13 +115,8 @@ def accumulate(
         if test is None:
             row()
         else:
-            with T.If(test):
-                with T.Then():
-                    row()
-                if not kernel.skips:
-                    with T.Else(), T.If(part == 0), T.Then():
-                        for tap in taps:
-                            add(T.popcount(tap.differ(kernel.pad_word(c))))
+            with T.If(test), T.Then():
+                row()
     return acc
 
 
