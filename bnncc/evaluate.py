@@ -145,7 +145,12 @@ def _reference(node: Node, inputs: Inputs) -> list[Array]:
         raise UnsupportedOp(
             f"{node.op} `{node.name}`: cannot be evaluated ({error or type(error).__name__})"
         ) from error
-    return [np.asarray(next(results)) if o else np.zeros(0) for o in outs]
+    made = [np.asarray(next(results)) if o else np.zeros(0) for o in outs]
+    if any(v.dtype == np.float64 for v in given.values()):
+        return made
+    first = next((v.dtype for v in given.values()), np.dtype(np.float32))
+    narrow = first if first.kind == "f" else np.dtype(np.float32)  # some promote on the way
+    return [v.astype(narrow) if v.dtype == np.float64 else v for v in made]
 
 
 def make_attribute(name: str, value: Any) -> onnx.AttributeProto:

@@ -189,6 +189,17 @@ def _instance_norm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]
     return [(y * ins[1].reshape(column) + ins[2].reshape(column)).astype(ins[0].dtype)]
 
 
+def _lrn(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    size, channels = attrs["size"], x.shape[1]
+    before = (size - 1) // 2
+    pads = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+    squares = np.pad(x * x, pads)
+    total = sum(squares[:, k : k + channels] for k in range(size))
+    base = attrs.get("bias", 1.0) + attrs.get("alpha", 1e-4) / size * total
+    return [(x / base ** attrs.get("beta", 0.75)).astype(ins[0].dtype)]
+
+
 def _layer_norm(attrs: dict[str, Any], ins: list[Any], count: int) -> list[Array]:
     x = ins[0].astype(np.float64)
     axes = tuple(range(attrs.get("axis", -1) % x.ndim, x.ndim))
@@ -277,6 +288,7 @@ FUNCTIONS: dict[str, Function] = {
     "GlobalMaxPool": lambda attrs, ins, _: [ins[0].max(_spatial(ins[0]), keepdims=True)],
     "HardSigmoid": _hard_sigmoid,
     "InstanceNormalization": _instance_norm,
+    "LRN": _lrn,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": _leaky,
     "LogSoftmax": _log_softmax,

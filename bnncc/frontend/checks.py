@@ -37,6 +37,7 @@ DTYPES = {
         *("INT4", "UINT4"),
     )
 }
+_LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
 )
@@ -298,9 +299,14 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             else:
                 _check_schema(node, name, schema)
     if unknown:
-        shown = ", ".join(unknown[:20]) + (", ..." if len(unknown) > 20 else "")
-        plural = "s are" if len(unknown) > 1 else " is"
-        raise UnsupportedOp(f"{len(unknown)} operator{plural} not supported: {shown}")
+        shown = unknown[0]
+        for k, text in enumerate(unknown[1:], 1):
+            if len(shown) + len(text) > _LIST_LENGTH:
+                shown += f" and {len(unknown) - k} more"
+                break
+            shown += f", {text}"
+        have = "nodes have" if len(unknown) > 1 else "node has"
+        raise UnsupportedOp(f"{len(unknown)} {have} an operator that is not supported: {shown}")
 
 
 def _check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 
 from bnncc.errors import BnnccError, ModelError, ShapeError
 from bnncc.evaluate import evaluate_node
-from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, Partial, broadcast, infer
+from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
 from bnncc.frontend.nodechecks import check_node
+from bnncc.frontend.shaperules import Partial, broadcast
 from bnncc.graph import Graph, Node, TensorType
 
 Array = np.ndarray[Any, Any]

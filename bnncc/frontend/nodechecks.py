@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.infer import broadcast
+from bnncc.frontend.shaperules import broadcast
 from bnncc.graph import Graph, Node, TensorType
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from bnncc import numeric
 from bnncc.errors import UnsupportedOp
@@ -297,6 +298,12 @@ def _grid_sample(node: Node, version: int, graph: Graph) -> None:
     node.attrs["mode"] = names.get(mode, mode)
 
 
+def _cast_like(node: Node, version: int, graph: Graph) -> list[Node]:
+    dtype = np.dtype(graph.types[node.inputs[1]].dtype)
+    to = int(helper.np_dtype_to_tensor_dtype(dtype))
+    return [Node("Cast", node.inputs[:1], node.outputs, {"to": to}, node.name)]
+
+
 def _scatter(node: Node, version: int, graph: Graph) -> list[Node]:
     return [Node("ScatterElements", node.inputs, node.outputs, node.attrs, node.name)]
 
@@ -309,6 +316,7 @@ def _top_k(node: Node, version: int, graph: Graph) -> None:
 RULES: dict[str, Callable[[Node, int, Graph], list[Node] | None]] = {
     "AveragePool": _window,
     "BatchNormalization": _batch_norm,
+    "CastLike": _cast_like,
     "Clip": _clip,
     "Conv": _window,
     "Dropout": _dropout,

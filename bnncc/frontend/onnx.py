@@ -18,6 +18,7 @@ from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
 from bnncc.frontend.normalise import normalise
+from bnncc.frontend.sequences import plain_tensors
 from bnncc.graph import Dim, Graph, Node, TensorType
 
 
@@ -95,11 +96,13 @@ def _load(
         raise ModelError(f"{stuck.op} `{stuck.name}`: the graph has a cycle through it") from error
     checks.check_finite(order, infinities=False)
     folder_pass = Folder(graph)
+    sequences: dict[str, list[str]] = {}
     for node in order.nodes:
         if node.op == "Constant":
             _constant(node, graph)
             continue
-        for piece in normalise(node, opset_of[id(node)], graph):
+        version = opset_of[id(node)]
+        for piece in normalise(plain_tensors(node, graph, sequences), version, graph):
             folder_pass.emit(piece)
     graph = folder_pass.finish()
     _outputs(proto.graph, graph, bool(input_shapes))
@@ -267,8 +270,10 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
     """Compare the declared types of the outputs with what was found."""
     for value in proto.output:
         kind = value.type.tensor_type
-        found = graph.types[value.name]
         where = f"output `{value.name}`"
+        if value.name not in graph.types:
+            raise UnsupportedOp(f"{where}: is not a tensor")
+        found = graph.types[value.name]
         if kind.elem_type in checks.DTYPES:
             declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
             if declared != found.dtype:

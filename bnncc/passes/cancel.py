@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bnncc.errors import ShapeError
-from bnncc.frontend.infer import broadcast
+from bnncc.frontend.shaperules import broadcast
 from bnncc.graph import Graph, Node
 from bnncc.passes.rewrite import Result, Walk, walk
 

@@ -1,0 +1,246 @@
+"""Shapes of operators that reshape, where dimensions may be symbols."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.shaping import reshape_to
+
+Partial = tuple["int | str | None", ...]
+"""An integer vector of which some elements are symbols or unknown."""
+
+_END = (1 << 31) - 1
+
+
+def dynamic(graph: Graph, where: str) -> ModelError:
+    """Make the error for a shape that a dynamic dimension, or data, leaves open."""
+    first = ""
+    for name in graph.inputs:
+        shape = graph.types[name].shape
+        if any(isinstance(d, str) for d in shape):
+            first = first or name
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, str) and axis:
+                return ShapeError(
+                    f"{where}: its shape depends on dimension {axis} (`{dim}`) of input `{name}`, "
+                    f"which is not fixed; pass --input-shape {name}:{_example(shape)}"
+                )
+    if not first:
+        return UnsupportedOp(f"{where}: the shape of its output depends on values at run time")
+    return ShapeError(
+        f"{where}: its shape cannot be found for a dynamic batch; pass --input-shape "
+        f"{first}:{_example(graph.types[first].shape)}"
+    )
+
+
+def _example(shape: Sequence[Dim]) -> str:
+    sizes = {0: 1, 1: 3}
+    return "x".join(
+        str(d if isinstance(d, int) else sizes.get(i, 224)) for i, d in enumerate(shape)
+    )
+
+
+def broadcast(shapes: Sequence[Sequence[Dim]], where: str) -> tuple[Dim, ...]:
+    """Return the common shape of several.
+
+    Raises
+    ------
+    ShapeError
+        If they do not.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(-rank, 0):
+        dims = {s[axis] for s in shapes if len(s) >= -axis} - {1}
+        if len(dims) > 1:
+            listed = ", ".join(str(list(s)) for s in shapes)
+            raise ShapeError(f"{where}: shapes {listed} do not fit together")
+        result.append(dims.pop() if dims else 1)
+    return tuple(result)
+
+
+def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial | None:
+    """Return what is known of an integer vector; None if not even its length."""
+    if name in graph.constants:
+        return tuple(int(v) for v in graph.constants[name].reshape(-1)[:64])
+    if name in partial:
+        return partial[name]
+    shape = graph.types[name].shape
+    if len(shape) == 1 and isinstance(shape[0], int) and shape[0] <= 64:
+        return (None,) * shape[0]
+    return None
+
+
+def volume(shape: Sequence[Dim]) -> tuple[int, Counter[str]]:
+    """Split a number of elements into its known factor and its symbols."""
+    known = math.prod(d for d in shape if isinstance(d, int))
+    return known, Counter(d for d in shape if isinstance(d, str))
+
+
+def _reshape(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    wanted = vector(node.inputs[1], graph, partial)
+    if wanted is None:
+        raise dynamic(graph, where)
+    allow = bool(node.attrs.get("allowzero"))
+    if x.static and all(isinstance(d, int) for d in wanted):
+        plain = [int(d) for d in wanted if isinstance(d, int)]
+        if sum(d == -1 for d in plain) > 1 or any(d < -1 for d in plain):
+            raise ShapeError(f"{where}: bad target shape {plain}")
+        if not allow and any(d == 0 and i >= len(x.shape) for i, d in enumerate(plain)):
+            raise ShapeError(f"{where}: target shape {plain} copies an axis the input lacks")
+        full = reshape_to([int(d) for d in x.shape], plain, allow)
+        if math.prod(full) != math.prod(int(d) for d in x.shape):
+            raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {plain}")
+        return TensorType(tuple(full), x.dtype)
+    dims: list[Dim | None] = []
+    for i, d in enumerate(wanted):
+        if d == 0 and not allow and i < len(x.shape):
+            dims.append(x.shape[i])
+        else:
+            dims.append(None if d == -1 else d)
+    known, symbols = volume(x.shape)
+    have, used = volume([d for d in dims if d is not None])
+    open_axes = [i for i, d in enumerate(dims) if d is None]
+    rest = symbols - used
+    if used - symbols or not have or known % have:
+        if not (used - symbols) and have and not open_axes:
+            raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {list(wanted)}")
+        raise dynamic(graph, where)
+    factor = known // have
+    left = list(rest.elements())
+    if len(open_axes) == 1 and len(left) <= 1 and (not left or factor == 1):
+        dims[open_axes[0]] = left[0] if left else factor
+    elif len(open_axes) > 1 or left or factor != 1:
+        if not open_axes and not left:
+            raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {list(wanted)}")
+        raise dynamic(graph, where)
+    return TensorType(tuple(d for d in dims if d is not None), x.dtype)
+
+
+def _expand(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    wanted = vector(node.inputs[1], graph, partial)
+    if wanted is None or None in wanted:
+        raise dynamic(graph, where)
+    dims = [d for d in wanted if d is not None]
+    return TensorType(broadcast([x.shape, dims], where), x.dtype)
+
+
+def _constant_of_shape(
+    node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
+) -> TensorType:
+    wanted = vector(node.inputs[0], graph, partial)
+    if wanted is None or None in wanted:
+        raise dynamic(graph, where)
+    value = node.attrs.get("value", np.zeros(1, np.float32))
+    return TensorType(tuple(d for d in wanted if d is not None), value.dtype.name)
+
+
+def _flatten(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    axis = node.attrs.get("axis", 1)
+    if not 0 <= axis <= len(x.shape):
+        raise ShapeError(f"{where}: axis {axis} of a tensor with {len(x.shape)} axes")
+    dims: list[Dim] = []
+    for part in (x.shape[:axis], x.shape[axis:]):
+        known, symbols = volume(part)
+        left = list(symbols.elements())
+        if len(left) > 1 or (left and known != 1):
+            raise dynamic(graph, where)
+        dims.append(left[0] if left else known)
+    return TensorType(tuple(dims), x.dtype)
+
+
+def _tile(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    times = vector(node.inputs[1], graph, partial)
+    if times is None or len(times) != len(x.shape):
+        raise dynamic(graph, where)
+    dims: list[Dim] = []
+    for d, t in zip(x.shape, times, strict=True):
+        if isinstance(t, int) and (t == 1 or isinstance(d, int)):
+            dims.append(d if t == 1 else int(d) * t)
+        elif d == 1 and t is not None:
+            dims.append(t)
+        else:
+            raise dynamic(graph, where)
+    return TensorType(tuple(dims), x.dtype)
+
+
+def _range(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    values = [graph.constants.get(i) for i in node.inputs]
+    if any(v is None or v.size != 1 for v in values):
+        raise dynamic(graph, where)
+    start, limit, step = (float(v.reshape(-1)[0]) for v in values if v is not None)
+    if not step or not all(math.isfinite(v) for v in (start, limit, step)):
+        raise ShapeError(f"{where}: bad range from {start} to {limit} in steps of {step}")
+    count = max(0, math.ceil((limit - start) / step))
+    return TensorType((count,), graph.types[node.inputs[0]].dtype)
+
+
+def _pad(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    pads = vector(node.inputs[1], graph, partial)
+    rank = len(x.shape)
+    axes: Any = range(rank)
+    if len(node.inputs) > 3 and node.inputs[3]:
+        axes = vector(node.inputs[3], graph, partial)
+    if pads is None or axes is None or None in pads or None in axes:
+        raise dynamic(graph, where)
+    if len(pads) != 2 * len(axes) or any(not -rank <= a < rank for a in axes):
+        raise ShapeError(f"{where}: {len(pads)} pads for {len(axes)} of {rank} axes")
+    dims = list(x.shape)
+    for k, axis in enumerate(axes):
+        begin, end = pads[k], pads[k + len(axes)]
+        if not (begin == 0 and end == 0):
+            size = dims[axis]
+            if not isinstance(size, int) or isinstance(begin, str) or isinstance(end, str):
+                raise dynamic(graph, where)
+            dims[axis] = size + int(begin or 0) + int(end or 0)
+    return TensorType(tuple(dims), x.dtype)
+
+
+def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    x = graph.types[node.inputs[0]]
+    given = [vector(i, graph, partial) if i else None for i in node.inputs[1:]]
+    if any(i and (v is None or None in v) for i, v in zip(node.inputs[1:], given, strict=True)):
+        raise dynamic(graph, where)
+    starts, ends, axes, steps = [*given, None, None][:4]
+    starts, ends = starts or (), ends or ()
+    axes = axes if axes is not None else tuple(range(len(starts)))
+    steps = steps if steps is not None else (1,) * len(starts)
+    rank, dims = len(x.shape), list(x.shape)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise ShapeError(f"{where}: starts {starts}, ends {ends}, axes {axes}, steps {steps}")
+    for axis, low, high, step in zip(axes, starts, ends, steps, strict=True):
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            raise ShapeError(f"{where}: axis {axis} of a tensor with {rank} axes")
+        size = dims[axis]
+        if low == 0 and step == 1 and (high == size or (isinstance(high, int) and high >= _END)):
+            continue
+        if not all(isinstance(v, int) for v in (size, low, high, step)):
+            raise dynamic(graph, where)
+        bounds = slice(low, high, step).indices(int(size))
+        dims[axis] = len(range(*bounds))
+    return TensorType(tuple(dims), x.dtype)
+
+
+RULES = {
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Pad": _pad,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Tile": _tile,
+}
+"""Shape rule of each operator."""
