@@ -20,8 +20,8 @@ FORMAT = 1
 PERCENTILES = (10, 50, 90, 99)
 
 _WARM_UP = 10
-_KERNEL_REPEATS = 10
-_KERNEL_MS = 2
+_KERNEL_REPEATS = 60
+_KERNEL_SECONDS = 100e-6  # of one repeat: short beside what a busy machine interrupts
 
 
 def set_threads(count: int | None = None) -> int:
@@ -177,13 +177,9 @@ def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str,
     library = next((m for m in module.imports if m.implements_function(kernel["name"])), None)
     if library is None:
         raise BnnccError(f"lib.so holds no kernel `{kernel['name']}`", hint="compile it again")
-    timer = library.time_evaluator(
-        kernel["name"],
-        tvm.cpu(),
-        number=1,
-        repeat=_KERNEL_REPEATS,
-        min_repeat_ms=_KERNEL_MS,
-    )
+    first = library.time_evaluator(kernel["name"], tvm.cpu(), number=10, repeat=3)
+    number = max(1, round(_KERNEL_SECONDS / max(first(*args).min, 1e-9)))
+    timer = library.time_evaluator(kernel["name"], tvm.cpu(), number=number, repeat=_KERNEL_REPEATS)
     times = np.array(timer(*args).results) * 1e6
     median = float(np.median(times))
     return {
