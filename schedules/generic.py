@@ -1,9 +1,9 @@
 """A schedule for what TVM legalized: everything that is not a kernel of ours.
 
 Chains of elementwise blocks are inlined; then each block left is scheduled alone. Elementwise
-blocks are vectorized along their last axis. Reductions keep a tile of accumulators in registers if a
-vector of neighbouring outputs reads neighbouring inputs (matrix products, channels-last pooling), or
-are cut into as many partial sums as a vector has lanes if it is the reduced axis that is contiguous.
+blocks are vectorized along their last axis. Reductions keep a tile of accumulators in registers if
+a vector of neighbouring outputs reads neighbouring inputs (matrix products, channels-last pooling),
+or are cut into as many partial sums as a vector has lanes if the reduced axis is contiguous.
 What a block does not allow is left undone: a function always comes back, and computes the same.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 
 from bnncc.targets.spec import TargetSpec
 
@@ -112,7 +113,7 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
         steps *= _extent(sch, loop)
     parallel = threads > 1 and steps >= PARALLEL_STEPS
     if _REDUCE not in kinds:
-        _elementwise(sch, loops, lanes, parallel)
+        _elementwise(sch, loops, lanes if _regular(sch, block) else 0, parallel)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
@@ -149,11 +150,20 @@ def _lanes_of(extent: int, lanes: int) -> int:
     return 0
 
 
+def _regular(sch: s_tir.Schedule, block: Block) -> bool:
+    """Whether all indices move by one, or not at all, with the last axis of a block."""
+    statement = sch.get(block)
+    var = statement.iter_vars[-1].var
+    indices = [extent.min for region in statement.reads for extent in region.region]
+    return all(_moves_by_one(i, var) for i in indices if _uses(i, var))
+
+
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
     """Whether some input moves on by one value when `loop` does, and none by more."""
     statement = sch.get(block)
     loops = sch.get_loops(block)
-    number = next(i for i, other in enumerate(loops) if other.same_as(loop))
+    name = sch.get(loop).loop_var
+    number = next(i for i, other in enumerate(loops) if sch.get(other).loop_var.same_as(name))
     var = statement.iter_vars[number].var
     found = False
     for region in statement.reads:
@@ -162,19 +172,18 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
             last = axis == len(region.region) - 1
             if uses and not last:
                 return False
-            found = found or (uses and extent.min.same_as(var))
+            if uses and not _moves_by_one(extent.min, var):
+                return False
+            found = found or uses
     return found
+
+
+def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
+    return not _uses(Analyzer().simplify(expr - var), var)
 
 
 def _uses(expr: Any, var: tirx.Var) -> bool:
-    found = False
-
-    def visit(node: Any) -> None:
-        nonlocal found
-        found = found or (isinstance(node, tirx.Var) and node.same_as(var))
-
-    tirx.stmt_functor.post_order_visit(expr, visit)
-    return found
+    return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))
 
 
 def _tile(
@@ -233,16 +242,8 @@ def _partial_sums(
         return
     _, lane = sch.split(reduced[-1], [None, size])
     partial = sch.rfactor(lane, len(spatial))
-    loops, kinds = sch.get_loops(partial), _kinds(sch, partial)
-    if len(loops) != len(kinds):
-        raise ValueError("rfactor left an unexpected nest")
-    lanes_loop = loops[-1]
-    inner = [loop for loop in loops[len(spatial) : -1]]
-    sch.reorder(*loops[: len(spatial)], *inner, lanes_loop)
-    if spatial:
-        sch.compute_at(partial, sch.get_loops(block)[len(spatial) - 1])
-    inner = sch.get_loops(partial)[len(spatial) :]
-    sch.vectorize(inner[-1])
+    loops = sch.get_loops(partial)
+    sch.vectorize(loops[-1])
     if parallel and spatial:
-        sch.parallel(sch.get_loops(block)[0])
-    sch.decompose_reduction(partial, inner[0])
+        sch.parallel(loops[0])
+    sch.decompose_reduction(partial, loops[len(spatial)])
