@@ -425,7 +425,7 @@ class Case:
     batches : tuple of int
         Batch sizes to feed; more than one only where the batch is dynamic.
     quick : bool
-        Part of `make test`.
+        Part of `make test` (`handmade.QUICK`, or the index).
     """
 
     name: str

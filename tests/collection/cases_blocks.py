@@ -23,7 +23,7 @@ def bi_real(n: Net, x: str, units: int, how: str = "sign", scale: bool = True) -
 for _how in ("sign", "where_ge", "approx", "larq"):
 
     def _bi_real(how: str = _how) -> None:
-        @case(f"bi_real_{how}", "8 Bi-Real", 3, 3, quick=how == "sign", batches=(1, 3))
+        @case(f"bi_real_{how}", "8 Bi-Real", 3, 3, batches=(1, 3))
         def _(n: Net) -> None:
             x = bi_real(n, stem(n, 32, batch="N"), 32, how)
             short = n.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -35,7 +35,7 @@ for _how in ("sign", "where_ge", "approx", "larq"):
     _bi_real()
 
 
-@case("xnor_net", "8 XNOR-Net with its K map", 1, 3, quick=True)
+@case("xnor_net", "8 XNOR-Net with its K map", 1, 3)
 def _(n: Net) -> None:
     x = stem(n, 24)
     k = n.reduce_mean(n.op("Abs", x), [1])
@@ -68,7 +68,7 @@ def _rsign(n: Net, x: str) -> str:
     return n.op("Sign", n.op("Add", x, n.const(n.normal((1, n.channels[x], 1, 1), 0.2))))
 
 
-@case("reactnet_a_block", "8 ReActNet-A: 3x3 then duplicated 1x1 with one sign", 3, 2, quick=True)
+@case("reactnet_a_block", "8 ReActNet-A: 3x3 then duplicated 1x1 with one sign", 3, 2)
 def _(n: Net) -> None:
     x = stem(n, 32)
     pooled = n.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -100,7 +100,6 @@ def _(n: Net) -> None:
     "8 Real-to-Binary: gate per channel and sample",
     1,
     4,
-    quick=True,
     batches=(1, 3),
 )
 def _(n: Net) -> None:
@@ -118,7 +117,7 @@ def _(n: Net) -> None:
     n.output(n.head(n.bn(y)))
 
 
-@case("binary_densenet", "8 BinaryDenseNet: BN, sign, conv, Concat", 3, 2, quick=True)
+@case("binary_densenet", "8 BinaryDenseNet: BN, sign, conv, Concat", 3, 2)
 def _(n: Net) -> None:
     x = stem(n, 20)
     for _ in range(3):
@@ -184,7 +183,6 @@ def _(n: Net) -> None:
     3,
     1,
     domain="image",
-    quick=True,
 )
 def _(n: Net) -> None:
     x = image(n, 3, 8)
@@ -294,7 +292,7 @@ def _(n: Net) -> None:
     n.output(n.op("LayerNormalization", x, n.const(n.normal(36)), n.const(n.normal(36)), axis=-1))
 
 
-@case("squeezed_channels_shuffle", "8 grouped conv, channel shuffle", 3, 0, quick=True)
+@case("squeezed_channels_shuffle", "8 grouped conv, channel shuffle", 3, 0)
 def _(n: Net) -> None:
     x = n.sign(image(n, 36), "where_ge")
     for _ in range(2):

@@ -20,7 +20,6 @@ def _pads(
     *,
     binary: int | None = 1,
     opset: int = 17,
-    quick: bool = False,
     how: str = "where_ge",
     batch=1,
 ):
@@ -32,7 +31,6 @@ def _pads(
         binary,
         None if binary is None else 1 - binary,
         opset=opset,
-        quick=quick,
         domain="zeros",
         batches=(1,) if batch == 1 else (1, 3),
     )
@@ -49,14 +47,13 @@ def _both(name: str, function, **rest) -> None:
         _pads(f"{name}_opset{opset}", function, opset=opset, **rest)
 
 
-_pads("conv_zero", lambda n, s: n.bconv(s, 9, pad=1), quick=True)
+_pads("conv_zero", lambda n, s: n.bconv(s, 9, pad=1))
 _pads("conv_zero_sign", lambda n, s: n.bconv(s, 9, pad=1), how="sign")
 _pads("conv_wide", lambda n, s: n.bconv(s, 9, pad=3))
 _pads("conv_asymmetric", lambda n, s: n.bconv(s, 9, pad=(0, 1, 2, 0)))
 _pads(
     "conv_asymmetric_5x5_s2",
     lambda n, s: n.bconv(s, 9, 5, pad=(1, 2, 2, 1), strides=[2, 2]),
-    quick=True,
 )
 for _auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
     _pads(f"auto_{_auto}", lambda n, s, a=_auto: n.bconv(s, 9, auto_pad=a))
@@ -71,7 +68,7 @@ _both("plus_one", lambda n, s: n.bconv(n.pad_hw(s, 1, 1.0), 9, pad=0))
 _both("zero_node", lambda n, s: n.bconv(n.pad_hw(s, 1, 0.0), 9, pad=0))
 _pads("no_value_input", lambda n, s: n.bconv(n.pad_hw(s, 1, None), 9, pad=0))
 _pads("minus_one_asymmetric", lambda n, s: n.bconv(n.pad_hw(s, (2, 0, 1, 3), -1.0), 9, pad=0))
-_pads("stacked", lambda n, s: n.bconv(n.pad_hw(n.pad_hw(s, 1, 1.0), 1, -1.0), 9, pad=1), quick=True)
+_pads("stacked", lambda n, s: n.bconv(n.pad_hw(n.pad_hw(s, 1, 1.0), 1, -1.0), 9, pad=1))
 _pads(
     "stacked_asymmetric",
     lambda n, s: n.bconv(
@@ -142,12 +139,11 @@ for _opset in (11, 17):
         ),
         opset=_opset,
         batch="N",
-        quick=_opset == 17,
     )
 
 
-def _before_sign(value: float, how: str, quick: bool = False) -> None:
-    @case(f"pad_{value:g}_before_{how}", "2 Pad before sign", 1, 0, domain="zeros", quick=quick)
+def _before_sign(value: float, how: str) -> None:
+    @case(f"pad_{value:g}_before_{how}", "2 Pad before sign", 1, 0, domain="zeros")
     def _(n: Net) -> None:
         n.output(n.bn(n.bconv(n.sign(n.pad_hw(image(n), 1, value), how), 9, pad=0)))
 
@@ -201,14 +197,11 @@ def _conv(
     *,
     size=(7, 9),
     hidden: bool = True,
-    quick: bool = False,
     **rest,
 ) -> None:
     """Register sign -> conv -> BN -> sign -> 3x3 conv."""
 
-    @case(
-        f"conv_{name}", "0 convolution shapes", 2 if hidden else 1, 0, quick=quick, domain="zeros"
-    )
+    @case(f"conv_{name}", "0 convolution shapes", 2 if hidden else 1, 0, domain="zeros")
     def _(n: Net) -> None:
         x = n.input("x", [1, channels, *size])
         x = n.bconv(n.sign(x, "where_ge"), units, **rest)
@@ -218,7 +211,7 @@ def _conv(
 
 
 for _c in (1, 2, 3, 8, 16, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129):
-    _conv(f"c{_c}", _c, 130 - _c, quick=_c in (3, 33, 100))
+    _conv(f"c{_c}", _c, 130 - _c)
 _conv("1x1", 64, 33, k=1)
 _conv("1x3", 20, 33, k=(1, 3), pad=(0, 1, 0, 1))
 _conv("3x1", 20, 33, k=(3, 1), pad=(1, 0, 1, 0))
@@ -226,7 +219,7 @@ _conv("2x2", 20, 33, k=2, pad=0)
 _conv("5x5", 20, 33, k=5)
 _conv("7x7_s2", 20, 33, k=7, strides=[2, 2])
 _conv("1x1_s2", 64, 33, k=1, strides=[2, 2])
-_conv("3x3_s2", 33, 64, strides=[2, 2], quick=True)
+_conv("3x3_s2", 33, 64, strides=[2, 2])
 _conv("3x3_s3_2", 33, 40, strides=[3, 2])
 _conv("dilated", 33, 40, pad=2, dilations=[2, 2])
 _conv("dilated_mixed", 33, 40, pad=(1, 3, 1, 3), dilations=[1, 3], strides=[1, 2])
@@ -236,9 +229,9 @@ _conv("one_row", 33, 33, size=(1, 17), k=(1, 3), pad=(0, 1, 0, 1))
 _conv("wide", 32, 16, size=(3, 40))
 _conv("one_unit", 33, 1, hidden=False)
 for _c, _g in ((64, 2), (66, 2), (96, 3), (64, 32), (20, 4)):
-    _conv(f"group{_g}_c{_c}", _c, _c, group=_g, quick=_g == 3)
+    _conv(f"group{_g}_c{_c}", _c, _c, group=_g)
 _conv("group_more_units", 32, 64, group=2)
-_conv("depthwise", 33, 33, group=33, quick=True)
+_conv("depthwise", 33, 33, group=33)
 _conv("depthwise_s2", 64, 64, group=64, strides=[2, 2])
 _conv("depthwise_multiplier", 16, 48, group=16)
 _conv("depthwise_5x5_dilated", 40, 40, k=5, group=40, pad=4, dilations=[2, 2])
@@ -282,7 +275,6 @@ def _dense(
     *,
     binary: int = 1,
     batch=1,
-    quick: bool = False,
     opset: int = 17,
     shape=(70,),
 ) -> None:
@@ -291,7 +283,6 @@ def _dense(
         "0 Gemm and MatMul",
         binary,
         1 - binary,
-        quick=quick,
         opset=opset,
         domain="zeros",
         batches=(1,) if batch == 1 else (1, 3),
@@ -300,7 +291,7 @@ def _dense(
         n.output(function(n, n.sign(n.input("x", [batch, *shape]), "where_ge")))
 
 
-_dense("matmul", lambda n, s: n.op("MatMul", s, n.const(n.signs((70, 20)))), quick=True)
+_dense("matmul", lambda n, s: n.op("MatMul", s, n.const(n.signs((70, 20)))))
 _dense(
     "matmul_add",
     lambda n, s: n.op("Add", n.op("MatMul", s, n.const(n.signs((70, 20)))), n.const(n.normal(20))),
@@ -333,7 +324,6 @@ _dense(
     "gemm_transb",
     lambda n, s: n.op("Gemm", s, n.const(n.signs((20, 70))), n.const(n.normal(20)), transB=1),
     batch="N",
-    quick=True,
 )
 _dense("gemm", lambda n, s: n.op("Gemm", s, n.const(n.signs((70, 20))), n.const(n.normal(20))))
 _dense("gemm_no_c", lambda n, s: n.op("Gemm", s, n.const(n.signs((20, 70))), transB=1), opset=13)
@@ -395,9 +385,7 @@ _dense(
 )
 
 
-@case(
-    "dense_two_layers_bn", "0 BN of dense layers, dynamic batch", 3, 1, batches=(1, 3), quick=True
-)
+@case("dense_two_layers_bn", "0 BN of dense layers, dynamic batch", 3, 1, batches=(1, 3))
 def _(n: Net) -> None:
     x = n.input("x", ["N", 28])
     x = n.op("Gemm", x, n.const(n.normal((100, 28))), n.const(n.normal(100)), transB=1)
@@ -455,12 +443,10 @@ def _(n: Net) -> None:
 # ----------------------------------------------------------------------------- pools
 
 
-def _pool(
-    name: str, function, *, binary: int = 2, quick: bool = False, how: str = "where_ge"
-) -> None:
+def _pool(name: str, function, *, binary: int = 2, how: str = "where_ge") -> None:
     """Register sign -> conv -> `function` -> conv; it goes from accumulators to signs."""
 
-    @case(f"pool_{name}", "8 pools", binary, 2 - binary, quick=quick, domain="zeros")
+    @case(f"pool_{name}", "8 pools", binary, 2 - binary, domain="zeros")
     def _(n: Net) -> None:
         x = n.bconv(n.sign(image(n, 20, 9), how), 33)
         n.output(n.bconv(function(n, x), 8))
@@ -471,15 +457,14 @@ def _max(n: Net, x: str, k: int = 2, s: int = 2, **rest) -> str:
 
 
 _pool("before_sign", lambda n, x: n.sign(n.bn(_max(n, x), 9, gamma="positive")))
-_pool("before_bn_negative", lambda n, x: n.sign(n.bn(_max(n, x), 9, gamma="negative")), quick=True)
+_pool("before_bn_negative", lambda n, x: n.sign(n.bn(_max(n, x), 9, gamma="negative")))
 _pool("before_bn_mixed", lambda n, x: n.op("Sign", n.bn(_max(n, x), 9)))
-_pool("after_bn_mixed", lambda n, x: n.op("Sign", _max(n, n.bn(x, 9))), quick=True)
+_pool("after_bn_mixed", lambda n, x: n.op("Sign", _max(n, n.bn(x, 9))))
 _pool("after_sign", lambda n, x: _max(n, n.sign(n.bn(x, 9))))
 _pool("after_sign_three_valued", lambda n, x: _max(n, n.op("Sign", n.bn(x, 9, gamma="zeros"))))
 _pool(
     "after_sign_padded",
     lambda n, x: _max(n, n.sign(n.bn(x, 9)), 3, 2, pads=[1, 1, 1, 1]),
-    quick=True,
 )
 _pool(
     "after_sign_padded_asymmetric",
@@ -537,7 +522,7 @@ _average(
 )
 
 
-@case("average_shortcut", "8 Bi-Real shortcut: AveragePool, 1x1 float, BN", 2, 2, quick=True)
+@case("average_shortcut", "8 Bi-Real shortcut: AveragePool, 1x1 float, BN", 2, 2)
 def _(n: Net) -> None:
     x = n.bn(n.fconv(image(n, 3, 8), 16))
     short = n.bn(n.fconv(n.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2]), 32, 1))

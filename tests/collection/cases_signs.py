@@ -28,7 +28,6 @@ def _one_sign(how: str, opset: int = 17) -> None:
         0,
         domain="zeros",
         opset=opset,
-        quick=how in ("sign", "larq", "cast_int"),
     )
     def _(n: Net) -> None:
         n.output(n.bn(n.bconv(n.sign(image(n), how), 7)))
@@ -114,7 +113,7 @@ def _(n: Net):
 
 
 def _step(how: str) -> None:
-    @case(f"step_{how}", "1 activations in {0,1}", 2, 1, domain="zeros", quick=how == "heaviside")
+    @case(f"step_{how}", "1 activations in {0,1}", 2, 1, domain="zeros")
     def _(n: Net) -> None:
         x = image(n, 16)
         x = n.bconv(STEPS[how](n, x), 33)
@@ -177,7 +176,6 @@ def _residue(how: str, opset: int) -> None:
         2,
         1,
         opset=opset,
-        quick=how == "approx_sign" and opset == 18,
     )
     def _(n: Net) -> None:
         x = n.bn(n.fconv(image(n, 3), 17))
@@ -208,7 +206,7 @@ def _(n: Net) -> None:
 # ---------------------------------------------------------------------------- weights (0.2, 0.4, 8)
 
 
-def _weight(name: str, binary: int | None = 1, quick: bool = False, opset: int = 17):
+def _weight(name: str, binary: int | None = 1, opset: int = 17):
     """Register a case whose function turns a real weight tensor into the convolution's weight."""
 
     def register(make):
@@ -217,7 +215,6 @@ def _weight(name: str, binary: int | None = 1, quick: bool = False, opset: int =
             "0.4 weights",
             binary,
             None if binary is None else 1 - binary,
-            quick=quick,
             opset=opset,
             domain="zeros",
         )
@@ -242,7 +239,7 @@ def _alpha(n: Net, w: str) -> str:
 
 _weight("sign")(lambda n, w: n.op("Sign", n.const(w)))
 _weight("where")(lambda n, w: n.where(n.op("GreaterOrEqual", n.const(w), n.const(0.0)), 1.0, -1.0))
-_weight("alpha_sign", quick=True)(
+_weight("alpha_sign")(
     lambda n, w: (lambda c: n.op("Mul", _alpha(n, c), n.op("Sign", c)))(n.const(w))
 )
 _weight("alpha_sign_opset11", opset=11)(
@@ -268,7 +265,7 @@ _weight("one_outlier", 0)(
     )
 )
 _weight("channel_scales")(lambda n, w: np.sign(w) * n.normal((10, 1, 1, 1)))
-_weight("channel_scales_zero", quick=True)(
+_weight("channel_scales_zero")(
     lambda n, w: (
         np.sign(w)
         * np.where(np.arange(10) % 3, n.rng.uniform(-2, 2, 10), 0)
@@ -405,10 +402,9 @@ def _after(
     *,
     how: str = "where_ge",
     binary: int = 2,
-    quick: bool = False,
     pattern: str = "1 BN before sign",
 ) -> None:
-    @case(f"bn_{name}", pattern, binary, 0, domain="zeros", quick=quick)
+    @case(f"bn_{name}", pattern, binary, 0, domain="zeros")
     def _(n: Net) -> None:
         x = n.bconv(n.sign(image(n, 33), "where_ge"), 24)
         n.output(n.bconv(n.sign(affine(n, x), how), 9))
@@ -420,7 +416,6 @@ for _gamma in ("positive", "negative", "mixed", "zeros"):
             f"{_gamma}_{_how}",
             lambda n, x, g=_gamma: n.bn(x, 12, gamma=g),
             how=_how,
-            quick=_gamma == "zeros" and _how == "sign",
         )
 _after("none_odd", lambda n, x: x, how="sign")
 _after(
@@ -483,14 +478,13 @@ def _(n: Net) -> None:
     n.output(n.bconv(n.sign(n.bn(n.bconv(n.sign(image(n), "sign"), 12)), "sign"), 9))
 
 
-def _folded(name: str, scales, opset: int = 18, quick: bool = False) -> None:
+def _folded(name: str, scales, opset: int = 18) -> None:
     @case(
         f"folded_{name}",
         "4 BatchNormalization folded into the convolution",
         3,
         1,
         opset=opset,
-        quick=quick,
     )
     def _(n: Net) -> None:
         x = n.op("Sign", n.fconv(image(n, 3), 20))
@@ -504,12 +498,12 @@ def _folded(name: str, scales, opset: int = 18, quick: bool = False) -> None:
 
 
 _folded("mixed", lambda n, u: n.rng.uniform(0.02, 0.1, u) * np.where(np.arange(u) % 3, 1, -1))
-_folded("zeros", lambda n, u: n.rng.uniform(0.02, 0.1, u) * (np.arange(u) % 4 - 1), quick=True)
+_folded("zeros", lambda n, u: n.rng.uniform(0.02, 0.1, u) * (np.arange(u) % 4 - 1))
 _folded("negative", lambda n, u: -n.rng.uniform(0.02, 0.1, u))
 _folded("tiny", lambda n, u: n.rng.uniform(1e-8, 1e-6, u))
 
 
-@case("even_k_zeros", "1b even K without BN: attainable zeros", 3, 0, domain="zeros", quick=True)
+@case("even_k_zeros", "1b even K without BN: attainable zeros", 3, 0, domain="zeros")
 def _(n: Net) -> None:
     x = n.bconv(n.sign(image(n, 16)), 32, 2, pad=0)
     x = n.bconv(n.op("Sign", x), 16, 3, pad=0)
@@ -528,7 +522,6 @@ def _(n: Net) -> None:
     2,
     0,
     domain="zeros",
-    quick=True,
 )
 def _(n: Net) -> None:
     x = n.bconv(n.sign(image(n, 16)), 24, 3, pad=0)

@@ -22,7 +22,6 @@ from tests.collection.cases_signs import image
     2,
     0,
     domain="zeros",
-    quick=True,
 )
 def _(n: Net) -> None:
     s = n.op("Sign", image(n, 16))
@@ -30,7 +29,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(n.op("Sign", y), 9))
 
 
-@case("sign_is_output", "0.6 sign is also a graph output", 1, 0, domain="zeros", quick=True)
+@case("sign_is_output", "0.6 sign is also a graph output", 1, 0, domain="zeros")
 def _(n: Net) -> None:
     s = n.op("Sign", image(n))
     n.output(n.bconv(s, 9), s)
@@ -53,9 +52,7 @@ def _(n: Net) -> None:
     n.output(n.op("Add", n.bconv(s, 9), n.fconv(s, 9)))
 
 
-@case(
-    "accumulator_read_twice", "0.6 accumulator read by sign and by a float branch", 2, 0, quick=True
-)
+@case("accumulator_read_twice", "0.6 accumulator read by sign and by a float branch", 2, 0)
 def _(n: Net) -> None:
     a = n.bconv(n.sign(image(n), "where_ge"), 33)
     b = n.bn(a, 9)
@@ -74,7 +71,7 @@ def _(n: Net) -> None:
     n.output(n.op("Add", n.bconv(n.op("Sign", x), 9), n.bconv(n.sign(x, "where_ge"), 9)))
 
 
-@case("concat_of_signs", "0 Concat of packed tensors, ragged channels", 3, 0, quick=True)
+@case("concat_of_signs", "0 Concat of packed tensors, ragged channels", 3, 0)
 def _(n: Net) -> None:
     s = n.sign(image(n, 20), "where_ge")
     a, b = (n.op("Sign", n.bn(n.bconv(s, c), 6)) for c in (13, 40))
@@ -100,7 +97,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(n.concat(n.op("Sign", x), n.op("Sign", n.op("Neg", x)), axis=2), 9))
 
 
-@case("split_of_signs", "0 Split of a packed tensor off word borders", 3, 0, quick=True)
+@case("split_of_signs", "0 Split of a packed tensor off word borders", 3, 0)
 def _(n: Net) -> None:
     s = n.op("Sign", n.bn(n.bconv(n.sign(image(n), "where_ge"), 50), 6))
     a, b = n.split(s, [17, 33])
@@ -200,7 +197,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(x, 9))
 
 
-@case("two_inputs", "0 two inputs, two outputs", 2, 1, quick=True)
+@case("two_inputs", "0 two inputs, two outputs", 2, 1)
 def _(n: Net) -> None:
     a, b = n.input("image:0", [1, 13, 6, 6]), n.input("state", [1, 9])
     y = n.bn(n.bconv(n.op("Sign", a), 9))
@@ -235,7 +232,7 @@ def _(n: Net) -> None:
     n.output(n.bconv(s, 9))
 
 
-@case("dynamic_batch", "0 dynamic batch through every layer", 3, 2, batches=(1, 3, 4), quick=True)
+@case("dynamic_batch", "0 dynamic batch through every layer", 3, 2, batches=(1, 3, 4))
 def _(n: Net) -> None:
     x = stem(n, 33, batch="batch_size")
     x = n.op("Add", n.bn(n.bconv(n.op("Sign", x), 33)), x)
@@ -293,7 +290,7 @@ def _nhwc_affine(n: Net, x: str, channels: int) -> str:
     return n.op("Add", y, n.const(n.normal(channels, 3)))
 
 
-@case("nhwc_two_convs", "6 Transpose in and out of each conv", 2, 1, quick=True, batches=(1, 3))
+@case("nhwc_two_convs", "6 Transpose in and out of each conv", 2, 1, batches=(1, 3))
 def _(n: Net) -> None:
     x = n.input("input_1:0", ["N", 7, 7, 3])
     x = _nhwc_conv(n, x, n.normal((32, 3, 3, 3), 0.3), n.normal(32), pad=1)
@@ -309,7 +306,7 @@ def _(n: Net) -> None:
     n.output(x)
 
 
-@case("nhwc_pad_before_transpose", "2,6 Pad(+1) in NHWC", 2, 0, domain="zeros", quick=True)
+@case("nhwc_pad_before_transpose", "2,6 Pad(+1) in NHWC", 2, 0, domain="zeros")
 def _(n: Net) -> None:
     x = n.input("x", [1, 7, 7, 13])
     for wide, units in ((13, 33), (33, 8)):
@@ -440,9 +437,7 @@ def _small(n: Net) -> None:
     n.output(n.head(x))
 
 
-@case(
-    "constants_as_nodes", "4 every constant is a Constant node", 1, 2, constants="node", quick=True
-)
+@case("constants_as_nodes", "4 every constant is a Constant node", 1, 2, constants="node")
 def _(n: Net) -> None:
     _small(n)
 
@@ -466,7 +461,6 @@ def _(n: Net) -> None:
     2,
     constants="input",
     opset=9,
-    quick=True,
 )
 def _(n: Net) -> None:
     _small(n)
@@ -585,7 +579,7 @@ def _function_model(n: Net, nested: bool) -> onnx.ModelProto:
     return n.model()
 
 
-@case("function", "local function with an attribute reference", 2, 0, quick=True)
+@case("function", "local function with an attribute reference", 2, 0)
 def _(n: Net):
     return _function_model(n, False)
 
@@ -642,7 +636,7 @@ def _(n: Net) -> None:
 # ----------------------------------------------------------------------------- float networks
 
 
-@case("float_resnet", "0 nothing binary: residual network", 0, 4, quick=True, batches=(1, 3))
+@case("float_resnet", "0 nothing binary: residual network", 0, 4, batches=(1, 3))
 def _(n: Net) -> None:
     x = n.op("Relu", stem(n, 16, batch="N"))
     for _ in range(2):

@@ -160,7 +160,7 @@ def valid() -> tf.keras.Model:
     )
 
 
-@model("6 pool between conv and BN: BN stays", 2, 1, quick=True)
+@model("6 pool between conv and BN: BN stays", 2, 1)
 def pool_between() -> tf.keras.Model:
     return chain(
         image(9), stem(14), conv(16), layers.MaxPool2D(2, padding="same"), bn(), conv(14), bn()

@@ -243,8 +243,20 @@ def load(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
     return onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
-def _ordered(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    return graph.node  # ONNX requires topological order
+def _ordered(graph: onnx.GraphProto, known: Iterable[str]) -> Iterable[onnx.NodeProto]:
+    """Yield nodes in topological order: ONNX requires files to have it, but not all do."""
+    ready, waiting = {*known, ""}, list(graph.node)
+    while waiting:
+        later = []
+        for node in waiting:
+            if ready.issuperset(node.input):
+                ready.update(node.output)
+                yield node
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            raise ValueError(f"no order: {later[0].name or later[0].op_type} waits for ever")
+        waiting = later
 
 
 def evaluate(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray]) -> Evaluation:
@@ -260,7 +272,7 @@ def evaluate(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray
         done.values[sparse.values.name] = Value(dense)
     done.values.update({name: Value(np.asarray(array)) for name, array in feeds.items()})
     with np.errstate(all="ignore"):
-        for node in _ordered(graph):
+        for node in list(_ordered(graph, done.values)):
             ins = [done.values[n] if n else None for n in node.input]
             outs = _Node(node, model)(ins, done.ties)
             done.values.update({n: v for n, v in zip(node.output, outs, strict=True) if n})
