@@ -41,8 +41,11 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     budget = max(1, min(14, (target.vector_registers - 2 - per_vector) // per_vector))
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
     macs = height * width * spec.out_channels * spec.channels // spec.groups
-    macs *= spec.kernel[0] * spec.kernel[1] * (spec.n if isinstance(spec.n, int) else 1)
+    macs *= spec.kernel[0] * spec.kernel[1] * (flat.n if isinstance(flat.n, int) else 1)
     parallel = threads > 1 and macs >= PARALLEL_MACS
+    if spec.groups == spec.channels == spec.out_channels > 1:
+        # Lanes load data as vectors: nothing is shared between two of them.
+        return float_conv2d.Tile(columns=max(1, min(7, budget)), kw_inside=False, parallel=parallel)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from bnncc import schedules
+from bnncc.targets import catalog
 from bnncc.topi_binary import reference_float
-from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.build import output_hw, prim_func
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from bnncc.topi_binary.window import taps_inside
 from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
@@ -34,7 +36,7 @@ STEPS = [
 ]
 LAYOUTS = ("NHWC", "NCHW")
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-SLOW = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 steps = (
     st.lists(st.sampled_from(STEPS), max_size=4)
@@ -182,3 +184,40 @@ class TestQuick:
     @given(spec=elementwises(), seed=st.integers(0, 99))
     def test_elementwise(self, target: str, spec: Elementwise, seed: int) -> None:
         _check(spec, target, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+class TestSlow:
+    @SLOW
+    @given(spec=convs(), seed=st.integers(0, 99))
+    def test_conv2d(self, target: str, spec: Conv2d, seed: int) -> None:
+        _check(spec, target, seed)
+
+    @SLOW
+    @given(spec=pools(), seed=st.integers(0, 99))
+    def test_pool2d(self, target: str, spec: Pool2d, seed: int) -> None:
+        _check(spec, target, seed)
+
+    @SLOW
+    @given(spec=elementwises(), seed=st.integers(0, 99))
+    def test_elementwise(self, target: str, spec: Elementwise, seed: int) -> None:
+        _check(spec, target, seed)
+
+
+BIG = [
+    Conv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("store"), Step("bits"))),
+    Conv2d("n", 14, 14, 200, 333, (3, 3), pads=(1, 1, 1, 1), steps=(Step("store"),)),
+    Pool2d(1, 130, 130, 100, "max", (3, 3), (2, 2), steps=(Step("store"), Step("bits"))),
+    Elementwise(1, 113, 113, 100, data_layout="NCHW", steps=(Step("store"), Step("bits"))),
+    Elementwise(1, 113, 113, 100, data_layout="NCHW", steps=(Step("bits"),)),
+    Elementwise("n", 113, 113, 100, steps=(Step("store", layout="NCHW"),)),
+]
+
+
+@pytest.mark.parametrize("spec", BIG)
+def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
+    inputs = small_integers(spec, np.random.default_rng(0), 2)
+    one = run_kernel(spec, inputs, TARGETS[-1], 2, threads=1)
+    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(TARGETS[-1]), 2))
+    same(run_kernel(spec, inputs, TARGETS[-1], 2, threads=2), one)

@@ -91,6 +91,8 @@ class Kernel:
                 for buffer, (shape, dtype) in zip(buffers, types, strict=True)
             ]
 
+        if isinstance(spec.n, int):
+            self.n = const(spec.n)
         self.inputs = view(self.inputs, input_types(spec))
         self.outputs = view(self.outputs, output_types(spec))
 

@@ -72,10 +72,18 @@ class Tile:
 
 
 def flattened(spec: Conv2d) -> Conv2d:
-    """Return `spec` with rows laid end to end, if its kernel only looks at one pixel."""
+    """Return `spec` with rows laid end to end, if its kernel only looks at one pixel.
+
+    The images of a dense layer's batch are pixels too, so that weights are read once for several.
+    """
+    if spec.rank == 2:
+        if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
+            return spec
+        steps = tuple(dataclasses.replace(step, layout="NHWC") for step in spec.steps)
+        return dataclasses.replace(spec, n=1, width=spec.n, rank=4, data_layout="NHWC", steps=steps)
     pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if spec.rank == 2 or not pointwise or planar:
+    if not pointwise or planar:
         return spec
     return dataclasses.replace(spec, height=1, width=spec.height * spec.width)
 

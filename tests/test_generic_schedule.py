@@ -1,0 +1,87 @@
+"""Functions that TVM legalized: the generic schedule never fails and computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op, transform
+
+from bnncc.schedules import generic
+from bnncc.targets import catalog
+from tests.kernel_harness import TARGETS
+
+CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
+    "add_relu": ([(1, 33, 17, 20)] * 2, lambda a, b: op.nn.relu(op.add(a, b))),
+    "broadcast": ([(1, 64, 9, 9), (64, 1, 1)], lambda a, b: op.tanh(op.multiply(a, b))),
+    "softmax": ([(8, 1000)], op.nn.softmax),
+    "matmul": ([(64, 128), (128, 96)], op.matmul),
+    "matmul_odd": ([(2, 13, 33), (2, 33, 17)], op.matmul),
+    "matmul_transposed": ([(9, 64), (50, 64)], lambda a, b: op.matmul(a, op.permute_dims(b))),
+    "mean": ([(2, 64, 7, 7)], lambda a: op.mean(a, [2, 3])),
+    "sum_all": ([(5, 640)], op.sum),
+    "max_first": ([(50, 64)], lambda a: op.max(a, [0])),
+    "argmax": ([(4, 100)], lambda a: op.argmax(a, 1)),
+    "conv1d": ([(1, 16, 50), (32, 16, 3)], lambda a, b: op.nn.conv1d(a, b, padding=1)),
+    "conv2d": ([(1, 16, 20, 20), (32, 16, 3, 3)], lambda a, b: op.nn.conv2d(a, b, padding=1)),
+    "conv2d_s2": ([(1, 3, 21, 21), (7, 3, 3, 3)], lambda a, b: op.nn.conv2d(a, b, strides=2)),
+    "conv2d_transpose": (
+        [(1, 16, 10, 10), (16, 8, 4, 4)],
+        lambda a, b: op.nn.conv2d_transpose(a, b, strides=2, padding=1),
+    ),
+    "layer_norm": ([(6, 256), (256,), (256,)], lambda a, b, c: op.nn.layer_norm(a, b, c, axes=-1)),
+    "pad": ([(1, 3, 20, 20)], lambda a: op.nn.pad(a, [0, 0, 0, 0, 1, 1, 1, 1])),
+    "transpose": ([(1, 64, 28, 28)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
+    "concat": ([(1, 64, 8, 8), (1, 31, 8, 8)], lambda a, b: op.concat([a, b], 1)),
+    "resize": ([(1, 8, 14, 14)], lambda a: op.image.resize2d(a, (28, 28), layout="NCHW")),
+    "cumsum": ([(4, 20)], lambda a: op.cumsum(a, 1)),
+    "max_pool": ([(1, 16, 20, 20)], lambda a: op.nn.max_pool2d(a, (3, 3), (2, 2), (1, 1))),
+    "big_add": ([(1, 64, 136, 136)] * 2, op.add),
+}
+
+
+def _legalized(name: str) -> tvm.IRModule:
+    shapes, build = CASES[name]
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(build(*inputs)))
+        builder.emit_func_output(out)
+    passes = [
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+    ]
+    return tvm.transform.Sequential(passes)(builder.get())
+
+
+def _run(module: tvm.IRModule, inputs: list[np.ndarray], target: tvm.target.Target) -> np.ndarray:
+    machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
+    return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_same_results(name: str, threads: int) -> None:
+    spec = catalog.resolve(TARGETS[-1])
+    target = tvm.target.Target({"kind": "llvm", "mcpu": spec.mcpu, "mattr": list(spec.mattr)})
+    module = _legalized(name)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-4, 5, shape).astype(np.float32) for shape in CASES[name][0]]
+    want = _run(module, inputs, target)
+    scheduled = tvm.IRModule(dict(module.functions_items()))
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            scheduled[var] = generic.schedule(func, spec, threads)
+    np.testing.assert_allclose(_run(scheduled, inputs, target), want, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_without_blocks_come_back() -> None:
+    func = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
+    assert generic.schedule(func, catalog.resolve(TARGETS[-1])).same_as(func)
