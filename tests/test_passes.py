@@ -1,0 +1,249 @@
+"""The passes, one by one: what they find, what they leave alone, and that values stay the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.graph import Graph, Node
+from bnncc.passes import thresholds as th
+from bnncc.passes.binarize import binarize
+from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.physical import KERNEL
+from bnncc.passes.rows import flatten_rows, product
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
+from bnncc.passes.values import TwoValued, binary_weight, value_sets
+from bnncc.passes.fuse import fuse
+
+ONE = "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() zero = Constant<value_float=0.0>()"
+
+
+def graph_of(body: str, *, shape: str = "1,4,5,5", out: str = "1,4,5,5", weights: dict | None = None) -> Graph:
+    text = f"""<ir_version: 9, opset_import: ["" : 18]>
+    net (float[{shape}] x) => (float[{out}] y) {{ {body} }}"""
+    model = onnx.parser.parse_model(text)
+    for name, value in (weights or {}).items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    graph = load(model)
+    simplify(graph)
+    return graph
+
+
+SPELLINGS = [
+    ("y = Sign(x)", "mid", -1, 1),
+    (f"{ONE} c = GreaterOrEqual(x, zero) y = Where(c, one, minus)", "ge", -1, 1),
+    (f"{ONE} c = Greater(x, zero) y = Where(c, one, minus)", "gt", -1, 1),
+    (f"{ONE} c = Less(x, zero) y = Where(c, minus, one)", "ge", -1, 1),
+    (f"{ONE} c = LessOrEqual(x, zero) y = Where(c, minus, one)", "gt", -1, 1),
+    (f"{ONE} c = Less(x, zero) d = Not(c) y = Where(d, one, minus)", "ge", -1, 1),
+    (f"{ONE} c = GreaterOrEqual(zero, x) y = Where(c, minus, one)", "gt", -1, 1),
+    (f"{ONE} c = Greater(x, zero) y = Cast<to=1>(c)", "gt", 0, 1),
+    (f"{ONE} two = Constant<value_float=2.0>() c = Greater(x, zero) f = Cast<to=1>(c) m = Mul(f, two) y = Sub(m, one)", "gt", -1, 1),
+    ("t = Constant<value_float=0.1>() s = Sign(x) a = Add(s, t) y = Sign(a)", "ge", -1, 1),
+    (f"{ONE} s = Sign(x) e = Equal(s, zero) y = Where(e, one, s)", "ge", -1, 1),
+    ("r = Relu(x) y = Sign(r)", "gt", 0, 1),
+    (f"{ONE} h = Clip(x, minus, one) y = Sign(h)", "mid", -1, 1),
+    ("h = Tanh(x) y = Sign(h)", "mid", -1, 1),
+    (f"{ONE} s = Sign(x) y = Mul(s, minus)", "mid", 1, -1),
+    (f"{ONE} c = Clip(x, zero, one) y = Round(c)", "gt", 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "zero", "lo", "hi"), SPELLINGS)
+def test_sign_spellings_become_one_node_with_the_same_values(body: str, zero: str, lo: float, hi: float) -> None:
+    graph = graph_of(body)
+    x = np.array([-2, -1, -0.5, -1e-30, 0, -0.0, 1e-30, 0.5, 1, 3] * 10, np.float32).reshape(1, 4, 5, 5)
+    before = evaluate(graph, {"x": x})["y"]
+    recognise_signs(graph)
+    signs = [n for n in graph.nodes if n.op == "bnncc.Sign"]
+    assert [(s.attrs["zero"], s.attrs["lo"], s.attrs["hi"]) for s in signs] == [(zero, lo, hi)]
+    value = evaluate({**_signs_as_onnx(graph)}["graph"], {"x": x})["y"]
+    np.testing.assert_array_equal(value, before)
+
+
+def _signs_as_onnx(graph: Graph) -> dict[str, Graph]:
+    """Write `bnncc.Sign` out in ONNX operators, for the evaluator."""
+    nodes = []
+    for node in graph.nodes:
+        if node.op != "bnncc.Sign":
+            nodes.append(node)
+            continue
+        a = node.attrs
+        lo, hi, zero = (graph.constant(np.float32(v)) for v in (a["lo"], a["hi"], 0.0))
+        mid = graph.constant(np.float32({"ge": a["hi"], "gt": a["lo"], "mid": (a["lo"] + a["hi"]) / 2}[a["zero"]]))
+        above, at, part = (graph.fresh("t") for _ in range(3))
+        for name in (above, at, part):
+            graph.types[name] = graph.types[node.outputs[0]]
+        nodes += [
+            Node("Greater", [node.inputs[0], zero], [above]),
+            Node("Equal", [node.inputs[0], zero], [at]),
+            Node("Where", [at, mid, lo], [part]),
+            Node("Where", [above, hi, part], list(node.outputs)),
+        ]
+    graph.nodes = nodes
+    return {"graph": graph}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Relu(x)",
+        f"{ONE} c = Clip(x, minus, one) y = Round(c)",  # three values with two steps
+        "w = Constant<value_float=0.5>() c = Greater(x, w) f = Cast<to=1>(c) y = Mul(f, x)",
+    ],
+)
+def test_real_and_many_valued_tensors_are_no_signs(body: str) -> None:
+    graph = graph_of(body)
+    recognise_signs(graph)
+    assert not any(n.op == "bnncc.Sign" and n.outputs == ["y"] for n in graph.nodes)
+
+
+@pytest.mark.parametrize(("choice", "zero"), [("+1", "ge"), ("-1", "gt"), ("exact", "mid")])
+def test_sign_zero_option(choice: str, zero: str) -> None:
+    graph = graph_of("y = Sign(x)")
+    recognise_signs(graph, sign_zero=choice)
+    assert [n.attrs["zero"] for n in graph.nodes] == [zero]
+
+
+def test_sign_zero_of_a_falling_sign_names_the_sign_not_the_bit() -> None:
+    graph = graph_of(f"{ONE} s = Sign(x) y = Mul(s, minus)")
+    recognise_signs(graph, sign_zero="+1")
+    # y = -sign(x) has lo = 1 below zero; "+1" makes y = +1 at zero, the value below
+    assert graph.nodes[-1].attrs["zero"] == "gt"
+
+
+def test_binary_weight_takes_any_scale_and_ste_noise_but_not_half_a_percent() -> None:
+    rng = np.random.default_rng(0)
+    signs = np.where(rng.integers(0, 2, (5, 7)) == 1, 1.0, -1.0).astype(np.float32)
+    scale = np.array([1, -0.3, 0, 1e-3, 7], np.float32)[:, None]
+    found = binary_weight(signs * scale)
+    assert found is not None
+    bits, magnitude = found
+    np.testing.assert_array_equal(magnitude, np.abs(scale[:, 0]).astype(np.float64))
+    rebuilt = np.where(bits, 1, -1) * magnitude[:, None]
+    np.testing.assert_array_equal(rebuilt, signs * scale)
+    noisy = signs * (1 + rng.uniform(-4e-6, 4e-6, signs.shape)).astype(np.float32)
+    assert binary_weight(noisy) is not None
+    assert binary_weight(signs * (1 + rng.uniform(0, 5e-3, signs.shape)).astype(np.float32)) is None
+    ternary = signs.copy()
+    ternary[2, 3] = 0
+    assert binary_weight(ternary) is None
+
+
+def test_value_sets_follow_pools_pads_and_channel_moves_but_not_sums() -> None:
+    graph = graph_of(
+        """s = Sign(x) p = Constant<value_ints=[0,0,1,1,0,0,1,1]>() q = Pad(s, p)
+        m = MaxPool<kernel_shape=[2,2]>(s) c = Concat<axis=1>(m, m) a = Add(s, x)
+        r = ReduceMean<keepdims=0>(a) t = ReduceMean<keepdims=0>(c) u = ReduceMean<keepdims=0>(q)
+        v = Add(r, t) y = Add(v, u)""",
+        out="",
+    )
+    recognise_signs(graph, sign_zero="+1")
+    values = value_sets(graph)
+    assert values["s"] == TwoValued(-1, 1)
+    assert values["m"] == values["c"] == TwoValued(-1, 1)
+    assert values["q"] == TwoValued(-1, 1, zero=True)
+    assert "a" not in values
+
+
+@pytest.mark.parametrize("taps", [1, 2, 9, 27, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_thresholds_reproduce_the_float_expression_on_every_dot_product(taps: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    channels = 6
+    gamma = np.array([1.5, -0.7, 0, 0, 1e-3, -2], np.float32)
+    beta = np.array([0.1, 0.2, -1, 1, 0, 0], np.float32)
+    mean = rng.integers(-taps, taps + 1, channels).astype(np.float32)
+    weights = {"g": gamma, "b": beta, "m": mean, "v": rng.uniform(0.5, 2, channels).astype(np.float32)}
+    graph = graph_of("y = BatchNormalization(x, g, b, m, v)", shape="1,6,1,1", out="1,6,1,1", weights=weights)
+    scale, bias = rng.uniform(0.1, 2, channels), rng.normal(0, 1, channels)
+    dots = th.attainable_dots(taps, any_parity=False)
+    planes = th.tabulate(graph, graph.nodes, scale, bias, dots, 4)
+    direct = evaluate(graph, {"x": (dots[:, None] * scale + bias).astype(np.float32)[:, :, None, None]})["y"]
+    for plane, wanted in ((planes.ge, direct >= 0), (planes.gt, direct > 0)):
+        wanted = wanted.reshape(len(dots), channels)
+        np.testing.assert_array_equal(plane, wanted)
+        way = th.direction(plane)
+        assert way.single
+        flip = way.down
+        thr = th.thresholds(planes, plane, flip, (-2, taps)).astype(np.int64)
+        signed = np.where(flip, -dots[:, None], dots[:, None])
+        acc = (taps - signed) // 2
+        np.testing.assert_array_equal(acc <= thr, wanted)
+
+
+def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return np.where(rng.integers(0, 2, shape) == 1, 1.0, -1.0).astype(np.float32)
+
+
+def test_pool_between_binary_layer_and_sign_moves_behind_the_sign_with_falling_channels_flipped() -> None:
+    rng = np.random.default_rng(1)
+    weights = {
+        "w": _weights(rng, 4, 4, 3, 3), "w2": _weights(rng, 4, 4, 1, 1),
+        "g": np.array([1, -1, 0.5, -2], np.float32), "b": np.array([0.1, 0.2, 0.3, 0.4], np.float32),
+        "m": np.zeros(4, np.float32), "v": np.ones(4, np.float32),
+    }  # fmt: skip
+    graph = graph_of(
+        f"""{ONE} c = GreaterOrEqual(x, zero) s = Where(c, one, minus) k = Conv(s, w)
+        p = MaxPool<kernel_shape=[2,2]>(k) n = BatchNormalization(p, g, b, m, v)
+        d = GreaterOrEqual(n, zero) t = Where(d, one, minus) y = Conv(t, w2)""",
+        out="1,4,2,2",
+        weights=weights,
+    )
+    recognise_signs(graph)
+    commute_pads(graph)
+    layers = binarize(graph)
+    commute_pools(graph)
+    assert [layer.kind for layer in layers] == ["binary", "binary"]
+    order = [n.op for n in graph.nodes]
+    assert order.index("bnncc.BitPool") > order.index("BatchNormalization")
+    pool = next(n for n in graph.nodes if n.op == "bnncc.BitPool")
+    np.testing.assert_array_equal(pool.attrs["flip"], weights["g"] < 0)
+
+
+def test_pad_in_front_of_a_sign_is_merged_into_the_binary_layer() -> None:
+    weights = {"w": _weights(np.random.default_rng(0), 4, 4, 3, 3)}
+    graph = graph_of(
+        "p = Constant<value_ints=[0,0,1,1,0,0,1,1]>() v = Constant<value_float=-0.5>() q = Pad(x, p, v) s = Sign(q) y = Conv(s, w)",
+        weights=weights,
+    )  # fmt: skip
+    recognise_signs(graph, sign_zero="+1")
+    commute_pads(graph)
+    binarize(graph)
+    layer = next(n for n in graph.nodes if n.op == "bnncc.BinaryConv")
+    assert layer.attrs["pads"] == (1, 1, 1, 1) and layer.attrs["pad_value"] == -1
+    assert not any(n.op == "Pad" for n in graph.nodes)
+
+
+def test_nothing_but_bits_is_stored_between_two_binary_layers() -> None:
+    rng = np.random.default_rng(2)
+    weights = {
+        "w": _weights(rng, 8, 4, 3, 3), "w2": _weights(rng, 4, 8, 3, 3), "g": rng.normal(0, 1, 8).astype(np.float32),
+        "b": rng.normal(0, 1, 8).astype(np.float32), "m": np.zeros(8, np.float32), "v": np.ones(8, np.float32),
+    }  # fmt: skip
+    graph = graph_of(
+        """s = Sign(x) k = Conv<pads=[1,1,1,1]>(s, w) n = BatchNormalization(k, g, b, m, v)
+        t = Sign(n) y = Conv<pads=[1,1,1,1]>(t, w2)""",
+        weights=weights,
+    )
+    recognise_signs(graph)
+    binarize(graph)
+    physical = fuse(graph)
+    kernels = [n for n in physical.nodes if n.op == KERNEL]
+    assert len(kernels) == 3  # pack, conv to bits, conv to the output
+    middle = kernels[1]
+    assert [physical.types[o].dtype for o in middle.outputs] == ["uint32"] * len(middle.outputs)
+
+
+def test_rows() -> None:
+    assert product((2, 3)) == 6
+    assert product(("N", 3)) == "3*N"
+    weights = {"w": _weights(np.random.default_rng(0), 6, 5)}
+    graph = graph_of("s = Sign(x) y = MatMul(s, w)", shape="N,7,6", out="N,7,5", weights=weights)
+    recognise_signs(graph)
+    flatten_rows(graph)
+    assert [layer.kind for layer in binarize(graph)] == ["binary"]
