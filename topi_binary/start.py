@@ -42,7 +42,8 @@ class Tables:
         self.weights = self.borders = None
         if kernel.spec.mode == "and":
             self.weights = self._count(f"weights_{name}", ())
-        if not kernel.pads_zeros and any(kernel.spec.pads) and kernel.spec.rank == 4:
+        outside = [side for axis in (0, 1) for side in kernel.leaves(axis, kernel.whole)]
+        if not kernel.pads_zeros and any(outside):
             taps = self._count(f"taps_{name}", (0, 1), pad=True)
             self.borders = self._sum(f"borders_{name}", taps)
 

@@ -1,0 +1,102 @@
+"""Binary convolution and dense layers against the NumPy oracle, on every target that runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from bnncc.targets import catalog
+from bnncc.topi_binary import layout, reference
+from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
+from tests.binary_cases import batches, build, check, make_inputs, run
+
+TARGETS = [t.name for t in catalog.CATALOG.values() if not catalog.missing_features(t)]
+EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 5
+THRESHOLD = (Step("threshold"),)
+
+generated = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def seed(spec: BinaryConv2d) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(to_json(spec).encode()))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@generated
+@given(specs=batches())
+def test_generated_cases_equal_the_oracle(target: str, specs: list[BinaryConv2d]) -> None:
+    library = build(specs, target)
+    cases = [make_inputs(spec, seed(spec)) for spec in specs]
+    for number, (spec, inputs) in enumerate(zip(specs, cases, strict=True)):
+        check(library, number, spec, inputs)
+    assert sum(spec.taps > 1000 for spec in specs) >= len(specs) / 4
+    assert sum(spec.channels % layout.WORD_BITS > 0 for spec in specs) >= len(specs) / 4
+    exact = [any(step.op == "threshold" for step in spec.steps) for spec in specs]
+    assert sum(exact) >= len(specs) / 10
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_word_and_lane_edges(target: str) -> None:
+    channels = (1, 31, 32, 33, 63, 64, 65)
+    outs = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)
+    steps = (*THRESHOLD, Step("store"))
+    specs = [BinaryConv2d(1, 2, 3, c, 33, (1, 1), steps=steps) for c in channels]
+    specs += [BinaryConv2d(1, 2, 3, 33, out, (1, 1), steps=steps) for out in outs]
+    library = build(specs, target)
+    for number, spec in enumerate(specs):
+        check(library, number, spec, make_inputs(spec, seed(spec)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("equal", [True, False])
+def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
+    base = BinaryConv2d(1, 5, 5, 4096, 17, (5, 5), steps=(Step("store"),))
+    variants = [
+        base,
+        dataclasses.replace(base, ternary=True),
+        dataclasses.replace(base, mode="and"),
+        dataclasses.replace(base, pads=(2, 2, 2, 2), pad_value=1),
+    ]
+    library = build(variants, target)
+    ones = np.ones((1, 5, 5, 4096), bool)
+    weight = np.full((17, 5, 5, 4096), equal)
+    for number, spec in enumerate(variants):
+        planes = [layout.pack_bits(ones), *([layout.pack_bits(~ones)] if spec.ternary else [])]
+        (got,) = run(library, number, spec, [*planes, layout.pack_conv_weight(weight)])
+        scale, offset = spec.dot_from_acc()
+        dot = scale * got.astype(np.int64) + offset
+        assert (dot == (spec.taps if equal else -spec.taps)).all()
+
+
+@pytest.mark.parametrize("pad_value", [0, 1, -1])
+def test_threads_share_the_rows(pad_value: int) -> None:
+    spec = BinaryConv2d(
+        1, 40, 40, 256, 257, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
+    )
+    inputs = make_inputs(spec, seed(spec))
+    check(build([spec], "native", threads=2), 0, spec, inputs)
+
+
+def test_oracle_of_a_hand_computed_convolution() -> None:
+    spec = BinaryConv2d(
+        1, 1, 2, 2, 1, (1, 2), pads=(0, 1, 0, 0), steps=(Step("affine"), Step("store"))
+    )
+    data = layout.pack_bits(np.array([[[[True, True], [True, False]]]]))
+    weight = layout.pack_conv_weight(np.array([[[[True, True], [False, True]]]]))
+    scale, offset = spec.dot_from_acc()
+    affine = [layout.pad_lanes(np.array([v], np.float32)) for v in (scale, offset)]
+    (dot,) = reference.binary_conv2d(spec, [data, weight, *affine])
+    # Left: the pad counts 0, then 1*-1 + 1*1. Right: 1*1 + 1*1, then 1*-1 + -1*1.
+    assert dot.ravel().tolist() == [0, 0]
