@@ -40,7 +40,7 @@ def binarize(graph: Graph) -> list[Layer]:
     producers = graph.producers()
     layers = []
     for position, node in enumerate(graph.nodes):
-        if node.op not in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
+        if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
         made = _try_binary(node, graph, values, producers)
         if isinstance(made, Node):
@@ -75,8 +75,6 @@ def _try_binary(
     node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
 ) -> Node | tuple[str, str]:
     """Return the binary node, or why there is none and what would change that."""
-    if node.op == "ConvTranspose":
-        return "transposed convolutions are not binarised", "use upsampling and a convolution"
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return (

@@ -98,7 +98,7 @@ class _Fuser:
             return "binary"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
             return "absent"
-        if node.op in ROUTES and node.inputs[0] in self.values and node.outputs[0] in self.values:
+        if node.op in ROUTES and node.outputs[0] in self.values:
             return "route"
         if node.op == "bnncc.Sign":
             return "glue" if self._image_ok(node.inputs[0]) else "generic"

@@ -12,12 +12,12 @@ import numpy as np
 
 from bnncc.graph import Node
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.values import TwoValued, as_channel_map, channel_index, pad_of
+from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index, pad_of
 from bnncc.topi_binary.layout import pack_bits, words
 from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits
 
 _MOVES = {"Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
-ROUTES = _MOVES | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
+ROUTES = _MOVES | REMAPS | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
 """Operators `Router` knows."""
 
 
@@ -53,6 +53,11 @@ class Router:
         planes = self.physical.planes
         if node.op in _MOVES:
             return self._move(node)
+        if node.op in REMAPS:
+            data = next(i for i in node.inputs if i and i not in self.physical.source.constants)
+            if data in planes:
+                planes[node.outputs[0]] = replace(planes[data], value=values[node.outputs[0]])
+            return data in planes
         if any(i not in planes for i in (node.inputs if node.op == "Concat" else node.inputs[:1])):
             return False
         if node.op == "Pad":
@@ -118,7 +123,8 @@ class Router:
 
     def _pad(self, node: Node) -> bool:
         pad = pad_of(node, self.physical.source)
-        assert pad is not None
+        if pad is None:
+            return False
         pads, value = pad
         have = self.physical.planes[node.inputs[0]]
         n, channels, height, width, _ = self.physical.image(node.inputs[0])
@@ -146,6 +152,9 @@ class Router:
         return self.physical.pick(self.physical.planes[name].sign, name, (-1,) * channels)
 
     def _concat(self, node: Node, value: TwoValued) -> bool:
+        rank = len(self.physical.shape(node.outputs[0]))
+        if rank not in (2, 4) or int(node.attrs["axis"]) % rank != 1:
+            return False
         parts = [self.physical.planes[i] for i in node.inputs]
         sign = self.physical.concat([p.sign for p in parts], node.inputs, node.outputs[0])
         zero = None

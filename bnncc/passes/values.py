@@ -190,34 +190,64 @@ def _sign(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | 
 
 
 def _same(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
-    if len([o for o in node.outputs if o]) > 1 and node.op == "MaxPool":
+    if node.op == "MaxPool" and (
+        len([o for o in node.outputs if o]) > 1 or len(graph.types[node.inputs[0]].shape) != 4
+    ):
         return None
-    value = table.get(node.inputs[0])
-    if value is not None and node.op == "MaxPool":
-        if len(graph.types[node.inputs[0]].shape) != 4 or (value.zero and value.lo > value.hi):
-            return None
-    return value
+    return table.get(node.inputs[0])
 
 
 def _pad(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
-    value, pad = table.get(node.inputs[0]), pad_of(node, graph)
-    if value is None or pad is None:
-        return None
-    if not any(pad[0]) or pad[1] in (value.lo, value.hi):
+    value = table.get(node.inputs[0])
+    if value is None or str(node.attrs.get("mode", "constant")) != "constant":
         return value
-    return TwoValued(value.lo, value.hi, True) if pad[1] == 0.0 and value.bipolar else None
+    given = [*node.inputs[1:], "", ""][:2]
+    if any(i and i not in graph.constants for i in given):
+        return None
+    pads = graph.constants[given[0]]
+    fill = float(graph.constants[given[1]].reshape(-1)[0]) if given[1] else 0.0
+    if (pads <= 0).all() or fill in (value.lo, value.hi):
+        return value
+    return TwoValued(value.lo, value.hi, True) if fill == 0.0 and value.bipolar else None
 
 
 def _concat(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
-    values = [table.get(i) for i in node.inputs]
-    rank = len(graph.types[node.outputs[0]].shape)
-    if any(v is None for v in values) or int(node.attrs["axis"]) % rank != 1 or rank not in (2, 4):
+    known = [table[i] for i in node.inputs if i in table]
+    others = [i for i in node.inputs if i not in table]
+    if len({(v.lo, v.hi) for v in known}) != 1 or any(i not in graph.constants for i in others):
         return None
-    known = [v for v in values if v is not None]
-    if len({(v.lo, v.hi) for v in known}) != 1:
-        return None
-    return TwoValued(known[0].lo, known[0].hi, any(v.zero for v in known))
+    lo, hi, zero = known[0].lo, known[0].hi, any(v.zero for v in known)
+    for name in others:  # padding by concatenation with constants
+        held = set(np.unique(graph.constants[name]).tolist()) - {lo, hi}
+        if held - {0.0} or (held and lo != -hi):
+            return None
+        zero = zero or bool(held)
+    return TwoValued(lo, hi, zero)
 
+
+def _remap(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
+    """Apply an elementwise operator with scalar constants to the values themselves."""
+    data = [i for i in node.inputs if i and i not in graph.constants]
+    value = table.get(data[0]) if len(data) == 1 else None
+    if value is None or graph.types[node.outputs[0]] != graph.types[data[0]]:
+        return None
+    if any(graph.constants[i].size != 1 for i in node.inputs if i and i != data[0]):
+        return None
+    values = np.array([value.lo, (value.lo + value.hi) / 2, value.hi], np.float32)
+    args = [
+        None if not i else values if i == data[0] else graph.constants[i].reshape(())
+        for i in node.inputs
+    ]
+    low, middle, high = (float(v) for v in evaluate_node(node, args)[0])
+    if low == high or not np.isfinite(low) or not np.isfinite(high):
+        return None
+    if value.zero and (middle != 0.0 or low != -high):
+        return None
+    return TwoValued(low, high, value.zero)
+
+
+REMAPS = {"Neg", "Mul", "Add", "Sub", "Div", "Clip", "Relu"}
+"""Elementwise operators that change what bits mean, not the bits."""
 
 _TRANSFER = {
     "bnncc.Sign": _sign,
@@ -226,7 +256,11 @@ _TRANSFER = {
     "Pad": _pad,
     "Concat": _concat,
     **dict.fromkeys(
-        ("Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity"),
+        (
+            "Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten",
+            "Identity", "SpaceToDepth", "DepthToSpace", "Expand", "Tile",
+        ),
         _same,
     ),
+    **dict.fromkeys(REMAPS, _remap),
 }
