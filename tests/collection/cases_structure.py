@@ -144,6 +144,17 @@ def _(n: Net) -> None:
     n.output(n.bconv(s, 9))
 
 
+@case("slice_to_the_end", "4 torch x[:, -8:]: the end is the largest int64", 3, 0)
+def _(n: Net) -> None:
+    s = n.op("Sign", image(n, 20))
+    last, first = n.slice(s, [-8], [2**63 - 1], [1]), n.slice(s, [-(2**62)], [-8], [1])
+    n.channels[last], n.channels[first] = 8, 12
+    x = n.bn(n.concat(first, n.op("Add", n.bconv(last, 8), last)))
+    tail = n.slice(x, [-7], [2**31 - 1], [1])
+    n.channels[tail] = 7
+    n.output(n.bconv(n.op("Sign", x), 9), n.bconv(n.op("Sign", tail), 9))
+
+
 @case("gather_channels", "0.1 Gather of channels", 1, 0)
 def _(n: Net) -> None:
     s = n.op("Gather", n.op("Sign", image(n)), n.ints([3, 3, 0, 12, 7]), axis=1)
