@@ -80,7 +80,11 @@ class Builder:
         """Pad the image by `value`."""
         name, channels, side = x
         pads = self.const(np.array([0, 0, before, before, 0, 0, after, after], np.int64))
-        return self.op("Pad", name, pads, self.const(np.float32(value))), channels, side + before + after
+        return (
+            self.op("Pad", name, pads, self.const(np.float32(value))),
+            channels,
+            side + before + after,
+        )
 
     def binary_conv(self, x, out, kernel, stride=1, pad_value=0.0, pads=None):
         """Add sign, padding and a convolution with binary weights."""

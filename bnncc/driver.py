@@ -1,6 +1,6 @@
 """The compiler from end to end: one model in, one artifact out.
 
-    load -> simplify -> recognise signs -> binarize -> commute -> fuse -> Relax -> legalize -> schedule -> build
+load -> simplify -> recognise signs -> binarize -> commute -> fuse -> Relax -> legalize -> schedule -> build
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import onnx
 
     from bnncc.pipeline import KernelCall
-
 
 
 def compile(
@@ -111,14 +110,20 @@ def compile_model(
     Artifact
     """
     options = options or CompileOptions()
-    target = options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
+    target = (
+        options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
+    )
     dump = Dumper(options.dump_ir)
 
     graph = load(model, input_shapes=options.input_shapes)
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
-    inputs = [manifest.TensorInfo(i, graph.types[i].shape, graph.types[i].dtype) for i in graph.inputs]
-    outputs = [manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs]
+    inputs = [
+        manifest.TensorInfo(i, graph.types[i].shape, graph.types[i].dtype) for i in graph.inputs
+    ]
+    outputs = [
+        manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs
+    ]
     check = _selfcheck(graph, options.seed)
 
     simplify(graph)
@@ -182,7 +187,9 @@ def _plan(
         made_by.update(dict.fromkeys(covers, call.name))
         args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
         total = sum(macs.get(c, 0) for c in covers)
-        kernels.append(report.Kernel(call.name, covers, total, args, call.name.rstrip("0123456789_")))
+        kernels.append(
+            report.Kernel(call.name, covers, total, args, call.name.rstrip("0123456789_"))
+        )
     binary = {
         n.inputs[1 + n.attrs["spec"].ternary]
         for n in physical.nodes
@@ -205,5 +212,3 @@ def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:
     if not layers or len(floats) < len(layers):
         return ()
     return ("no layer is binary: the network was compiled in float (`bnncc explain` says why)",)
-
-

@@ -57,7 +57,9 @@ def text(graph: Graph) -> str:
     for node in graph.nodes:
         outs = ", ".join(_tensor(graph, o) for o in node.outputs if o)
         ins = ", ".join(f"{i}*" if i in graph.constants else i for i in node.inputs)
-        attrs = {k: (f"array{v.shape}" if hasattr(v, "shape") else v) for k, v in node.attrs.items()}
+        attrs = {
+            k: (f"array{v.shape}" if hasattr(v, "shape") else v) for k, v in node.attrs.items()
+        }
         lines.append(f"{outs} = {node.op}({ins})  {attrs or ''}  # {node.name}")
     lines.append(f"outputs: {', '.join(graph.outputs)}")
     return "\n".join(lines)

@@ -30,10 +30,13 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
         kind = graph.types.get(item.name)
         if item.name not in graph.inputs or kind is None:
             raise UsageError(
-                f"--input-uint8: `{item.name}` is not an input", hint=f"inputs: {', '.join(graph.inputs)}"
+                f"--input-uint8: `{item.name}` is not an input",
+                hint=f"inputs: {', '.join(graph.inputs)}",
             )
         if kind.dtype != "float32" or len(kind.shape) != 4:
-            raise UsageError(f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, not a float32 image")
+            raise UsageError(
+                f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, not a float32 image"
+            )
         channels = kind.shape[1]
         for what, values in (("mean", item.mean), ("scale", item.scale)):
             if len(values) not in (1, channels):
@@ -50,7 +53,14 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
         prefix: list[Node] = []
         tip = item.name
         if item.layout == "nhwc":
-            tip = _append(graph, prefix, "Transpose", [tip], TensorType((n, c, h, w), "uint8"), {"perm": [0, 3, 1, 2]})
+            tip = _append(
+                graph,
+                prefix,
+                "Transpose",
+                [tip],
+                TensorType((n, c, h, w), "uint8"),
+                {"perm": [0, 3, 1, 2]},
+            )
         tip = _append(graph, prefix, "Cast", [tip], kind, {"to": 1})
         mean = graph.constant(np.asarray(item.mean, np.float32).reshape(1, -1, 1, 1), "mean")
         tip = _append(graph, prefix, "Sub", [tip, mean], kind, {})
@@ -61,7 +71,12 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
 
 
 def _append(
-    graph: Graph, nodes: list[Node], op: str, inputs: list[str], kind: TensorType, attrs: dict[str, object]
+    graph: Graph,
+    nodes: list[Node],
+    op: str,
+    inputs: list[str],
+    kind: TensorType,
+    attrs: dict[str, object],
 ) -> str:
     out = graph.fresh(f"{inputs[0]}.{op.lower()}")
     graph.types[out] = kind

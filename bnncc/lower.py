@@ -54,7 +54,10 @@ class _Lowering:
         self.converters: Mapping[str, Any] = onnx_frontend._get_convert_map()
 
     def run(self) -> tvm.IRModule:
-        params = [relax.Var(_identifier(i, k), self._type(self.graph.types[i])) for k, i in enumerate(self.graph.inputs)]
+        params = [
+            relax.Var(_identifier(i, k), self._type(self.graph.types[i]))
+            for k, i in enumerate(self.graph.inputs)
+        ]
         self.values.update(zip(self.graph.inputs, params, strict=True))
         with self.bb.function("main", params, attrs={"num_input": len(params)}):
             with self.bb.dataflow():
@@ -73,7 +76,11 @@ class _Lowering:
         """Return a symbol, or a product of symbols and numbers (``N*7``, rows of a batch of matrices)."""
         result: Any = None
         for factor in text.split("*"):
-            part = int(factor) if factor.isdigit() else self.symbols.setdefault(factor, tirx.Var(factor, "int64"))
+            part = (
+                int(factor)
+                if factor.isdigit()
+                else self.symbols.setdefault(factor, tirx.Var(factor, "int64"))
+            )
             result = part if result is None else result * part
         return result
 

@@ -22,7 +22,9 @@ from bnncc.passes.fuse import fuse
 ONE = "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() zero = Constant<value_float=0.0>()"
 
 
-def graph_of(body: str, *, shape: str = "1,4,5,5", out: str = "1,4,5,5", weights: dict | None = None) -> Graph:
+def graph_of(
+    body: str, *, shape: str = "1,4,5,5", out: str = "1,4,5,5", weights: dict | None = None
+) -> Graph:
     text = f"""<ir_version: 9, opset_import: ["" : 18]>
     net (float[{shape}] x) => (float[{out}] y) {{ {body} }}"""
     model = onnx.parser.parse_model(text)
@@ -54,9 +56,13 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("body", "zero", "lo", "hi"), SPELLINGS)
-def test_sign_spellings_become_one_node_with_the_same_values(body: str, zero: str, lo: float, hi: float) -> None:
+def test_sign_spellings_become_one_node_with_the_same_values(
+    body: str, zero: str, lo: float, hi: float
+) -> None:
     graph = graph_of(body)
-    x = np.array([-2, -1, -0.5, -1e-30, 0, -0.0, 1e-30, 0.5, 1, 3] * 10, np.float32).reshape(1, 4, 5, 5)
+    x = np.array([-2, -1, -0.5, -1e-30, 0, -0.0, 1e-30, 0.5, 1, 3] * 10, np.float32).reshape(
+        1, 4, 5, 5
+    )
     before = evaluate(graph, {"x": x})["y"]
     recognise_signs(graph)
     signs = [n for n in graph.nodes if n.op == "bnncc.Sign"]
@@ -74,7 +80,9 @@ def _signs_as_onnx(graph: Graph) -> dict[str, Graph]:
             continue
         a = node.attrs
         lo, hi, zero = (graph.constant(np.float32(v)) for v in (a["lo"], a["hi"], 0.0))
-        mid = graph.constant(np.float32({"ge": a["hi"], "gt": a["lo"], "mid": (a["lo"] + a["hi"]) / 2}[a["zero"]]))
+        mid = graph.constant(
+            np.float32({"ge": a["hi"], "gt": a["lo"], "mid": (a["lo"] + a["hi"]) / 2}[a["zero"]])
+        )
         above, at, part = (graph.fresh("t") for _ in range(3))
         for name in (above, at, part):
             graph.types[name] = graph.types[node.outputs[0]]
@@ -152,18 +160,29 @@ def test_value_sets_follow_pools_pads_and_channel_moves_but_not_sums() -> None:
 
 @pytest.mark.parametrize("taps", [1, 2, 9, 27, 64])
 @pytest.mark.parametrize("seed", range(5))
-def test_thresholds_reproduce_the_float_expression_on_every_dot_product(taps: int, seed: int) -> None:
+def test_thresholds_reproduce_the_float_expression_on_every_dot_product(
+    taps: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     channels = 6
     gamma = np.array([1.5, -0.7, 0, 0, 1e-3, -2], np.float32)
     beta = np.array([0.1, 0.2, -1, 1, 0, 0], np.float32)
     mean = rng.integers(-taps, taps + 1, channels).astype(np.float32)
-    weights = {"g": gamma, "b": beta, "m": mean, "v": rng.uniform(0.5, 2, channels).astype(np.float32)}
-    graph = graph_of("y = BatchNormalization(x, g, b, m, v)", shape="1,6,1,1", out="1,6,1,1", weights=weights)
+    weights = {
+        "g": gamma,
+        "b": beta,
+        "m": mean,
+        "v": rng.uniform(0.5, 2, channels).astype(np.float32),
+    }
+    graph = graph_of(
+        "y = BatchNormalization(x, g, b, m, v)", shape="1,6,1,1", out="1,6,1,1", weights=weights
+    )
     scale, bias = rng.uniform(0.1, 2, channels), rng.normal(0, 1, channels)
     dots = th.attainable_dots(taps, any_parity=False)
     planes = th.tabulate(graph, graph.nodes, scale, bias, dots, 4)
-    direct = evaluate(graph, {"x": (dots[:, None] * scale + bias).astype(np.float32)[:, :, None, None]})["y"]
+    direct = evaluate(
+        graph, {"x": (dots[:, None] * scale + bias).astype(np.float32)[:, :, None, None]}
+    )["y"]
     for plane, wanted in ((planes.ge, direct >= 0), (planes.gt, direct > 0)):
         wanted = wanted.reshape(len(dots), channels)
         np.testing.assert_array_equal(plane, wanted)
@@ -180,7 +199,9 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return np.where(rng.integers(0, 2, shape) == 1, 1.0, -1.0).astype(np.float32)
 
 
-def test_pool_between_binary_layer_and_sign_moves_behind_the_sign_with_falling_channels_flipped() -> None:
+def test_pool_between_binary_layer_and_sign_moves_behind_the_sign_with_falling_channels_flipped() -> (
+    None
+):
     rng = np.random.default_rng(1)
     weights = {
         "w": _weights(rng, 4, 4, 3, 3), "w2": _weights(rng, 4, 4, 1, 1),

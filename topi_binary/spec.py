@@ -242,7 +242,9 @@ class SliceBits:
     """Pick channels ``index`` (any order, repeats allowed) of a plane: slice, split, shuffle, and the
     word-aligned groups a grouped convolution reads.
 
-    `index` holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32).
+    `index` holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32). If
+    `bits_table.needs_table` (an irregular selection of many bits), the kernel takes
+    `bits_table.slice_table` as its second input.
     """
 
     n: Dim
@@ -291,4 +293,6 @@ def from_json(text: str) -> Spec:
     cls = _KINDS[raw.pop("spec")]
     if "steps" in raw:
         raw["steps"] = tuple(Step(**s) for s in raw["steps"])
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})  # type: ignore[no-any-return]
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    spec: Spec = cls(**fields)
+    return spec

@@ -92,7 +92,10 @@ def _try_binary(
     signs = binary_weight(filters)
     data = _data(node, graph, values, producers)
     if signs is None and isinstance(data, tuple):
-        return "neither data nor weights are two-valued", "binarise both with a sign, if it should be"
+        return (
+            "neither data nor weights are two-valued",
+            "binarise both with a sign, if it should be",
+        )
     if signs is None:
         return _weight_reason(filters)
     if isinstance(data, tuple):
@@ -190,7 +193,11 @@ def _row_data(
             "put a sign in front of it (last layers usually stay float)",
         )
     source = name
-    while (move := producers.get(source)) is not None and move.op in ("Flatten", "Reshape", "Squeeze"):
+    while (move := producers.get(source)) is not None and move.op in (
+        "Flatten",
+        "Reshape",
+        "Squeeze",
+    ):
         source = move.inputs[0]
         shape = graph.types[source].shape
         flat = graph.types[name].shape
@@ -202,9 +209,7 @@ def _row_data(
     return _Data(name, two, (0, 0, 0, 0), 0.0)
 
 
-def _make(
-    node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array
-) -> Node:
+def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array) -> Node:
     two = data.value
     unit = two.hi if two.bipolar else two.hi - two.lo
     bias = _bias(node, graph, filters.shape[0])
@@ -238,4 +243,6 @@ def _bias(node: Node, graph: Graph, channels: int) -> Array:
     if len(node.inputs) < 3 or not node.inputs[2]:
         return zero
     value = graph.constants[node.inputs[2]].astype(np.float64)
-    return zero + value.reshape(-1) * (float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0)
+    return zero + value.reshape(-1) * (
+        float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0
+    )

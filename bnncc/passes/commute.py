@@ -19,10 +19,21 @@ from bnncc.passes import thresholds as th
 from bnncc.passes.groups import has_constant_form
 from bnncc.passes.values import pad_of
 
-_MONOTONE = {"Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization", "Relu", "Clip", "LeakyRelu", "PRelu"}
-_SAMPLES = np.concatenate(
-    [-np.logspace(6, -6, 25), [0.0], np.logspace(-6, 6, 25)]
-).astype(np.float32)
+_MONOTONE = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Neg",
+    "BatchNormalization",
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "PRelu",
+}
+_SAMPLES = np.concatenate([-np.logspace(6, -6, 25), [0.0], np.logspace(-6, 6, 25)]).astype(
+    np.float32
+)
 
 
 def commute_pads(graph: Graph) -> None:
@@ -50,7 +61,9 @@ def commute_pads(graph: Graph) -> None:
         graph.types[inner] = graph.types[pad.inputs[0]]
         fill = graph.constant(np.float32(padded).reshape(()), "pad_value")
         sign = Node("bnncc.Sign", [pad.inputs[0]], [inner], dict(node.attrs), node.name)
-        moved = Node("Pad", [inner, pad.inputs[1], fill], [node.outputs[0]], dict(pad.attrs), pad.name)
+        moved = Node(
+            "Pad", [inner, pad.inputs[1], fill], [node.outputs[0]], dict(pad.attrs), pad.name
+        )
         graph.nodes[graph.nodes.index(pad)] = sign
         graph.nodes[position] = moved
     graph.prune()
@@ -115,7 +128,7 @@ def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
     values = th.evaluate_chain(graph, chain, shaped).reshape(len(_SAMPLES), channels)
     rises = (np.diff(values, axis=0) > 0).any(axis=0)
     falls = (np.diff(values, axis=0) < 0).any(axis=0)
-    return None if (rises & falls).any() else falls
+    return None if bool((rises & falls).any()) else np.asarray(falls)
 
 
 def _threshold_only(

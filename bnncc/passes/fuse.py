@@ -26,7 +26,18 @@ from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, ou
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
 _TENSOR_OPS = {"Add", "Sub", "Mul"}
-_CONSTANT_OPS = {"Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization"}
+_CONSTANT_OPS = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Neg",
+    "Relu",
+    "LeakyRelu",
+    "PRelu",
+    "Clip",
+    "BatchNormalization",
+}
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus", "Softsign",
     "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign", "Reciprocal",
@@ -132,7 +143,11 @@ class _Fuser:
             return False
         if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
             return False
-        bias = self.graph.constants[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
+        bias = (
+            self.graph.constants[node.inputs[2]]
+            if len(node.inputs) > 2 and node.inputs[2]
+            else None
+        )
         units = int(self.graph.types[node.outputs[0]].shape[1])
         return bias is None or bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
 
@@ -153,7 +168,8 @@ class _Fuser:
             return False
         readers = self.consumers.get(out, [])
         return all(
-            (r.op in ("Gemm", "MatMul") and r.inputs[0] == out and self._dense_ok(r)) for r in readers
+            (r.op in ("Gemm", "MatMul") and r.inputs[0] == out and self._dense_ok(r))
+            for r in readers
         )
 
     def _constant_glue(self, node: Node) -> str | None:
@@ -270,8 +286,12 @@ class _Fuser:
             n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]), tuple(a["dilations"]),
             tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
-        packed = self.physical.constant(pack_float_weight(weight.transpose(0, 2, 3, 1)), f"{node.name}.weight")
-        return self._float_group(node, spec, [self.physical.float(data, layout), packed], weight.shape[0])
+        packed = self.physical.constant(
+            pack_float_weight(weight.transpose(0, 2, 3, 1)), f"{node.name}.weight"
+        )
+        return self._float_group(
+            node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
+        )
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)
@@ -295,7 +315,9 @@ class _Fuser:
             shaped = rows.reshape(units, channels, height, width)
             order = (0, 2, 3, 1) if layout == "NHWC" else (0, 1, 2, 3)
             columns = shaped.transpose(order).reshape(units, 1, 1, -1)
-            tensor = self.physical.reshape(self.physical.float(image, layout), (n, channels * height * width))
+            tensor = self.physical.reshape(
+                self.physical.float(image, layout), (n, channels * height * width)
+            )
         else:
             n, _, _, _, _ = self.physical.image(data)
             columns, tensor = rows[:, None, None, :], self.physical.float(data)
@@ -311,11 +333,17 @@ class _Fuser:
         ones = np.ones(spec.channels)
         data = self.physical.float(node.inputs[0], layout)
         rank = len(self.graph.types[node.outputs[0]].shape)
-        return Group(spec, [data], ones, np.zeros(spec.channels), node.outputs[0], node.name, rank=rank)
+        return Group(
+            spec, [data], ones, np.zeros(spec.channels), node.outputs[0], node.name, rank=rank
+        )
 
     def _pool_spec(self, node: Node) -> Pool2d | None:
         a, data = node.attrs, node.inputs[0]
-        if len([o for o in node.outputs if o]) != 1 or not self._image_ok(data) or data in self.graph.constants:
+        if (
+            len([o for o in node.outputs if o]) != 1
+            or not self._image_ok(data)
+            or data in self.graph.constants
+        ):
             return None
         shape, out = self.graph.types[data].shape, self.graph.types[node.outputs[0]].shape
         if len(shape) != 4:
@@ -334,7 +362,14 @@ class _Fuser:
             for i in range(2)
         )  # fmt: skip
         made = tuple(
-            output_size((height, width)[i], kernel[i], strides[i], dilations[i], pads[i] + pads[i + 2], extra[i])
+            output_size(
+                (height, width)[i],
+                kernel[i],
+                strides[i],
+                dilations[i],
+                pads[i] + pads[i + 2],
+                extra[i],
+            )
             for i in range(2)
         )
         include = bool(a.get("count_include_pad", 0)) and any(pads)
@@ -389,8 +424,10 @@ class _Fuser:
 
     def _generic(self, node: Node) -> None:
         layout = "NCHW"
-        if node.op in _ANY_LAYOUT and self.physical.layout_of(node.inputs[0]) == "NHWC" and (
-            "NHWC" in self.physical.floats.get(node.inputs[0], {})
+        if (
+            node.op in _ANY_LAYOUT
+            and self.physical.layout_of(node.inputs[0]) == "NHWC"
+            and ("NHWC" in self.physical.floats.get(node.inputs[0], {}))
         ):
             layout = "NHWC"
         inputs = [self.physical.float(i, layout) if i else "" for i in node.inputs]
@@ -410,4 +447,6 @@ class _Fuser:
             outputs.append(name)
             types.append(TensorType(shape, kind.dtype))
         op = node.op if node.op != "bnncc.Sign" else "bnncc.FloatSign"
-        self.physical.node(Node(op, inputs, outputs, dict(node.attrs), node.name, node.covers), types)
+        self.physical.node(
+            Node(op, inputs, outputs, dict(node.attrs), node.name, node.covers), types
+        )

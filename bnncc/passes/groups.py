@@ -150,7 +150,10 @@ def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> boo
     if node.op == "Clip":
         return all(consts) and all(graph.constants[i].size == 1 for i in node.inputs[1:] if i)
     if node.op == "PRelu":
-        return all(consts) and channel_vector(graph.constants[node.inputs[1]], channels, rank) is not None
+        return (
+            all(consts)
+            and channel_vector(graph.constants[node.inputs[1]], channels, rank) is not None
+        )
     if sum(i in graph.constants for i in node.inputs) != 1:
         return False
     return affine_of(node, graph, channels, rank) is not None
@@ -173,7 +176,9 @@ class _Writer:
         scale, offset = self.scale.astype(np.float32), self.offset.astype(np.float32)
         scaled, shifted = bool((scale != 1).any()), bool(offset.any())
         vectors = ([scale] if scaled else []) + ([offset] if shifted else [])
-        op = {(True, True): "affine", (True, False): "scale", (False, True): "shift"}.get((scaled, shifted))
+        op = {(True, True): "affine", (True, False): "scale", (False, True): "shift"}.get(
+            (scaled, shifted)
+        )
         if op is not None:
             self.steps.append(Step(op))
             self.inputs += [self.physical.vector(v, f"{self.group.tip}.{op}") for v in vectors]
@@ -230,7 +235,9 @@ def realise(group: Group, physical: Physical) -> None:
         if event.kind == "sign":
             have = physical.planes[event.tensor]
             zero = _logical(have.zero, group, physical) if have.zero else None
-            physical.planes[event.tensor] = Planes(_logical(have.sign, group, physical), zero, have.value)
+            physical.planes[event.tensor] = Planes(
+                _logical(have.sign, group, physical), zero, have.value
+            )
 
 
 def _logical(name: str, group: Group, physical: Physical) -> str:
@@ -255,7 +262,11 @@ def _write_node(event: Event, writer: _Writer) -> None:
     elif node.op == "Clip":
         low, high = (
             float(graph.constants[i].reshape(())) if i else limit
-            for i, limit in zip([*node.inputs[1:], "", ""], (-3.4028234663852886e38, 3.4028234663852886e38), strict=False)
+            for i, limit in zip(
+                [*node.inputs[1:], "", ""],
+                (-3.4028234663852886e38, 3.4028234663852886e38),
+                strict=False,
+            )
         )
         writer.step(Step("clip", lo=low, hi=high), [], [])
     else:
@@ -265,7 +276,9 @@ def _write_node(event: Event, writer: _Writer) -> None:
             else channel_vector(graph.constants[node.inputs[1]], group.channels, rank)
         )
         assert slope is not None, node.op
-        writer.step(Step("prelu"), [physical.vector(slope.astype(np.float32), f"{event.tensor}.slope")], [])
+        writer.step(
+            Step("prelu"), [physical.vector(slope.astype(np.float32), f"{event.tensor}.slope")], []
+        )
 
 
 def _affine_or_none(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
@@ -296,7 +309,9 @@ def _write_tensor(event: Event, writer: _Writer) -> None:
         writer.step(Step({"Add": "add", "Mul": "mul"}[node.op], layout), [tensor], [])
 
 
-def _plan_thresholds(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:
+def _plan_thresholds(
+    group: Group, graph: Graph
+) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:
     """Decide which signs become thresholds, and which channels' weights are stored negated.
 
     Returns the sign tables by sign output, and the channels to negate.
@@ -326,7 +341,9 @@ def _plan_thresholds(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Pla
                 continue
             table = th.tabulate(graph, chain, group.scale, group.offset, dots, group.rank)
             inverted = event.node.attrs.get("flip")
-            mask = np.zeros(group.channels, bool) if inverted is None else np.asarray(inverted, bool)
+            mask = (
+                np.zeros(group.channels, bool) if inverted is None else np.asarray(inverted, bool)
+            )
             ways = [th.direction(p ^ mask) for p in (table.ge, table.gt)]
             tables[event.tensor] = (table, mask)
             if all(w.single for w in ways):
@@ -355,7 +372,12 @@ def _write_sign(
     zero = kind == "mid" and not proven
     inverted = node.attrs.get("flip")
     compare = "gt" if kind == "gt" else "ge"
-    key = (node.inputs[0], compare, zero, None if inverted is None else np.asarray(inverted).tobytes())
+    key = (
+        node.inputs[0],
+        compare,
+        zero,
+        None if inverted is None else np.asarray(inverted).tobytes(),
+    )
     value = TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]), zero)
     if key in done:
         physical.planes[event.tensor] = Planes(done[key].sign, done[key].zero, value)

@@ -77,7 +77,12 @@ class Physical:
         return self.constant(pad_lanes(value, fill), stem)
 
     def kernel(
-        self, spec: Spec, inputs: list[str], outputs: list[str], name: str, covers: tuple[str, ...] = ()
+        self,
+        spec: Spec,
+        inputs: list[str],
+        outputs: list[str],
+        name: str,
+        covers: tuple[str, ...] = (),
     ) -> Node:
         """Append a kernel; `outputs` are names for its results in order."""
         for given, (shape, dtype) in zip(inputs, input_types(spec), strict=True):
@@ -139,7 +144,9 @@ class Physical:
         if self.source.types[name].dtype != "float32":
             out = self.fresh(f"{name}.{layout.lower()}", shape, self.source.types[name].dtype)
             perm = [0, 2, 3, 1] if layout == "NHWC" else [0, 3, 1, 2]
-            self.node(Node("Transpose", [have], [out], {"perm": perm}, name), [self.graph.types[out]])
+            self.node(
+                Node("Transpose", [have], [out], {"perm": perm}, name), [self.graph.types[out]]
+            )
             return out
         spec = Elementwise(n, height, width, channels, other, (Step("store", layout),))
         out = self.graph.fresh(f"{name}.{layout.lower()}")

@@ -1,7 +1,7 @@
 """Operators that move bits without looking at them, on packed words.
 
-    before: a = Sign(x); b = Sign(y); c = Concat(a, b); p = MaxPool(c)
-    after:  c = concat_bits(a, b); p = bitwise_maxpool(c)
+before: a = Sign(x); b = Sign(y); c = Concat(a, b); p = MaxPool(c)
+after:  c = concat_bits(a, b); p = bitwise_maxpool(c)
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index
 from bnncc.topi_binary.layout import pack_bits, words
 from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits
 
-_MOVES = {"Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+_MOVES = {
+    "Reshape",
+    "Transpose",
+    "Slice",
+    "Split",
+    "Gather",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Identity",
+}
 ROUTES = _MOVES | REMAPS | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
 """Operators `Router` knows."""
 
@@ -119,7 +129,11 @@ class Router:
     def _only_moves_follow(self, out: str) -> bool:
         """Whether `out` needs no form of its own, as part of a channel shuffle, say."""
         readers = [n for n in self.physical.source.nodes if out in n.inputs]
-        return out not in self.physical.source.outputs and all(r.op in _MOVES for r in readers) and bool(readers)
+        return (
+            out not in self.physical.source.outputs
+            and all(r.op in _MOVES for r in readers)
+            and bool(readers)
+        )
 
     def _pad(self, node: Node) -> bool:
         pad = pad_of(node, self.physical.source)
@@ -186,7 +200,9 @@ class Router:
         def pooled(plane: str) -> str:
             inputs = [plane]
             if flip is not None:
-                inputs.append(self.physical.constant(pack_bits(np.asarray(flip, bool)), f"{node.name}.flip"))
+                inputs.append(
+                    self.physical.constant(pack_bits(np.asarray(flip, bool)), f"{node.name}.flip")
+                )
             name = self.physical.graph.fresh(f"{node.outputs[0]}.bits")
             self.physical.kernel(spec, inputs, [name], node.name)
             return name
@@ -198,5 +214,3 @@ class Router:
             zero = self.physical.xor(sign, positive)
         self.physical.planes[node.outputs[0]] = Planes(sign, zero, have.value)
         return True
-
-

@@ -44,7 +44,9 @@ def flatten_rows(graph: Graph) -> None:
         out = node.outputs[0]
         tall = graph.fresh(f"{out}.rows")
         graph.types[tall] = TensorType((graph.types[data].shape[0], kind.shape[-1]), kind.dtype)
-        nodes.append(Node(node.op, [data, *node.inputs[1:]], [tall], node.attrs, node.name, node.covers))
+        nodes.append(
+            Node(node.op, [data, *node.inputs[1:]], [tall], node.attrs, node.name, node.covers)
+        )
         rows[out] = tall
         _reshape(graph, nodes, tall, out, kind)
     graph.nodes = nodes
@@ -72,7 +74,12 @@ def _applies(node: Node, graph: Graph) -> bool:
     shape = graph.types[node.inputs[0]].shape
     if node.op == "MatMul":
         weight = graph.constants.get(node.inputs[1])
-        if weight is None or weight.ndim != 2 or node.inputs[0] in graph.constants or len(shape) == 2:
+        if (
+            weight is None
+            or weight.ndim != 2
+            or node.inputs[0] in graph.constants
+            or len(shape) == 2
+        ):
             return False
         return len(shape) >= 3 and isinstance(shape[-1], int)
     return len(shape) not in (0, 2, 4) and isinstance(shape[-1], int) and shape[-1] > 0

@@ -88,7 +88,9 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
             cut = graph.constant(np.float32(step.cut).reshape(()), f"{source}.cut")
             shifted = graph.fresh(f"{source}.minus_cut")
             graph.types[shifted] = graph.types[source]
-            new_nodes.insert(len(new_nodes) - 1, Node("Sub", [source, cut], [shifted], {}, node.name))
+            new_nodes.insert(
+                len(new_nodes) - 1, Node("Sub", [source, cut], [shifted], {}, node.name)
+            )
             source = shifted
         made[out] = Node("bnncc.Sign", [source], [out], sign, node.name)
         new_nodes[-1] = made[out]
@@ -98,12 +100,17 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
         graph.prune()
 
 
-def _is_tip(out: str, graph: Graph, consumers: dict[str, list[Node]], steps: dict[str, StepFunction]) -> bool:
+def _is_tip(
+    out: str, graph: Graph, consumers: dict[str, list[Node]], steps: dict[str, StepFunction]
+) -> bool:
     """Whether some reader of `out` is not itself part of a longer step function."""
     if out in graph.outputs:
         return True
     readers = consumers.get(out, [])
-    return any(r.outputs[0] not in steps or len(set(steps[r.outputs[0]].values.tolist())) < 2 for r in readers)
+    return any(
+        r.outputs[0] not in steps or len(set(steps[r.outputs[0]].values.tolist())) < 2
+        for r in readers
+    )
 
 
 def _sign_attrs(step: StepFunction, graph: Graph, sign_zero: str) -> dict[str, object] | None:
@@ -118,7 +125,11 @@ def _sign_attrs(step: StepFunction, graph: Graph, sign_zero: str) -> dict[str, o
     if at == below:
         return {"lo": below, "hi": above, "zero": "gt"}
     if below == -above and at == 0.0:
-        zero = {"exact": "mid", "+1": "ge" if above > 0 else "gt", "-1": "gt" if above > 0 else "ge"}
+        zero = {
+            "exact": "mid",
+            "+1": "ge" if above > 0 else "gt",
+            "-1": "gt" if above > 0 else "ge",
+        }
         return {"lo": below, "hi": above, "zero": zero[sign_zero]}
     return None
 
@@ -271,4 +282,6 @@ def _straddles_zero(node: Node, graph: Graph) -> bool:
     if any(g and b is None for g, b in zip(given, bounds, strict=True)):
         return False
     low, high = bounds
-    return (low is None or float(low.reshape(-1)[0]) < 0) and (high is None or float(high.reshape(-1)[0]) > 0)
+    return (low is None or float(low.reshape(-1)[0]) < 0) and (
+        high is None or float(high.reshape(-1)[0]) > 0
+    )

@@ -83,7 +83,12 @@ def attainable_dots(taps: int, *, any_parity: bool) -> np.ndarray:
 
 
 def tabulate(
-    graph: Graph, chain: Sequence[Node], scale: np.ndarray, bias: np.ndarray, dots: np.ndarray, rank: int
+    graph: Graph,
+    chain: Sequence[Node],
+    scale: np.ndarray,
+    bias: np.ndarray,
+    dots: np.ndarray,
+    rank: int,
 ) -> Planes:
     """Evaluate the expression between a binary layer and a sign on all attainable dot products.
 
@@ -135,7 +140,10 @@ def evaluate_chain(graph: Graph, chain: Sequence[Node], value: np.ndarray) -> np
     ndarray of float32
     """
     for node in chain:
-        args = [graph.constants.get(i) if i in graph.constants else (value if i else None) for i in node.inputs]
+        args = [
+            graph.constants.get(i) if i in graph.constants else (value if i else None)
+            for i in node.inputs
+        ]
         with np.errstate(all="ignore"):
             value = np.asarray(evaluate_node(node, args)[0], np.float32)
     return value

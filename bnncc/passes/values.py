@@ -109,7 +109,10 @@ def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] 
     tuple or None
         None for other modes, negative pads, padded batch or channels, or pads not known.
     """
-    if str(node.attrs.get("mode", "constant")) != "constant" or len(graph.types[node.inputs[0]].shape) != 4:
+    if (
+        str(node.attrs.get("mode", "constant")) != "constant"
+        or len(graph.types[node.inputs[0]].shape) != 4
+    ):
         return None
     given = [*node.inputs[1:], "", "", ""][:3]
     if given[2] or any(i and i not in graph.constants for i in given) or not given[0]:
@@ -121,7 +124,9 @@ def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] 
     return (pads[2], pads[3], pads[6], pads[7]), value
 
 
-def channel_index(node: Node, output: int, graph: Graph, maps: dict[str, np.ndarray]) -> np.ndarray | None:
+def channel_index(
+    node: Node, output: int, graph: Graph, maps: dict[str, np.ndarray]
+) -> np.ndarray | None:
     """Follow channels through an operator that only moves elements.
 
     Parameters
@@ -257,8 +262,19 @@ _TRANSFER = {
     "Concat": _concat,
     **dict.fromkeys(
         (
-            "Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten",
-            "Identity", "SpaceToDepth", "DepthToSpace", "Expand", "Tile",
+            "Reshape",
+            "Transpose",
+            "Slice",
+            "Split",
+            "Gather",
+            "Squeeze",
+            "Unsqueeze",
+            "Flatten",
+            "Identity",
+            "SpaceToDepth",
+            "DepthToSpace",
+            "Expand",
+            "Tile",
         ),
         _same,
     ),
