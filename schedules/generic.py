@@ -63,26 +63,30 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     # 1 normalise
     for name in names:
         if _only_elementwise_consumers(sch, name):
-            sch = _try(sch, lambda s, name=name: s.compute_inline(s.get_sblock(name)))
+            sch = _try(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
     lanes = max(MIN_LANES, target.vector_bits // 32)
     for name in left:
-        sch = _try(sch, lambda s, name=name: _block(s, name, lanes, threads))
+        sch = _try(sch, _block, name, lanes, threads)
     result = sch.mod["main"]
     for key, value in (func.attrs or {}).items():
         result = result.with_attr(key, value)
     return result.with_attr("tirx.is_scheduled", True)
 
 
-def _try(sch: s_tir.Schedule, change: Callable[[s_tir.Schedule], Any]) -> s_tir.Schedule:
+def _try(sch: s_tir.Schedule, change: Callable[..., None], *args: Any) -> s_tir.Schedule:
     """Return `sch` changed, or as it was where TVM refuses."""
     attempt = sch.copy()
     try:
-        change(attempt)
+        change(attempt, *args)
     except Exception:  # ScheduleError, and internal errors of shapes it did not expect
         return sch
     return attempt
+
+
+def _inline(sch: s_tir.Schedule, name: str) -> None:
+    sch.compute_inline(sch.get_sblock(name))
 
 
 def _kinds(sch: s_tir.Schedule, block: Block) -> list[int]:

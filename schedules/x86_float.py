@@ -37,8 +37,9 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     flat = float_conv2d.flattened(spec)
     height, width = output_hw(flat)
     per_vector = target.registers_per_vector(layout.LANES)
-    # Two weight vectors and one datum, or the parts of them where a vector is several registers.
-    budget = max(1, min(14, (target.vector_registers - 2 - per_vector) // per_vector))
+    # Besides accumulators: two weight vectors, a datum and a spare; 14 hide the latency anywhere.
+    spare = 2 * per_vector + 2
+    budget = max(2, min(14, (target.vector_registers - spare) // per_vector))
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
     macs = height * width * spec.out_channels * spec.channels // spec.groups
     macs *= spec.kernel[0] * spec.kernel[1] * (flat.n if isinstance(flat.n, int) else 1)
@@ -56,7 +57,8 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     return float_conv2d.Tile(
         columns=columns,
         vectors=vectors,
-        kw_inside=spec.kernel[1] * columns * vectors <= 128,
+        # Where registers are few, LLVM would keep data for several taps and spill accumulators.
+        kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= 128,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
         parallel=parallel,
     )

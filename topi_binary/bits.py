@@ -13,7 +13,7 @@ from tvm.tirx.script import builder as T
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.emit import Expr, Kernel, bind, const, loop, loops
+from bnncc.topi_binary.emit import Buffer, Expr, Kernel, bind, const, loop, loops
 from bnncc.topi_binary.layout import WORD_BITS
 from bnncc.topi_binary.spec import ConcatBits, PadBits, SliceBits
 
@@ -46,7 +46,7 @@ def concat_bits(spec: ConcatBits) -> tirx.PrimFunc:
         for target, sources in enumerate(parts):
             value = None
             for number, word, shift in sources:
-                moved = _shifted(kernel.inputs[number][(*where, const(word))], shift)
+                moved = _shifted(at_word(kernel.inputs[number], where, const(word)), shift)
                 value = moved if value is None else value | moved
             T.buffer_store(kernel.outputs[0], value, [*where, const(target)])
     return kernel.func
@@ -73,7 +73,7 @@ def slice_bits(spec: SliceBits) -> tirx.PrimFunc:
             for target, sources in enumerate(terms(spec.index)):
                 value: Expr = word_const(0)
                 for word, shift, mask in sources:
-                    data = kernel.inputs[0][(*where, const(word))]
+                    data = at_word(kernel.inputs[0], where, const(word))
                     if mask != 2**WORD_BITS - 1:
                         data = data & word_const(mask)
                     value = value | _shifted(data, shift)
@@ -127,6 +127,11 @@ def word_const(value: int) -> Expr:
     return tirx.IntImm("uint32", value)
 
 
+def at_word(plane: Buffer, where: list[Expr], word: Expr) -> Expr:
+    """Load one word of a pixel."""
+    return plane[tuple([*where, word])]
+
+
 def _pixel(spec: ConcatBits | SliceBits, at: list[Expr]) -> list[Any]:
     return at[:1] if spec.rank == 2 else at
 
@@ -147,7 +152,7 @@ def _gather(kernel: Kernel, where: list[Any], words: int) -> None:
         with loop(WORD_BITS) as bit:
             channel = T.Cast("int64", table[target * WORD_BITS + bit])
             some = T.max(channel, const(0))
-            word = data[(*where, some // WORD_BITS)]
+            word = at_word(data, where, some // WORD_BITS)
             picked = word >> T.Cast("uint32", some % WORD_BITS) & word_const(1)
             picked = T.Select(channel >= 0, picked, word_const(0))
             moved = picked << T.Cast("uint32", bit)

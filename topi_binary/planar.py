@@ -112,7 +112,7 @@ def _channel(
     """Write all steps of one channel of a vector of pixels."""
     n, channel, pixel, bit = at
     where = [n, channel, const(0), pixel]
-    value = to_float(load(data, where, valid), kernel.spec.dtype)
+    value = to_float(load(data, where, valid), str(data.dtype))
     inputs, results, words = iter(params), iter(kernel.outputs), iter(packed)
     for step in steps:
         taken = [next(inputs) for _ in range(step_inputs(step))]
