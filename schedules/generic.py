@@ -158,8 +158,10 @@ def _regular(sch: s_tir.Schedule, block: Block) -> bool:
     """Whether all indices move by one, or not at all, with the last axis of a block."""
     statement = sch.get(block)
     var = statement.iter_vars[-1].var
-    indices = [extent.min for region in statement.reads for extent in region.region]
-    return all(_moves_by_one(i, var) for i in indices if _uses(i, var))
+    axes = [axis for region in statement.reads for axis in region.region]
+    if any(not isinstance(axis.extent, tirx.IntImm) or axis.extent.value != 1 for axis in axes):
+        return False  # some element of a range, chosen at run time
+    return all(_moves_by_one(axis.min, var) for axis in axes if _uses(axis.min, var))
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:

@@ -37,7 +37,7 @@ TENSORS = ("store", "add", "rsub", "mul")
 class Tile:
     """How an elementwise kernel is cut.
 
-    Parameters
+    Attributes
     ----------
     vectors : int, default 1
         Vectors of channels in one turn of the loop.

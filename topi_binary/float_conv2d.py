@@ -47,7 +47,7 @@ from bnncc.topi_binary.window import Segment, row_taps, segments
 class Tile:
     """How a float convolution is cut.
 
-    Parameters
+    Attributes
     ----------
     columns : int, default 1
         Output columns in a register tile; less where it does not divide the width.

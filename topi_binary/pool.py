@@ -45,7 +45,7 @@ UNROLLED_TAPS = 8
 class Tile:
     """How a pooling is cut.
 
-    Parameters
+    Attributes
     ----------
     columns : int, default 1
         Windows in a register tile.
