@@ -6,9 +6,12 @@ accumulators, timed as best of many short runs between the runs of what is compa
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
+
+from bnncc.targets import catalog
 
 ITERATIONS = 20_000
 ACCUMULATORS = 12
@@ -65,6 +68,9 @@ class Ceiling:
     """
 
     def __init__(self, name: str) -> None:
+        target = catalog.CATALOG["x86-64-v4-vpopcntdq"]
+        if catalog.missing_features(target):
+            raise SystemExit("the ceilings need a CPU with AVX-512 VPOPCNTDQ")
         body, self._macs = MIXES[name]
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -80,13 +86,9 @@ class Ceiling:
                     value = T.call_extern("int32", "ceiling_loop", T.int32(ITERATIONS))
                     T.buffer_store(out, value, [0])
             func = builder.get()
-        target = tvm.target.Target(
-            {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+avx512vpopcntdq"]}
-        )
-        self._lib = tvm.compile(tvm.IRModule({"main": func}), target=target).jit()
-        self._out = tvm.runtime.tensor([0])
-        import numpy as np
-
+        options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
+        tvm_target = tvm.target.Target(options)
+        self._lib = tvm.compile(tvm.IRModule({"main": func}), target=tvm_target).jit()
         self._out = tvm.runtime.tensor(np.zeros(1, np.int32))
         self._timer = self._lib.time_evaluator("main", tvm.cpu(), number=1, repeat=1)
         self.best = 0.0

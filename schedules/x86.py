@@ -36,7 +36,7 @@ PARALLEL_MACS = 2**27
 class Tiling:
     """How one kernel is cut.
 
-    Parameters
+    Attributes
     ----------
     columns : tuple of tuple (width, tile)
         Pieces of the width, each a multiple of its tile.

@@ -147,7 +147,8 @@ def load(path: Path) -> TargetSpec:
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)
-    return TargetSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return TargetSpec(**values)
 
 
 def _check(path: Path, values: dict[str, Any]) -> None:
@@ -163,6 +164,5 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         fits = {"str": isinstance(value, str), "int": number}.get(kind, sequence)
         if not fits:
             raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {kind}")
-    for name in ("mcpu",):
-        if name not in values:
-            raise TargetError(f"target file {path}: `{name}` is missing")
+    if "mcpu" not in values:
+        raise TargetError(f"target file {path}: `mcpu` is missing")

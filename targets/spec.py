@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TargetSpec:
     """One kind of machine that bnncc can make code for.
 
-    Parameters
+    Attributes
     ----------
     name : str
         What the user calls it.

@@ -29,7 +29,7 @@ I32 = f"int32x{LANES}"
 class Place:
     """Where one vector of an output lies.
 
-    Parameters
+    Attributes
     ----------
     n, h, w : Expr
         Image, row and column (`h` and `w` are not used if `rank` is 2).

@@ -104,6 +104,11 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
     -------
     ndarray of int64, shape (n, out_height, out_width, out_channels)
         ``acc`` as `BinaryConv2d` defines it.
+
+    Raises
+    ------
+    ArithmeticError
+        If an accumulator has a half, and `spec` is not ``doubled``.
     """
     low = 0 if spec.mode == "and" else -1
     values = np.where(zeros, 0, np.where(bits, 1, low)).astype(np.float64)

@@ -126,7 +126,8 @@ class Start:
         table = self._table
         if table is None:
             return []
-        return [table[(*(slice(0, extent) for extent in table.shape[:-2]), o, lane)]]
+        classes = [slice(0, extent) for extent in table.shape[:-2]]
+        return [table[tuple([*classes, o, lane])]]
 
     @property
     def _table(self) -> Buffer | None:

@@ -9,7 +9,7 @@ instruction: 8 vector instructions for three products instead of 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -70,12 +70,13 @@ def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, sums: Buff
         def add(count: Expr) -> None:
             T.buffer_store(acc, acc[here] + T.Cast(epilogue.I32, count), here)
 
+        def adder(tap: Tap) -> Callable[[Expr, Expr], None]:
+            return lambda data, zero: add(T.popcount(tap.differ(data)))
+
         def single(taps: Sequence[Tap]) -> None:
             with T.If(part == 0), T.Then():
                 for tap in taps:
-                    tap.visit(
-                        lambda data, _, tap=tap: add(T.popcount(tap.differ(data))), rows=False
-                    )
+                    tap.visit(adder(tap), rows=False)
 
         def triple() -> None:
             first = kernel.position(1, column, 0)
