@@ -62,8 +62,9 @@ class Builder:
         total = max((size - 1) * stride + kernel - side, 0) if pads is None else pads
         before = total // 2
         made = self.op(
-            "Conv", name, self.const(weight), kernel_shape=[kernel, kernel], strides=[stride, stride],
-            pads=[before, before, total - before, total - before], group=groups,
+            "Conv", name, self.const(weight), kernel_shape=[kernel, kernel],
+            strides=[stride, stride], pads=[before, before, total - before, total - before],
+            group=groups,
         )  # fmt: skip
         return made, out, size if pads is None else (side + pads - kernel) // stride + 1
 

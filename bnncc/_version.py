@@ -1,3 +1,3 @@
-"""The version, in one place: setuptools, ``bnncc --version`` and artifact manifests read it here."""
+"""The version, in one place: setuptools, ``bnncc --version`` and manifests read it here."""
 
 __version__ = "0.1.0.dev0"

@@ -1,10 +1,10 @@
 """The graph the front half of the compiler works on: ONNX operators over named tensors.
 
 Frontends produce it, passes rewrite it in place, `bnncc.lower` turns it into Relax. Operators keep
-ONNX's names and semantics (the newest opset's form: shapes, pads, axes and clip bounds are constant
-*inputs* exactly as ONNX has them), so that a message can always name the node of the user's file and
-a pass can evaluate any subgraph with `bnncc.evaluate`. Fused operators are added by the passes under
-names that start with ``bnncc.``.
+ONNX's names and semantics (the newest opset's form: shapes, pads, axes and clip bounds are
+constant *inputs* exactly as ONNX has them), so that a message can always name the node of the
+user's file and a pass can evaluate any subgraph with `bnncc.evaluate`. Fused operators are added by
+the passes under names that start with ``bnncc.``.
 """
 
 from __future__ import annotations

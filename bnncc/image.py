@@ -35,13 +35,15 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
             )
         if kind.dtype != "float32" or len(kind.shape) != 4:
             raise UsageError(
-                f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, not a float32 image"
+                f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, "
+                "not a float32 image"
             )
         channels = kind.shape[1]
         for what, values in (("mean", item.mean), ("scale", item.scale)):
             if len(values) not in (1, channels):
                 raise UsageError(
-                    f"--input-uint8: {len(values)} values of {what} for the {channels} channels of `{item.name}`"
+                    f"--input-uint8: {len(values)} values of {what} for the {channels} channels "
+                    f"of `{item.name}`"
                 )
         n, c, h, w = kind.shape
         image = graph.fresh(f"{item.name}.float")

@@ -34,8 +34,8 @@ def to_relax(graph: Graph) -> tvm.IRModule:
     Returns
     -------
     tvm.IRModule
-        One function ``main``; its parameters are the graph's inputs in order, its result is the tuple
-        of the outputs (a tensor if there is one).
+        One function ``main``; its parameters are the graph's inputs in order, its result is the
+        tuple of the outputs (a tensor if there is one).
 
     Raises
     ------
@@ -73,7 +73,7 @@ class _Lowering:
         return [self._dim(d) if isinstance(d, str) else d for d in kind.shape]
 
     def _dim(self, text: str) -> Any:
-        """Return a symbol, or a product of symbols and numbers (``N*7``, rows of a batch of matrices)."""
+        """Return a symbol, or a product of symbols and numbers (``N*7``: rows of matrices)."""
         result: Any = None
         for factor in text.split("*"):
             part = (
@@ -115,7 +115,8 @@ class _Lowering:
         if converter is None:
             raise UnsupportedOp(
                 f"{self.graph.source}: {node.op} `{node.name}`: this operator is not supported",
-                hint="replace it by operators TVM's ONNX importer knows, or cut the model before it",
+                hint="replace it by operators TVM's ONNX importer knows, "
+                "or cut the model before it",
             )
         args = onnx_frontend.onnx_input()
         for name in node.inputs:
@@ -129,7 +130,8 @@ class _Lowering:
         except Exception as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedOp(
-                f"{self.graph.source}: {node.op} `{node.name}`: TVM's importer cannot convert it: {said[-1][:160]}"
+                f"{self.graph.source}: {node.op} `{node.name}`: TVM's importer cannot convert it: "
+                f"{said[-1][:160]}"
             ) from error
         if isinstance(made, relax.Tuple):
             return [self.bb.emit(f) for f in made.fields]
@@ -154,7 +156,7 @@ def _attribute(value: Any) -> Any:
 
 
 def _float_sign(x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:
-    """A sign in a place where no kernel can make bits of it."""
+    """Return a sign in a place where no kernel can make bits of it."""
     zero = relax.const(np.float32(0))
     hi, lo = (relax.const(np.float32(attrs[k])) for k in ("hi", "lo"))
     compare = relax.op.greater if attrs["zero"] == "gt" else relax.op.greater_equal

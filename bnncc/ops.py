@@ -2,8 +2,8 @@
 
 Each call is one fused kernel: operands are the kernel's inputs in order, and the attribute ``spec``
 (JSON of `topi_binary.spec`) says what it computes, epilogue included. All operators share one type
-inference and one legalization, to ``call_tir`` on the PrimFunc of the spec; they differ in name only,
-so that printed IR reads well. ``R.bnncc.binary_conv2d(...)`` prints and parses.
+inference and one legalization, to ``call_tir`` on the PrimFunc of the spec; they differ in name
+only, so that printed IR reads well. ``R.bnncc.binary_conv2d(...)`` prints and parses.
 """
 
 from __future__ import annotations

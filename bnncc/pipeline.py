@@ -9,9 +9,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import backend, transform
 
+import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.ops import OPERATORS
-from bnncc.schedules import generic
 from bnncc.targets.spec import TargetSpec
 
 SPEC = "bnncc.spec"
@@ -62,7 +62,8 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
             transform.FoldConstant(),
             transform.FuseOps(),
             transform.FuseTIR(),
-            transform.RewriteDataflowReshape(),  # cannot look into our kernels: before they are there
+            # It cannot look into our kernels, so it runs before they are there.
+            transform.RewriteDataflowReshape(),
             transform.LegalizeOps(),
             transform.DeadCodeElimination(["main"]),
         ]
@@ -122,7 +123,7 @@ def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
 
 
 def arena_bytes(module: tvm.IRModule) -> int:
-    """Return the bytes of activation memory that the static plan allocates (symbolic dimensions as 1)."""
+    """Return the bytes of activation memory in the static plan (symbolic dimensions as 1)."""
     planned = tvm.transform.Sequential(_plan_passes())(module)
     total = 0
 

@@ -12,14 +12,17 @@ from bnncc.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.fuse import fuse
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows, product
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
-from bnncc.passes.fuse import fuse
 
-ONE = "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() zero = Constant<value_float=0.0>()"
+ONE = (
+    "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() "
+    "zero = Constant<value_float=0.0>()"
+)
 
 
 def graph_of(
@@ -44,7 +47,10 @@ SPELLINGS = [
     (f"{ONE} c = Less(x, zero) d = Not(c) y = Where(d, one, minus)", "ge", -1, 1),
     (f"{ONE} c = GreaterOrEqual(zero, x) y = Where(c, minus, one)", "gt", -1, 1),
     (f"{ONE} c = Greater(x, zero) y = Cast<to=1>(c)", "gt", 0, 1),
-    (f"{ONE} two = Constant<value_float=2.0>() c = Greater(x, zero) f = Cast<to=1>(c) m = Mul(f, two) y = Sub(m, one)", "gt", -1, 1),
+    (
+        f"{ONE} two = Constant<value_float=2.0>() c = Greater(x, zero) f = Cast<to=1>(c) "
+        "m = Mul(f, two) y = Sub(m, one)", "gt", -1, 1,
+    ),
     ("t = Constant<value_float=0.1>() s = Sign(x) a = Add(s, t) y = Sign(a)", "ge", -1, 1),
     (f"{ONE} s = Sign(x) e = Equal(s, zero) y = Where(e, one, s)", "ge", -1, 1),
     ("r = Relu(x) y = Sign(r)", "gt", 0, 1),
@@ -199,13 +205,12 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return np.where(rng.integers(0, 2, shape) == 1, 1.0, -1.0).astype(np.float32)
 
 
-def test_pool_between_binary_layer_and_sign_moves_behind_the_sign_with_falling_channels_flipped() -> (
-    None
-):
+def test_pool_moves_behind_the_sign_with_falling_channels_flipped() -> None:
     rng = np.random.default_rng(1)
     weights = {
         "w": _weights(rng, 4, 4, 3, 3), "w2": _weights(rng, 4, 4, 1, 1),
-        "g": np.array([1, -1, 0.5, -2], np.float32), "b": np.array([0.1, 0.2, 0.3, 0.4], np.float32),
+        "g": np.array([1, -1, 0.5, -2], np.float32),
+        "b": np.array([0.1, 0.2, 0.3, 0.4], np.float32),
         "m": np.zeros(4, np.float32), "v": np.ones(4, np.float32),
     }  # fmt: skip
     graph = graph_of(
@@ -229,22 +234,25 @@ def test_pool_between_binary_layer_and_sign_moves_behind_the_sign_with_falling_c
 def test_pad_in_front_of_a_sign_is_merged_into_the_binary_layer() -> None:
     weights = {"w": _weights(np.random.default_rng(0), 4, 4, 3, 3)}
     graph = graph_of(
-        "p = Constant<value_ints=[0,0,1,1,0,0,1,1]>() v = Constant<value_float=-0.5>() q = Pad(x, p, v) s = Sign(q) y = Conv(s, w)",
+        """p = Constant<value_ints=[0,0,1,1,0,0,1,1]>() v = Constant<value_float=-0.5>()
+        q = Pad(x, p, v) s = Sign(q) y = Conv(s, w)""",
         weights=weights,
-    )  # fmt: skip
+    )
     recognise_signs(graph, sign_zero="+1")
     commute_pads(graph)
     binarize(graph)
     layer = next(n for n in graph.nodes if n.op == "bnncc.BinaryConv")
-    assert layer.attrs["pads"] == (1, 1, 1, 1) and layer.attrs["pad_value"] == -1
+    assert layer.attrs["pads"] == (1, 1, 1, 1)
+    assert layer.attrs["pad_value"] == -1
     assert not any(n.op == "Pad" for n in graph.nodes)
 
 
 def test_nothing_but_bits_is_stored_between_two_binary_layers() -> None:
     rng = np.random.default_rng(2)
     weights = {
-        "w": _weights(rng, 8, 4, 3, 3), "w2": _weights(rng, 4, 8, 3, 3), "g": rng.normal(0, 1, 8).astype(np.float32),
-        "b": rng.normal(0, 1, 8).astype(np.float32), "m": np.zeros(8, np.float32), "v": np.ones(8, np.float32),
+        "w": _weights(rng, 8, 4, 3, 3), "w2": _weights(rng, 4, 8, 3, 3),
+        "g": rng.normal(0, 1, 8).astype(np.float32), "b": rng.normal(0, 1, 8).astype(np.float32),
+        "m": np.zeros(8, np.float32), "v": np.ones(8, np.float32),
     }  # fmt: skip
     graph = graph_of(
         """s = Sign(x) k = Conv<pads=[1,1,1,1]>(s, w) n = BatchNormalization(k, g, b, m, v)

@@ -77,10 +77,10 @@ def unpack_bits(packed: np.ndarray, channels: int) -> np.ndarray:
 def pack_conv_weight(bits: np.ndarray) -> np.ndarray:
     """Pack convolution weights in the order the kernels read them.
 
-    Output channels are cut into blocks of `LANES`; inside a block the order is (kh, kw, word, lane),
-    so that one vector load fetches one word of `LANES` output channels. A last block of fewer lanes
-    is stored with just those lanes; kernels load full vectors from it and drop the lanes beyond, so
-    the array ends in ``LANES`` spare words when there is such a block.
+    Output channels are cut into blocks of `LANES`; inside a block the order is (kh, kw, word,
+    lane), so that one vector load fetches one word of `LANES` output channels. A last block of
+    fewer lanes is stored with just those lanes; kernels load full vectors from it and drop the
+    lanes beyond, so the array ends in ``LANES`` spare words when there is such a block.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 Dim = int | str
 
@@ -21,8 +21,8 @@ class Step:
     """One step of an epilogue, applied to the vector value ``v`` (float32, one lane per channel).
 
     ``v`` starts as the anchor's raw value: the float result of a float anchor, or ``float(acc)`` of
-    a binary anchor, where ``acc`` is the integer accumulator of the anchor's definition (NOT the dot
-    product: passes fold ``dot = K - 2 * acc`` into the first ``affine``).
+    a binary anchor, where ``acc`` is the integer accumulator of the anchor's definition (NOT the
+    dot product: passes fold ``dot = K - 2 * acc`` into the first ``affine``).
 
     ==============  ===========================  ==================================================
     op              parameters (kernel inputs)   effect
@@ -47,8 +47,8 @@ class Step:
                                                  only; reads ``acc``, leaves ``v``
     ==============  ===========================  ==================================================
 
-    Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are stored
-    as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones.
+    Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are
+    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones.
     """
 
     op: str
@@ -83,17 +83,21 @@ class BinaryConv2d:
     """Convolution of bits: the anchor of `binary_conv2d` and (with 1x1 extents) `binary_dense`.
 
     Kernel inputs: data uint32 ``[n, height, width, groups * words(channels / groups)]`` (each group
-    starts at a word), if `ternary` the zero plane of the same shape, weight (`layout.pack_conv_weight`,
-    uint32, 1-d), then the steps' inputs in order; then the steps' outputs in order.
+    starts at a word), if `ternary` the zero plane of the same shape, weight
+    (`layout.pack_conv_weight`, uint32, 1-d), then the steps' inputs in order; then the steps'
+    outputs in order.
 
-    The accumulator: ``xor`` mode (bipolar data): ``acc = sum popcount(d ^ w)`` over the taps inside the
-    image, plus for taps outside: ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p = all channels' bits
-    1 or 0), ``channels_per_group / 2`` each if `pad_value` is 0, so that ``dot = K - 2 * acc`` with
-    K = kh * kw * channels_per_group everywhere. If channels per group are odd and pad_value is 0 and there are pads,
-    `doubled` is set and ``acc`` means twice that (dot = K - acc). With `ternary`, each zero datum also counts 1/2:
-    then `doubled` is set too, ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
-    ``and`` mode (data in {0, 1}, weight +-1): ``acc = popcount(d) - 2*popcount(d & w)`` summed over taps inside
-    (pad_value 0) so that ``dot = -acc``; `pad_value` 1 counts ``channels_per_group - 2*popcount(w)`` for taps outside.
+    The accumulator ``acc``, with K = kh * kw * channels_per_group:
+
+    * ``xor`` mode (bipolar data): the sum of ``popcount(d ^ w)`` over the taps inside the image. A
+      tap outside adds ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p = all channels' bits 1 or
+      0), and ``channels_per_group / 2`` if `pad_value` is 0. So ``dot = K - 2 * acc`` everywhere.
+      If channels per group are odd, `pad_value` is 0 and there are pads, `doubled` is set and
+      ``acc`` means twice that (``dot = K - acc``). With `ternary`, each zero datum also counts 1/2:
+      then `doubled` is set too and ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
+    * ``and`` mode (data in {0, 1}, weight +-1): ``popcount(d) - 2 * popcount(d & w)``, summed over
+      the taps inside, so that ``dot = -acc``; if `pad_value` is 1, a tap outside adds
+      ``channels_per_group - 2 * popcount(w)``.
     """
 
     n: Dim
@@ -112,12 +116,13 @@ class BinaryConv2d:
     ternary: bool = False
     steps: tuple[Step, ...] = ()
     rank: int = 4
-    """2 for dense layers: data is ``[n, words]``, height = width = 1, and outputs are ``[n, C]``."""
+    """2 for dense layers: data is ``[n, words]``, height = width = 1, outputs are ``[n, C]``."""
 
     @property
     def doubled(self) -> bool:
         """Whether ``acc`` counts in halves (``dot = K - acc`` instead of ``K - 2 * acc``)."""
-        odd_border = (self.channels // self.groups) % 2 == 1 and any(self.pads) and self.pad_value == 0
+        odd = (self.channels // self.groups) % 2 == 1
+        odd_border = odd and any(self.pads) and self.pad_value == 0
         return self.mode == "xor" and (self.ternary or odd_border)
 
     @property
@@ -136,8 +141,8 @@ class BinaryConv2d:
 class Conv2d:
     """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
 
-    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight (`layout.pack_float_weight`,
-    f32, 1-d), then the steps'. Zero padding.
+    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight
+    (`layout.pack_float_weight`, f32, 1-d), then the steps'. Zero padding.
     """
 
     n: Dim
@@ -157,10 +162,12 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Pool2d:
-    """Float pooling: `kind` is ``max``, ``avg`` (divide by the taps inside), ``avg_full`` (by kh * kw).
+    """Float pooling.
 
-    Kernel inputs: data float32 in `data_layout`, then the steps'. Padding does not take part in ``max``.
-    Global pooling is a kernel of the whole image.
+    `kind` is ``max``, ``avg`` (divide by the taps inside) or ``avg_full`` (by kh * kw).
+
+    Kernel inputs: data float32 in `data_layout`, then the steps'. Padding does not take part in
+    ``max``. Global pooling is a kernel of the whole image.
     """
 
     n: Dim
@@ -184,11 +191,11 @@ class Pool2d:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Nothing but the epilogue on one float tensor: bit packing, glue between layers, layout change.
+    """Nothing but the epilogue on one tensor: bit packing, glue between layers, layout change.
 
-    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]`` if `rank` is 2), or `from_bits`:
-    uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set, given as a
-    second input if `ternary`); with mode ``and`` as 1/0.
+    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
+    `from_bits`: uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set,
+    given as a second input if `ternary`); with mode ``and`` as 1/0.
     """
 
     n: Dim
@@ -228,7 +235,10 @@ class BitwiseMaxPool:
 
 @dataclass(frozen=True)
 class ConcatBits:
-    """Concatenate planes along the channels: inputs uint32 ``[n, height, width, words(c)]`` (or 2-d)."""
+    """Concatenate planes along the channels.
+
+    Kernel inputs: one uint32 ``[n, height, width, words(c)]`` (or 2-d) for each of `channels`.
+    """
 
     n: Dim
     height: int
@@ -239,10 +249,10 @@ class ConcatBits:
 
 @dataclass(frozen=True)
 class SliceBits:
-    """Pick channels ``index`` (any order, repeats allowed) of a plane: slice, split, shuffle, and the
-    word-aligned groups a grouped convolution reads.
+    """Pick channels of a plane, in any order, with repeats.
 
-    `index` holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32). If
+    Slices, splits, shuffles, and the word-aligned groups that a grouped convolution reads. `index`
+    holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32). If
     `bits_table.needs_table` (an irregular selection of many bits), the kernel takes
     `bits_table.slice_table` as its second input.
     """
@@ -257,7 +267,7 @@ class SliceBits:
 
 @dataclass(frozen=True)
 class PadBits:
-    """Pad a plane of bits at the image border with bit `bit`: output ``[n, h + t + b, w + l + r, words]``."""
+    """Pad a plane at the image border with `bit`: output ``[n, h + t + b, w + l + r, words]``."""
 
     n: Dim
     height: int
@@ -271,14 +281,13 @@ Spec = (
     BinaryConv2d | Conv2d | Pool2d | Elementwise | BitwiseMaxPool | ConcatBits | SliceBits | PadBits
 )
 
-_KINDS = {
-    c.__name__: c
-    for c in (BinaryConv2d, Conv2d, Pool2d, Elementwise, BitwiseMaxPool, ConcatBits, SliceBits, PadBits)
-}
+_KINDS = {kind.__name__: kind for kind in get_args(Spec)}
 
 
-def output_size(size: int, kernel: int, stride: int, dilation: int, pads: int, extra: int = 0) -> int:
-    """Return the output extent of a sliding window over `size` (`pads` before and after together)."""
+def output_size(
+    size: int, kernel: int, stride: int, dilation: int, pads: int, extra: int = 0
+) -> int:
+    """Return the output extent of a window sliding over `size` (`pads`: both sides together)."""
     return (size + pads + extra - dilation * (kernel - 1) - 1) // stride + 1
 
 

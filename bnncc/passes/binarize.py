@@ -1,7 +1,7 @@
 """Find the binary layers.
 
-    before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)          W = s[o] * {-1, +1}
-    after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)                pads merged, bits and scale of W
+    before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)      W = s[o] * {-1, +1}
+    after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)            pads merged, bits and scale of W
 
 A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `passes.values`)
 and every filter is one magnitude times signs. What is real in the data's values (their size, an
@@ -172,7 +172,8 @@ def _data(
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)
         if pad_value not in allowed or (not two.bipolar and two.lo != 0.0):
             return (
-                f"it pads by {pad_value:g}, which is not a value of its data {{{two.lo:g}, {two.hi:g}}}",
+                f"it pads by {pad_value:g}, which is not a value of its data "
+                f"{{{two.lo:g}, {two.hi:g}}}",
                 "pad by one of the data's values, or by 0 around signs",
             )
     return _Data(name, two, (pads[0], pads[1], pads[2], pads[3]), pad_value)

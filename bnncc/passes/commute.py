@@ -1,6 +1,7 @@
 """Move signs in front of operators that cost less on bits.
 
-    commute_pads    before: p = Pad(x, v); s = Sign(p)            after: t = Sign(x); s = Pad(t, sign(v))
+    commute_pads    before: p = Pad(x, v); s = Sign(p)
+                    after:  t = Sign(x); s = Pad(t, sign(v))
     commute_pools   before: y = Conv(b); m = MaxPool(y); z = BatchNormalization(m); s = Sign(z)
                     after:  y = Conv(b); z = BatchNormalization(y); t = Sign(z); s = BitPool(t)
 

@@ -111,7 +111,7 @@ class Physical:
     # ---- float forms ------------------------------------------------------------------------
 
     def layout_of(self, name: str, prefer: str = "NHWC") -> str:
-        """Return the layout a kernel should read `name` in: `prefer` unless only the other exists."""
+        """Return the layout a kernel reads `name` in: `prefer` unless only the other exists."""
         forms = self.floats.get(name)
         if forms is None or prefer in forms:
             return prefer

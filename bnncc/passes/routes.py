@@ -83,7 +83,7 @@ class Router:
             if not all(isinstance(d, int) for d in shape[1:]):
                 return False
             count = int(np.prod(shape[1:], dtype=np.int64))  # type: ignore[arg-type]
-            self._elements[data] = np.arange(count).reshape(1, *shape[1:])  # type: ignore[arg-type]
+            self._elements[data] = np.arange(count).reshape(1, *shape[1:])
             self._origin[data] = data
         if data not in self._elements:
             return False

@@ -1,8 +1,8 @@
 """Recognise signs in all their spellings.
 
-    before: c = GreaterOrEqual(x, 0); y = Where(c, 1, -1)      after: y = bnncc.Sign(x)
-    before: s = Sign(x); t = Add(s, 0.1); y = Sign(t)          after: y = bnncc.Sign(x)
-    before: c = Greater(x, T); f = Cast(c)                     after: d = Sub(x, T); f = bnncc.Sign(d)
+    before: c = GreaterOrEqual(x, 0); y = Where(c, 1, -1)    after: y = bnncc.Sign(x)
+    before: s = Sign(x); t = Add(s, 0.1); y = Sign(t)        after: y = bnncc.Sign(x)
+    before: c = Greater(x, T); f = Cast(c)                   after: d = Sub(x, T); f = bnncc.Sign(d)
 
 A tensor is looked at as a *step function* of one real source tensor: constant on the pieces into
 which a few cut points divide the real line. Comparisons and `Sign` start one; any elementwise
@@ -223,7 +223,7 @@ def _start(
 
 
 def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
-    """Return the step function of rounding a tensor whose range holds one step: DoReFa's 1-bit form."""
+    """Return the step function of rounding where the range holds one step: DoReFa's 1-bit form."""
     source = node.inputs[0]
     low, high = _interval(source, graph, producers)
     if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
@@ -248,7 +248,7 @@ def _interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[floa
             low, high = max(low, 0.0), min(high, 1.0 * factor)
             break
         elif node.op == "Clip":
-            bounds = [_scalar(graph, i) if i else None for i in (node.inputs[1:] + ["", ""])[:2]]
+            bounds = [_scalar(graph, i) if i else None for i in [*node.inputs[1:], "", ""][:2]]
             low = low if bounds[0] is None else max(low, float(bounds[0][0]) * factor)
             high = high if bounds[1] is None else min(high, float(bounds[1][0]) * factor)
         elif node.op in ("Min", "Max") and len(node.inputs) == 2 and scalars:
@@ -267,19 +267,17 @@ def _interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[floa
 def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> str:
     """Skip operators that keep the sign of every value: hardtanh before a sign, for one."""
     while (node := producers.get(name)) is not None:
-        if node.op in _SIGN_PRESERVING:
-            name = node.inputs[0]
-        elif node.op == "Clip" and _straddles_zero(node, graph):
-            name = node.inputs[0]
-        else:
+        clip = node.op == "Clip" and _straddles_zero(node, graph)
+        if not clip and node.op not in _SIGN_PRESERVING:
             break
+        name = node.inputs[0]
     return name
 
 
 def _straddles_zero(node: Node, graph: Graph) -> bool:
-    bounds = [graph.constants.get(i) if i else None for i in (node.inputs[1:] + ["", ""])[:2]]
-    given = [bool(i) for i in (node.inputs[1:] + ["", ""])[:2]]
-    if any(g and b is None for g, b in zip(given, bounds, strict=True)):
+    names = [*node.inputs[1:], "", ""][:2]
+    bounds = [graph.constants.get(i) if i else None for i in names]
+    if any(i and b is None for i, b in zip(names, bounds, strict=True)):
         return False
     low, high = bounds
     return (low is None or float(low.reshape(-1)[0]) < 0) and (

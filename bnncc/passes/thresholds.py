@@ -47,7 +47,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class Direction:
-    """Per channel: does a step go up with the dot product, down, or is it constant?
+    """Which way each channel's step goes with the dot product.
 
     Attributes
     ----------

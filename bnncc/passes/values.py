@@ -1,4 +1,4 @@
-"""Value sets: which tensors hold only two values (or three: with zero), and through which operators.
+"""Value sets: which tensors hold only two values (or three: with zero), and through what.
 
 `bnncc.Sign` makes such a tensor; max-pooling, padding, concatenation and moves of whole channels
 keep it one. Everything else is real. A convolution is binary when its data is in this table and its
@@ -15,8 +15,8 @@ from bnncc.evaluate import evaluate_node
 from bnncc.graph import Graph, Node
 
 WEIGHT_TOLERANCE = 1e-5
-"""Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues left
-in trained weights measure up to 4e-6; a larger bound would change results."""
+"""Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues
+left in trained weights measure up to 4e-6; a larger bound would change results."""
 
 
 @dataclass(frozen=True)
