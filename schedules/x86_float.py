@@ -19,6 +19,9 @@ PARALLEL_MACS = 2**23
 PARALLEL_BYTES = 2**22
 """Bytes that one core reads in about 0.1 ms."""
 
+MAX_UNROLLED = 256
+"""Products in the body of an innermost loop."""
+
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
 
@@ -44,9 +47,11 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     macs = height * width * spec.out_channels * spec.channels // spec.groups
     macs *= spec.kernel[0] * spec.kernel[1] * (flat.n if isinstance(flat.n, int) else 1)
     parallel = threads > 1 and macs >= PARALLEL_MACS
-    if spec.groups == spec.channels == spec.out_channels > 1:
-        # Lanes load data as vectors: nothing is shared between two of them.
-        return float_conv2d.Tile(columns=max(1, min(7, budget)), kw_inside=False, parallel=parallel)
+    if spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES:
+        # Each lane has data of its own: nothing is shared between vectors, and collecting data that
+        # are not neighbours in memory is most of the code.
+        columns = max(1, min(7, budget)) if spec.groups == spec.channels else 1
+        return float_conv2d.Tile(columns=columns, kw_inside=False, parallel=parallel)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)
@@ -58,7 +63,7 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
         columns=columns,
         vectors=vectors,
         # Where registers are few, LLVM would keep data for several taps and spill accumulators.
-        kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= 128,
+        kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
         parallel=parallel,
     )
