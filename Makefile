@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runti
 
 test: $(VENV)/.installed ## run the tests, but for the slow ones
 	$(PY) -m pytest --doctest-modules --quiet bnncc
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
 	$(PY) -m pytest --doctest-modules --quiet bnncc

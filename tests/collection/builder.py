@@ -1,6 +1,6 @@
 """A small builder of ONNX graphs that writes each operator as the chosen opset wants it.
 
-Over 400 lines: half of it is the table of sign spellings.
+It is over 400 lines because half of it is the table of sign spellings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hand-written cases: structure, NHWC, constants and names, functions, float networks.
 
-Over 400 lines: a table, one entry per model.
+It is over 400 lines because it is a table, one entry per model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Export the PyTorch part of the collection.
 
-Needs torch, onnxscript and onnx; not run by the tests. Over 400 lines: a table of models.
+Needs torch, onnxscript and onnx; not run by the tests. It is over 400 lines because it is a table
+of models.
 
     python -m tests.collection.make_torch            # from the repository root
 
