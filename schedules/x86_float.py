@@ -50,8 +50,12 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     if spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES:
         # Each lane has data of its own: nothing is shared between vectors, and collecting data that
         # are not neighbours in memory is most of the code.
-        columns = max(1, min(7, budget)) if spec.groups == spec.channels else 1
-        return float_conv2d.Tile(columns=columns, kw_inside=False, parallel=parallel)
+        if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
+            vectors = 2 if budget >= 8 else 1
+            columns = min(4 if vectors == 2 else 5, budget // vectors)
+            return float_conv2d.Tile(columns, vectors, False, True, parallel=parallel)
+        columns = min(7, budget) if spec.groups == spec.channels else 1
+        return float_conv2d.Tile(columns, kw_inside=False, parallel=parallel)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)
