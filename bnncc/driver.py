@@ -1,6 +1,7 @@
 """The compiler from end to end: one model in, one artifact out.
 
-load -> simplify -> recognise signs -> binarize -> commute -> fuse -> Relax -> legalize -> schedule -> build
+load -> simplify -> recognise signs -> binarize -> commute -> fuse
+     -> Relax -> legalize -> schedule -> build
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ def compile_model(
 
     plan = _plan(physical, layers, calls, arena)
     content, members = manifest.make(
-        library, plan=plan, model=Path(graph.source).name, target=target, options=options, inputs=inputs,
-        outputs=outputs, selfcheck=check,
+        library, plan=plan, model=Path(graph.source).name, target=target, options=options,
+        inputs=inputs, outputs=outputs, selfcheck=check,
     )  # fmt: skip
     return Artifact(content, members)
 

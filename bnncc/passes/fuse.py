@@ -1,13 +1,15 @@
 """Cut the graph into kernels.
 
-    before: y = BinaryConv(b); z = BatchNormalization(y); r = Add(z, x); s = Sign(r); (r has other readers)
+    before: y = BinaryConv(b); z = BatchNormalization(y); r = Add(z, x); s = Sign(r)
     after:  r, s = Kernel(b, x; binary convolution, affine, add, store, bits)
 
+where r has other readers.
+
 Walks the nodes in order. A convolution, dense layer or pooling (or, for lone glue, nothing) is the
-*anchor* of a kernel; what follows it is absorbed while it is elementwise: signs of any tensor on the
-way become bits, tensors that others read are stored, and one reader is followed. Operators that only
-move bits get kernels on packed words. Everything else stays an ONNX node for TVM's importer, on
-float tensors in the file's layout.
+*anchor* of a kernel; what follows it is absorbed while it is elementwise: signs of any tensor on
+the way become bits, tensors that others read are stored, and one reader is followed. Operators that
+only move bits get kernels on packed words. Everything else stays an ONNX node for TVM's importer,
+on float tensors in the file's layout.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ _CONSTANT_OPS = {
     "BatchNormalization",
 }
 _ANY_LAYOUT = {
-    "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus", "Softsign",
-    "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign", "Reciprocal",
-    "ThresholdedRelu", "Sin", "Cos", "Not", "Cast",
+    "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
+    "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
+    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast",
 }  # fmt: skip
 """Unary operators that work on NHWC as well as on NCHW."""
 
@@ -149,7 +151,9 @@ class _Fuser:
             else None
         )
         units = int(self.graph.types[node.outputs[0]].shape[1])
-        return bias is None or bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
+        if bias is None:
+            return True
+        return bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
 
     def _flattened_image(self, name: str) -> str | None:
         """Return the image that `name` flattens, row by row."""
@@ -269,12 +273,12 @@ class _Fuser:
             inputs = [self.physical.reshape(i, (n, words(channels))) for i in inputs]
             rank = 2
         spec = BinaryConv2d(
-            n, height, width, channels, out_channels, (kh, kw), a["strides"], a["dilations"], a["pads"],
-            a["pad_value"], groups, a["mode"], planes.zero is not None, (), rank,
+            n, height, width, channels, out_channels, (kh, kw), a["strides"], a["dilations"],
+            a["pads"], a["pad_value"], groups, a["mode"], planes.zero is not None, (), rank,
         )  # fmt: skip
         return Group(
-            spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0], node.name, node.covers,
-            bits, out_rank,
+            spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
+            node.name, node.covers, bits, out_rank,
         )  # fmt: skip
 
     def _start_conv(self, node: Node) -> Group:
@@ -283,8 +287,8 @@ class _Fuser:
         n, channels, height, width, _ = self.physical.image(data)
         layout = self.physical.layout_of(data)
         spec = Conv2d(
-            n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]), tuple(a["dilations"]),
-            tuple(a["pads"]), int(a["group"]), layout,
+            n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
+            tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
         packed = self.physical.constant(
             pack_float_weight(weight.transpose(0, 2, 3, 1)), f"{node.name}.weight"
