@@ -210,6 +210,8 @@ class _Checker:
             for key in ("name", "op"):
                 self.typed(kernel, key, str, "report.kernels.")
             self.typed(kernel, "macs", int, "report.kernels.")
+            for position in self.typed(kernel, "zeros", list, "report.kernels."):
+                self.require(isinstance(position, int), "report.kernels.zeros")
             for layer in self.typed(kernel, "layers", list, "report.kernels."):
                 self.require(isinstance(layer, str), "report.kernels.layers")
             for arg in self.typed(kernel, "args", list, "report.kernels."):

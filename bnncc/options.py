@@ -66,6 +66,9 @@ class CompileOptions:
         Folder for one file per phase.
     seed : int
         Of the self-check's random input.
+    confirm : bool
+        Run the result on the self-check's input, where this machine can, and refuse to return what
+        is wrong.
     """
 
     target: str | Path | TargetSpec = "native"
@@ -75,6 +78,7 @@ class CompileOptions:
     input_uint8: tuple[Uint8Input, ...] = ()
     dump_ir: str | Path | None = None
     seed: int = 0
+    confirm: bool = True
 
     def __post_init__(self) -> None:
         if self.sign_zero not in SIGN_ZERO:

@@ -118,8 +118,18 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
 
 
 def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
-    dims = tuple(int(d) if isinstance(d, tirx.IntImm) else str(d) for d in kind.shape.values)
-    return dims, str(kind.dtype)
+    return tuple(_dim(d) for d in kind.shape.values), str(kind.dtype)
+
+
+def _dim(value: Any) -> int | str:
+    """Return a number, a symbol's name, or what an expression is for a batch of one."""
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.Var):
+        return str(value.name)
+    symbols = tvm.tirx.analysis.undefined_vars(value)
+    ones = {v: tirx.IntImm(str(v.ty.dtype), 1) for v in symbols}
+    return int(tvm.arith.Analyzer().simplify(tirx.stmt_functor.substitute(value, ones)))
 
 
 def arena_bytes(module: tvm.IRModule) -> int:

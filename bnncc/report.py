@@ -73,6 +73,8 @@ class Kernel:
         What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ...
     tuned : bool
         Whether a tuning record chose its schedule.
+    zeros : tuple of int
+        Which of `args` hold planes of exact zeros, all 0 in the usual case.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Kernel:
     args: tuple[KernelArg, ...] = ()
     op: str = ""
     tuned: bool = False
+    zeros: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

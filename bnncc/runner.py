@@ -171,9 +171,12 @@ def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str,
 
     rng = np.random.default_rng(seed)
     args = []
-    for arg in kernel["args"]:
+    for position, arg in enumerate(kernel["args"]):
         shape = tuple(d if isinstance(d, int) else 1 for d in arg["shape"])
-        args.append(tvm_ffi.from_dlpack(_random(rng, shape, arg["dtype"])))
+        array = _random(rng, shape, arg["dtype"])
+        if position in kernel["zeros"]:
+            array[...] = 0
+        args.append(tvm_ffi.from_dlpack(array))
     library = next((m for m in module.imports if m.implements_function(kernel["name"])), None)
     if library is None:
         raise BnnccError(f"lib.so holds no kernel `{kernel['name']}`", hint="compile it again")

@@ -272,6 +272,7 @@ def _options(artifact: Artifact) -> CompileOptions:
         sign_zero=content["semantics"]["sign_zero"],
         check_finite=content["semantics"]["check_finite"],
         input_uint8=images,
+        confirm=False,
     )
 
 
