@@ -34,7 +34,7 @@ class Builder:
     def const(self, value: np.ndarray) -> str:
         """Add an initializer."""
         self.count += 1
-        self.inits.append(numpy_helper.from_array(np.ascontiguousarray(value), f"c{self.count}"))
+        self.inits.append(numpy_helper.from_array(np.asarray(value), f"c{self.count}"))
         return f"c{self.count}"
 
     def op(self, kind: str, *inputs: str, **attrs: object) -> str:
