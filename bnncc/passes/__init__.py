@@ -1,1 +1,1 @@
-"""Passes over Relax, from an imported graph to packed, fused layers."""
+"""Passes over the graph, from an imported model to packed, fused layers."""

@@ -19,27 +19,14 @@ from collections.abc import Callable
 import numpy as np
 
 from bnncc.graph import Graph, Node, TensorType
-from bnncc.passes.groups import Event, Group, has_constant_form, realise
+from bnncc.passes.groups import Event, Group, realise
+from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
-from bnncc.passes.routes import ROUTES, Router
+from bnncc.passes.routes import Router
 from bnncc.passes.values import TwoValued, value_sets
 from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, output_size
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
 
-_POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
-_TENSOR_OPS = {"Add", "Sub", "Mul"}
-_CONSTANT_OPS = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Neg",
-    "Relu",
-    "LeakyRelu",
-    "PRelu",
-    "Clip",
-    "BatchNormalization",
-}
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
     "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
@@ -74,7 +61,8 @@ class _Fuser:
         self.values: dict[str, TwoValued] = value_sets(graph)
         self.absorbed: set[int] = set()
         self.producers = graph.producers()
-        self.kinds = {id(n): self._kind(n) for n in graph.nodes}
+        self.look = Kinds(graph, self.values)
+        self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
         self.starters: dict[str, Callable[[Node], Group]] = {
             "binary": self._start_binary,
             "conv": self._start_conv,
@@ -103,103 +91,6 @@ class _Fuser:
 
     def _output(self, name: str) -> str:
         return self.physical.float(name, "NCHW")
-
-    # ---- what a node is ---------------------------------------------------------------------
-
-    def _kind(self, node: Node) -> str:
-        if node.op == "bnncc.BinaryConv":
-            return "binary"
-        if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
-            return "absent"
-        if node.op in ROUTES and node.outputs[0] in self.values:
-            return "route"
-        if node.op == "bnncc.Sign":
-            return "glue" if self._image_ok(node.inputs[0]) else "generic"
-        if not node.outputs or not self._image_ok(node.outputs[0]):
-            return "generic"
-        if node.op == "Conv" and self._float_weights(node) and self._image_ok(node.inputs[0]):
-            return "conv"
-        if node.op in ("Gemm", "MatMul") and self._dense_ok(node):
-            return "dense"
-        if node.op in _POOLS and self._pool_spec(node) is not None:
-            return "pool"
-        if self._constant_glue(node) is not None or self._tensor_glue(node) is not None:
-            return "glue"
-        return "generic"
-
-    def _image_ok(self, name: str) -> bool:
-        """Whether `name` is a float image or matrix that kernels work on."""
-        kind = self.graph.types[name]
-        return (
-            kind.dtype == "float32"
-            and len(kind.shape) in (2, 4)
-            and all(isinstance(d, int) and d > 0 for d in kind.shape[1:])
-        )
-
-    def _float_weights(self, node: Node) -> bool:
-        return all(i in self.graph.constants for i in node.inputs[1:] if i)
-
-    def _dense_ok(self, node: Node) -> bool:
-        shape = self.graph.types[node.inputs[0]].shape
-        if not self._float_weights(node) or len(shape) != 2 or node.attrs.get("transA"):
-            return False
-        if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
-            return False
-        bias = (
-            self.graph.constants[node.inputs[2]]
-            if len(node.inputs) > 2 and node.inputs[2]
-            else None
-        )
-        units = int(self.graph.types[node.outputs[0]].shape[1])
-        if bias is None:
-            return True
-        return bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
-
-    def _flattened_image(self, name: str) -> str | None:
-        """Return the image that `name` flattens, row by row."""
-        move = self.producers.get(name)
-        if move is None or move.op not in ("Flatten", "Reshape") or not self._image_ok(name):
-            return None
-        image, flat = self.graph.types[move.inputs[0]], self.graph.types[name]
-        if not self._image_ok(move.inputs[0]) or len(image.shape) != 4 or len(flat.shape) != 2:
-            return None
-        same = image.shape[0] == flat.shape[0] and np.prod(image.shape[1:]) == flat.shape[1]  # type: ignore[arg-type]
-        return move.inputs[0] if same else None
-
-    def _feeds_dense_only(self, node: Node) -> bool:
-        out = node.outputs[0]
-        if out in self.graph.outputs or self._flattened_image(out) is None:
-            return False
-        readers = self.consumers.get(out, [])
-        return all(
-            (r.op in ("Gemm", "MatMul") and r.inputs[0] == out and self._dense_ok(r))
-            for r in readers
-        )
-
-    def _constant_glue(self, node: Node) -> str | None:
-        """Return the operand if `node` is elementwise with per-channel constants."""
-        if node.op not in _CONSTANT_OPS:
-            return None
-        data = [i for i in node.inputs if i and i not in self.graph.constants]
-        if len(data) != 1 or self.graph.types[data[0]] != self.graph.types[node.outputs[0]]:
-            return None
-        _, channels, _, _, rank = self.physical.image(node.outputs[0])
-        return data[0] if has_constant_form(node, self.graph, channels, rank) else None
-
-    def _tensor_glue(self, node: Node) -> tuple[str, ...] | None:
-        """Return the operands that may be the running value, if `node` combines two tensors."""
-        if node.op not in _TENSOR_OPS or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
-            return None
-        out = self.graph.types[node.outputs[0]]
-        kinds = [self.graph.types[i] for i in node.inputs]
-        if kinds[0] == out and kinds[1] == out:
-            return tuple(node.inputs)
-        for i, kind in enumerate(kinds):
-            full = kinds[1 - i]
-            gate = (*out.shape[:2], 1, 1)
-            if node.op == "Mul" and full == out and kind.shape == gate and kind.dtype == out.dtype:
-                return (node.inputs[1 - i],) if node.inputs[i] not in self.graph.constants else None
-        return None
 
     # ---- growing a group --------------------------------------------------------------------
 
@@ -236,9 +127,9 @@ class _Fuser:
         if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
             return None
         out = reader.outputs[0]
-        if self._constant_glue(reader) == tip:
+        if self.look.constant_glue(reader) == tip:
             return Event("apply", out, reader)
-        operands = self._tensor_glue(reader)
+        operands = self.look.tensor_glue(reader)
         if operands is None or tip not in operands:
             return None
         other = reader.inputs[1 if reader.inputs[0] == tip else 0]
@@ -311,7 +202,7 @@ class _Fuser:
         weight = self.graph.constants[node.inputs[1]]
         rows = weight if node.op == "Gemm" and node.attrs.get("transB") else weight.T
         units = rows.shape[0]
-        image = self._flattened_image(data)
+        image = self.look.flattened_image(data)
         flat = self.producers.get(data)
         if image is not None and flat is not None and self.kinds[id(flat)] == "absent":
             n, channels, height, width, _ = self.physical.image(image)
@@ -330,7 +221,7 @@ class _Fuser:
         return self._float_group(node, spec, [tensor, packed], units)
 
     def _start_pool(self, node: Node) -> Group:
-        spec = self._pool_spec(node)
+        spec = self.look.pool_spec(node)
         assert spec is not None
         layout = self.physical.layout_of(node.inputs[0])
         spec = Pool2d(**{**spec.__dict__, "data_layout": layout})
@@ -341,59 +232,12 @@ class _Fuser:
             spec, [data], ones, np.zeros(spec.channels), node.outputs[0], node.name, rank=rank
         )
 
-    def _pool_spec(self, node: Node) -> Pool2d | None:
-        a, data = node.attrs, node.inputs[0]
-        if (
-            len([o for o in node.outputs if o]) != 1
-            or not self._image_ok(data)
-            or data in self.graph.constants
-        ):
-            return None
-        shape, out = self.graph.types[data].shape, self.graph.types[node.outputs[0]].shape
-        if len(shape) != 4:
-            return None
-        n, channels, height, width = shape[0], int(shape[1]), int(shape[2]), int(shape[3])
-        if node.op in ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean"):
-            if node.op == "ReduceMean" and not self._reduces_image(node):
-                return None
-            kind = "max" if node.op == "GlobalMaxPool" else "avg"
-            return Pool2d(n, height, width, channels, kind, (height, width), squeeze=len(out) == 2)
-        kernel, strides = tuple(a["kernel_shape"]), tuple(a["strides"])
-        dilations, pads = tuple(a.get("dilations", (1, 1))), tuple(a["pads"])
-        extra = tuple(
-            max(0, (int(out[2 + i]) - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1
-                - (height, width)[i] - pads[i] - pads[i + 2])
-            for i in range(2)
-        )  # fmt: skip
-        made = tuple(
-            output_size(
-                (height, width)[i],
-                kernel[i],
-                strides[i],
-                dilations[i],
-                pads[i] + pads[i + 2],
-                extra[i],
-            )
-            for i in range(2)
-        )
-        include = bool(a.get("count_include_pad", 0)) and any(pads)
-        if made != out[2:] or (node.op == "AveragePool" and include and any(extra)):
-            return None
-        kind = "max" if node.op == "MaxPool" else "avg_full" if include else "avg"
-        return Pool2d(n, height, width, channels, kind, kernel, strides, dilations, pads, extra)
-
-    def _reduces_image(self, node: Node) -> bool:
-        if len(node.inputs) < 2 or node.inputs[1] not in self.graph.constants:
-            return False
-        axes = {int(x) % 4 for x in self.graph.constants[node.inputs[1]].reshape(-1)}
-        return axes == {2, 3}
-
     def _start_glue(self, node: Node) -> Group:
         """Start a kernel without an anchor: the first operand of `node`, read as it is."""
         if node.op == "bnncc.Sign":
             data = node.inputs[0]
         else:
-            data = self._constant_glue(node) or self._first_operand(node)
+            data = self.look.constant_glue(node) or self._first_operand(node)
         n, channels, height, width, rank = self.physical.image(data)
         scale, offset = np.ones(channels), np.zeros(channels)
         if data in self.physical.planes and data not in self.physical.floats:
@@ -420,7 +264,7 @@ class _Fuser:
         return group
 
     def _first_operand(self, node: Node) -> str:
-        operands = self._tensor_glue(node)
+        operands = self.look.tensor_glue(node)
         assert operands is not None
         return next((i for i in operands if i not in self.graph.constants), operands[0])
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bnncc.graph import Graph, Node
 from bnncc.passes import thresholds as th
+from bnncc.passes.affine import Affine, affine_of, channel_vector
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.build import output_rank
@@ -21,7 +22,6 @@ from bnncc.topi_binary.layout import pack_conv_weight
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, Step
 
 Anchor = BinaryConv2d | Conv2d | Pool2d | Elementwise
-Affine = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -90,73 +90,6 @@ class Group:
     def squeezed(self) -> bool:
         """Whether the kernel makes images of one pixel for what are logically rows."""
         return self.rank == 2 and output_rank(self.spec) == 4
-
-
-def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | None:
-    """Return a constant as one float64 per channel, if that is how it broadcasts.
-
-    Parameters
-    ----------
-    value : ndarray
-        Operand of an elementwise operator on ``[n, channels, h, w]`` or ``[n, channels]``.
-    channels : int
-        Channels of the other operand.
-    rank : int
-        4 or 2.
-
-    Returns
-    -------
-    ndarray of float64, shape (channels,), or None
-    """
-    if value.size == 1:
-        return np.full(channels, float(value.reshape(())), np.float64)
-    shape = (1,) * (rank - value.ndim) + value.shape
-    if len(shape) != rank or shape[1] != channels or value.size != channels:
-        return None
-    return value.reshape(channels).astype(np.float64)
-
-
-def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
-    """Return ``(scale, bias)`` if `node` is a per-channel affine operator with constants."""
-    if node.op == "BatchNormalization":
-        gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
-        scale = gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5)))
-        return scale, beta - mean * scale
-    ones, zeros = np.ones(channels), np.zeros(channels)
-    if node.op == "Neg":
-        return -ones, zeros
-    if node.op not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
-        return None
-    left = node.inputs[0] in graph.constants
-    vector = channel_vector(graph.constants[node.inputs[0 if left else 1]], channels, rank)
-    if vector is None:
-        return None
-    if node.op == "Add":
-        return ones, vector
-    if node.op == "Sub":
-        return (-ones, vector) if left else (ones, -vector)
-    if node.op == "Mul":
-        return vector, zeros
-    return None if left or not vector.all() else (1.0 / vector, zeros)
-
-
-def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> bool:
-    """Whether `node` applies a per-channel function made of constants that a step can do."""
-    consts = [i in graph.constants for i in node.inputs[1:] if i]
-    if node.op in ("Relu", "Neg", "LeakyRelu"):
-        return True
-    if node.op == "BatchNormalization":
-        return all(consts) and len([o for o in node.outputs if o]) == 1
-    if node.op == "Clip":
-        return all(consts) and all(graph.constants[i].size == 1 for i in node.inputs[1:] if i)
-    if node.op == "PRelu":
-        return (
-            all(consts)
-            and channel_vector(graph.constants[node.inputs[1]], channels, rank) is not None
-        )
-    if sum(i in graph.constants for i in node.inputs) != 1:
-        return False
-    return affine_of(node, graph, channels, rank) is not None
 
 
 class _Writer:

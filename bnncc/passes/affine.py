@@ -1,0 +1,77 @@
+"""Per-channel functions with constants: what an epilogue can do without another tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+
+Affine = tuple[np.ndarray, np.ndarray]
+"""Scale and bias, float64, one per channel."""
+
+
+def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | None:
+    """Return a constant as one float64 per channel, if that is how it broadcasts.
+
+    Parameters
+    ----------
+    value : ndarray
+        Operand of an elementwise operator on ``[n, channels, h, w]`` or ``[n, channels]``.
+    channels : int
+        Channels of the other operand.
+    rank : int
+        4 or 2.
+
+    Returns
+    -------
+    ndarray of float64, shape (channels,), or None
+    """
+    if value.size == 1:
+        return np.full(channels, float(value.reshape(())), np.float64)
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if len(shape) != rank or shape[1] != channels or value.size != channels:
+        return None
+    return value.reshape(channels).astype(np.float64)
+
+
+def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
+    """Return ``(scale, bias)`` if `node` is a per-channel affine operator with constants."""
+    if node.op == "BatchNormalization":
+        gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
+        scale = gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5)))
+        return scale, beta - mean * scale
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    if node.op == "Neg":
+        return -ones, zeros
+    if node.op not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    left = node.inputs[0] in graph.constants
+    vector = channel_vector(graph.constants[node.inputs[0 if left else 1]], channels, rank)
+    if vector is None:
+        return None
+    if node.op == "Add":
+        return ones, vector
+    if node.op == "Sub":
+        return (-ones, vector) if left else (ones, -vector)
+    if node.op == "Mul":
+        return vector, zeros
+    return None if left or not vector.all() else (1.0 / vector, zeros)
+
+
+def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> bool:
+    """Whether `node` applies a per-channel function made of constants that a step can do."""
+    consts = [i in graph.constants for i in node.inputs[1:] if i]
+    if node.op in ("Relu", "Neg", "LeakyRelu"):
+        return True
+    if node.op == "BatchNormalization":
+        return all(consts) and len([o for o in node.outputs if o]) == 1
+    if node.op == "Clip":
+        return all(consts) and all(graph.constants[i].size == 1 for i in node.inputs[1:] if i)
+    if node.op == "PRelu":
+        return (
+            all(consts)
+            and channel_vector(graph.constants[node.inputs[1]], channels, rank) is not None
+        )
+    if sum(i in graph.constants for i in node.inputs) != 1:
+        return False
+    return affine_of(node, graph, channels, rank) is not None

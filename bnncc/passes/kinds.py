@@ -1,0 +1,203 @@
+"""What each node is to `passes.fuse`: the anchor of a kernel, glue, a move of bits, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes.affine import has_constant_form
+from bnncc.passes.routes import ROUTES
+from bnncc.passes.values import TwoValued
+from bnncc.topi_binary.spec import Pool2d, output_size
+
+_POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
+_TENSOR_OPS = {"Add", "Sub", "Mul"}
+_CONSTANT_OPS = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Neg",
+    "Relu",
+    "LeakyRelu",
+    "PRelu",
+    "Clip",
+    "BatchNormalization",
+}
+
+
+class Kinds:
+    """Looks at nodes of the logical graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `binarize`; only read.
+    values : mapping of str to TwoValued
+        From `value_sets`.
+    """
+
+    def __init__(self, graph: Graph, values: Mapping[str, TwoValued]) -> None:
+        self.graph = graph
+        self._values = values
+        self._consumers, self._producers = graph.consumers(), graph.producers()
+
+    def kind(self, node: Node) -> str:
+        """Return which way `passes.fuse` treats `node`.
+
+        Parameters
+        ----------
+        node : Node
+            Of the graph.
+
+        Returns
+        -------
+        str
+            ``binary``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel. ``glue``:
+            elementwise. ``route``: moves bits. ``absent``: folded into the dense layers that read
+            it. ``generic``: left to TVM.
+        """
+        if node.op == "bnncc.BinaryConv":
+            return "binary"
+        if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
+            return "absent"
+        if node.op in ROUTES and node.outputs[0] in self._values:
+            return "route"
+        if node.op == "bnncc.Sign":
+            return "glue" if self._image_ok(node.inputs[0]) else "generic"
+        if not node.outputs or not self._image_ok(node.outputs[0]):
+            return "generic"
+        if node.op == "Conv" and self._float_weights(node) and self._image_ok(node.inputs[0]):
+            return "conv"
+        if node.op in ("Gemm", "MatMul") and self._dense_ok(node):
+            return "dense"
+        if node.op in _POOLS and self.pool_spec(node) is not None:
+            return "pool"
+        if self.constant_glue(node) is not None or self.tensor_glue(node) is not None:
+            return "glue"
+        return "generic"
+
+    def _image_ok(self, name: str) -> bool:
+        """Whether `name` is a float image or matrix that kernels work on."""
+        kind = self.graph.types[name]
+        return (
+            kind.dtype == "float32"
+            and len(kind.shape) in (2, 4)
+            and all(isinstance(d, int) and d > 0 for d in kind.shape[1:])
+        )
+
+    def _float_weights(self, node: Node) -> bool:
+        return all(i in self.graph.constants for i in node.inputs[1:] if i)
+
+    def _dense_ok(self, node: Node) -> bool:
+        shape = self.graph.types[node.inputs[0]].shape
+        if not self._float_weights(node) or len(shape) != 2 or node.attrs.get("transA"):
+            return False
+        if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
+            return False
+        bias = (
+            self.graph.constants[node.inputs[2]]
+            if len(node.inputs) > 2 and node.inputs[2]
+            else None
+        )
+        units = int(self.graph.types[node.outputs[0]].shape[1])
+        if bias is None:
+            return True
+        return bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
+
+    def flattened_image(self, name: str) -> str | None:
+        """Return the image that `name` flattens, row by row."""
+        move = self._producers.get(name)
+        if move is None or move.op not in ("Flatten", "Reshape") or not self._image_ok(name):
+            return None
+        image, flat = self.graph.types[move.inputs[0]], self.graph.types[name]
+        if not self._image_ok(move.inputs[0]) or len(image.shape) != 4 or len(flat.shape) != 2:
+            return None
+        same = image.shape[0] == flat.shape[0] and np.prod(image.shape[1:]) == flat.shape[1]  # type: ignore[arg-type]
+        return move.inputs[0] if same else None
+
+    def _feeds_dense_only(self, node: Node) -> bool:
+        out = node.outputs[0]
+        if out in self.graph.outputs or self.flattened_image(out) is None:
+            return False
+        readers = self._consumers.get(out, [])
+        return all(
+            (r.op in ("Gemm", "MatMul") and r.inputs[0] == out and self._dense_ok(r))
+            for r in readers
+        )
+
+    def constant_glue(self, node: Node) -> str | None:
+        """Return the operand if `node` is elementwise with per-channel constants."""
+        if node.op not in _CONSTANT_OPS:
+            return None
+        data = [i for i in node.inputs if i and i not in self.graph.constants]
+        if len(data) != 1 or self.graph.types[data[0]] != self.graph.types[node.outputs[0]]:
+            return None
+        shape = self.graph.types[data[0]].shape
+        fits = has_constant_form(node, self.graph, int(shape[1]), len(shape))
+        return data[0] if fits else None
+
+    def tensor_glue(self, node: Node) -> tuple[str, ...] | None:
+        """Return the operands that may be the running value, if `node` combines two tensors."""
+        if node.op not in _TENSOR_OPS or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
+            return None
+        out = self.graph.types[node.outputs[0]]
+        kinds = [self.graph.types[i] for i in node.inputs]
+        if kinds[0] == out and kinds[1] == out:
+            return tuple(node.inputs)
+        for i, kind in enumerate(kinds):
+            full = kinds[1 - i]
+            gate = (*out.shape[:2], 1, 1)
+            if node.op == "Mul" and full == out and kind.shape == gate and kind.dtype == out.dtype:
+                return (node.inputs[1 - i],) if node.inputs[i] not in self.graph.constants else None
+        return None
+
+    def pool_spec(self, node: Node) -> Pool2d | None:
+        """Return `node` as a pooling of an image in NHWC, if it is one that a kernel computes."""
+        a, data = node.attrs, node.inputs[0]
+        if (
+            len([o for o in node.outputs if o]) != 1
+            or not self._image_ok(data)
+            or data in self.graph.constants
+        ):
+            return None
+        shape, out = self.graph.types[data].shape, self.graph.types[node.outputs[0]].shape
+        if len(shape) != 4:
+            return None
+        n, channels, height, width = shape[0], int(shape[1]), int(shape[2]), int(shape[3])
+        if node.op in ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean"):
+            if node.op == "ReduceMean" and not self._reduces_image(node):
+                return None
+            kind = "max" if node.op == "GlobalMaxPool" else "avg"
+            return Pool2d(n, height, width, channels, kind, (height, width), squeeze=len(out) == 2)
+        kernel, strides = tuple(a["kernel_shape"]), tuple(a["strides"])
+        dilations, pads = tuple(a.get("dilations", (1, 1))), tuple(a["pads"])
+        extra = tuple(
+            max(0, (int(out[2 + i]) - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1
+                - (height, width)[i] - pads[i] - pads[i + 2])
+            for i in range(2)
+        )  # fmt: skip
+        made = tuple(
+            output_size(
+                (height, width)[i],
+                kernel[i],
+                strides[i],
+                dilations[i],
+                pads[i] + pads[i + 2],
+                extra[i],
+            )
+            for i in range(2)
+        )
+        include = bool(a.get("count_include_pad", 0)) and any(pads)
+        if made != out[2:] or (node.op == "AveragePool" and include and any(extra)):
+            return None
+        kind = "max" if node.op == "MaxPool" else "avg_full" if include else "avg"
+        return Pool2d(n, height, width, channels, kind, kernel, strides, dilations, pads, extra)
+
+    def _reduces_image(self, node: Node) -> bool:
+        if len(node.inputs) < 2 or node.inputs[1] not in self.graph.constants:
+            return False
+        axes = {int(x) % 4 for x in self.graph.constants[node.inputs[1]].reshape(-1)}
+        return axes == {2, 3}
