@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 from argparse import Namespace
@@ -264,6 +265,8 @@ def _is_artifact(path: Path) -> bool:
 
 def _check_model(path: Path) -> None:
     try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise UsageError(f"{path}: is not a regular file")
         with open(path, "rb"):
             pass
     except OSError as error:

@@ -108,7 +108,7 @@ def confirmed(
             return artifact
     from bnncc.verify import verify
 
-    result = verify(model, artifact)  # type: ignore[arg-type]
+    result = verify(model, artifact)
     if result["verdict"] == "wrong":
         bad = next(
             (x["name"] for x in (*result["layers"], *result["outputs"]) if not x["right"]), ""

@@ -110,6 +110,28 @@ class _Lowering:
             if name:
                 self.values[name] = value
 
+    def _explicit(self, node: Node) -> list[str]:
+        """Return the node's inputs, with the bounds of a Slice as plain positions.
+
+        TVM's converter loses an element where a start counts from the end and the end is open.
+        """
+        names = list(node.inputs)
+        if node.op != "Slice" or any(i not in self.graph.constants for i in names[1:] if i):
+            return names
+        shape = self.graph.types[names[0]].shape
+        start, end = (self.graph.constants[i].astype(np.int64) for i in names[1:3])
+        axes = self.graph.constants[names[3]] if names[3:4] and names[3] else np.arange(len(start))
+        steps = self.graph.constants[names[4]] if names[4:5] and names[4] else np.ones_like(start)
+        bounds = np.stack([start, end], axis=1)
+        for row, axis, step in zip(bounds, axes, steps, strict=True):
+            size = shape[int(axis)]
+            if isinstance(size, int) and step > 0:
+                row[:] = slice(int(row[0]), int(row[1])).indices(size)[:2]
+        return [
+            names[0], *(self.graph.constant(bounds[:, k], f"{node.name}.bound") for k in (0, 1)),
+            *names[3:],
+        ]  # fmt: skip
+
     def _convert(self, node: Node) -> list[relax.Expr]:
         converter = self.converters.get(node.op)
         if converter is None:
@@ -119,7 +141,7 @@ class _Lowering:
                 "or cut the model before it",
             )
         args = onnx_frontend.onnx_input()
-        for name in node.inputs:
+        for name in self._explicit(node):
             args.append(self._value(name) if name else None)
         attrs = {k: _attribute(v) for k, v in node.attrs.items()}
         attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.outputs)}

@@ -11,7 +11,7 @@ from tvm.relax import backend, transform
 
 import bnncc.schedules.generic as generic
 from bnncc import schedules
-from bnncc.ops import OPERATORS
+from bnncc.ops import OPERATORS, register
 from bnncc.targets.spec import TargetSpec
 
 SPEC = "bnncc.spec"
@@ -50,6 +50,7 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
     tvm.IRModule
         ``main`` calls PrimFuncs; ours carry the attribute `SPEC`.
     """
+    register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
     return tvm.transform.Sequential(
         [

@@ -86,6 +86,8 @@ def _try_binary(
     rank = len(graph.types[node.inputs[0]].shape)
     if (node.op == "Conv" and rank != 4) or (node.op != "Conv" and rank != 2):
         return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
+    if not all(isinstance(d, int) for d in graph.types[node.inputs[0]].shape[1:]):
+        return "its data has a size that is not known", "fix it: --input-shape NAME:1x3x224x224"
     filters = _filters(node, weight)
     if isinstance(filters, tuple):
         return filters

@@ -34,6 +34,9 @@ _ANY_LAYOUT = {
 }  # fmt: skip
 """Unary operators that work on NHWC as well as on NCHW."""
 
+MAX_EVENTS = 64
+"""Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
+
 
 def fuse(graph: Graph) -> Graph:
     """Return the physical graph of a binarised logical graph.
@@ -96,14 +99,14 @@ class _Fuser:
 
     def _grow(self, group: Group) -> None:
         while True:
-            tip = group.tip
+            tip, room = group.tip, len(group.events) < MAX_EVENTS
             follow = None
             layouts: set[str] = set()
             for reader in {id(r): r for r in self.consumers.get(tip, [])}.values():
                 if reader.op == "bnncc.Sign":
                     group.events.append(Event("sign", reader.outputs[0], reader))
                     self.absorbed.add(id(reader))
-                elif follow is None and (event := self._absorb(reader, tip)) is not None:
+                elif follow is None and room and (event := self._absorb(reader, tip)) is not None:
                     follow = event
                 else:
                     layouts.add(self._wanted_layout(reader))
