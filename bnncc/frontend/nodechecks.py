@@ -97,6 +97,11 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         raise ShapeError(f"{where}: weight has shape {list(w.shape)}, fixed sizes are wanted")
     units, depth = int(w.shape[0]), int(w.shape[1])
     group, channels = node.attrs["group"], x.shape[1]
+    if not isinstance(channels, int):
+        raise ShapeError(
+            f"{where}: the number of its input channels is not known (`{channels}`)",
+            hint="give the shape: --input-shape NAME:1x3x224x224",
+        )
     if group <= 0:
         raise ShapeError(f"{where}: `group` is {group}, 1 or more is wanted")
     if isinstance(channels, int) and channels % group:
