@@ -42,9 +42,7 @@ def test_binary_weights_take_one_bit_each_padded_to_the_word(channels: int, out:
     have = report["bytes"]["binary"]
     if channels % 32 == 0 and out % 32 == 0:
         assert have <= 1.02 * exact
-    spare = 16 * (
-        (out % 16 != 0) + (channels % 16 != 0)
-    )  # read, but not used, behind ragged blocks
+    spare = 16 * ((out % 16 != 0) + (channels % 16 != 0))  # behind ragged blocks
     assert 4 * words <= have <= 4 * (words + spare)
 
 
