@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.relax import backend, transform
+from tvm.sym.analyzer import Analyzer
 
 import bnncc.schedules.generic as generic
 from bnncc import schedules
@@ -128,9 +129,14 @@ def _dim(value: Any) -> int | str:
         return int(value)
     if isinstance(value, tirx.Var):
         return str(value.name)
-    symbols = tvm.tirx.analysis.undefined_vars(value)
-    ones = {v: tirx.IntImm(str(v.ty.dtype), 1) for v in symbols}
-    return int(tvm.arith.Analyzer().simplify(tirx.stmt_functor.substitute(value, ones)))
+    ones: dict[tirx.Var, tirx.IntImm] = {}
+
+    def collect(node: Any) -> None:
+        if isinstance(node, tirx.Var):
+            ones[node] = tirx.IntImm("int64", 1)
+
+    tirx.stmt_functor.post_order_visit(value, collect)
+    return int(Analyzer().simplify(tirx.stmt_functor.substitute(value, ones)))
 
 
 def arena_bytes(module: tvm.IRModule) -> int:
