@@ -8,7 +8,6 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.relax import backend, transform
-from tvm.sym.analyzer import Analyzer
 
 import bnncc.schedules.generic as generic
 from bnncc import schedules
@@ -129,14 +128,16 @@ def _dim(value: Any) -> int | str:
         return int(value)
     if isinstance(value, tirx.Var):
         return str(value.name)
-    ones: dict[tirx.Var, tirx.IntImm] = {}
+    return _at_one(value)
 
-    def collect(node: Any) -> None:
-        if isinstance(node, tirx.Var):
-            ones[node] = tirx.IntImm("int64", 1)
 
-    tirx.stmt_functor.post_order_visit(value, collect)
-    return int(Analyzer().simplify(tirx.stmt_functor.substitute(value, ones)))
+def _at_one(value: Any) -> int:
+    """Return a dimension, a sum or product of symbols and numbers, with every symbol 1."""
+    if isinstance(value, tirx.Mul):
+        return _at_one(value.a) * _at_one(value.b)
+    if isinstance(value, tirx.Add):
+        return _at_one(value.a) + _at_one(value.b)
+    return int(value) if isinstance(value, tirx.IntImm) else 1
 
 
 def arena_bytes(module: tvm.IRModule) -> int:
