@@ -72,6 +72,7 @@ class _Fuser:
             "dense": self._start_dense,
             "pool": self._start_pool,
             "glue": self._start_glue,
+            "image": self._start_image,
         }
 
     def run(self) -> Graph:
@@ -85,6 +86,9 @@ class _Fuser:
                 group = self.starters[kind](node)
                 self._grow(group)
                 realise(group, self.physical)
+            elif (layouts := self.look.relayout(node)) is not None:
+                tensor = self.physical.float(node.inputs[0], layouts[0])
+                self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
             elif kind != "absent":
                 self._generic(node)
         out = self.physical.graph
@@ -140,6 +144,8 @@ class _Fuser:
 
     def _wanted_layout(self, reader: Node) -> str:
         kind = self.kinds[id(reader)]
+        if (layouts := self.look.relayout(reader)) is not None:
+            return layouts[0]
         if kind == "generic" and reader.op not in _ANY_LAYOUT:
             return "NCHW"
         return "NHWC"
@@ -265,6 +271,16 @@ class _Fuser:
         self.absorbed.add(id(node))
         group.tip = event.tensor
         return group
+
+    def _start_image(self, node: Node) -> Group:
+        """Start a kernel that reads an image of bytes."""
+        data = node.inputs[0]
+        n, channels, height, width, rank = self.physical.image(data)
+        layout = self.physical.layout_of(data)
+        spec = Elementwise(n, height, width, channels, layout, (), rank, dtype="uint8")
+        inputs = [self.physical.float(data, layout)]
+        ones, zeros = np.ones(channels), np.zeros(channels)
+        return Group(spec, inputs, ones, zeros, node.outputs[0], node.name, rank=rank)
 
     def _first_operand(self, node: Node) -> str:
         operands = self.look.tensor_glue(node)

@@ -26,6 +26,10 @@ _CONSTANT_OPS = {
     "Clip",
     "BatchNormalization",
 }
+_RELAYOUTS: dict[tuple[int, ...], tuple[str, str]] = {
+    (0, 3, 1, 2): ("NCHW", "NHWC"),
+    (0, 2, 3, 1): ("NHWC", "NCHW"),
+}
 
 
 class Kinds:
@@ -56,8 +60,9 @@ class Kinds:
         -------
         str
             ``binary``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel. ``glue``:
-            elementwise. ``route``: moves bits. ``absent``: folded into the dense layers that read
-            it. ``generic``: left to TVM.
+            elementwise. ``image``: bytes to float. ``route``: moves bits. ``relayout``: the same
+            memory under another layout. ``absent``: folded into the dense layers that read it.
+            ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
@@ -65,6 +70,8 @@ class Kinds:
             return "absent"
         if node.op in ROUTES and node.outputs[0] in self._values:
             return "route"
+        if self.relayout(node) is not None:
+            return "relayout"
         if node.op == "bnncc.Sign":
             return "glue" if self._image_ok(node.inputs[0]) else "generic"
         if not node.outputs or not self._image_ok(node.outputs[0]):
@@ -75,9 +82,21 @@ class Kinds:
             return "dense"
         if node.op in _POOLS and self.pool_spec(node) is not None:
             return "pool"
+        if node.op == "Cast" and self.graph.types[node.inputs[0]].dtype == "uint8":
+            return "image"
         if self.constant_glue(node) is not None or self.tensor_glue(node) is not None:
             return "glue"
         return "generic"
+
+    def relayout(self, node: Node) -> tuple[str, str] | None:
+        """Return the layouts in which operand and result of `node` are the same memory.
+
+        The NHWC form of a tensor and the file's form of its ``Transpose(0, 2, 3, 1)`` are one.
+        """
+        if node.op != "Transpose" or len(self.graph.types[node.outputs[0]].shape) != 4:
+            return None
+        perm = tuple(int(p) for p in node.attrs.get("perm", ()))
+        return _RELAYOUTS.get(perm)
 
     def _image_ok(self, name: str) -> bool:
         """Whether `name` is a float image or matrix that kernels work on."""
