@@ -119,10 +119,9 @@ class _Fuser:
             layouts.discard("")
             if layouts:
                 shape = self.graph.types[tip].shape
-                only = {"NHWC"} if len(shape) != 4 or shape[2:] == (1, 1) else layouts
-                group.events.append(Event("store", tip, None, tuple(sorted(only))))
-                if shape[2:] == (1, 1):
-                    layouts = only
+                if len(shape) != 4 or shape[2:] == (1, 1) or not isinstance(group.spec, Elementwise):
+                    layouts = {"NHWC"}  # lanes are channels: turning tiles later is faster
+                group.events.append(Event("store", tip, None, tuple(sorted(layouts))))
             if follow is None:
                 return
             assert follow.node is not None
