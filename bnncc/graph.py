@@ -83,6 +83,8 @@ class Graph:
         Of every input, constant and node output.
     source : str
         What to call the model in messages (the file name).
+    sign_zero : dict of str to str
+        By sign node: what becomes of exact zeros in front of it; for the report.
     """
 
     nodes: list[Node]
@@ -91,6 +93,7 @@ class Graph:
     constants: dict[str, np.ndarray]
     types: dict[str, TensorType]
     source: str = "model"
+    sign_zero: dict[str, str] = field(default_factory=dict)
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:

@@ -278,3 +278,16 @@ def test_rows() -> None:
     recognise_signs(graph)
     flatten_rows(graph)
     assert [layer.kind for layer in binarize(graph)] == ["binary"]
+
+
+def test_report_says_what_becomes_of_zeros() -> None:
+    weights = {"w": _weights(np.random.default_rng(0), 4, 4, 1, 1)}
+    body = "s = Sign(x) k = Conv(s, w) t = Sign(k) y = Conv(t, w)"
+    graph = graph_of(body, weights=weights)
+    recognise_signs(graph)
+    binarize(graph)
+    assert len(fuse(graph).sign_zero) == 2
+    graph = graph_of(body, weights=weights)
+    recognise_signs(graph, sign_zero="-1")
+    binarize(graph)
+    assert set(fuse(graph).sign_zero.values()) == {"taken as -1, by option"}

@@ -303,6 +303,13 @@ def _write_sign(
     table = tables.get(event.tensor)
     proven = table is not None and not table[0].zero_attainable
     zero = kind == "mid" and not proven
+    if kind == "mid":
+        physical.graph.sign_zero[node.name] = (
+            "zeros may occur: they travel in a plane of their own, and the layers that read it take "
+            "the plain kernel while it is empty"
+            if zero
+            else "no accumulator value gives zero: one plane"
+        )
     inverted = node.attrs.get("flip")
     compare = "gt" if kind == "gt" else "ge"
     key = (

@@ -42,7 +42,7 @@ class Physical:
 
     def __init__(self, source: Graph) -> None:
         self.source = source
-        self.graph = Graph([], list(source.inputs), [], {}, {}, source.source)
+        self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
         self.floats: dict[str, dict[str, str]] = {}
         self.planes: dict[str, Planes] = {}
         for name in source.inputs:

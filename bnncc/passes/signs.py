@@ -83,6 +83,8 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
         sign = _sign_attrs(step, graph, sign_zero)
         if sign is None:
             continue
+        if sign_zero != "exact" and _sign_attrs(step, graph, "exact") != sign:
+            graph.sign_zero[node.name] = f"taken as {sign_zero}, by option"
         source = step.source
         if step.cut != 0.0:
             cut = graph.constant(np.float32(step.cut).reshape(()), f"{source}.cut")
