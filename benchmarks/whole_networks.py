@@ -5,8 +5,9 @@
 Each network is compiled untuned, in both spellings of the sign, and checked against the NumPy
 evaluation of its graph. The bound is what its multiply-accumulates take at the ceilings measured in
 the same run (binary: xor + popcount + add; float: fused multiply-add), every product done directly.
-``--openvino`` names a Python that has OpenVINO; its binary path then runs in turn with ours, in a
-process of its own, outputs compared first (see `peer_openvino.py`).
+ONNX Runtime runs the same file (in float: it knows no bits) in turn with ours. ``--openvino`` names
+a Python that has OpenVINO; its binary path then takes its turns too, in a process of its own,
+outputs compared first (see `peer_openvino.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 import onnx
+import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling
@@ -91,13 +93,19 @@ def measure(name: str, folder: Path, repeats: int, python: str | None) -> dict[s
         theirs = np.load(folder / "x.npy").reshape(wanted.shape)
         difference = float(np.abs(theirs - wanted).max() / np.abs(wanted).max())
     ceilings = {"binary": Ceiling("xor+vpopcnt+add"), "float": Ceiling("f32 fma")}
-    best = dict.fromkeys([*sessions, "peer"], float("inf"))
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    runtime = onnxruntime.InferenceSession(str(folder / f"{name}.where.onnx"), settings)
+    best = dict.fromkeys([*sessions, "peer", "onnxruntime"], float("inf"))
     for _ in range(repeats):
         for spelling, session in sessions.items():
             for _ in range(BURST):
                 start = time.perf_counter()
                 session.main(*tensors[spelling])
                 best[spelling] = min(best[spelling], time.perf_counter() - start)
+        start = time.perf_counter()
+        runtime.run(None, {"x": image})
+        best["onnxruntime"] = min(best["onnxruntime"], time.perf_counter() - start)
         if peer is not None:
             best["peer"] = min(best["peer"], float(peer.ask(f"run {BURST}")))
         for ceiling in ceilings.values():
@@ -110,6 +118,8 @@ def measure(name: str, folder: Path, repeats: int, python: str | None) -> dict[s
         "bound_ms": 1e3 * sum(macs[k] / rates[k] for k in macs),
         "where_ms": 1e3 * best["where"],
         "sign_ms": 1e3 * best["sign"],
+        "onnxruntime_float32_ms": 1e3 * best["onnxruntime"],
+        "onnxruntime": onnxruntime.__version__,
         "compile_s": seconds,
     }
     result["of_bound"] = result["where_ms"] / result["bound_ms"]  # type: ignore[operator]
@@ -138,7 +148,8 @@ def main() -> None:
             rows.append(row)
             line = (
                 f"{name:12} {row['where_ms']:7.3f} ms, {row['of_bound']:.2f} x bound "
-                f"({row['bound_ms']:.3f} ms); Sign {row['sign_over_where']:.3f} x"
+                f"({row['bound_ms']:.3f} ms); Sign {row['sign_over_where']:.3f} x; "
+                f"onnxruntime float32 {row['onnxruntime_float32_ms']:.2f} ms"
             )
             if "peer" in row:
                 line += (
