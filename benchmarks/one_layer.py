@@ -2,9 +2,9 @@
 
     taskset -c 1 python benchmarks/one_layer.py --openvino PYTHON [--repeat N] [--json FILE]
 
-The nine layers of `layers.py`: sign, +1 padding, binary convolution. Everything counts: packing, the
-convolution, and writing floats in NCHW. Outputs are compared before anything is timed, then both run
-in turn on one pinned core.
+The nine layers of `layers.py`: sign, +1 padding, binary convolution. Everything counts: packing,
+the convolution, and writing floats in NCHW. Outputs are compared before anything is timed, then
+both run in turn on one pinned core.
 """
 
 from __future__ import annotations
