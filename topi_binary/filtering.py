@@ -1,0 +1,350 @@
+"""Minimal filtering: which transforms replace a row of products, and the weights they need.
+
+One row of a convolution, ``m`` outputs of ``r`` taps, takes ``m * r`` products done directly and
+``n = m + r - 1`` by Cook-Toom's method: ``y = A ((G w) * (B d))`` with `n` data ``d`` and constant
+matrices from `n - 1` points and infinity [1]_. ``G w`` is known at compile time; ``B d`` is shared
+by all output channels, and ``A`` is applied once for all input channels and kernel rows.
+
+A stride of s, or a long kernel, is a sum of *parts*: runs of at most `LONGEST` taps on every s-th
+column. All parts share one transform, so they add up before ``A``; the last tap of a shorter part
+is 0, and with it the product at infinity, which is left out.
+
+This module imports nothing of TVM: passes pack weights with it, kernels take their matrices from
+it.
+
+References
+----------
+.. [1] Winograd, "Arithmetic Complexity of Computations", SIAM 1980; Lavin and Gray, "Fast
+   Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.spec import Conv2d
+
+METHODS = ("direct", "filtered", "filtered-2d")
+"""How a float convolution may be computed: every product, or filtered along rows or both ways."""
+
+LONGEST = 4
+"""Taps of one part; longer ones need points whose powers lose too many digits."""
+
+OUTPUTS = 4
+"""Outputs of one transform."""
+
+POINTS = {
+    size: tuple(map(Fraction, points.split()))
+    for size, points in {
+        4: "0 1 -1", 5: "0 1 -1 2", 6: "0 1 -1 1/2 -2", 7: "0 1 -1 2 -2 1/2",
+    }.items()
+}  # fmt: skip
+"""Where polynomials are evaluated besides infinity, by the size of the transform: pairs +-p share
+most of their sums, and rounding errors are within 15 % of the best sets."""
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The matrices of ``y = inverse ((G w) * (forward d))``.
+
+    Attributes
+    ----------
+    forward : Matrix, shape (points, points)
+        For the data, integers.
+    kernel : Matrix, shape (points, taps)
+        For the weights.
+    inverse : Matrix, shape (outputs, points)
+        For the products.
+    """
+
+    forward: Matrix
+    kernel: Matrix
+    inverse: Matrix
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a convolution, cut into parts.
+
+    Attributes
+    ----------
+    parts : tuple of tuple of int
+        Taps of each part: kernel columns (or rows), `stride` apart.
+    stride : int
+        Of the convolution.
+    taps : int
+        Of the longest part.
+    outputs : int
+        Outputs of one tile.
+    """
+
+    parts: tuple[tuple[int, ...], ...]
+    stride: int
+    taps: int
+    outputs: int
+
+    @property
+    def points(self) -> int:
+        """Products of one tile and part."""
+        return self.outputs + self.taps - 1
+
+    @property
+    def step(self) -> int:
+        """Columns of data from one tile to the next."""
+        return self.outputs * self.stride
+
+    def at(self, point: int) -> list[int]:
+        """Return the parts whose product at `point` is not 0 for all weights."""
+        last = point == self.points - 1
+        return [i for i, p in enumerate(self.parts) if not last or len(p) == self.taps]
+
+    @property
+    def products(self) -> float:
+        """Products for one output (the direct way has as many as taps)."""
+        return sum(len(self.at(q)) for q in range(self.points)) / self.outputs
+
+    @property
+    def transform(self) -> Transform:
+        """The matrices."""
+        return cook_toom(self.outputs, self.taps)
+
+
+def cut(kernel: int, stride: int, outputs: int = OUTPUTS) -> Axis:
+    """Cut a direction of a convolution into parts.
+
+    Examples
+    --------
+    >>> cut(7, 2).parts
+    ((0, 2, 4, 6), (1, 3, 5))
+    >>> cut(5, 1).parts
+    ((0, 1, 2), (3, 4))
+    >>> cut(7, 2).products, cut(3, 1).products
+    (3.25, 1.5)
+    """
+    parts: list[tuple[int, ...]] = []
+    for phase in range(min(stride, kernel)):
+        taps = range(phase, kernel, stride)
+        size = -(-len(taps) // -(-len(taps) // LONGEST))
+        parts += [tuple(taps[i : i + size]) for i in range(0, len(taps), size)]
+    return Axis(tuple(parts), stride, max(map(len, parts)), outputs)
+
+
+def axes(spec: Conv2d) -> tuple[Axis | None, Axis]:
+    """Return how rows (None: every one by itself) and columns of a filtered `spec` are cut."""
+    columns = cut(spec.kernel[1], spec.strides[1])
+    if spec.method != "filtered-2d":
+        return None, columns
+    return cut(spec.kernel[0], spec.strides[0]), columns
+
+
+@functools.cache
+def cook_toom(outputs: int, taps: int) -> Transform:
+    """Return the transform for `outputs` outputs of `taps` taps.
+
+    Parameters
+    ----------
+    outputs, taps : int
+        Their sum less 1 is a key of `POINTS`.
+
+    Returns
+    -------
+    Transform
+        Exact; the rows of `forward` are integers without a common factor.
+    """
+    size = outputs + taps - 1
+    points = POINTS[size]
+    inverse = [[p**i for p in points] + [Fraction(i == outputs - 1)] for i in range(outputs)]
+    kernel, forward = [], []
+    for p in points:
+        others = [q for q in points if q != p]
+        row = _monic(others, size)
+        norm = math.prod((p - q for q in others), start=Fraction(1))
+        scale = _whole(row)
+        forward.append([c * scale for c in row])
+        kernel.append([p**j / (norm * scale) for j in range(taps)])
+    row = _monic(points, size)
+    scale = _whole(row)
+    forward.append([c * scale for c in row])
+    kernel.append([Fraction(j == taps - 1) / scale for j in range(taps)])
+    return Transform(_frozen(forward), _frozen(kernel), _frozen(inverse))
+
+
+def _monic(roots: list[Fraction] | tuple[Fraction, ...], size: int) -> list[Fraction]:
+    """Return the coefficients of the product of (x - root), lowest first, `size` of them."""
+    out = [Fraction(1)]
+    for root in roots:
+        out = [a - root * b for a, b in zip([Fraction(0), *out], [*out, Fraction(0)], strict=True)]
+    return out + [Fraction(0)] * (size - len(out))
+
+
+def _whole(row: list[Fraction]) -> int:
+    return math.lcm(*(c.denominator for c in row))
+
+
+def _frozen(rows: list[list[Fraction]]) -> Matrix:
+    return tuple(tuple(row) for row in rows)
+
+
+def as_array(matrix: Matrix) -> np.ndarray:
+    """Return a matrix in float64."""
+    return np.array([[float(x) for x in row] for row in matrix])
+
+
+# ---- weights --------------------------------------------------------------------------------
+
+
+def weight_size(spec: Conv2d) -> int:
+    """Return how many floats `pack_weight` gives for `spec`."""
+    return blocks(spec.out_channels) * LANES * block_terms(spec)
+
+
+def block_terms(spec: Conv2d) -> int:
+    """Return how many vectors of weights one block of output channels has."""
+    return spec.channels * sum(len(terms) for _, terms in places(spec))
+
+
+def places(spec: Conv2d) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """List the points of a filtered convolution, and what is summed at each, per input channel.
+
+    Parameters
+    ----------
+    spec : Conv2d
+        With a `method` other than direct.
+
+    Returns
+    -------
+    list of (point, terms)
+        Point is (row, column); terms are (row part, column part), where a row part is a kernel row
+        if rows are not filtered (and the row of the point is 0).
+    """
+    rows, columns = axes(spec)
+    out = []
+    for q in range(columns.points):
+        for p in range(rows.points if rows else 1):
+            first = rows.at(p) if rows else range(spec.kernel[0])
+            out.append(((p, q), [(i, j) for i in first for j in columns.at(q)]))
+    return out
+
+
+def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
+    """Transform and store float weights in the order the filtered kernels read them.
+
+    Parameters
+    ----------
+    weight : ndarray of float32, shape (out_channels, kernel_h, kernel_w, channels)
+        Weights with the input channel last.
+    spec : Conv2d
+        What they are for; its `method` is not direct.
+
+    Returns
+    -------
+    ndarray of float32, one-dimensional
+        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
+        order is (column point, row point, row part, column part, input channel, lane).
+    """
+    rows, columns = axes(spec)
+    cells = _along(weight.astype(np.float64), 2, columns)  # o, h, (part, point) for w, c
+    cells = cells[:, :, None] if rows is None else _along(cells, 1, rows)
+    # o, row part, row point, column part, column point, c
+    lanes = np.zeros((blocks(spec.out_channels) * LANES, *cells.shape[1:]))
+    lanes[: spec.out_channels] = cells
+    lanes = lanes.reshape(-1, LANES, *cells.shape[1:])
+    kept = [lanes[:, :, i, p, j, q].transpose(0, 2, 1) for (p, q), terms in places(spec)
+            for i, j in terms]  # fmt: skip
+    packed = np.stack(kept, axis=1) if kept else np.zeros(0)
+    return np.ascontiguousarray(packed.astype(np.float32).reshape(-1))
+
+
+def _along(weight: np.ndarray, position: int, axis: Axis) -> np.ndarray:
+    """Replace one axis of `weight` by (part, point)."""
+    matrix = as_array(axis.transform.kernel)
+    moved = np.moveaxis(weight, position, -1)
+    parts = []
+    for taps in axis.parts:
+        padded = np.zeros((*moved.shape[:-1], axis.taps))
+        padded[..., : len(taps)] = moved[..., list(taps)]
+        parts.append(padded @ matrix.T)
+    out = np.stack(parts, axis=-2)
+    return np.moveaxis(out, (-2, -1), (position, position + 1))
+
+
+# ---- choice ---------------------------------------------------------------------------------
+
+RESULT_COST = 8.0
+"""What inverse transform and scratch memory cost for one output, in products."""
+
+DATUM_COST = 0.6
+"""What transforming one datum costs, in products of one vector of output channels."""
+
+GAIN = 0.9
+"""Filtering must promise less than this part of the direct way's time."""
+
+MIN_PIXELS = 100
+"""Outputs of fewer pixels take as long as the weights take to load, and filtered ones are more."""
+
+
+def fits(spec: Conv2d) -> bool:
+    """Whether `spec` can be filtered at all."""
+    columns = spec.kernel[1]
+    return (
+        spec.rank == 4
+        and spec.groups == 1
+        and spec.dilations == (1, 1)
+        and 3 <= columns <= 7
+        and columns > spec.strides[1]
+    )
+
+
+def choose(spec: Conv2d, wish: str, height: int, width: int) -> str:
+    """Choose how a float convolution is computed.
+
+    Parameters
+    ----------
+    spec : Conv2d
+        What it computes; its `method` does not count.
+    wish : str
+        The boldest of `METHODS` allowed.
+    height, width : int
+        Of its output.
+
+    Returns
+    -------
+    str
+        The method with the fewest products, counting the transforms as such
+        (``benchmarks/filtered_layers.py`` compares this choice with the times of all three).
+
+    Examples
+    --------
+    >>> stem = Conv2d(1, 224, 224, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW")
+    >>> choose(stem, "filtered", 112, 112)
+    'filtered'
+    >>> quick = Conv2d(1, 224, 224, 3, 16, (3, 3), (2, 2), pads=(0, 0, 1, 1), data_layout="NCHW")
+    >>> choose(quick, "filtered", 112, 112)
+    'direct'
+    """
+    if not fits(spec) or height * width < MIN_PIXELS:
+        return "direct"
+    best, least = "direct", GAIN * spec.kernel[0] * spec.kernel[1] * spec.channels
+    for method in METHODS[1 : METHODS.index(wish) + 1]:
+        if (cost := _cost(replace(spec, method=method), height, width)) < least:
+            best, least = method, cost
+    return best
+
+
+def _cost(spec: Conv2d, height: int, width: int) -> float:
+    """Return the products for one output of a filtered convolution, with all that goes with it."""
+    rows, columns = axes(spec)
+    along = columns.products * (-(-width // columns.outputs) * columns.outputs / width)
+    down: float = spec.kernel[0]
+    if rows is not None:
+        down = rows.products * (-(-height // rows.outputs) * rows.outputs / height)
+    data = spec.channels * spec.strides[0] * spec.strides[1] / blocks(spec.out_channels)
+    return along * down * spec.channels + RESULT_COST + DATUM_COST * data
