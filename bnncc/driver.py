@@ -43,6 +43,7 @@ def compile(
     target: str | Path | TargetSpec = "native",
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
     sign_zero: str = "exact",
+    float_conv: str = "filtered",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     dump_ir: str | Path | None = None,
@@ -60,6 +61,9 @@ def compile(
         Shapes that replace those in the file.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
+    float_conv : {"filtered", "direct", "filtered-2d"}
+        How float convolutions may be computed: with every product, or with fewer (minimal filtering
+        along rows, or both ways) where that is faster.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : sequence of Uint8Input
@@ -84,6 +88,7 @@ def compile(
             target=target,
             input_shapes=dict(input_shapes or {}),
             sign_zero=sign_zero,
+            float_conv=float_conv,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
             dump_ir=dump_ir,
@@ -133,7 +138,7 @@ def compile_model(
     layers = binarize(graph)
     commute_pools(graph)
     dump.graph("binarize", graph)
-    physical = fuse(graph)
+    physical = fuse(graph, options.float_conv)
     dump.graph("fuse", physical)
 
     from bnncc import pipeline
@@ -193,7 +198,8 @@ def _plan(
         arena,
         binary_bytes,
         sum(sizes.values()) - binary_bytes,
-        warnings=_warnings(layers),
+        tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
+        _warnings(layers),
     )
 
 

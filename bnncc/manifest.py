@@ -99,6 +99,7 @@ def make(
         "outputs": [_info(t) for t in outputs],
         "semantics": {
             "sign_zero": options.sign_zero,
+            "float_conv": options.float_conv,
             "check_finite": options.check_finite,
             "input_uint8": [
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
@@ -186,6 +187,7 @@ class _Checker:
         semantics = self.typed(content, "semantics", dict)
         self.typed(semantics, "check_finite", bool, "semantics.")
         self.typed(semantics, "sign_zero", str, "semantics.")
+        self.typed(semantics, "float_conv", str, "semantics.")
         self.report(self.typed(content, "report", dict))
 
     def report(self, content: Any) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SIGN_ZERO = ("exact", "+1", "-1")
 """Accepted values of `CompileOptions.sign_zero`."""
 
+FLOAT_CONV = ("direct", "filtered", "filtered-2d")
+"""Accepted values of `CompileOptions.float_conv`."""
+
 MAX_DIM = 2**31 - 1
 
 
@@ -58,6 +61,9 @@ class CompileOptions:
         Shapes that replace those in the file; a str is a symbolic dimension.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
+    float_conv : {"filtered", "direct", "filtered-2d"}
+        How float convolutions may be computed: with every product, or with fewer (minimal filtering
+        along rows, or both ways) where that is faster.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : tuple of Uint8Input
@@ -74,6 +80,7 @@ class CompileOptions:
     target: str | Path | TargetSpec = "native"
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     sign_zero: str = "exact"
+    float_conv: str = "filtered"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
     dump_ir: str | Path | None = None
@@ -83,6 +90,9 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if self.sign_zero not in SIGN_ZERO:
             raise UsageError(f"sign_zero is `{self.sign_zero}`, not one of {', '.join(SIGN_ZERO)}")
+        if self.float_conv not in FLOAT_CONV:
+            wanted = ", ".join(FLOAT_CONV)
+            raise UsageError(f"float_conv is `{self.float_conv}`, not one of {wanted}")
         for name, shape in self.input_shapes.items():
             for dim in shape:
                 if isinstance(dim, str):

@@ -270,6 +270,7 @@ def _options(artifact: Artifact) -> CompileOptions:
         target=TargetSpec(**spec),
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
         sign_zero=content["semantics"]["sign_zero"],
+        float_conv=content["semantics"]["float_conv"],
         check_finite=content["semantics"]["check_finite"],
         input_uint8=images,
         confirm=False,

@@ -6,10 +6,12 @@ here chooses the sizes from the registers and caches of the target and writes th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import float_conv2d, layout, pool
+from bnncc.topi_binary import filtered_conv2d, filtering, float_conv2d, layout, pool
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d, Spec
 
@@ -25,6 +27,15 @@ MAX_UNROLLED = 256
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
 
+STRIP = 4
+"""Rows that a filtered convolution computes with weights too many for the second cache."""
+
+UNROLLED_CHANNELS = 4
+"""Input channels in the innermost loop of a filtered convolution."""
+
+MIN_CHUNK = 4
+"""Rows of the output that are worth transforming the rows around them again, for a thread."""
+
 
 def conv2d(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
@@ -32,7 +43,46 @@ def conv2d(
     """Tile a float convolution or dense layer."""
     if not isinstance(spec, Conv2d) or target.kind != "llvm":
         return None
-    return float_conv2d.conv2d(spec, choose(spec, target, threads))
+    if spec.method != "direct":
+        return filtered_conv2d.conv2d(spec, choose_filtered(spec, target, threads))
+    tile = choose(spec.unpooled, target, threads)
+    if spec.pool is not None and tile.parallel:
+        tile = replace(tile, chunks=_chunks(spec, threads))
+    return float_conv2d.conv2d(spec, tile)
+
+
+def _budget(target: TargetSpec) -> int:
+    """Return how many vectors of accumulators a tile may have."""
+    per_vector = target.registers_per_vector(layout.LANES)
+    # Besides accumulators: two weight vectors, a datum and a spare; 14 hide the latency anywhere.
+    spare = 2 * per_vector + 2
+    return max(2, min(14, (target.vector_registers - spare) // per_vector))
+
+
+def choose_filtered(spec: Conv2d, target: TargetSpec, threads: int = 1) -> filtered_conv2d.Tile:
+    """Return the default tile of a filtered `spec`."""
+    budget = _budget(target)
+    vertical, columns = filtering.axes(spec)
+    height, width = output_hw(spec.unpooled)
+    tiles = -(-width // columns.outputs)
+    channels = layout.blocks(spec.out_channels)
+    vectors = min(2 if budget >= 8 else 1, channels)
+    if tiles < budget // 2:
+        vectors = max(1, min(budget // tiles, channels))
+    side = max(1, min(tiles, budget // vectors))
+    # Weights that fit no cache come from memory once per strip of rows.
+    weight_bytes = filtering.weight_size(spec) * 4
+    steps = -(-height // (vertical.outputs if vertical else 1))
+    rows = 1 if weight_bytes < target.l2_bytes // 4 else min(steps, STRIP)
+    unroll = max(u for u in range(1, UNROLLED_CHANNELS + 1) if spec.channels % u == 0)
+    macs = height * width * spec.out_channels * spec.channels * spec.kernel[0] * spec.kernel[1]
+    macs *= spec.n if isinstance(spec.n, int) else 1
+    chunks = _chunks(spec, threads) if threads > 1 and macs >= PARALLEL_MACS else 1
+    return filtered_conv2d.Tile(side, vectors, rows, unroll, chunks)
+
+
+def _chunks(spec: Conv2d, threads: int) -> int:
+    return max(1, min(output_hw(spec)[0] // MIN_CHUNK, threads))
 
 
 def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.Tile:
@@ -40,9 +90,7 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
     flat = float_conv2d.flattened(spec)
     height, width = output_hw(flat)
     per_vector = target.registers_per_vector(layout.LANES)
-    # Besides accumulators: two weight vectors, a datum and a spare; 14 hide the latency anywhere.
-    spare = 2 * per_vector + 2
-    budget = max(2, min(14, (target.vector_registers - spare) // per_vector))
+    budget = _budget(target)
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
     macs = height * width * spec.out_channels * spec.channels // spec.groups
     macs *= spec.kernel[0] * spec.kernel[1] * (flat.n if isinstance(flat.n, int) else 1)

@@ -303,6 +303,7 @@ def test_input_uint8() -> None:
 def test_options_check_themselves() -> None:
     for wrong in (
         {"sign_zero": "0"},
+        {"float_conv": "winograd"},
         {"input_shapes": {"x": (0,)}},
         {"input_shapes": {"x": ("a b",)}},
         {"seed": -1},

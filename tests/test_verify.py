@@ -95,6 +95,7 @@ class Evaluated:
             "target": {"spec": dict(vars(resolve("x86-64-v2")))},
             "semantics": {
                 "sign_zero": options.sign_zero,
+                "float_conv": options.float_conv,
                 "check_finite": False,
                 "input_uint8": [],
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from bnncc.topi_binary import layout
+from bnncc.topi_binary import filtering, layout
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -57,6 +57,8 @@ def prim_func(spec: Spec) -> tirx.PrimFunc:
         Inputs in the order of `input_types`, then outputs in the order of `output_types`.
     """
     module, name = _MAKERS[type(spec)]
+    if isinstance(spec, Conv2d) and spec.method != "direct":
+        module = "filtered_conv2d"
     maker = getattr(importlib.import_module(f"bnncc.topi_binary.{module}"), name)
     return maker(spec)
 
@@ -68,6 +70,8 @@ def output_hw(spec: Spec) -> tuple[int, int]:
         return spec.height + top + bottom, spec.width + left + right
     if isinstance(spec, (Elementwise, ConcatBits, SliceBits)):
         return spec.height, spec.width
+    if isinstance(spec, Conv2d) and spec.pool is not None:
+        return output_hw(pool_of(spec))
     extra = spec.ceil_extra if isinstance(spec, (Pool2d, BitwiseMaxPool)) else (0, 0)
     pads = spec.pads[0] + spec.pads[2], spec.pads[1] + spec.pads[3]
     height, width = (
@@ -75,6 +79,17 @@ def output_hw(spec: Spec) -> tuple[int, int]:
         for i, size in enumerate((spec.height, spec.width))
     )
     return height, width
+
+
+def pool_of(spec: Conv2d) -> Pool2d:
+    """Return the pooling fused into `spec` as one of its own, with the steps after it."""
+    assert spec.pool is not None
+    height, width = output_hw(spec.unpooled)
+    pool = spec.pool
+    return Pool2d(
+        spec.n, height, width, spec.out_channels, "max", pool.kernel, pool.strides,
+        pads=pool.pads, ceil_extra=pool.ceil_extra, steps=spec.steps,
+    )  # fmt: skip
 
 
 def output_channels(spec: Spec) -> int:
@@ -104,7 +119,8 @@ def input_types(spec: Spec) -> list[Type]:
         types.append(((layout.words(spec.channels),), "uint32"))
     if isinstance(spec, SliceBits) and needs_table(spec):
         types.append(((layout.words(len(spec.index)) * layout.WORD_BITS,), "int32"))
-    for step in getattr(spec, "steps", ()):
+    before = spec.pool.before if isinstance(spec, Conv2d) and spec.pool is not None else ()
+    for step in (*before, *getattr(spec, "steps", ())):
         types += step_input_types(spec, step)
     return types
 
@@ -167,6 +183,8 @@ def _data(spec: Spec) -> Type:
 
 
 def _weight(spec: BinaryConv2d | Conv2d) -> Type:
+    if isinstance(spec, Conv2d) and spec.method != "direct":
+        return (filtering.weight_size(spec),), "float32"
     binary = isinstance(spec, BinaryConv2d)
     per_group = spec.channels // spec.groups
     depth = layout.words(per_group) if binary else per_group

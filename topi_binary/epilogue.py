@@ -160,7 +160,7 @@ def emit(
     at: Place,
     acc: Expr = None,
     halved: bool = False,
-) -> None:
+) -> Expr:
     """Write the steps on one vector, in the block that is open.
 
     Parameters
@@ -180,6 +180,11 @@ def emit(
     halved : bool, default False
         Whether `acc` is half of the accumulator that the steps mean. That costs nothing, because
         thresholds and scales are changed instead, once for all pixels of a tile.
+
+    Returns
+    -------
+    Expr of float32x16
+        The value after the last step.
     """
     if value is None:
         value = T.Cast(F32, acc)
@@ -219,6 +224,7 @@ def emit(
             halved_value = False
         else:
             value = _apply(step, value, taken, at)
+    return value
 
 
 def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:

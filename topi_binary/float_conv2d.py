@@ -37,8 +37,8 @@ from bnncc.topi_binary.emit import (
     ramp,
     splat,
 )
-from bnncc.topi_binary.epilogue import Place, emit, views
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.rows import Rows
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.window import Segment, row_taps, segments
 
@@ -61,6 +61,8 @@ class Tile:
         Input channels in one turn of the innermost loop.
     parallel : bool, default False
         Whether rows and channel blocks are divided among threads.
+    chunks : int, default 1
+        Into how many pieces the rows are divided instead, if they are pooled.
     """
 
     columns: int = 1
@@ -69,6 +71,7 @@ class Tile:
     rows_outside: bool = False
     unroll: int = 1
     parallel: bool = False
+    chunks: int = 1
 
 
 def flattened(spec: Conv2d) -> Conv2d:
@@ -83,7 +86,7 @@ def flattened(spec: Conv2d) -> Conv2d:
         return dataclasses.replace(spec, n=1, width=spec.n, rank=4, data_layout="NHWC", steps=steps)
     pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if not pointwise or planar:
+    if not pointwise or planar or spec.pool is not None:
         return spec
     return dataclasses.replace(spec, height=1, width=spec.height * spec.width)
 
@@ -124,10 +127,10 @@ class _Conv:
     """Writes one convolution into an open kernel."""
 
     def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
-        self.kernel, self.spec, self.tile = kernel, spec, tile
-        self.data, self.weight, *self.params = kernel.inputs
-        self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
-        self.height, self.width = output_hw(spec)
+        self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
+        self.data, self.weight = kernel.inputs[:2]
+        self.rows = Rows(kernel, spec, chunks=tile.chunks)
+        self.height, self.width = output_hw(spec.unpooled)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
         self.full, self.tail = divmod(spec.out_channels, LANES)
@@ -142,6 +145,9 @@ class _Conv:
         """Write the loops over images, rows and channel blocks, in the order of the tile."""
         rows = self.height
         parallel = self.tile.parallel
+        if self.rows.spec.pool is not None:
+            self._write_pooled()
+            return
         for count, first, lanes in self._block_groups():
             extents: list[Any] = [self.kernel.n]
             extents += [rows, count] if self.tile.rows_outside else [count, rows]
@@ -149,6 +155,14 @@ class _Conv:
                 row, group = (one, two) if self.tile.rows_outside else (two, one)
                 block = _Block(bind(group * len(lanes) + first), lanes)
                 self._row(n, row, block)
+
+    def _write_pooled(self) -> None:
+        """Write the loops where each row goes to the pooling as soon as it is there."""
+        with self.rows.strips() as strip:
+            for count, first, lanes in self._block_groups():
+                with loop(count) as group:
+                    block = _Block(bind(group * len(lanes) + first), lanes)
+                    self._row(strip.n, strip.row, block)
 
     def _block_groups(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         whole, rest = divmod(self.full, self.vectors)
@@ -185,12 +199,10 @@ class _Conv:
             self._reduce(n, y, x, kh, block, segment, sums)
         for column in columns:
             for vector in vectors:
-                at = Place(
+                self.rows.put(
                     n, row, bind(start + column), bind(block.first + vector),
-                    self.spec.out_channels, block.lanes[vector], self.spec.rank,
+                    block.lanes[vector], sums[column][vector].value,
                 )  # fmt: skip
-                value = sums[column][vector].value
-                emit(self.spec.steps, value, self.params, self.outputs, at)
 
     def _reduce(
         self, n: Expr, y: Expr, x: Expr, kh: Expr, block: _Block, segment: Segment, sums: Any

@@ -84,7 +84,7 @@ def pool2d(spec: Pool2d, tile: Tile | None = None) -> tirx.PrimFunc:
         groups.append((1, whole * tile.vectors, lanes))
     with Kernel(spec) as kernel:
         outputs = views(spec.steps, kernel.outputs, spec.channels)
-        pool = _Pool(kernel, spec, kernel.inputs[0], kernel.inputs[1:], outputs)
+        pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], outputs)
         with loops([kernel.n, output_hw(spec)[0]], parallel=tile.parallel) as (n, row):
             low, taps = row_taps(spec, row)
             for segment in segments(spec, tile.columns):
@@ -98,17 +98,30 @@ def pool2d(spec: Pool2d, tile: Tile | None = None) -> tirx.PrimFunc:
 
 
 @dataclass(frozen=True)
-class _Pool:
-    kernel: Kernel
+class Windows:
+    """Writes tiles of windows of one pooling.
+
+    Attributes
+    ----------
+    spec : Pool2d
+        What it computes.
+    data, params, outputs : Buffer and lists of Buffer
+        Of the kernel, outputs passed through `epilogue.views`.
+    ring : int, default 0
+        If not 0, `data` holds row y of the one image at ``y % ring``, a power of two.
+    """
+
     spec: Pool2d
     data: Any
     params: list[Any]
     outputs: list[Any]
+    ring: int = 0
 
     def tile(
         self, n: Expr, row: Expr, rows: tuple[Expr, Expr], segment: Segment, start: Expr,
         block: Expr, lanes: tuple[int, ...],
     ) -> None:  # fmt: skip
+        """Write the windows of `segment` from column `start`, vectors of channels from `block`."""
         spec = self.spec
         low, taps = rows
         cells = [(c, v) for c in range(segment.width) for v in range(len(lanes))]
@@ -155,6 +168,8 @@ class _Pool:
 
     def _datum(self, n: Expr, y: Expr, x: Expr, block: Expr, valid: int) -> Expr:
         first = block * LANES
+        if self.ring:
+            return load(self.data, [T.bitwise_and(y, const(self.ring - 1)), x, first])
         if self.spec.rank == 2:
             return load(self.data, [n, first], valid)
         if self.spec.data_layout == "NHWC":

@@ -21,13 +21,14 @@ from bnncc.topi_binary.spec import (
     Pool2d,
     SliceBits,
     Step,
+    step_inputs,
 )
 
 Array = Any
 
 
 def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
-    """Compute a float convolution with its epilogue."""
+    """Compute a float convolution with its pooling and epilogue, every product done directly."""
     data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
     taps, depth = spec.kernel, spec.channels // spec.groups
     weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
@@ -46,7 +47,15 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
                     part = weight[:, i, j].reshape(spec.groups, per_group, depth)
                     products = np.einsum("ngc,goc->ngo", pixel, part)
                     out[:, y, x] += products.reshape(-1, spec.out_channels)
-    return _epilogue(spec.steps, out, inputs[2:], spec.rank)
+    if spec.pool is None:
+        return _epilogue(spec.steps, out, inputs[2:], spec.rank)
+    pool, taken = spec.pool, 2 + sum(map(step_inputs, spec.pool.before))
+    rows = _epilogue((*pool.before, Step("store")), out, inputs[2:taken], spec.rank)
+    after = Pool2d(
+        spec.n, height, width, spec.out_channels, "max", pool.kernel, pool.strides,
+        pads=pool.pads, ceil_extra=pool.ceil_extra, steps=spec.steps,
+    )  # fmt: skip
+    return pool2d(after, [*rows, *inputs[taken:]])
 
 
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:

@@ -138,11 +138,27 @@ class BinaryConv2d:
 
 
 @dataclass(frozen=True)
+class RowPool:
+    """Max pooling of a convolution's rows while they are in a small ring of rows.
+
+    `before` are steps on each result of the convolution, without tensors or outputs; the steps of
+    the convolution come after the pooling.
+    """
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    ceil_extra: tuple[int, int] = (0, 0)
+    before: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
 class Conv2d:
     """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
 
     Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight
-    (`layout.pack_float_weight`, f32, 1-d), then the steps'. Zero padding.
+    (`layout.pack_float_weight` or, if `method` is not direct, `filtering.pack_weight`; f32, 1-d),
+    then those of `pool.before`, then the steps'. Zero padding.
     """
 
     n: Dim
@@ -158,6 +174,15 @@ class Conv2d:
     data_layout: str = "NHWC"
     steps: tuple[Step, ...] = ()
     rank: int = 4
+    method: str = "direct"
+    """One of `filtering.METHODS`."""
+
+    pool: RowPool | None = None
+
+    @property
+    def unpooled(self) -> Conv2d:
+        """The convolution alone, without pooling and steps."""
+        return dataclasses.replace(self, pool=None, steps=())
 
 
 @dataclass(frozen=True)
@@ -300,8 +325,12 @@ def from_json(text: str) -> Spec:
     """Invert `to_json`."""
     raw: dict[str, Any] = json.loads(text)
     cls = _KINDS[raw.pop("spec")]
-    if "steps" in raw:
-        raw["steps"] = tuple(Step(**s) for s in raw["steps"])
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    spec: Spec = cls(**fields)
+    if raw.get("pool") is not None:
+        raw["pool"] = RowPool(**_fields(raw["pool"]))
+    spec: Spec = cls(**_fields(raw))
     return spec
+
+
+def _fields(raw: dict[str, Any]) -> dict[str, Any]:
+    steps = {k: tuple(Step(**s) for s in raw[k]) for k in ("steps", "before") if k in raw}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in (raw | steps).items()}

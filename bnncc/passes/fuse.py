@@ -15,6 +15,7 @@ on float tensors in the file's layout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
 from bnncc.passes.routes import Router
 from bnncc.passes.values import TwoValued, value_sets
+from bnncc.topi_binary import filtering
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
 
@@ -38,13 +41,15 @@ MAX_EVENTS = 64
 """Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
 
 
-def fuse(graph: Graph) -> Graph:
+def fuse(graph: Graph, float_conv: str = "filtered") -> Graph:
     """Return the physical graph of a binarised logical graph.
 
     Parameters
     ----------
     graph : Graph
         After `binarize`.
+    float_conv : str
+        How float convolutions may be computed, see `filtering.METHODS`.
 
     Returns
     -------
@@ -52,12 +57,13 @@ def fuse(graph: Graph) -> Graph:
         Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
         NHWC, tensors of bits packed.
     """
-    return _Fuser(graph).run()
+    return _Fuser(graph, float_conv).run()
 
 
 class _Fuser:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, float_conv: str) -> None:
         self.graph = graph
+        self.float_conv = float_conv
         self.physical = Physical(graph)
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
@@ -119,7 +125,11 @@ class _Fuser:
             layouts.discard("")
             if layouts:
                 shape = self.graph.types[tip].shape
-                if len(shape) != 4 or shape[2:] == (1, 1) or not isinstance(group.spec, Elementwise):
+                if (
+                    len(shape) != 4
+                    or shape[2:] == (1, 1)
+                    or not isinstance(group.spec, Elementwise)
+                ):
                     layouts = {"NHWC"}  # lanes are channels: turning tiles later is faster
                 group.events.append(Event("store", tip, None, tuple(sorted(layouts))))
             if follow is None:
@@ -189,8 +199,12 @@ class _Fuser:
             n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
+        method = filtering.choose(spec, self.float_conv, *output_hw(spec))
+        spec = replace(spec, method=method)
+        rows = weight.transpose(0, 2, 3, 1)
         packed = self.physical.constant(
-            pack_float_weight(weight.transpose(0, 2, 3, 1)), f"{node.name}.weight"
+            pack_float_weight(rows) if method == "direct" else filtering.pack_weight(rows, spec),
+            f"{node.name}.weight",
         )
         return self._float_group(
             node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
