@@ -291,3 +291,15 @@ def test_report_says_what_becomes_of_zeros() -> None:
     recognise_signs(graph, sign_zero="-1")
     binarize(graph)
     assert set(fuse(graph).sign_zero.values()) == {"taken as -1, by option"}
+
+
+def test_a_scaled_accumulator_of_zero_is_exactly_zero() -> None:
+    """0.37 * dot must not come out as a rounding error of ``acc * -0.74 + K * 0.37``."""
+    rng = np.random.default_rng(3)
+    weights = {"w": _weights(rng, 6, 4, 1, 1) * np.float32(0.37)}
+    body = "s = Sign(x) k = Conv(s, w) m = Mul(k, k) y = Sign(m)"
+    graph = graph_of(body, out="1,6,5,5", weights=weights)
+    recognise_signs(graph)
+    binarize(graph)
+    layer = next(n for n in fuse(graph).nodes if n.attrs.get("spec") and n.covers)
+    assert [s.op for s in layer.attrs["spec"].steps[:2]] == ["affine", "scale"]

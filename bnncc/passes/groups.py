@@ -19,7 +19,7 @@ from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.build import output_rank
 from bnncc.topi_binary.layout import pack_conv_weight
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, RowPool, Step
 
 Anchor = BinaryConv2d | Conv2d | Pool2d | Elementwise
 
@@ -32,7 +32,7 @@ class Event:
     ----------
     kind : str
         ``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
-        ``store``.
+        ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but ``apply``).
     tensor : str
         The logical tensor concerned: the result of a node, the sign's output, the one to store.
     node : Node or None
@@ -68,6 +68,8 @@ class Group:
         Weights of a binary layer.
     rank : int
         Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
+    pool : Pool2d or None
+        What the event ``pool`` stands for.
     """
 
     spec: Anchor
@@ -79,6 +81,7 @@ class Group:
     covers: tuple[str, ...] = ()
     bits: np.ndarray | None = None
     rank: int = 4
+    pool: Pool2d | None = None
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -101,11 +104,29 @@ class _Writer:
         self.inputs: list[str] = []
         self.outputs: list[str] = []
         self.scale, self.offset = np.ones(group.channels), np.zeros(group.channels)
+        self.dot: tuple[int, int] | None = None
+        if isinstance(group.spec, BinaryConv2d):
+            self.dot = group.spec.dot_from_acc()
 
     def affine(self, scale: np.ndarray, offset: np.ndarray) -> None:
         self.scale, self.offset = self.scale * scale, self.offset * scale + offset
 
     def flush(self) -> None:
+        """Write the affine operators held back, behind the dot product that a binary anchor owes.
+
+        ``dot = a * acc + b`` is merged with what follows, but for channels that are only scaled:
+        their value is an exact multiple of the scale, and zero must stay zero.
+        """
+        if self.dot is not None:
+            a, b = self.dot
+            self.dot = None
+            if (self.offset.astype(np.float32) == 0).any():
+                scale, offset = self.scale, self.offset
+                self.scale, self.offset = np.full_like(scale, a), np.full_like(offset, b)
+                self.flush()
+                self.scale, self.offset = scale, offset
+            else:
+                self.scale, self.offset = self.scale * a, self.scale * b + self.offset
         scale, offset = self.scale.astype(np.float32), self.offset.astype(np.float32)
         scaled, shifted = bool((scale != 1).any()), bool(offset.any())
         vectors = ([scale] if scaled else []) + ([offset] if shifted else [])
@@ -141,8 +162,6 @@ def realise(group: Group, physical: Physical) -> None:
         assert group.bits is not None
         bits = group.bits ^ flip[:, None, None, None]
         inputs.append(physical.constant(pack_conv_weight(bits), f"{group.name}.weight"))
-        a, b = spec.dot_from_acc()
-        writer.affine(np.full(group.channels, float(a)), np.full(group.channels, float(b)))
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}
     stored: list[tuple[str, str, str]] = []
@@ -155,6 +174,8 @@ def realise(group: Group, physical: Physical) -> None:
                 name = physical.graph.fresh(f"{event.tensor}.{layout.lower()}")
                 writer.step(Step("store", layout), [], [name])
                 stored.append((event.tensor, layout, name))
+        elif event.kind == "pool":
+            spec = _pooled(group, writer)
         else:
             _write_node(event, writer)
     steps = tuple(writer.steps)
@@ -171,6 +192,20 @@ def realise(group: Group, physical: Physical) -> None:
             physical.planes[event.tensor] = Planes(
                 _logical(have.sign, group, physical), zero, have.value
             )
+
+
+def _pooled(group: Group, writer: _Writer) -> Conv2d:
+    """Return the group's convolution with its pooling; the steps written so far go before it."""
+    spec, pool = group.spec, group.pool
+    assert isinstance(spec, Conv2d)
+    assert pool is not None
+    if writer.steps or not (writer.scale.astype(np.float32) > 0).all():
+        writer.flush()
+    # Else what is held back rises with the value: the maximum of the results is, bit for bit, the
+    # result of the maximum.
+    before, writer.steps = tuple(writer.steps), []
+    rows = RowPool(pool.kernel, pool.strides, pool.pads, pool.ceil_extra, before)
+    return replace(spec, pool=rows)
 
 
 def _logical(name: str, group: Group, physical: Physical) -> str:
