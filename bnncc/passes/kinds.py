@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bnncc.graph import Graph, Node
-from bnncc.passes.affine import has_constant_form
+from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.spec import Pool2d, output_size
@@ -87,6 +87,28 @@ class Kinds:
         if self.constant_glue(node) is not None or self.tensor_glue(node) is not None:
             return "glue"
         return "generic"
+
+    def zeros_matter(self, node: Node) -> bool:
+        """Whether a sign may look at an exact zero that the convolution `node` gives.
+
+        Over an image of zeros a direct convolution gives exactly its bias. With no bias and nothing
+        added behind it, a sign would see the rounding errors of any other way to compute it.
+        """
+        if not any(n.op == "bnncc.Sign" for n in self.graph.nodes):
+            return False
+        name = node.outputs[0]
+        channels = int(self.graph.types[name].shape[1])
+        offset = np.zeros(channels)
+        if len(node.inputs) > 2 and node.inputs[2]:
+            offset = offset + self.graph.constants[node.inputs[2]].reshape(-1)
+        while len(readers := self._consumers.get(name, [])) == 1:
+            if self.constant_glue(readers[0]) != name:
+                break
+            if (step := affine_of(readers[0], self.graph, channels, 4)) is None:
+                break
+            offset = offset * step[0] + step[1]
+            name = readers[0].outputs[0]
+        return bool((offset.astype(np.float32) == 0).any())
 
     def relayout(self, node: Node) -> tuple[str, str] | None:
         """Return the layouts in which operand and result of `node` are the same memory.
