@@ -31,6 +31,8 @@ Array = np.ndarray[Any, Any]
 FORMAT = 1
 RELATIVE = 1e-4
 TIE = 8 * float(np.finfo(np.float32).eps)
+LOOSER = {"filtered-2d": 4}
+"""How many times further apart ties may be with a value of ``--float-conv``."""
 
 _EXAMPLES = 3
 _TINY = float(np.finfo(np.float32).tiny)
@@ -166,11 +168,13 @@ def _layers(
     values = {**feeds, **ours}
     splitter = reference.Splitter(proto, {*feeds, *taps})
     ends = [o.name for o in proto.graph.output if o.name not in feeds]
-    relaxed = artifact.manifest["semantics"]["sign_zero"] != "exact"
+    semantics = artifact.manifest["semantics"]
+    relaxed = semantics["sign_zero"] != "exact"
+    near = TIE * LOOSER.get(semantics["float_conv"], 1)
     bounds: dict[str, Array] = {}
     layers = []
     for name in dict.fromkeys([*taps, *ends]):
-        layers.append(_layer(name, splitter, values, bounds, runner, relaxed=relaxed))
+        layers.append(_layer(name, splitter, values, bounds, runner, relaxed=relaxed, near=near))
     return layers, {n: ours[n] for n in ends}, ""
 
 
@@ -182,6 +186,7 @@ def _layer(
     runner: reference.Reference,
     *,
     relaxed: bool,
+    near: float,
 ) -> dict[str, Any]:
     """Compute one tensor from our values of those before it; `bounds` collects tie bounds."""
     part = splitter.segment(name, values)
@@ -215,7 +220,7 @@ def _layer(
     if values[name].dtype.kind == "f":
         graph = load(part.model, input_shapes={k: v.shape for k, v in given.items()})
         size = magnitudes(graph, given)[name][1] if name in graph.outputs else np.zeros(())
-        bounds[name] = np.broadcast_to(TIE * size, values[name].shape)
+        bounds[name] = np.broadcast_to(near * size, values[name].shape)
     return result
 
 

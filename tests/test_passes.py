@@ -13,12 +13,13 @@ from bnncc.passes import thresholds as th
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
+from bnncc.passes.in_place import store_in_place
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows, product
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
 
 ONE = (
     "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() "
@@ -270,6 +271,54 @@ def test_nothing_but_bits_is_stored_between_two_binary_layers() -> None:
     assert len(kernels) == 4  # packing, two layers, and the output to NCHW
 
 
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("float_conv", ["direct", "filtered", "filtered-2d"])
+def test_first_layer_with_norm_pool_and_sign_is_one_kernel(rising: bool, float_conv: str) -> None:
+    rng = np.random.default_rng(4)
+    gamma = rng.uniform(0.5, 2, 20) * (1 if rising else rng.choice([-1, 1], 20))
+    weights = {
+        "w": rng.normal(0, 1, (20, 3, 7, 7)).astype(np.float32), "g": gamma.astype(np.float32),
+        "b": rng.normal(0, 1, 20).astype(np.float32), "m": rng.normal(0, 1, 20).astype(np.float32),
+        "v": np.ones(20, np.float32), "w2": _weights(rng, 20, 20, 3, 3),
+    }  # fmt: skip
+    body = """k = Conv<pads=[3,3,3,3], strides=[2,2]>(x, w) n = BatchNormalization(k, g, b, m, v)
+        p = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(n)
+        s = Sign(p) d = Conv<pads=[1,1,1,1]>(s, w2) y = Add(d, p)"""
+    shapes = {"shape": "1,3,48,44", "out": "1,20,12,11"}
+    graph = graph_of(body, weights=weights, **shapes)
+    recognise_signs(graph)
+    binarize(graph)
+    physical = fuse(graph, float_conv)
+    first = next(n for n in physical.nodes if n.op == KERNEL)
+    spec = first.attrs["spec"]
+    assert isinstance(spec, Conv2d)
+    assert spec.method == float_conv
+    assert spec.pool is not None
+    assert bool(spec.pool.before) != rising
+    assert [step.op for step in spec.steps if step.op != "affine"] == ["bits", "store"]
+    assert not any(isinstance(n.attrs.get("spec"), Pool2d) for n in physical.nodes)
+
+
+def test_pool_that_is_not_alone_stays_a_kernel() -> None:
+    weights = {"w": np.random.default_rng(0).normal(0, 1, (8, 4, 3, 3)).astype(np.float32)}
+    body = """k = Conv<pads=[1,1,1,1]>(x, w) r = Relu(k)
+        p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(r) y = Add(p, r)"""
+    physical = fuse(graph_of(body, weights=weights, shape="1,4,16,16", out="1,8,16,16"))
+    specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+    assert any(isinstance(spec, Pool2d) for spec in specs)
+    assert all(spec.pool is None for spec in specs if isinstance(spec, Conv2d))
+
+
+def test_quantised_convolutions_are_not_filtered() -> None:
+    rng = np.random.default_rng(0)
+    weight = (0.1 * rng.integers(-3, 4, (16, 4, 3, 3))).astype(np.float32)
+    for body, method in (("y = Conv(x, w)", "filtered"), ("r = Sign(x) y = Conv(r, w)", "direct")):
+        graph = graph_of(body, weights={"w": weight}, shape="1,4,16,16", out="1,16,14,14")
+        physical = fuse(graph)
+        specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+        assert [spec.method for spec in specs if isinstance(spec, Conv2d)] == [method]
+
+
 def test_rows() -> None:
     assert product((2, 3)) == 6
     assert product(("N", 3)) == "3*N"
@@ -303,3 +352,18 @@ def test_a_scaled_accumulator_of_zero_is_exactly_zero() -> None:
     binarize(graph)
     layer = next(n for n in fuse(graph).nodes if n.attrs.get("spec") and n.covers)
     assert [s.op for s in layer.attrs["spec"].steps[:2]] == ["affine", "scale"]
+
+
+def test_a_residual_nobody_reads_later_is_overwritten() -> None:
+    weights = {"w": _weights(np.random.default_rng(0), 4, 4, 3, 3)}
+    body = """r = Relu(x) s = Sign(r) k = Conv<pads=[1,1,1,1]>(s, w) a = Add(k, r) t = Sign(a)
+    l = Conv<pads=[1,1,1,1]>(t, w) y = Add(l, a)"""
+    for read_later, expected in ((False, [True, True]), (True, [False, True])):
+        text = body if not read_later else body.replace("y =", "v =") + " y = Mul(v, r)"
+        graph = graph_of(text, weights=weights)
+        recognise_signs(graph, sign_zero="+1")
+        binarize(graph)
+        physical = fuse(graph)
+        store_in_place(physical)
+        specs = [n.attrs["spec"] for n in physical.nodes if n.covers]
+        assert [any(s.in_place for s in spec.steps) for spec in specs] == expected

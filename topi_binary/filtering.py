@@ -291,6 +291,26 @@ MIN_PIXELS = 100
 """Outputs of fewer pixels take as long as the weights take to load, and filtered ones are more."""
 
 
+def integral(weight: np.ndarray) -> bool:
+    """Whether each filter is a small integer multiple of something, as quantised weights are.
+
+    With data of the same kind, direct sums are exact, and filtered ones are not.
+
+    Examples
+    --------
+    >>> integral(np.array([[0.1, -0.3, 0.2], [7, 0, 7]])), integral(np.array([[0.1, 0.32, 0.97]]))
+    (True, False)
+    """
+    for row in np.abs(weight.reshape(weight.shape[0], -1).astype(np.float64)):
+        levels = np.unique(np.append(row, 0.0))
+        gaps = np.diff(levels)
+        unit = gaps[gaps > 1e-5 * levels[-1]].min(initial=np.inf)
+        multiple = row / unit
+        if levels[-1] > 512 * unit or (np.abs(multiple - np.round(multiple)) > 0.05).any():
+            return False
+    return True
+
+
 def fits(spec: Conv2d) -> bool:
     """Whether `spec` can be filtered at all."""
     columns = spec.kernel[1]

@@ -37,6 +37,12 @@ _ANY_LAYOUT = {
 }  # fmt: skip
 """Unary operators that work on NHWC as well as on NCHW."""
 
+MAX_POOLED_ROWS = 8
+"""Windows of more rows than this pool a tensor, not the rows of a convolution as they come."""
+
+MAX_ROW_WEIGHTS = 2**16
+"""Weights beyond this many do not stay in the second cache: row after row would load them again."""
+
 MAX_EVENTS = 64
 """Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
 
@@ -110,6 +116,12 @@ class _Fuser:
     def _grow(self, group: Group) -> None:
         while True:
             tip, room = group.tip, len(group.events) < MAX_EVENTS
+            if (pool := self._row_pool(group)) is not None:
+                group.pool = self.look.pool_spec(pool)
+                group.events.append(Event("pool", pool.outputs[0], pool))
+                self.absorbed.add(id(pool))
+                group.tip = pool.outputs[0]
+                continue
             follow = None
             layouts: set[str] = set()
             for reader in {id(r): r for r in self.consumers.get(tip, [])}.values():
@@ -138,6 +150,23 @@ class _Fuser:
             group.events.append(follow)
             self.absorbed.add(id(follow.node))
             group.tip = follow.tensor
+
+    def _row_pool(self, group: Group) -> Node | None:
+        """Return the max-pooling that alone reads a convolution, if it can take row by row."""
+        spec, tip = group.spec, group.tip
+        if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4:
+            return None
+        readers = self.consumers.get(tip, [])
+        if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
+            return None
+        if len(readers) != 1 or self.kinds[id(readers[0])] != "pool":
+            return None
+        pool = self.look.pool_spec(readers[0])
+        weights = self.physical.graph.constants[group.inputs[1]].size
+        if pool is None or pool.kind != "max" or weights > MAX_ROW_WEIGHTS:
+            return None
+        fits = pool.dilations == (1, 1) and pool.kernel[0] <= MAX_POOLED_ROWS and not pool.squeeze
+        return readers[0] if fits else None
 
     def _absorb(self, reader: Node, tip: str) -> Event | None:
         if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
@@ -199,7 +228,9 @@ class _Fuser:
             n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
-        method = filtering.choose(spec, self.float_conv, *output_hw(spec))
+        exact = data not in self.graph.inputs and filtering.integral(weight)
+        wish = "direct" if exact or self.look.zeros_matter(node) else self.float_conv
+        method = filtering.choose(spec, wish, *output_hw(spec))
         spec = replace(spec, method=method)
         rows = weight.transpose(0, 2, 3, 1)
         packed = self.physical.constant(
