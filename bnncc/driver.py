@@ -23,6 +23,7 @@ from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
+from bnncc.passes.in_place import store_in_place
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
@@ -139,6 +140,7 @@ def compile_model(
     commute_pools(graph)
     dump.graph("binarize", graph)
     physical = fuse(graph, options.float_conv)
+    store_in_place(physical)
     dump.graph("fuse", physical)
 
     from bnncc import pipeline

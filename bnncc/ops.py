@@ -17,7 +17,7 @@ import tvm.relax.script.parser as relax_parser
 from tvm import relax
 from tvm.ir import Op, register_op_attr
 
-from bnncc.topi_binary.build import input_types, output_types, prim_func
+from bnncc.topi_binary.build import aliases, input_types, output_types, prim_func
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     BitwiseMaxPool,
@@ -131,4 +131,7 @@ def _legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     kernel = bb.add_func(func, name)
     out = call.ty
     fields = list(out.fields) if isinstance(out, relax.TupleType) else out
-    return relax.call_tir(kernel, relax.Tuple(call.args), out_ty=fields)
+    over = aliases(spec)
+    if max(over) < 0:
+        return relax.call_tir(kernel, relax.Tuple(call.args), out_ty=fields)
+    return relax.op.call_tir_inplace(kernel, relax.Tuple(call.args), over, out_ty=fields)

@@ -113,6 +113,9 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
             spec = str(func.attrs[SPEC]) if func.attrs is not None and SPEC in func.attrs else ""
             made = value.ty
             outs = list(made.fields) if isinstance(made, relax.TupleType) else [made]
+            if value.op.name == "relax.call_tir_inplace":
+                over = value.attrs.inplace_indices
+                outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
             kinds = [a.ty for a in value.args[1].fields] + outs
             calls.append(KernelCall(value.args[0].name_hint, spec, tuple(_kind(k) for k in kinds)))
     return calls
@@ -194,7 +197,11 @@ def build(module: tvm.IRModule, target: TargetSpec) -> relax.VMExecutable:
             transform.AttachGlobalSymbol(),
         ]
     )
-    return relax.build(module, tvm_target(target), relax_pipeline=pipeline, exec_mode="compiled")
+    # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        return relax.build(
+            module, tvm_target(target), relax_pipeline=pipeline, exec_mode="compiled"
+        )
 
 
 def _plan_passes() -> list[tvm.transform.Pass]:

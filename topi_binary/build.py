@@ -20,6 +20,8 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
     output_size,
+    step_inputs,
+    step_outputs,
 )
 
 if TYPE_CHECKING:
@@ -154,6 +156,27 @@ def output_types(spec: Spec) -> list[Type]:
         elif step.op in ("bits", "threshold"):
             types += [plane] * (1 + step.zero)
     return types
+
+
+def aliases(spec: Spec) -> list[int]:
+    """Return for each output of `spec` the kernel input it is stored over, or -1 for its own tensor.
+
+    Raises
+    ------
+    ValueError
+        If a step is in place with no ``add`` before it.
+    """
+    steps = getattr(spec, "steps", ())
+    position = len(input_types(spec)) - sum(step_inputs(step) for step in steps)
+    added, found = -1, []
+    for step in steps:
+        if step.op == "add":
+            added = position
+        position += step_inputs(step)
+        if step.in_place and added < 0:
+            raise ValueError("a step is in place, but nothing is added before it")
+        found += [added if step.in_place else -1] * step_outputs(step)
+    return found or [-1] * len(output_types(spec))
 
 
 def _shape(

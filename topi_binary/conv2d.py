@@ -32,7 +32,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import epilogue, threes
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
 from bnncc.topi_binary.start import Start, Tables
@@ -116,12 +116,14 @@ def pieces(
 def _declare(spec: BinaryConv2d) -> Kernel:
     batch = spec.n if isinstance(spec.n, int) else tirx.Var(spec.n, "int64")
     buffers = []
-    count = len(input_types(spec))
-    for i, (shape, dtype) in enumerate(input_types(spec) + output_types(spec)):
+    over = aliases(spec)
+    types = [(f"input_{i}", kind) for i, kind in enumerate(input_types(spec))]
+    types += [(f"output_{i}", kind) for i, kind in enumerate(output_types(spec)) if over[i] < 0]
+    for name, (shape, dtype) in types:
         extents = [batch if isinstance(extent, str) else extent for extent in shape]
-        name = f"input_{i}" if i < count else f"output_{i - count}"
         buffers.append(T.arg(name, T.buffer(extents, dtype)))
-    inputs, outputs = buffers[:count], buffers[count:]
+    inputs, fresh = buffers[: len(input_types(spec))], iter(buffers[len(input_types(spec)) :])
+    outputs = [_again(inputs[i]) if i >= 0 else next(fresh) for i in over]
     n, height, width = image(spec)
     return Kernel(
         spec=spec,
@@ -134,6 +136,14 @@ def _declare(spec: BinaryConv2d) -> Kernel:
         params=inputs[2 + spec.ternary :],
         outputs=outputs,
     )
+
+
+def _again(buffer: Buffer) -> Buffer:
+    """Declare a tensor once more, for storing in place.
+
+    Schedules see two buffers: every vector is read before it is stored, and by no other.
+    """
+    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
 
 
 def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:

@@ -57,6 +57,9 @@ class Step:
     hi: float = 0.0
     compare: str = "ge"
     zero: bool = False
+    in_place: bool = False
+    """For ``store``: over the tensor of the nearest ``add`` before it, which nobody reads later
+    (binary convolutions only; the kernel then has no output of its own for this step)."""
 
 
 INPUTS_OF_STEP = {

@@ -340,22 +340,18 @@ def _write_sign(
     zero = kind == "mid" and not proven
     if kind == "mid":
         physical.graph.sign_zero[node.name] = (
-            "zeros may occur: they travel in a plane of their own, and the layers that read it take "
+            "zeros may occur: they travel in a plane of their own, and layers that read it take "
             "the plain kernel while it is empty"
             if zero
             else "no accumulator value gives zero: one plane"
         )
     inverted = node.attrs.get("flip")
     compare = "gt" if kind == "gt" else "ge"
-    key = (
-        node.inputs[0],
-        compare,
-        zero,
-        None if inverted is None else np.asarray(inverted).tobytes(),
-    )
+    key = (node.inputs[0], compare, None if inverted is None else np.asarray(inverted).tobytes())
     value = TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]), zero)
-    if key in done:
-        physical.planes[event.tensor] = Planes(done[key].sign, done[key].zero, value)
+    if key in done and (done[key].zero is not None or not zero):
+        shared = Planes(done[key].sign, done[key].zero if zero else None, value)
+        physical.planes[event.tensor] = shared
         return
     names = [physical.graph.fresh(f"{event.tensor}.{p}") for p in ("bits", "zero")[: 1 + zero]]
     spec = group.spec
