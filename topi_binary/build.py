@@ -159,7 +159,7 @@ def output_types(spec: Spec) -> list[Type]:
 
 
 def aliases(spec: Spec) -> list[int]:
-    """Return for each output of `spec` the kernel input it is stored over, or -1 for its own tensor.
+    """Return for each output of `spec` the kernel input it is stored over; -1: its own tensor.
 
     Raises
     ------
