@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := bnncc schedules targets topi_binary tune_logs
 # Scripts of benchmarks/ that measure something.
-BENCHMARKS := layers float_layers whole_networks
+BENCHMARKS := layers float_layers filtered_layers whole_networks
 PYTEST_ARGS ?=
 
 # Thread counts are part of what is measured and tested, so none is inherited.
