@@ -11,7 +11,7 @@ import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.targets import catalog
+from bnncc.targets import catalog, host
 
 ITERATIONS = 20_000
 ACCUMULATORS = 12
@@ -20,12 +20,13 @@ ACCUMULATORS = 12
 def _assembly(body: list[str]) -> str:
     lines = [
         *(f"vpxord %zmm{r}, %zmm{r}, %zmm{r}" for r in range(32)),
+        "vzeroupper",
         "1:",
         *body,
         "dec $0",
         "jnz 1b",
     ]
-    text = "\\0A".join(line.replace("%", "%%").replace("%%zmm", "%zmm") for line in lines)
+    text = "\\0A".join(lines)
     clobbers = ",".join(f"~{{zmm{r}}}" for r in range(32))
     return f"""
 define i32 @ceiling_loop(i32 %n) noinline {{
@@ -51,11 +52,49 @@ def _fma() -> list[str]:
     return [f"vfmadd231ps %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
 
 
+def _lookup(kind: str) -> list[str]:
+    body = []
+    for i in range(ACCUMULATORS):
+        found = 14 + i % 2
+        body += [
+            f"vpshufb %{kind}12, %{kind}13, %{kind}{found}",
+            f"vpaddb %{kind}{found}, %{kind}{i}, %{kind}{i}",
+        ]
+    return body
+
+
+def _lookup_sse() -> list[str]:
+    body = []
+    for i in range(ACCUMULATORS):
+        found = 14 + i % 2
+        body += [
+            f"movdqa %xmm13, %xmm{found}",
+            f"pshufb %xmm12, %xmm{found}",
+            f"paddb %xmm{found}, %xmm{i}",
+        ]
+    return body
+
+
 MIXES = {
-    "xor+vpopcnt+add": (_xor_popcount_add, ACCUMULATORS * 512),
-    "f32 fma": (_fma, ACCUMULATORS * 16),
+    "xor+vpopcnt+add": (_xor_popcount_add, ACCUMULATORS * 512, ("avx512_vpopcntdq",)),
+    "lookup 512": (lambda: _lookup("zmm"), ACCUMULATORS * 256, ("avx512bw",)),
+    "lookup 256": (lambda: _lookup("ymm"), ACCUMULATORS * 128, ("avx2",)),
+    "lookup 128": (_lookup_sse, ACCUMULATORS * 64, ("ssse3",)),
+    "f32 fma": (_fma, ACCUMULATORS * 16, ("avx512f",)),
 }
-"""Name: instructions of one iteration, and the multiply-adds they stand for."""
+"""Name: instructions of one iteration, the multiply-adds they stand for, the CPU features needed.
+
+Lookups are ``pshufb`` and ``paddb``, four products for each byte: of AVX-512BW, of AVX2, and in the
+encoding of SSSE3, which overwrites an operand.
+"""
+
+OF_TARGET = {
+    "x86-64-v4-vpopcntdq": "xor+vpopcnt+add",
+    "x86-64-v4": "lookup 512",
+    "x86-64-v3": "lookup 256",
+    "x86-64-v2": "lookup 128",
+}
+"""The ceiling of each target."""
 
 
 class Ceiling:
@@ -68,10 +107,10 @@ class Ceiling:
     """
 
     def __init__(self, name: str) -> None:
+        body, self._macs, features = MIXES[name]
+        if missing := set(features) - host.features():
+            raise SystemExit(f"the ceiling {name} needs a CPU with {', '.join(sorted(missing))}")
         target = catalog.CATALOG["x86-64-v4-vpopcntdq"]
-        if catalog.missing_features(target):
-            raise SystemExit("the ceilings need a CPU with AVX-512 VPOPCNTDQ")
-        body, self._macs = MIXES[name]
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("main")

@@ -139,7 +139,7 @@ def compile_model(
     layers = binarize(graph)
     commute_pools(graph)
     dump.graph("binarize", graph)
-    physical = fuse(graph, options.float_conv)
+    physical = fuse(graph, options.float_conv, target)
     store_in_place(physical)
     dump.graph("fuse", physical)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bnncc.topi_binary.spec import Spec, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -43,6 +44,29 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     return result.with_attr("tirx.is_scheduled", True)
 
 
+def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
+    """Return `spec` with the order of weights that the fastest kernel on `target` reads.
+
+    The only place where the order is chosen: passes pack weights in it, and it decides which kernel
+    is made.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        A layer; its steps do not matter.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    BinaryConv2d
+    """
+    from bnncc.topi_binary import lookup
+
+    chosen = target.popcount == "lookup" and lookup.pays(spec)
+    return replace(spec, weight_order="nibbles" if chosen else "words")
+
+
 _RULES = {
     "BinaryConv2d": ("x86", "apply"),
     "BitwiseMaxPool": ("x86_float", "bitwise_maxpool"),
@@ -65,4 +89,4 @@ def _rule(kind: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"bnncc.schedules.{module}"), name)
 
 
-__all__ = ["Spec", "schedule"]
+__all__ = ["Spec", "schedule", "with_weight_order"]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from tvm import s_tir, tirx
 
+from bnncc.schedules import x86_lookup
+from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, threes
 from bnncc.topi_binary.conv2d import conv2d, image, pieces
@@ -57,10 +59,12 @@ class Tiling:
 
 def apply(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
-) -> s_tir.Schedule | None:
+) -> s_tir.Schedule | tirx.PrimFunc | None:
     """Schedule `func` if it is a binary convolution for an x86 processor."""
     if not isinstance(spec, BinaryConv2d) or target.kind != "llvm":
         return None
+    if spec.weight_order == "nibbles":
+        return x86_lookup.apply(spec, target, threads)
     # 1 normalise: write the definition in pieces, borders apart from the rest
     return tiled(spec, choose(spec, target), threads)
 
@@ -97,24 +101,14 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
     full = spec.out_channels // layout.LANES
     count = -(-width // budget)
     sizes = [width // count + (i < width % count) for i in range(count)]
-    columns: list[tuple[int, int]] = []
-    start = 0
-    inner = False  # whether the last piece may grow
-    for size in sizes:
-        inside = _inside(spec, start, size)
-        if inner and inside and columns[-1][1] == size:
-            columns[-1] = (columns[-1][0] + size, size)
-        else:
-            columns.append((size, size))
-        inner = inside
-        start += size
+    columns = cut(spec, sizes)
     tile = max(1, min(budget // sizes[0], 8, full))
     main, rest = divmod(full, tile)
     blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
     per_block = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups) * 64
     weight_bytes = per_block * layout.blocks(spec.out_channels)
     carry_save = target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
-    return Tiling(tuple(columns), blocks, weight_bytes > target.l2_bytes // 2, carry_save)
+    return Tiling(columns, blocks, weight_bytes > target.l2_bytes // 2, carry_save)
 
 
 def accumulators(target: TargetSpec) -> int:
@@ -123,14 +117,6 @@ def accumulators(target: TargetSpec) -> int:
     if target.popcount == "vector":
         return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
-
-
-def _inside(spec: BinaryConv2d, start: int, size: int) -> bool:
-    """Whether no tap of the output columns from `start` lies left or right of the image."""
-    first = start * spec.strides[1] - spec.pads[1]
-    last = (start + size - 1) * spec.strides[1] - spec.pads[1]
-    last += (spec.kernel[1] - 1) * spec.dilations[1]
-    return spec.rank == 2 or (first >= 0 and last < spec.width)
 
 
 def _has_tail(spec: BinaryConv2d) -> bool:

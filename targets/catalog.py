@@ -20,9 +20,22 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 CATALOG = {
     spec.name: spec
     for spec in (
-        TargetSpec("x86-64-v2", "llvm", "x86-64-v2", triple=_X86_TRIPLE, features=_V2),
         TargetSpec(
-            "x86-64-v3", "llvm", "x86-64-v3", triple=_X86_TRIPLE, features=_V3, vector_bits=256
+            "x86-64-v2",
+            "llvm",
+            "x86-64-v2",
+            triple=_X86_TRIPLE,
+            features=_V2,
+            popcount="lookup",
+        ),
+        TargetSpec(
+            "x86-64-v3",
+            "llvm",
+            "x86-64-v3",
+            triple=_X86_TRIPLE,
+            features=_V3,
+            vector_bits=256,
+            popcount="lookup",
         ),
         TargetSpec(
             "x86-64-v4",
@@ -33,6 +46,7 @@ CATALOG = {
             features=_V4,
             vector_bits=512,
             vector_registers=32,
+            popcount="lookup",
         ),
         TargetSpec(
             "x86-64-v4-vpopcntdq",

@@ -28,8 +28,9 @@ class TargetSpec:
     vector_registers : int, default 16
         How many there are.
     popcount : str, default "bytes"
-        How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes) or
-        ``bytes`` (table lookup in bytes, then sums).
+        How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
+        ``bytes`` (XOR, then table lookup in bytes, then sums) or ``lookup`` (one lookup, by x86's
+        ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``).
     l1_bytes : int, default 32768
         First-level data cache of a core.
     l2_bytes : int, default 1048576

@@ -122,7 +122,7 @@ def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray
 
     weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
     inputs = [packed(bits | zeros), *([packed(zeros)] if spec.ternary else [])]
-    inputs.append(layout.pack_conv_weight(weight))
+    inputs.append(layout.pack_conv_weight(weight, spec.weight_order))
     flat = (*shape[:3], -1)
     acc = reference.accumulate(
         spec, (bits | zeros).reshape(flat), zeros.reshape(flat), np.where(weight, 1, -1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from bnncc.schedules import with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
@@ -33,10 +34,15 @@ def seed(spec: BinaryConv2d) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(to_json(spec).encode()))
 
 
+def for_target(spec: BinaryConv2d, target: str) -> BinaryConv2d:
+    return with_weight_order(spec, catalog.resolve(target))
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @generated
 @given(specs=batches())
 def test_generated_cases_equal_the_oracle(target: str, specs: list[BinaryConv2d]) -> None:
+    specs = [for_target(spec, target) for spec in specs]
     library = build(specs, target)
     cases = [make_inputs(spec, seed(spec)) for spec in specs]
     for number, (spec, inputs) in enumerate(zip(specs, cases, strict=True)):
@@ -54,6 +60,8 @@ def test_word_and_lane_edges(target: str) -> None:
     steps = (*THRESHOLD, Step("store"))
     specs = [BinaryConv2d(1, 2, 3, c, 33, (1, 1), steps=steps) for c in channels]
     specs += [BinaryConv2d(1, 2, 3, 33, out, (1, 1), steps=steps) for out in outs]
+    specs += [BinaryConv2d(1, 1, 9, 33, out, (1, 3), steps=steps) for out in (64, 96, 112, 160)]
+    specs = [for_target(spec, target) for spec in specs]
     library = build(specs, target)
     for number, spec in enumerate(specs):
         check(library, number, spec, make_inputs(spec, seed(spec)))
@@ -80,13 +88,53 @@ def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
         assert (dot == (spec.taps if equal else -spec.taps)).all()
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("equal", [True, False])
+def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
+    # 8 * 7 lookups of 4 in a byte (the most for whole words), 65520 products in 16 bits.
+    spec = BinaryConv2d(1, 2, 10, 4680, 32, (2, 7), steps=(Step("store"),))
+    masked = dataclasses.replace(spec, ternary=True, channels=2340, out_channels=48)
+    beyond = dataclasses.replace(spec, channels=4704)
+    specs = [for_target(s, target) for s in (spec, masked, beyond)]
+    library = build(specs, target)
+    lookup = catalog.resolve(target).popcount == "lookup"
+    assert [s.weight_order == "nibbles" for s in specs] == [lookup, lookup, False]
+    for number, one in enumerate(specs):
+        ones = np.ones((1, 2, 10, one.channels), bool)
+        zero = ~ones
+        if one.ternary:
+            zero[..., 0, 0] = True
+        weight = np.full((one.out_channels, 2, 7, one.channels), equal)
+        planes = [layout.pack_bits(ones), *([layout.pack_bits(zero)] if one.ternary else [])]
+        inputs = [*planes, layout.pack_conv_weight(weight, one.weight_order)]
+        check(library, number, one, inputs)
+        (got,) = run(library, number, one, inputs)
+        worst = 0 if equal else one.taps * (1 + one.ternary)
+        assert got[0, 0, 3, 0] == worst
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("pad_value", [0, 1, -1])
-def test_threads_share_the_rows(pad_value: int) -> None:
+def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     spec = BinaryConv2d(
         1, 40, 40, 256, 257, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
     )
+    spec = for_target(spec, target)
     inputs = make_inputs(spec, seed(spec))
-    check(build([spec], "native", threads=2), 0, spec, inputs)
+    check(build([spec], target, threads=2), 0, spec, inputs)
+
+
+def test_weight_order_is_chosen_by_rule() -> None:
+    layer = BinaryConv2d(1, 8, 8, 64, 64, (3, 3), pads=(1, 1, 1, 1))
+    odd_groups = dataclasses.replace(layer, groups=4)
+    dense = BinaryConv2d(1, 1, 1, 512, 100, (1, 1), rank=2)
+    for spec, order in ((layer, "nibbles"), (odd_groups, "words"), (dense, "words")):
+        for name, target in catalog.CATALOG.items():
+            wanted = order if target.popcount == "lookup" else "words"
+            assert for_target(spec, name).weight_order == wanted
+    bits = np.ones((64, 3, 3, 64), bool)
+    sizes = [layout.pack_conv_weight(bits, order).size for order in layout.WEIGHT_ORDERS]
+    assert sizes == [64 * 9 * 2] * 2
 
 
 def test_oracle_of_a_hand_computed_convolution() -> None:

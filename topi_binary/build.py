@@ -208,12 +208,12 @@ def _data(spec: Spec) -> Type:
 def _weight(spec: BinaryConv2d | Conv2d) -> Type:
     if isinstance(spec, Conv2d) and spec.method != "direct":
         return (filtering.weight_size(spec),), "float32"
-    binary = isinstance(spec, BinaryConv2d)
-    per_group = spec.channels // spec.groups
-    depth = layout.words(per_group) if binary else per_group
-    size = spec.out_channels * spec.kernel[0] * spec.kernel[1] * depth
+    per_group, taps = spec.channels // spec.groups, spec.kernel[0] * spec.kernel[1]
+    if isinstance(spec, BinaryConv2d):
+        order = spec.weight_order
+        return (layout.weight_words(spec.out_channels, taps, per_group, order),), "uint32"
     spare = layout.LANES if spec.out_channels % layout.LANES else 0
-    return (size + spare,), "uint32" if binary else "float32"
+    return (spec.out_channels * taps * per_group + spare,), "float32"
 
 
 def _float_output(spec: Spec, step: Step) -> Type:

@@ -19,6 +19,9 @@ With `carry_save`, three taps are counted at once, see `threes`.
 
 With a plane of exact zeros (`ternary`) that plane is scanned first. If it is all 0, the ordinary
 pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
+
+Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, whose loops are
+written as they are to run.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import epilogue, threes
+from bnncc.topi_binary import epilogue, lookup, threes
 from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
@@ -63,6 +66,7 @@ def conv2d(
     columns: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
     carry_save: bool = False,
+    tiling: lookup.Lookup | None = None,
 ) -> tirx.PrimFunc:
     """Define the kernel of `spec`.
 
@@ -76,6 +80,8 @@ def conv2d(
         How many of the full channel blocks each piece takes, in order; one piece by default.
     carry_save : bool, default False
         Whether to count three taps at once, in instructions of AVX-512; see `threes.fits`.
+    tiling : Lookup, optional
+        For weights in the order ``nibbles``: how the kernel is cut, instead of the other options.
 
     Returns
     -------
@@ -90,7 +96,10 @@ def conv2d(
             with T.sblock("root"):
                 T.reads()
                 T.writes()
-                _body(kernel, pieces(spec, columns, blocks), carry_save)
+                if spec.weight_order == "nibbles":
+                    _lookup(kernel, tiling or lookup.plain(kernel))
+                else:
+                    _body(kernel, pieces(spec, columns, blocks), carry_save)
         return builder.get()
 
 
@@ -167,6 +176,29 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
         with T.Else(), _scope(kernel, views, "with_zeros"):
             for i, piece in enumerate(pieces(spec)):
                 _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
+
+
+def _lookup(kernel: Kernel, tiling: lookup.Lookup) -> None:
+    spec = kernel.spec
+    views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
+
+    def write(masked: bool) -> None:
+        def finish(piece: Piece, at: epilogue.Place, raw: Expr) -> None:
+            _finish(kernel, piece, views, at, raw, masked)
+
+        with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
+            chosen = lookup.plain(kernel, tiling) if masked else tiling
+            lookup.Writer(kernel, chosen, masked, finish).write()
+
+    if kernel.zero is None:
+        write(False)
+        return
+    seen = _scan(kernel.zero)
+    with T.If(seen[0] == T.uint32(0)):
+        with T.Then():
+            write(False)
+        with T.Else():
+            write(True)
 
 
 @contextmanager
@@ -280,10 +312,23 @@ def _write(
     else:
         T.reads(acc[n, h, w, o, 0:LANES], *reads)
         raw = acc[n, h, w, o, T.Ramp(0, 1, LANES)]
+    _finish(kernel, piece, views, at, raw, masked)
+
+
+def _finish(
+    kernel: Kernel,
+    piece: Piece,
+    views: Sequence[Buffer],
+    at: epilogue.Place,
+    raw: Expr,
+    masked: bool,
+) -> None:
+    """Write the epilogue of one vector of accumulators."""
+    spec = kernel.spec
     halved = spec.doubled and not masked
     if halved and kernel.group_channels % 2:
         raw = raw * T.Broadcast(T.int32(2), LANES)
-        missing = kernel.missing(h, column, piece) * kernel.group_channels
+        missing = kernel.missing(at.h, at.w, piece) * kernel.group_channels
         raw = raw + T.Broadcast(missing, LANES)
         halved = False
     epilogue.emit(spec.steps, None, kernel.params, views, at, acc=raw, halved=halved)

@@ -24,15 +24,21 @@ LANES = 16
 """Output channels that one vector of accumulators holds (16 x 32 bits: one AVX-512 register, two of
 AVX2, four of SSE or NEON)."""
 
+NIBBLE_LANES = 32
+"""Output channels in one block of weights stored in the order ``nibbles``."""
+
+WEIGHT_ORDERS = ("words", "nibbles")
+"""Orders of binary weights, see `pack_conv_weight`."""
+
 
 def words(channels: int) -> int:
     """Return how many words hold `channels` bits."""
     return -(-channels // WORD_BITS)
 
 
-def blocks(channels: int) -> int:
-    """Return how many vectors of `LANES` hold `channels` values."""
-    return -(-channels // LANES)
+def blocks(channels: int, lanes: int = LANES) -> int:
+    """Return how many vectors of `lanes` hold `channels` values."""
+    return -(-channels // lanes)
 
 
 def pack_bits(bits: np.ndarray) -> np.ndarray:
@@ -74,27 +80,65 @@ def unpack_bits(packed: np.ndarray, channels: int) -> np.ndarray:
     return np.unpackbits(as_bytes, axis=-1, bitorder="little")[..., :channels].astype(bool)
 
 
-def pack_conv_weight(bits: np.ndarray) -> np.ndarray:
+def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     """Pack convolution weights in the order the kernels read them.
 
-    Output channels are cut into blocks of `LANES`; inside a block the order is (kh, kw, word,
-    lane), so that one vector load fetches one word of `LANES` output channels. A last block of
-    fewer lanes is stored with just those lanes; kernels load full vectors from it and drop the
-    lanes beyond, so the array ends in ``LANES`` spare words when there is such a block.
+    In the order ``words``, output channels are cut into blocks of `LANES`; inside a block the order
+    is (kh, kw, word, lane), so that one vector load fetches one word of `LANES` output channels. A
+    last block of fewer lanes is stored with just those lanes; kernels load full vectors from it and
+    drop the lanes beyond, so the array ends in ``LANES`` spare words when there is such a block.
+
+    In the order ``nibbles``, blocks are of `NIBBLE_LANES` output channels, the last one filled up
+    with zeros; inside a block the order is (kh, kw, word, byte of the word, lane), and each lane is
+    one byte. Lane ``2 * i`` is channel i of the block, lane ``2 * i + 1`` channel ``16 + i``: even
+    and odd bytes, widened, are the vectors of `LANES` channels.
 
     Parameters
     ----------
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
+    order : {"words", "nibbles"}
+        Of the result.
 
     Returns
     -------
-    ndarray of uint32, one-dimensional
-        ``out_channels * kernel_h * kernel_w * words(channels_per_group)`` words, plus `LANES` if
-        `out_channels` is not a multiple of `LANES`.
+    ndarray of uint32, shape (weight_words(...),)
     """
     packed = pack_bits(bits)
-    return _lane_major(packed.reshape(packed.shape[0], -1))
+    rows = packed.reshape(packed.shape[0], -1)
+    if order == "words":
+        return _lane_major(rows)
+    count = blocks(rows.shape[0], NIBBLE_LANES)
+    filled = np.zeros((count * NIBBLE_LANES, rows.shape[1]), "<u4")
+    filled[: rows.shape[0]] = rows
+    halves = filled.view(np.uint8).reshape(count, 2, LANES, -1)
+    return np.ascontiguousarray(halves.transpose(0, 3, 2, 1)).reshape(-1).view("<u4").astype("u4")
+
+
+def weight_words(out_channels: int, taps: int, channels: int, order: str = "words") -> int:
+    """Return how many words `pack_conv_weight` makes.
+
+    Parameters
+    ----------
+    out_channels : int
+        Output channels.
+    taps : int
+        Kernel height times width.
+    channels : int
+        Input channels of a group.
+    order : {"words", "nibbles"}
+        Of the weights.
+
+    Returns
+    -------
+    int
+        ``out_channels * taps * words(channels)`` where output channels fill their blocks. Else the
+        order ``words`` has `LANES` more, ``nibbles`` whole blocks.
+    """
+    per_channel = taps * words(channels)
+    if order == "nibbles":
+        return blocks(out_channels, NIBBLE_LANES) * NIBBLE_LANES * per_channel
+    return out_channels * per_channel + (LANES if out_channels % LANES else 0)
 
 
 def pack_float_weight(weight: np.ndarray) -> np.ndarray:

@@ -77,6 +77,13 @@ def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
     per_group = spec.channels // spec.groups
     count = -(-per_group // 32)
     height, width = spec.kernel
+    if spec.weight_order == "nibbles":
+        cut = packed.astype("<u4").view(np.uint8).reshape(-1, height, width, count * 4, 16, 2)
+        channel = np.arange(spec.out_channels)
+        chosen = cut[channel // 32, :, :, :, channel % 16, channel % 32 // 16]
+        rows = np.ascontiguousarray(chosen).view("<u4")
+        bits = words_to_bits(rows, per_group)
+        return np.where(bits, 1, -1).astype(np.int64)
     rows = np.empty((spec.out_channels, height * width * count), np.uint32)
     start = 0
     for first in range(0, spec.out_channels, 16):

@@ -120,6 +120,8 @@ class BinaryConv2d:
     steps: tuple[Step, ...] = ()
     rank: int = 4
     """2 for dense layers: data is ``[n, words]``, height = width = 1, outputs are ``[n, C]``."""
+    weight_order: str = "words"
+    """Of the packed weight, see `layout.pack_conv_weight`; each order has a kernel of its own."""
 
     @property
     def doubled(self) -> bool:

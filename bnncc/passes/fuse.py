@@ -25,6 +25,8 @@ from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
 from bnncc.passes.routes import Router
 from bnncc.passes.values import TwoValued, value_sets
+from bnncc.schedules import with_weight_order
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
@@ -47,7 +49,7 @@ MAX_EVENTS = 64
 """Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
 
 
-def fuse(graph: Graph, float_conv: str = "filtered") -> Graph:
+def fuse(graph: Graph, float_conv: str = "filtered", target: TargetSpec | None = None) -> Graph:
     """Return the physical graph of a binarised logical graph.
 
     Parameters
@@ -56,6 +58,9 @@ def fuse(graph: Graph, float_conv: str = "filtered") -> Graph:
         After `binarize`.
     float_conv : str
         How float convolutions may be computed, see `filtering.METHODS`.
+    target : TargetSpec, optional
+        The machine, whose kernels read binary weights in an order of their own; by default that
+        which all targets read.
 
     Returns
     -------
@@ -63,12 +68,12 @@ def fuse(graph: Graph, float_conv: str = "filtered") -> Graph:
         Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
         NHWC, tensors of bits packed.
     """
-    return _Fuser(graph, float_conv).run()
+    return _Fuser(graph, float_conv, target).run()
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, float_conv: str) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, float_conv: str, target: TargetSpec | None) -> None:
+        self.graph, self.target = graph, target
         self.float_conv = float_conv
         self.physical = Physical(graph)
         self.router = Router(self.physical)
@@ -214,6 +219,8 @@ class _Fuser:
             n, height, width, channels, out_channels, (kh, kw), a["strides"], a["dilations"],
             a["pads"], a["pad_value"], groups, a["mode"], planes.zero is not None, (), rank,
         )  # fmt: skip
+        if self.target is not None:
+            spec = with_weight_order(spec, self.target)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
             node.name, node.covers, bits, out_rank,

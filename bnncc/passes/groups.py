@@ -161,7 +161,8 @@ def realise(group: Group, physical: Physical) -> None:
     if isinstance(spec, BinaryConv2d):
         assert group.bits is not None
         bits = group.bits ^ flip[:, None, None, None]
-        inputs.append(physical.constant(pack_conv_weight(bits), f"{group.name}.weight"))
+        packed = pack_conv_weight(bits, spec.weight_order)
+        inputs.append(physical.constant(packed, f"{group.name}.weight"))
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}
     stored: list[tuple[str, str, str]] = []
