@@ -16,9 +16,12 @@ PARALLEL_MACS = 2**26
 """Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
 
 _TILES = {16: (4, 4), 32: (6, 1), 64: (7, 1)}
-"""Columns of a tile and nibbles in a loop body, by the bytes of a vector: the fastest of those tried
-on the layers of ``benchmarks/layers.py``. With two vectors of channels there are 8, 12 or 14
-accumulators; SSE needs registers for copies, as its lookup overwrites the row."""
+"""Columns of a tile and nibbles in a loop body, by the bytes of a vector.
+
+The fastest of those tried on the layers of ``benchmarks/layers.py``. With two vectors of channels
+there are 8, 12 or 14 accumulators; SSE needs registers for copies, as its lookup overwrites the
+row.
+"""
 
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
