@@ -12,6 +12,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.targets import catalog, host
+from bnncc.targets.spec import TargetSpec
+from bnncc.targets.spec import TargetSpec
 
 ITERATIONS = 20_000
 ACCUMULATORS = 12
@@ -88,13 +90,12 @@ Lookups are ``pshufb`` and ``paddb``, four products for each byte: of AVX-512BW,
 encoding of SSSE3, which overwrites an operand.
 """
 
-OF_TARGET = {
-    "x86-64-v4-vpopcntdq": "xor+vpopcnt+add",
-    "x86-64-v4": "lookup 512",
-    "x86-64-v3": "lookup 256",
-    "x86-64-v2": "lookup 128",
-}
-"""The ceiling of each target."""
+
+def ceiling_of(target: TargetSpec) -> str:
+    """Return the key of `MIXES` that binary kernels of `target` are measured by."""
+    if target.popcount == "vector":
+        return "xor+vpopcnt+add"
+    return f"lookup {target.vector_bits}"
 
 
 class Ceiling:

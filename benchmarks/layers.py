@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from ceilings import OF_TARGET, Ceiling
+from ceilings import Ceiling, ceiling_of
 
 from bnncc.schedules import schedule, with_weight_order
 from bnncc.targets import catalog, host
@@ -189,7 +189,7 @@ def main() -> None:
     rows = [layer for name in sets for layer in layers(name)]
     for layer in rows:
         layer.build(target)
-    top = OF_TARGET[catalog.native().name if target.name == catalog.NATIVE else target.name]
+    top = ceiling_of(target)
     ceilings = {name: Ceiling(name) for name in (top, "f32 fma")}
     for _ in range(options.repeat):
         for layer in rows:
