@@ -13,7 +13,6 @@ from tvm.tirx.script import builder as T
 
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
-from bnncc.targets.spec import TargetSpec
 
 ITERATIONS = 20_000
 ACCUMULATORS = 12
