@@ -166,7 +166,7 @@ def arena_bytes(module: tvm.IRModule) -> int:
 def _product(dims: Any) -> int:
     result = 1
     for d in dims:
-        result *= int(d) if isinstance(d, tirx.IntImm) else 1
+        result *= _at_one(d)
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -74,3 +76,11 @@ def test_shared_weights_are_stored_once() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     assert bnncc.compile(model).report["bytes"]["binary"] == weight.size // 8
+
+
+def test_memory_of_a_dynamic_batch_is_counted_for_one_image() -> None:
+    path = Path(__file__).parents[1] / "examples" / "digits" / "digits.onnx"
+    fixed = bnncc.compile(path, input_shapes={"images": (1, 1, 8, 8)}).report["memory"]
+    open_batch = bnncc.compile(path).report["memory"]
+    assert fixed["arena_bytes"] <= open_batch["arena_bytes"] <= 4 * fixed["arena_bytes"]
+    assert fixed["arena_bytes"] >= 8 * 8 * 32 * 4  # the residual, in float
