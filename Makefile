@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format typecheck check bench dist clean
+.PHONY: help install demo test test-all lint format typecheck check peers bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,19 @@ typecheck: $(VENV)/.installed-lint ## check types with mypy
 	$(PY) -m mypy
 
 check: lint typecheck test ## lint, types and tests: what continuous integration runs
+
+# What benchmarks compare with; neither has bnncc in it. Larq Compute Engine wants Python 3.10 to 3.12
+# (PYTHON_LCE); where it cannot be had it is not measured.
+PYTHON_LCE ?= $(PYTHON)
+peers: $(VENV)/.installed ## create .venv-peers and .venv-lce for the benchmarks
+	$(PY) benchmarks/peers.py bench >$(VENV)/bench.txt
+	$(PY) benchmarks/peers.py bench-lce >$(VENV)/bench-lce.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --requirement $(VENV)/bench.txt
+	@test -x .venv-lce/bin/python || $(PYTHON_LCE) -m venv .venv-lce
+	@.venv-lce/bin/python -m pip install --quiet --requirement $(VENV)/bench-lce.txt \
+	  || { echo "no Larq Compute Engine for $(PYTHON_LCE): it will not be measured" >&2; \
+	       rm -rf .venv-lce; }
 
 bench: $(VENV)/.installed ## run the benchmarks (minutes; wants a quiet machine)
 	@for name in $(BENCHMARKS); do \

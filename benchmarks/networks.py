@@ -3,7 +3,9 @@
     python benchmarks/networks.py OUTDIR [NAME ...] [--sign where|sign]
 
 Bi-Real-Net-18 (Liu et al., ECCV 2018) at 224x224, QuickNet (Bannink et al., MLSys 2021), VGG-small
-for CIFAR (Hubara et al., NIPS 2016). Paddings are explicit numbers, batch is 1.
+for CIFAR (Hubara et al., NIPS 2016). Paddings are explicit numbers. Spelled `float`, a network has
+ReLU for every sign, and zero padding: the ordinary network of the same shape, for peers in float32
+and int8.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ OPSET = 17
 class Builder:
     """Writes nodes one by one; every tensor is (name, channels, side)."""
 
-    def __init__(self, name: str, channels: int, side: int, sign: str = "where") -> None:
-        self.name, self.sign_spelling = name, sign
+    def __init__(
+        self, name: str, channels: int, side: int, sign: str = "where", batch: int = 1
+    ) -> None:
+        self.name, self.sign_spelling, self.batch = name, sign, batch
         self.rng = np.random.default_rng(zlib.crc32(name.encode()))
         self.nodes: list[onnx.NodeProto] = []
         self.inits: list[onnx.TensorProto] = []
@@ -69,8 +73,10 @@ class Builder:
         return made, out, size if pads is None else (side + pads - kernel) // stride + 1
 
     def sign(self, x):
-        """Add a sign in the spelling asked for."""
+        """Add a sign in the spelling asked for, or in a float network ReLU."""
         name, channels, side = x
+        if self.sign_spelling == "float":
+            return self.op("Relu", name), channels, side
         if self.sign_spelling == "sign":
             return self.op("Sign", name), channels, side
         positive = self.op("GreaterOrEqual", name, self.const(np.float32(0)))
@@ -88,8 +94,12 @@ class Builder:
         )
 
     def binary_conv(self, x, out, kernel, stride=1, pad_value=0.0, pads=None):
-        """Add sign, padding and a convolution with binary weights."""
+        """Add sign, padding and a convolution with binary weights; or their float counterparts."""
         signed = self.sign(x)
+        if self.sign_spelling == "float":
+            # On the scale of a sum of signs, for the BatchNormalization that follows.
+            weight = self.signs(out, x[1], kernel, kernel)
+            return self.conv(signed, out, kernel, stride, pads=pads, weight=weight)
         if pad_value and pads is None:
             side = x[2]
             total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -144,7 +154,11 @@ class Builder:
         graph = helper.make_graph(
             self.nodes,
             self.name,
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, side, side])],
+            [
+                helper.make_tensor_value_info(
+                    "x", TensorProto.FLOAT, [self.batch, channels, side, side]
+                )
+            ],
             [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)],
             self.inits,
         )

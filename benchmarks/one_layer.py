@@ -1,6 +1,6 @@
 """One binary layer as a whole ONNX model, float NCHW in and out, against OpenVINO's binary path.
 
-    taskset -c 1 python benchmarks/one_layer.py --openvino PYTHON [--repeat N] [--json FILE]
+    taskset -c 1 python benchmarks/one_layer.py [--peers PYTHON] [--repeat N] [--json FILE]
 
 The nine layers of `layers.py`: sign, +1 padding, binary convolution. Everything counts: packing,
 the convolution, and writing floats in NCHW. Outputs are compared before anything is timed, then
@@ -26,7 +26,8 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from layers import NINE
 from networks import Builder
-from whole_networks import BURST, Peer
+from peers import Peer, add_arguments
+from whole_networks import BURST
 
 import bnncc
 from bnncc.targets import host
@@ -42,38 +43,38 @@ def layer(channels: int, side: int, out: int, kernel: int, stride: int) -> onnx.
 def main() -> None:
     """Run the nine layers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--openvino", metavar="PYTHON", required=True)
+    add_arguments(parser)
     parser.add_argument("--repeat", type=int, default=60)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path, image_path = Path(folder) / "m.onnx", Path(folder) / "x.npy"
+        path = Path(folder) / "m.onnx"
         for shape in NINE:
             onnx.save(layer(*shape), path)
             artifact = bnncc.compile(path)
             channels, side = shape[:2]
             image = np.random.default_rng(0).standard_normal((1, channels, side, side))
             image = image.astype(np.float32)
-            peer = Peer(args.openvino, path)
-            np.save(image_path, image)
-            peer.ask(f"out {image_path}")
+            peer = Peer("openvino-binary", path, python=args.peers)
+            theirs = peer.out(image)
             ours = next(iter(artifact.run({"x": image}).values()))
-            np.testing.assert_array_equal(ours, np.load(image_path).reshape(ours.shape))
+            np.testing.assert_array_equal(ours, theirs.reshape(ours.shape))
             session = artifact.session()
             tensors = session.tensors({"x": image})
-            mine = theirs = float("inf")
+            mine = float("inf")
             for _ in range(args.repeat):
                 for _ in range(BURST):
                     start = time.perf_counter()
                     session.main(*tensors)
                     mine = min(mine, time.perf_counter() - start)
-                theirs = min(theirs, float(peer.ask(f"run {BURST}")))
+                peer.run(BURST)
+            ratio = peer.best / mine
             rows.append(
-                {"layer": shape, "us": 1e6 * mine, "peer_us": 1e6 * theirs, "ratio": theirs / mine}
+                {"layer": shape, "us": 1e6 * mine, "peer_us": 1e6 * peer.best, "ratio": ratio}
             )
-            print(f"{shape!s:22} {1e6 * mine:8.1f} us, {peer.name} {1e6 * theirs:8.1f} us, "
-                  f"{theirs / mine:.2f} x", flush=True)  # fmt: skip
+            print(f"{shape!s:22} {1e6 * mine:8.1f} us, {peer.name} {1e6 * peer.best:8.1f} us, "
+                  f"{ratio:.2f} x", flush=True)  # fmt: skip
             peer.close()
     mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
     print(f"geometric mean {mean:.2f} x")

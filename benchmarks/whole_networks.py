@@ -1,13 +1,15 @@
-"""Whole networks, one thread, batch 1: against the machine's ceilings, and against OpenVINO.
+"""Whole networks, one thread, batch 1, float in and out: against every peer, and the ceilings.
 
-    taskset -c 1 python benchmarks/whole_networks.py [NAME ...] [--openvino PYTHON] [--json FILE]
+    taskset -c 1 python benchmarks/whole_networks.py [NAME ...] [--json FILE] [--repeat N]
 
 Each network is compiled untuned, in both spellings of the sign, and checked against the NumPy
-evaluation of its graph. The bound is what its multiply-accumulates take at the ceilings measured in
-the same run (binary: xor + popcount + add; float: fused multiply-add), every product done directly.
-ONNX Runtime runs the same file (in float: it knows no bits) in turn with ours. ``--openvino`` names
-a Python that has OpenVINO; its binary path then takes its turns too, in a process of its own,
-outputs compared first (see `peer_openvino.py`).
+evaluation of its graph; `filtered-2d` is a third column, with ``--float-conv filtered-2d``. The
+bound is what its multiply-accumulates take at the ceilings measured in the same run (binary: xor +
+popcount + add; float: fused multiply-add), every product done directly.
+
+OpenVINO's binary path and Larq Compute Engine run the same network, float32 and int8 peers the
+ordinary network of the same shape, with ReLU for every sign (`networks.py`). Outputs are compared
+before anything is timed; then all take turns (`peers.py`, `make peers`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,137 +26,151 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 import numpy as np
 import onnx
-import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling
 from networks import NETWORKS
+from peers import Ours, Peer, add_arguments, interleave, open_peers
 
 import bnncc
 from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
 from bnncc.targets import host
 
-BURST = 5
+GROUPS = {
+    "openvino": ("openvino-binary",),
+    "lce": ("lce-indirect", "lce-reference", "lce"),
+    "float32": ("openvino-f32", "onnxruntime-f32", "torch", "torch-compile", "tflite"),
+    "int8": ("openvino-int8", "onnxruntime-int8"),
+}
+"""Peers by what they are compared as; the fastest of a group counts."""
+
+TOLERANCE = 1e-4  # of the largest output
+# Larq's float glue rounds in other places, which flips a few signs; int8 rounds everything.
+CORRELATION = {"lce": 0.9, "int8": 0.9}
 
 
-class Peer:
-    """OpenVINO in its own process."""
-
-    def __init__(self, python: str, path: Path) -> None:
-        script = Path(__file__).with_name("peer_openvino.py")
-        self._process = subprocess.Popen(
-            [python, str(script), str(path), "1"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        self.name = self._process.stdout.readline().strip()
-
-    def ask(self, request: str) -> str:
-        """Send one request and return the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(request, file=self._process.stdin, flush=True)
-        return self._process.stdout.readline().strip()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def _expect(path: Path, image: np.ndarray) -> np.ndarray:
+    graph = load(path)
+    return evaluate(graph, {graph.inputs[0]: image})[graph.outputs[0]]
 
 
-def measure(name: str, folder: Path, repeats: int, python: str | None) -> dict[str, object]:
+def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(got.reshape(wanted.shape) - wanted).max() / np.abs(wanted).max())
+
+
+def _check(peer: Peer, group: str, image: np.ndarray, wanted: np.ndarray) -> float:
+    """Compare a peer's output; raise if it computes something else."""
+    got = peer.out(image)
+    difference = _difference(got, wanted)
+    if group in CORRELATION:
+        same = np.corrcoef(got.ravel(), wanted.ravel())[0, 1] >= CORRELATION[group]
+    else:
+        same = difference <= TOLERANCE
+    if not same:
+        raise RuntimeError(f"{peer.kind} computes something else: {difference:.2g} apart")
+    return difference
+
+
+def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, object]:
     """Compile, check and time one network."""
-    sessions, tensors, seconds = {}, {}, {}
-    macs: dict[str, int] = {}
-    for spelling in ("where", "sign"):
-        path = folder / f"{name}.{spelling}.onnx"
+    paths = {s: folder / f"{name}.{s}.onnx" for s in ("where", "sign", "float")}
+    for spelling, path in paths.items():
         onnx.save(NETWORKS[name](spelling), path)
+    info = onnx.load(paths["where"]).graph.input[0].type.tensor_type.shape
+    shape = [d.dim_value for d in info.dim]
+    image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    wanted = {"where": _expect(paths["where"], image), "float": _expect(paths["float"], image)}
+    variants = {
+        "where": (paths["where"], "filtered"),
+        "sign": (paths["sign"], "filtered"),
+        "filtered-2d": (paths["where"], "filtered-2d"),
+    }
+    ours, compile_seconds = {}, {}
+    for variant, (path, float_conv) in variants.items():
         started = time.perf_counter()
-        artifact = bnncc.compile(path)
-        seconds[spelling] = time.perf_counter() - started
-        summary = artifact.report["summary"]
-        macs = {"binary": summary["binary_macs"], "float": summary["float_macs"]}
-        shape = tuple(artifact.inputs[0].shape)
-        image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        graph = load(path)
-        wanted = evaluate(graph, {"x": image})[graph.outputs[0]]
+        artifact = bnncc.compile(path, float_conv=float_conv)
+        compile_seconds[variant] = time.perf_counter() - started
         got = next(iter(artifact.run({"x": image}).values()))
-        assert np.abs(got - wanted).max() <= 1e-4 * np.abs(wanted).max(), (name, spelling)
-        sessions[spelling] = artifact.session()
-        tensors[spelling] = sessions[spelling].tensors({"x": image})
-    peer = Peer(python, folder / f"{name}.where.onnx") if python else None
-    difference = None
-    if peer is not None:
-        np.save(folder / "x.npy", image)
-        peer.ask(f"out {folder / 'x.npy'}")
-        theirs = np.load(folder / "x.npy").reshape(wanted.shape)
-        difference = float(np.abs(theirs - wanted).max() / np.abs(wanted).max())
+        assert _difference(got, wanted["where"]) <= TOLERANCE, (name, variant)
+        ours[variant] = Ours(artifact, image)
+        summary = artifact.report["summary"]
+    macs = {kind: summary[f"{kind}_macs"] for kind in ("binary", "float")}
     ceilings = {"binary": Ceiling("xor+vpopcnt+add"), "float": Ceiling("f32 fma")}
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
-    runtime = onnxruntime.InferenceSession(str(folder / f"{name}.where.onnx"), settings)
-    best = dict.fromkeys([*sessions, "peer", "onnxruntime"], float("inf"))
-    for _ in range(repeats):
-        for spelling, session in sessions.items():
-            for _ in range(BURST):
-                start = time.perf_counter()
-                session.main(*tensors[spelling])
-                best[spelling] = min(best[spelling], time.perf_counter() - start)
-        start = time.perf_counter()
-        runtime.run(None, {"x": image})
-        best["onnxruntime"] = min(best["onnxruntime"], time.perf_counter() - start)
-        if peer is not None:
-            best["peer"] = min(best["peer"], float(peer.ask(f"run {BURST}")))
-        for ceiling in ceilings.values():
-            ceiling.measure()
+    same = [kind for group in ("openvino", "lce") for kind in GROUPS[group]]
+    ordinary = [kind for group in ("float32", "int8") for kind in GROUPS[group]]
+    with (
+        open_peers(same, paths["where"], 1, args.peers, args.lce) as binary,
+        open_peers(ordinary, paths["float"], 1, args.peers, args.lce) as floats,
+    ):
+        found = {peer.kind: peer for peer in (*binary, *floats)}
+        differences = {
+            kind: _check(found[kind], group, image, wanted["where" if kind in same else "float"])
+            for group, kinds in GROUPS.items()
+            for kind in kinds
+            if kind in found
+        }
+        between = [ceiling.measure for ceiling in ceilings.values()]
+        interleave([*ours.values(), *found.values()], 3, between=between)
+        # Ratios are to the fastest of a group: those far behind need no more turns.
+        leaders = {g: min((found[k].best for k in ks if k in found), default=0.0)
+                   for g, ks in GROUPS.items()}  # fmt: skip
+        contestants = [
+            found[kind]
+            for group, kinds in GROUPS.items()
+            for kind in kinds
+            if kind in found and found[kind].best < 1.5 * leaders[group]
+        ]
+        interleave([*ours.values(), *contestants], args.repeat, between=between)
     rates = {kind: ceiling.best for kind, ceiling in ceilings.items()}
-    result: dict[str, object] = {
+    bound = sum(macs[kind] / rates[kind] for kind in macs)
+    best = ours["where"].best
+    ratios = {}
+    for group, kinds in GROUPS.items():
+        times = [found[kind].best for kind in kinds if kind in found]
+        ratios[group] = min(times) / best if times else None
+    return {
         "network": name,
         "macs": macs,
         "ceilings_mac_per_s": rates,
-        "bound_ms": 1e3 * sum(macs[k] / rates[k] for k in macs),
-        "where_ms": 1e3 * best["where"],
-        "sign_ms": 1e3 * best["sign"],
-        "onnxruntime_float32_ms": 1e3 * best["onnxruntime"],
-        "onnxruntime": onnxruntime.__version__,
-        "compile_s": seconds,
-    }
-    result["of_bound"] = result["where_ms"] / result["bound_ms"]  # type: ignore[operator]
-    result["sign_over_where"] = best["sign"] / best["where"]
-    if peer is not None:
-        result.update(
-            peer=peer.name, peer_ms=1e3 * best["peer"], peer_over_ours=best["peer"] / best["where"],
-            peer_difference=difference,
-        )  # fmt: skip
-        peer.close()
-    return result
+        "bound_ms": 1e3 * bound,
+        "ms": {variant: 1e3 * one.best for variant, one in ours.items()},
+        "of_bound": best / bound,
+        "compile_s": compile_seconds,
+        "peers": {
+            kind: {"version": f"{p.name} {p.version}", "ms": 1e3 * p.best,
+                   "difference": differences[kind]}
+            for kind, p in found.items()
+        },
+        "ratios": ratios,
+    }  # fmt: skip
+
+
+def _line(row: dict) -> str:
+    ratios = ", ".join(f"{g} {r:.2f} x" if r else f"{g} -" for g, r in row["ratios"].items())
+    ms = row["ms"]
+    return (
+        f"{row['network']:14} {ms['where']:7.3f} ms = {row['of_bound']:.2f} x bound; "
+        f"Sign {ms['sign']:.3f}, filtered-2d {ms['filtered-2d']:.3f} ms; peers: {ratios}"
+    )
 
 
 def main() -> None:
     """Run the networks asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--openvino", metavar="PYTHON")
     parser.add_argument("--repeat", type=int, default=60)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--folder", type=Path, help="keep the networks and what peers make of them")
+    add_arguments(parser)
     args = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        folder.mkdir(exist_ok=True)
         for name in args.names:
-            row = measure(name, Path(folder), args.repeat, args.openvino)
-            rows.append(row)
-            line = (
-                f"{name:12} {row['where_ms']:7.3f} ms, {row['of_bound']:.2f} x bound "
-                f"({row['bound_ms']:.3f} ms); Sign {row['sign_over_where']:.3f} x; "
-                f"onnxruntime float32 {row['onnxruntime_float32_ms']:.2f} ms"
-            )
-            if "peer" in row:
-                line += (
-                    f"; {row['peer']} {row['peer_ms']:.3f} ms = {row['peer_over_ours']:.2f} x ours"
-                )
-            print(line, flush=True)
+            rows.append(measure(name, folder, args))
+            print(_line(rows[-1]), flush=True)
     if args.json:
         content = {"cpu": host.processor(), "bnncc": bnncc.__version__, "networks": rows}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
