@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := bnncc schedules targets topi_binary tune_logs
-# Scripts of benchmarks/ that measure something.
-BENCHMARKS := layers float_layers filtered_layers whole_networks
+# Which results `make bench` renews: all, or some by name (benchmarks/tables.py).
+BENCH ?=
 PYTEST_ARGS ?=
 
 # Thread counts are part of what is measured and tested, so none is inherited.
@@ -73,9 +73,8 @@ peers: $(VENV)/.installed ## create .venv-peers and .venv-lce for the benchmarks
 	  || { echo "no Larq Compute Engine for $(PYTHON_LCE): it will not be measured" >&2; \
 	       rm -rf .venv-lce; }
 
-bench: $(VENV)/.installed ## run the benchmarks (minutes; wants a quiet machine)
-	@for name in $(BENCHMARKS); do \
-	  echo "== $$name" >&2; $(PY) benchmarks/$$name.py || exit 1; done
+bench: $(VENV)/.installed ## run every benchmark and rewrite its tables (an hour; wants a quiet machine)
+	$(PY) benchmarks/tables.py --run $(BENCH)
 
 dist: $(VENV)/.installed ## build the wheel into dist/
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .

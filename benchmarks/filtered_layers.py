@@ -11,6 +11,7 @@ of the results.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from float_layers import BITS, ONE, STORE, Layer, _conv
+from tables import markdown, where
 
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
@@ -76,6 +78,20 @@ def errors(spec: Conv2d, target: TargetSpec) -> dict[str, tuple[float, float]]:
     return out
 
 
+def _table(content: dict) -> str:
+    methods = list(filtering.METHODS)
+    rows = [
+        [row["name"], *(f"{row['us'][m]:.1f}" for m in methods), row["chosen"],
+         *(f"{row['errors'][m][1]:.1e}" for m in methods)]
+        for row in content["layers"]
+    ]  # fmt: skip
+    head = ["layer", *(f"{m}, us" for m in methods), "chosen", *(f"{m}, error" for m in methods)]
+    return f"{markdown(head, rows)}\n\n{where(content, 'filtered_layers')}"
+
+
+TABLES = {"filtered-layers": (_table, ("filtered_layers",))}
+
+
 def main() -> None:
     """Measure the layers asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -104,7 +120,8 @@ def main() -> None:
         gain = best["direct"] / best[chosen]
         print(f"{name:44} {times}      {chosen:10} {gain:5.2f}   {sizes}", flush=True)
     if options.json:
-        data = {"processor": host.processor(), "target": target.name, "layers": rows}
+        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
+        data = {**head, "layers": rows}
         options.json.write_text(json.dumps(data, indent=1) + "\n")
 
 

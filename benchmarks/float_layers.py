@@ -10,6 +10,7 @@ turn; the best of all repeats counts.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling
+from tables import markdown, where
 
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
@@ -142,6 +144,21 @@ class Layer:
         return out
 
 
+def _table(content: dict) -> str:
+    rows = [
+        [row["name"], f"{row['us']:.1f}", f"{row['of_fma']:.0%}" if "of_fma" in row else "",
+         f"{row['of_copy']:.0%}"]
+        for row in content["layers"]
+    ]  # fmt: skip
+    return (
+        f"{markdown(['layer', 'us', 'of the FMA ceiling', 'of a copy'], rows)}\n\n"
+        f"{where(content, 'float_layers')}"
+    )
+
+
+TABLES = {"float-layers": (_table, ("float_layers",))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -170,7 +187,8 @@ def main() -> None:
             f" {row['of_copy']:8.0%} {row['compile_seconds']:5.2f}"
         )
     if options.json:
-        data = {"processor": host.processor(), "target": target.name, "fma": best, "layers": rows}
+        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
+        data = {**head, "fma": best, "layers": rows}
         options.json.write_text(json.dumps(data, indent=1) + "\n")
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling, ceiling_of
+from tables import markdown, where
 
 from bnncc.schedules import schedule, with_weight_order
 from bnncc.targets import catalog, host
@@ -172,6 +175,57 @@ def layers(which: str) -> list[Layer]:
     return [make(shape, 0, FLOAT, "float epilogue") for shape in BIREAL]
 
 
+def _pairs(content: dict) -> list[tuple[str, dict, dict]]:
+    """Return layers that were measured with both paddings."""
+    rows = {row["layer"]: row for row in content["layers"]}
+    return [
+        (name.removesuffix(" pad 0"), row, rows[name.replace("pad 0", "pad +1")])
+        for name, row in rows.items()
+        if name.endswith(" pad 0")
+    ]
+
+
+def _mean(shares: list[float]) -> float:
+    return math.exp(sum(map(math.log, shares)) / len(shares))
+
+
+def _table(content: dict) -> str:
+    rows = [
+        [name, *(f for one in both
+                 for f in (f"{one['microseconds']:.1f}", f"{one['of_ceiling']:.0%}"))]
+        for name, *both in _pairs(content)
+    ]  # fmt: skip
+    head = ["layer", "zero padding, us", "of ceiling", "+1 padding, us", "of ceiling"]
+    nine = _pairs(content)[: len(NINE)]
+    means = [_mean([pair[side]["of_ceiling"] for pair in nine]) for side in (1, 2)]
+    return (
+        f"{markdown(head, rows)}\n\nGeometric means of the first nine {means[0]:.0%} and "
+        f"{means[1]:.0%}. {where(content, 'layers')}"
+    )
+
+
+def _lookups(*contents: dict) -> str:
+    rows = []
+    for target, content in zip(LOOKUP_TARGETS, contents, strict=True):
+        ceiling = next(v for k, v in content["ceilings"].items() if k.startswith("lookup"))
+        both = [
+            _mean([pair[side]["of_ceiling"] for pair in _pairs(content)[: len(NINE)]])
+            for side in (1, 2)
+        ]
+        rows.append(
+            [f"`{target}`", f"{ceiling / 1e12:.2f}", *(f"{share:.0%}" for share in both),
+             f"`results/layers.{target}.json`"]
+        )  # fmt: skip
+    return markdown(["target", "ceiling, Tmac/s", "zero padding", "+1 padding", "file"], rows)
+
+
+LOOKUP_TARGETS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+TABLES = {
+    "layers": (_table, ("layers",)),
+    "layers-lookup": (_lookups, tuple(f"layers.{target}" for target in LOOKUP_TARGETS)),
+}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -225,7 +279,8 @@ def report(rows: list[Layer], name: str, ceilings: dict[str, float], path: Path 
             }
         )
     if path:
-        head = {"cpu": host.processor(), "tvm": tvm.__version__, "ceilings": ceilings}
+        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "tvm": tvm.__version__}
+        head["ceilings"] = ceilings
         path.write_text(json.dumps({**head, "layers": table}, indent=1) + "\n", encoding="utf-8")
 
 

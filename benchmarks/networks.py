@@ -1,9 +1,12 @@
 """The networks of the benchmarks as plain ONNX, with random weights.
 
-    python benchmarks/networks.py OUTDIR [NAME ...] [--sign where|sign]
+    python benchmarks/networks.py OUTDIR [NAME ...] [--sign where|sign|float] [--batch N]
 
 Bi-Real-Net-18 (Liu et al., ECCV 2018) at 224x224, QuickNet (Bannink et al., MLSys 2021), VGG-small
-for CIFAR (Hubara et al., NIPS 2016). Paddings are explicit numbers. Spelled `float`, a network has
+for CIFAR (Hubara et al., NIPS 2016), binary AlexNet (Rastegari et al., ECCV 2016), ReActNet-18 and
+ReActNet-A (Liu et al., ECCV 2020), the CIFAR network as Xu and Pedersoli (2019) time it, and the
+vehicle network of Khan et al. (2018). Dense binary layers are convolutions as large as their image.
+Paddings are explicit numbers. Spelled `float`, a network has
 ReLU for every sign, and zero padding: the ordinary network of the same shape, for peers in float32
 and int8.
 """
@@ -26,9 +29,15 @@ class Builder:
     """Writes nodes one by one; every tensor is (name, channels, side)."""
 
     def __init__(
-        self, name: str, channels: int, side: int, sign: str = "where", batch: int = 1
+        self,
+        name: str,
+        channels: int,
+        side: int,
+        sign: str = "where",
+        batch: int = 1,
+        zero: int = 1,
     ) -> None:
-        self.name, self.sign_spelling, self.batch = name, sign, batch
+        self.name, self.sign_spelling, self.batch, self.zero = name, sign, batch, zero
         self.rng = np.random.default_rng(zlib.crc32(name.encode()))
         self.nodes: list[onnx.NodeProto] = []
         self.inits: list[onnx.TensorProto] = []
@@ -79,7 +88,8 @@ class Builder:
             return self.op("Relu", name), channels, side
         if self.sign_spelling == "sign":
             return self.op("Sign", name), channels, side
-        positive = self.op("GreaterOrEqual", name, self.const(np.float32(0)))
+        compare = "GreaterOrEqual" if self.zero > 0 else "Greater"
+        positive = self.op(compare, name, self.const(np.float32(0)))
         one, minus = self.const(np.float32(1)), self.const(np.float32(-1))
         return self.op("Where", positive, one, minus), channels, side
 
@@ -125,6 +135,29 @@ class Builder:
         """Add two tensors."""
         return self.op("Add", x[0], y[0]), x[1], x[2]
 
+    def shift(self, x):
+        """Add one number per channel."""
+        row = self.rng.normal(0, 0.3, (1, x[1], 1, 1)).astype(np.float32)
+        return self.op("Add", x[0], self.const(row)), x[1], x[2]
+
+    def rprelu(self, x):
+        """Add ReActNet's activation: shift, PReLU, shift."""
+        x = self.shift(x)
+        slope = self.rng.uniform(0.05, 0.5, (x[1], 1, 1)).astype(np.float32)
+        return self.shift((self.op("PRelu", x[0], self.const(slope)), x[1], x[2]))
+
+    def hardtanh(self, x):
+        """Clip to [-1, 1]."""
+        low, high = self.const(np.float32(-1)), self.const(np.float32(1))
+        return self.op("Clip", x[0], low, high), x[1], x[2]
+
+    def concat(self, values):
+        """Concatenate channels."""
+        if len(values) == 1:
+            return values[0]
+        out = self.op("Concat", *(v[0] for v in values), axis=1)
+        return out, sum(v[1] for v in values), values[0][2]
+
     def max_pool(self, x, kernel, stride, same=True):
         """Add a max-pool."""
         name, channels, side = x
@@ -144,7 +177,11 @@ class Builder:
 
     def head(self, x, units):
         """Add global average pooling and a classifier."""
-        rows = self.op("Flatten", self.op("GlobalAveragePool", x[0]))
+        return self.dense((self.op("GlobalAveragePool", x[0]), x[1], 1), units)
+
+    def dense(self, x, units):
+        """Add a dense layer over an image of one pixel; returns its name."""
+        rows = self.op("Flatten", x[0])
         weight, bias = self.const(self.floats(units, x[1])), self.const(np.zeros(units, np.float32))
         return self.op("Gemm", rows, weight, bias, transB=1)
 
@@ -167,9 +204,9 @@ class Builder:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def birealnet18(sign: str = "where") -> onnx.ModelProto:
+def birealnet18(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     """Return Bi-Real-Net-18 at 224x224, zero padding."""
-    b = Builder("birealnet18", 3, 224, sign)
+    b = Builder("birealnet18", 3, 224, sign, batch)
     x = b.max_pool(b.norm(b.conv(b.input, 64, 7, 2)), 3, 2)
     for width in (64, 128, 256, 512):
         for block in range(4):
@@ -182,9 +219,9 @@ def birealnet18(sign: str = "where") -> onnx.ModelProto:
     return b.model(b.head(x, 1000))
 
 
-def quicknet(sign: str = "where") -> onnx.ModelProto:
+def quicknet(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     """Return QuickNet at 224x224, +1 padding."""
-    b = Builder("quicknet", 3, 224, sign)
+    b = Builder("quicknet", 3, 224, sign, batch)
     x = b.unary("Relu", b.norm(b.conv(b.input, 16, 3, 2)))
     x = b.norm(b.conv(x, 16, 3, 2, groups=16))
     x = b.norm(b.conv(x, 64, 1))
@@ -198,9 +235,9 @@ def quicknet(sign: str = "where") -> onnx.ModelProto:
     return b.model(b.head(b.unary("Relu", x), 1000))
 
 
-def vgg_small(sign: str = "where") -> onnx.ModelProto:
+def vgg_small(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     """Return VGG-small at 32x32, +1 padding."""
-    b = Builder("vgg_small", 3, 32, sign)
+    b = Builder("vgg_small", 3, 32, sign, batch)
     x = b.norm(b.conv(b.input, 128, 3, binary=True), 27)
     for width, pool in ((128, True), (256, False), (256, True), (512, False), (512, True)):
         fan = x[1] * 9
@@ -212,10 +249,102 @@ def vgg_small(sign: str = "where") -> onnx.ModelProto:
     return b.model(x[0])
 
 
-NETWORKS: dict[str, Callable[[str], onnx.ModelProto]] = {
+def alexnet(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
+    """Return binary AlexNet at 224x224 in XNOR-Net's form, zero padding."""
+    b = Builder("alexnet", 3, 224, sign, batch)
+    x = b.unary("Relu", b.norm(b.conv(b.input, 96, 11, 4, pads=4)))
+    x = b.norm(b.max_pool(x, 3, 2, same=False))
+    for width, kernel, pool in ((256, 5, True), (384, 3, False), (384, 3, False), (256, 3, True)):
+        fan = x[1] * kernel * kernel
+        x = b.binary_conv(x, width, kernel)
+        x = b.norm(b.max_pool(x, 3, 2, same=False) if pool else x, fan)
+    for kernel in (6, 1):
+        fan = x[1] * kernel * kernel
+        x = b.norm(b.binary_conv(x, 4096, kernel, pads=0), fan)
+    return b.model(b.dense(x, 1000))
+
+
+def reactnet18(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
+    """Return ReActNet-18 at 224x224, zero padding."""
+    b = Builder("reactnet18", 3, 224, sign, batch)
+    x = b.max_pool(b.norm(b.conv(b.input, 64, 7, 2)), 3, 2)
+    for width in (64, 128, 256, 512):
+        for block in range(4):
+            stride = 2 if block == 0 and width > 64 else 1
+            short = x
+            if stride == 2:
+                short = b.norm(b.conv(b.average_pool(x), width, 1))
+            y = b.binary_conv(b.shift(x), width, 3, stride)
+            x = b.rprelu(b.add(b.norm(y, x[1] * 9), short))
+    return b.model(b.head(x, 1000))
+
+
+def reactnet_a(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
+    """Return ReActNet-A at 224x224, zero padding."""
+    b = Builder("reactnet_a", 3, 224, sign, batch)
+    x = b.norm(b.conv(b.input, 32, 3, 2))
+    for width, stride in (
+        (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
+        *[(512, 1)] * 5, (1024, 2), (1024, 1),
+    ):  # fmt: skip
+        channels = x[1]
+        y = b.norm(b.binary_conv(b.shift(x), channels, 3, stride), channels * 9)
+        x = b.rprelu(b.add(y, b.average_pool(x) if stride == 2 else x))
+        signed = b.shift(x)
+        halves = [
+            b.add(b.norm(b.binary_conv(signed, channels, 1), channels), x)
+            for _ in range(width // channels)
+        ]
+        x = b.rprelu(b.concat(halves))
+    return b.model(b.head(x, 1000))
+
+
+def cifar(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
+    """Return Hubara's CIFAR network at 32x32, as Xu and Pedersoli time it: zero padding."""
+    b = Builder("cifar", 3, 32, sign, batch)
+    x = b.hardtanh(b.norm(b.conv(b.input, 128, 3, binary=True), 27))
+    for width, pool in ((128, True), (256, False), (256, True), (512, False), (512, True)):
+        fan = x[1] * 9
+        x = b.binary_conv(x, width, 3)
+        x = b.hardtanh(b.norm(b.max_pool(x, 2, 2) if pool else x, fan))
+    for units, kernel in ((1024, 4), (1024, 1), (10, 1)):
+        fan = x[1] * kernel * kernel
+        x = b.norm(b.binary_conv(x, units, kernel, pads=0), fan)
+        x = x if units == 10 else b.hardtanh(x)
+    return b.model(x[0])
+
+
+def vehicle(
+    sign: str = "where", batch: int = 1, binary_input: bool = True, side: int = 96
+) -> onnx.ModelProto:
+    """Return Khan's vehicle network at 96x96, zero padding, sign(0) = -1.
+
+    The image is binarized by one threshold per channel, or taken as it is.
+    """
+    b = Builder("vehicle", 3, side, sign, batch, zero=-1)
+    x = b.shift(b.input)
+    for units, kernel, pool in (
+        (32, 5, True), (32, 5, True), (100, side // 4, False), (100, 1, False), (4, 1, False),
+    ):  # fmt: skip
+        fan = x[1] * kernel * kernel
+        pads = None if pool else 0
+        if x[1] == 3 and not binary_input:
+            x = b.conv(b.input, units, kernel, binary=True)
+        else:
+            x = b.binary_conv(x, units, kernel, pads=pads)
+        x = b.norm(b.max_pool(x, 2, 2) if pool else x, fan)
+    return b.model(x[0])
+
+
+NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {
     "birealnet18": birealnet18,
     "quicknet": quicknet,
     "vgg_small": vgg_small,
+    "alexnet": alexnet,
+    "reactnet18": reactnet18,
+    "reactnet_a": reactnet_a,
+    "cifar": cifar,
+    "vehicle": vehicle,
 }
 
 
@@ -224,12 +353,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--sign", choices=("where", "sign"), default="where")
+    parser.add_argument("--sign", choices=("where", "sign", "float"), default="where")
+    parser.add_argument("--batch", type=int, default=1)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.names:
         path = args.folder / f"{name}.{args.sign}.onnx"
-        onnx.save(NETWORKS[name](args.sign), path)
+        onnx.save(NETWORKS[name](args.sign, args.batch), path)
         print(path)
 
 

@@ -10,12 +10,12 @@ both run in turn on one pinned core.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
@@ -26,8 +26,8 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from layers import NINE
 from networks import Builder
-from peers import Peer, add_arguments
-from whole_networks import BURST
+from peers import NotMeasured, Ours, Peer, add_arguments, interleave
+from tables import markdown, times, where
 
 import bnncc
 from bnncc.targets import host
@@ -38,6 +38,22 @@ def layer(channels: int, side: int, out: int, kernel: int, stride: int) -> onnx.
     builder = Builder(f"{channels},{side}->{out}", channels, side)
     made = builder.binary_conv(builder.input, out, kernel, stride, pad_value=1.0)
     return builder.model(made[0])
+
+
+def _table(content: dict) -> str:
+    rows = [
+        [", ".join(map(str, row["layer"])), f"{row['us']:.1f}", f"{row['peer_us']:.1f}",
+         times(row["ratio"])]
+        for row in content["layers"]
+    ]  # fmt: skip
+    head = ["channels, side, outputs, kernel, stride", "bnncc, us", "OpenVINO, us", "ratio"]
+    return (
+        f"{markdown(head, rows)}\n\nGeometric mean {content['geometric_mean']:.2f}. "
+        f"{where(content, 'one_layer')}"
+    )
+
+
+TABLES = {"one-layer": (_table, ("one_layer",))}
 
 
 def main() -> None:
@@ -56,31 +72,29 @@ def main() -> None:
             channels, side = shape[:2]
             image = np.random.default_rng(0).standard_normal((1, channels, side, side))
             image = image.astype(np.float32)
-            peer = Peer("openvino-binary", path, python=args.peers)
+            try:
+                peer = Peer("openvino-binary", path, python=args.peers)
+            except NotMeasured as reason:
+                print(f"not measured: {reason}", file=sys.stderr)
+                return
             theirs = peer.out(image)
             ours = next(iter(artifact.run({"x": image}).values()))
             np.testing.assert_array_equal(ours, theirs.reshape(ours.shape))
-            session = artifact.session()
-            tensors = session.tensors({"x": image})
-            mine = float("inf")
-            for _ in range(args.repeat):
-                for _ in range(BURST):
-                    start = time.perf_counter()
-                    session.main(*tensors)
-                    mine = min(mine, time.perf_counter() - start)
-                peer.run(BURST)
-            ratio = peer.best / mine
+            mine = Ours(artifact, image)
+            interleave([mine, peer], args.repeat)
+            ratio = peer.best / mine.best
             rows.append(
-                {"layer": shape, "us": 1e6 * mine, "peer_us": 1e6 * peer.best, "ratio": ratio}
+                {"layer": shape, "us": 1e6 * mine.best, "peer_us": 1e6 * peer.best, "ratio": ratio}
             )
-            print(f"{shape!s:22} {1e6 * mine:8.1f} us, {peer.name} {1e6 * peer.best:8.1f} us, "
+            print(f"{shape!s:22} {1e6 * mine.best:8.1f} us, {peer.name} {1e6 * peer.best:8.1f} us, "
                   f"{ratio:.2f} x", flush=True)  # fmt: skip
             peer.close()
     mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
     print(f"geometric mean {mean:.2f} x")
     if args.json:
-        content = {"cpu": host.processor(), "bnncc": bnncc.__version__, "layers": rows}
-        args.json.write_text(json.dumps({**content, "geometric_mean": mean}, indent=1) + "\n")
+        head = {"cpu": host.processor(), "date": str(datetime.date.today())}
+        content = {**head, "bnncc": bnncc.__version__, "geometric_mean": mean, "layers": rows}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

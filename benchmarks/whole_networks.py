@@ -15,6 +15,7 @@ before anything is timed; then all take turns (`peers.py`, `make peers`).
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
+from tables import markdown, times, where
 
 import bnncc
 from bnncc.evaluate import evaluate
@@ -155,6 +157,75 @@ def _line(row: dict) -> str:
     )
 
 
+TITLES = {
+    "birealnet18": "Bi-Real-Net-18",
+    "quicknet": "QuickNet",
+    "vgg_small": "VGG-small",
+    "alexnet": "binary AlexNet",
+    "reactnet18": "ReActNet-18",
+    "reactnet_a": "ReActNet-A",
+    "cifar": "CIFAR network of Hubara",
+    "vehicle": "vehicle network of Khan",
+}
+
+
+def _ratios(content: dict) -> str:
+    """Return the table of the README: ours, and the fastest peer of each group over it."""
+    groups = ("openvino", "int8", "float32", "lce")
+    head = ["network", "bnncc, ms", "OpenVINO, binary", "best int8", "best float32", "Larq"]
+    rows = [
+        [TITLES[row["network"]], f"{row['ms']['where']:.2f}",
+         *(times(row["ratios"][group]) for group in groups)]
+        for row in content["networks"]
+    ]  # fmt: skip
+    return markdown(head, rows) + "\n\n" + where(content, "networks")
+
+
+def _details(content: dict) -> str:
+    """Return what the README has no room for."""
+    head = [
+        "network",
+        "binary, float Mmac",
+        "bnncc, ms",
+        "of bound",
+        "`Sign`, ms",
+        "`filtered-2d`, ms",
+    ]
+    head += ["OpenVINO over `filtered-2d`"]
+    rows = []
+    for row in content["networks"]:
+        ms, macs = row["ms"], row["macs"]
+        two = row["ratios"]["openvino"]
+        rows.append(
+            [TITLES[row["network"]], f"{macs['binary'] / 1e6:.0f}, {macs['float'] / 1e6:.0f}",
+             f"{ms['where']:.3f}", f"{row['of_bound']:.2f} x", f"{ms['sign']:.3f}",
+             f"{ms['filtered-2d']:.3f}",
+             times(two and two * ms["where"] / ms["filtered-2d"])]
+        )  # fmt: skip
+    return markdown(head, rows)
+
+
+def _every_peer(content: dict) -> str:
+    """Return every peer's milliseconds."""
+    kinds = [kind for group in GROUPS.values() for kind in group]
+    rows = [
+        [TITLES[row["network"]],
+         *(f"{row['peers'][k]['ms']:.2f}" if k in row["peers"] else "-" for k in kinds)]
+        for row in content["networks"]
+    ]  # fmt: skip
+    versions = sorted({p["version"] for row in content["networks"] for p in row["peers"].values()})
+    return markdown(["network", *(f"`{kind}`" for kind in kinds)], rows) + (
+        f"\n\nMilliseconds; {', '.join(versions)}."
+    )
+
+
+TABLES = {
+    "networks": (_ratios, ("networks",)),
+    "networks-details": (_details, ("networks",)),
+    "networks-peers": (_every_peer, ("networks",)),
+}
+
+
 def main() -> None:
     """Run the networks asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -172,7 +243,8 @@ def main() -> None:
             rows.append(measure(name, folder, args))
             print(_line(rows[-1]), flush=True)
     if args.json:
-        content = {"cpu": host.processor(), "bnncc": bnncc.__version__, "networks": rows}
+        head = {"cpu": host.processor(), "date": str(datetime.date.today())}
+        content = {**head, "bnncc": bnncc.__version__, "networks": rows}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

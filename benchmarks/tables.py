@@ -1,0 +1,163 @@
+"""Runs the benchmarks and writes their figures into the documentation.
+
+    python benchmarks/tables.py [--run] [NAME ...]
+
+Without ``--run``, rewrites every table of `README.md` and `docs/` from the JSON files in
+`benchmarks/results/`. With it, runs the scripts of `RUNS` (or those named) first, each pinned to
+one core unless it wants more: what `make bench` does.
+
+A script declares what it fills: ``TABLES = {marker: (function, (result, ...))}``. The function
+takes the contents of ``results/RESULT.json`` in that order and returns Markdown, which replaces
+what stands between the lines ``<!-- table: MARKER -->`` and ``<!-- end of table -->``. A table
+whose results are not there is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MARKED = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- end of table -->)", re.S)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a script.
+
+    Attributes
+    ----------
+    result : str
+        Stem of the JSON file it writes.
+    script : str
+        Stem of the script; it takes ``--json FILE``.
+    options : tuple of str
+        Further command-line options.
+    cores : int
+        How many cores it wants.
+    """
+
+    result: str
+    script: str
+    options: tuple[str, ...] = ()
+    cores: int = 1
+
+
+RUNS = (
+    Run("layers", "layers"),
+    *(
+        Run(f"layers.{target}", "layers", ("--set", "nine", "--target", target))
+        for target in ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+    ),
+    Run("float_layers", "float_layers"),
+    Run("filtered_layers", "filtered_layers"),
+    Run("one_layer", "one_layer"),
+    Run("networks", "whole_networks"),
+)
+"""Every benchmark, in the order they run. A new script is added here and nowhere else."""
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; the first column names the row."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio as text, or that there is none."""
+    if ratio is None:
+        return "not measured"
+    return f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.0f} x"
+
+
+def where(content: dict, result: str) -> str:
+    """Return the sentence that says what machine a result file comes from."""
+    date = f", {content['date']}" if "date" in content else ""
+    cpu = content.get("cpu") or content.get("processor")
+    return f"`benchmarks/results/{result}.json`: {cpu}{date}."
+
+
+def fill(text: str, tables: dict[str, str]) -> str:
+    """Return a page with its tables replaced.
+
+    Raises
+    ------
+    SystemExit
+        If a marker has no table of that name in any script.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        name = found[2]
+        if name not in tables:
+            raise SystemExit(f"no script has a table {name}")
+        return f"{found[1]}{tables[name]}\n{found[3]}" if tables[name] else found[0]
+
+    return MARKED.sub(replaced, text)
+
+
+def declared() -> dict[str, str]:
+    """Return every table by its marker; empty where results are missing."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    made: dict[str, str] = {}
+    for script in dict.fromkeys(run.script for run in RUNS):
+        for marker, (function, results) in getattr(
+            importlib.import_module(script), "TABLES", {}
+        ).items():
+            paths = [RESULTS / f"{result}.json" for result in results]
+            there = all(path.exists() for path in paths)
+            contents = [json.loads(path.read_text()) for path in paths] if there else []
+            made[marker] = function(*contents) if there else ""
+    return made
+
+
+def run(one: Run) -> bool:
+    """Run a benchmark and say whether it succeeded."""
+    print(f"== {one.result}", file=sys.stderr, flush=True)
+    script = ROOT / "benchmarks" / f"{one.script}.py"
+    cores = sorted(os.sched_getaffinity(0))[-one.cores :]
+
+    def pin() -> None:
+        os.sched_setaffinity(0, cores)
+
+    command = [sys.executable, str(script), *one.options]
+    command += ["--json", str(RESULTS / f"{one.result}.json")]
+    environment = {**os.environ, "TVM_NUM_THREADS": str(one.cores)}
+    return subprocess.run(command, env=environment, preexec_fn=pin).returncode == 0
+
+
+def main() -> None:
+    """Run what is asked for, then rewrite the pages."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="results (default: all)")
+    parser.add_argument("--run", action="store_true", help="run the benchmarks first")
+    args = parser.parse_args()
+    known = [one.result for one in RUNS]
+    if unknown := set(args.names) - set(known):
+        parser.error(f"no result {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    failed = [
+        one.result
+        for one in RUNS
+        if args.run and one.result in (args.names or known) and not run(one)
+    ]
+    tables = declared()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := fill(text, tables)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
