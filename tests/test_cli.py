@@ -260,10 +260,18 @@ def test_interrupt(path: Path) -> None:
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts its background jobs, and so these tests and their children, deaf to it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        deadline = time.monotonic() + 120
+        while "lib.so" not in maps.read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err == "interrupted\n"
 
