@@ -24,6 +24,7 @@ from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
+from bnncc.passes.merge import merge_siblings
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
@@ -138,6 +139,7 @@ def compile_model(
     commute_pads(graph)
     layers = binarize(graph)
     commute_pools(graph)
+    merge_siblings(graph)
     dump.graph("binarize", graph)
     physical = fuse(graph, options.float_conv, target)
     store_in_place(physical)

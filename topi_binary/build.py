@@ -131,7 +131,8 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
     """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
     lanes = layout.blocks(output_channels(spec)) * layout.LANES
     if step.op in ("add", "rsub", "mul"):
-        return [_float_output(spec, step)]
+        (*image, channels), dtype = _float_output(spec, step)
+        return [((*image, step.period or channels), dtype)]
     if step.op == "gate":
         return [((spec.n, output_channels(spec)), "float32")]
     if step.op == "threshold":

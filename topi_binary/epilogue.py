@@ -9,7 +9,7 @@ compare and one 16-bit store, into a view of the packed tensor as half words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -78,6 +78,12 @@ class Place:
         """The channels of the block, as a region of a vector padded by `layout.pad_lanes`."""
         return slice(self.channel(), self.channel(LANES))
 
+    def repeated(self, period: int) -> Place:
+        """Return where the vector lies in a tensor that repeats every `period` channels."""
+        if not period:
+            return self
+        return replace(self, block=self.block % (period // LANES), channels=period)
+
     def halves(self) -> slice:
         """Return the region of half words that this block's bits fill."""
         last = layout.blocks(self.channels) - 1
@@ -138,7 +144,8 @@ def regions(
         for _ in range(step_inputs(step)):
             buffer = next(inputs)
             if step.op in ("add", "rsub", "mul"):
-                reads.append(buffer[tuple(at.index(at.span, step.layout))])
+                source = at.repeated(step.period)
+                reads.append(buffer[tuple(source.index(source.span, step.layout))])
             elif step.op == "gate":
                 reads.append(buffer[at.n, at.span])
             else:
@@ -245,7 +252,7 @@ def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
         return T.Select(_fill(0.0) <= value, value, value * taken[0][at.vector])
     if step.op == "gate":
         return value * _load(taken[0], at, gate=True)
-    other = _load(taken[0], at, step.layout)
+    other = _load(taken[0], at.repeated(step.period), step.layout)
     return {"add": value + other, "rsub": other - value, "mul": value * other}[step.op]
 
 

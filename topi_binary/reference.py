@@ -215,6 +215,8 @@ def _apply(step: Step, value: Array, stream: Iterator[Array], tensor, channels: 
     if step.op == "gate":
         return value * next(stream)[:, None, None, :]
     other = tensor(step)
+    if step.period:
+        other = np.tile(other, channels // step.period)
     if step.op == "rsub":
         return other - value
     return value + other if step.op == "add" else value * other

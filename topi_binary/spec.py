@@ -57,6 +57,9 @@ class Step:
     hi: float = 0.0
     compare: str = "ge"
     zero: bool = False
+    period: int = 0
+    """For ``add`` in a binary convolution: the tensor (NHWC) has so many channels, whole blocks of
+    lanes, and repeats: channel ``c`` adds its channel ``c % period``."""
     in_place: bool = False
     """For ``store``: over the tensor of the nearest ``add`` before it, which nobody reads later
     (binary convolutions only; the kernel then has no output of its own for this step)."""

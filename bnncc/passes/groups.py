@@ -15,6 +15,7 @@ import numpy as np
 from bnncc.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import Affine, affine_of, channel_vector
+from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.build import output_rank
@@ -267,7 +268,10 @@ def _write_tensor(event: Event, writer: _Writer) -> None:
     if writer.group.squeezed:
         n, channels = physical.shape(other)
         tensor = physical.reshape(tensor, (n, 1, 1, channels))
-    if physical.shape(other) != physical.shape(event.tensor):
+    if node.op == ADD_REPEATED:
+        period = int(physical.shape(other)[1])
+        writer.step(Step("add", "NHWC", period=period), [physical.float(other, "NHWC")], [])
+    elif physical.shape(other) != physical.shape(event.tensor):
         n, channels, *_ = physical.image(other)
         writer.step(Step("gate"), [physical.reshape(tensor, (n, channels))], [])
     elif node.op == "Sub":

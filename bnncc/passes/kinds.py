@@ -8,6 +8,7 @@ import numpy as np
 
 from bnncc.graph import Graph, Node
 from bnncc.passes.affine import affine_of, has_constant_form
+from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.spec import Pool2d, output_size
@@ -66,6 +67,8 @@ class Kinds:
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
+        if node.op == ADD_REPEATED:
+            return "glue"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
             return "absent"
         if node.op in ROUTES and node.outputs[0] in self._values:
@@ -182,6 +185,8 @@ class Kinds:
 
     def tensor_glue(self, node: Node) -> tuple[str, ...] | None:
         """Return the operands that may be the running value, if `node` combines two tensors."""
+        if node.op == ADD_REPEATED:
+            return (node.inputs[0],)
         if node.op not in _TENSOR_OPS or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
             return None
         out = self.graph.types[node.outputs[0]]
