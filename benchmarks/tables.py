@@ -63,6 +63,7 @@ RUNS = (
     Run("filtered_layers", "filtered_layers"),
     Run("one_layer", "one_layer"),
     Run("networks", "whole_networks"),
+    *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
 )
 """Every benchmark, in the order they run. A new script is added here and nowhere else."""
 
