@@ -27,6 +27,9 @@ MAX_UNROLLED = 256
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
 
+POOLED_VECTORS = 4
+"""Vectors of channels in a tile of a pooling with few columns."""
+
 STRIP = 4
 """Rows that a filtered convolution computes with weights too many for the second cache."""
 
@@ -66,9 +69,12 @@ def choose_filtered(spec: Conv2d, target: TargetSpec, threads: int = 1) -> filte
     height, width = output_hw(spec.unpooled)
     tiles = -(-width // columns.outputs)
     channels = layout.blocks(spec.out_channels)
+    block_bytes = filtering.block_terms(spec) * layout.LANES * 4
     vectors = min(2 if budget >= 8 else 1, channels)
     if tiles < budget // 2:
         vectors = max(1, min(budget // tiles, channels))
+    elif block_bytes <= target.l1_bytes < vectors * block_bytes:
+        vectors = 1  # so that the first cache keeps the weights while a row goes by
     side = max(1, min(tiles, budget // vectors))
     # Weights that fit no cache come from memory once per strip of rows.
     weight_bytes = filtering.weight_size(spec) * 4
@@ -129,11 +135,11 @@ def pool2d(
         return None
     per_vector = target.registers_per_vector(layout.LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
-    vectors = min(4, budget, layout.blocks(spec.channels))
+    columns = min(budget, output_hw(spec)[1])
     size = spec.channels * spec.height * spec.width * 4
     tile = pool.Tile(
-        columns=max(1, min(2, budget // vectors)),
-        vectors=vectors,
+        columns=columns,
+        vectors=max(1, min(POOLED_VECTORS, budget // columns, layout.blocks(spec.channels))),
         parallel=threads > 1 and size >= PARALLEL_BYTES,
     )
     return pool.pool2d(spec, tile)

@@ -122,6 +122,26 @@ def test_slow(target: str, spec: Conv2d, seed: int, threads: int) -> None:
     _check(spec, target, seed, threads)
 
 
+@pytest.mark.parametrize("method", filtering.METHODS)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "extra"),
+    [
+        (3, 1, (1, 1, 1, 1), (0, 0)),  # two windows reach into the next tile
+        (5, 1, (0, 2, 0, 2), (0, 0)),  # too many: columns are kept as they are
+        (5, 2, (0, 2, 0, 1), (0, 0)),
+        (3, 3, (0, 1, 0, 1), (0, 0)),  # no tile has a multiple of 3 columns
+        (2, 4, (0, 0, 0, 0), (1, 1)),  # columns that no window has
+        (3, 2, (0, 0, 0, 0), (1, 1)),  # the last window ends outside
+    ],
+)
+def test_pooling_across(
+    method: str, kernel: int, stride: int, pads: tuple[int, ...], extra: tuple[int, int]
+) -> None:
+    pool = RowPool((2, kernel), (2, stride), pads, extra)  # type: ignore[arg-type]
+    spec = replace(STEM, width=45, out_channels=40, method=method, pool=pool)
+    _check(spec, TARGETS[-1], 0)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("method", filtering.METHODS)
 def test_stem(target: str, method: str) -> None:

@@ -33,7 +33,7 @@ from bnncc.topi_binary.emit import (
 )
 from bnncc.topi_binary.filtered_data import Filtered, make
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.rows import Rows, Strip
+from bnncc.topi_binary.rows import Line, Rows, Strip, when
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.transforms import combine
 from bnncc.topi_binary.window import row_taps
@@ -105,8 +105,10 @@ class _Conv:
         self.vertical, self.axis = filtering.axes(spec)
         self.rows_per_tile = self.vertical.outputs if self.vertical else 1
         self.rows = Rows(
-            kernel, spec, tile.rows * self.rows_per_tile, tile.chunks, self.rows_per_tile
-        )
+            kernel, spec, tile.rows * self.rows_per_tile, tile.chunks, self.rows_per_tile,
+            self.axis.outputs,
+        )  # fmt: skip
+        self.rows.declare(tile.vectors * self.rows_per_tile)
         self.data: Filtered = make(spec, kernel.inputs[0], tile.rows)
         self.full, self.tail = divmod(spec.out_channels, LANES)
         self.width = output_hw(spec.unpooled)[1]
@@ -144,6 +146,7 @@ class _Conv:
         pieces = -(-self.data.tiles // self.tile.tiles)
         small, wider = divmod(self.data.tiles, pieces)
         start = 0
+        self.rows.begin()
         for width, same in groupby([small + (i < wider) for i in range(pieces)]):
             count = len(list(same))
             with loop(count) as number:
@@ -157,6 +160,17 @@ class _Conv:
                             self._point_2d(turn, piece, q, points)
                 self._results(strip, turn, piece)
             start += count * width
+        for vector in range(len(lanes)):
+            for i in range(self.rows_per_tile):
+                self.rows.end(self._line(strip, turn, block, lanes, vector, i))
+
+    def _line(
+        self, strip: Strip, turn: Expr, block: Expr, lanes: tuple[int, ...], vector: int, i: int
+    ) -> Line:
+        """Return row `i` of a row of tiles, for one of the vectors from `block` on."""
+        row = bind(strip.row + turn * self.rows_per_tile + i)
+        key = vector * self.rows_per_tile + i
+        return Line(strip.n, row, bind(block + vector), lanes[vector], key)
 
     @staticmethod
     def _points(axis: filtering.Axis) -> list[range]:
@@ -250,7 +264,8 @@ class _Conv:
     def _results(self, strip: Strip, turn: Expr, piece: _Piece) -> None:
         """Write the inverse transform along the row, and pass its results on."""
         matrix, outputs = self.axis.transform.inverse, self.axis.outputs
-        for vector, lanes in enumerate(piece.lanes):
+        sure = self.width % outputs or outputs
+        for vector in range(len(piece.lanes)):
             with loop(piece.width) as tile:
                 start = bind((piece.first + tile) * outputs)
                 for i in range(self.rows_per_tile):
@@ -259,27 +274,7 @@ class _Conv:
                         load(self.products, [q, *upper, tile, vector, 0])
                         for q in range(self.axis.points)
                     ]
-                    row = bind(turn * self.rows_per_tile + i)
-                    with _when(i > 0, row < strip.rows):
-                        values = combine(matrix, kept)
-                        for j, value in enumerate(values):
-                            column = bind(start + j)
-                            with _when(j >= (self.width % outputs or outputs), column < self.width):
-                                block = bind(piece.block + vector)
-                                y = bind(strip.row + row)
-                                self.rows.put(strip.n, y, column, block, lanes, value)
-
-
-class _when:
-    """``if``, where there is a doubt."""
-
-    def __init__(self, doubt: bool, condition: Expr) -> None:
-        self.frames = [T.If(condition), T.Then()] if doubt else []
-
-    def __enter__(self) -> None:
-        for frame in self.frames:
-            frame.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for frame in reversed(self.frames):
-            frame.__exit__(*error)
+                    row = turn * self.rows_per_tile + i
+                    with when(i > 0, row < strip.rows):
+                        line = self._line(strip, turn, piece.block, piece.lanes, vector, i)
+                        self.rows.put(line, start, combine(matrix, kept), sure)

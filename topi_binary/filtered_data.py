@@ -18,11 +18,11 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.emit import Expr, bind, const, f32, load, loop, splat, store
+from bnncc.topi_binary.emit import Expr, bind, const, f32, first_lanes, load, loop, splat, store
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.rows import Strip, keep, ring_size
 from bnncc.topi_binary.spec import Conv2d
-from bnncc.topi_binary.transforms import combine
+from bnncc.topi_binary.transforms import combine, deinterleave
 
 MIN_CHANNELS = 8
 """Fewer channels than this leave too many lanes of a vector empty."""
@@ -83,7 +83,9 @@ class Filtered(ABC):
         if self.vertical is not None:
             height = self.vertical.outputs
             with loop((strip.rows + (height - 1)) // height) as turn:
-                self._both_ways(strip.n, turn, bind(top + turn * (height * spec.strides[0])))
+                first = T.And(turn == 0, strip.row == strip.first)
+                step = height * spec.strides[0]
+                self._both_ways(strip.n, turn, bind(top + turn * step), first)
             return
         old = top + (spec.kernel[0] - spec.strides[0])
         new = top + (strip.rows - 1) * spec.strides[0] + spec.kernel[0]
@@ -112,7 +114,8 @@ class Filtered(ABC):
     def _along_rows(self, n: Expr, row: Expr, slot: Expr) -> None: ...
 
     @abstractmethod
-    def _both_ways(self, n: Expr, turn: Expr, top: Expr) -> None: ...
+    def _both_ways(self, n: Expr, turn: Expr, top: Expr, first: Expr) -> None:
+        """Transform the rows of the image from `top` on; `first` of this thread, or next."""
 
 
 class _Channels(Filtered):
@@ -140,12 +143,12 @@ class _Channels(Filtered):
                     lambda q, part: [slot, q, part],
                 )
 
-    def _both_ways(self, n: Expr, turn: Expr, top: Expr) -> None:
+    def _both_ways(self, n: Expr, turn: Expr, top: Expr, first: Expr) -> None:
         assert self.vertical is not None
         spec, vertical = self.spec, self.vertical
-        for count, first, valid in self._vectors():
+        for count, start, valid in self._vectors():
             with loop(count) as number:
-                channel = bind((number + first) * LANES)
+                channel = bind((number + start) * LANES)
                 with loop(spec.width) as x:
                     for i, taps in enumerate(vertical.parts):
                         values = []
@@ -213,10 +216,14 @@ class _Planar(Filtered):
             (part[0] + i * axis.stride - self.spec.pads[1]) // axis.step
             for part in axis.parts for i in range(axis.points)
         ]  # fmt: skip
-        self.low = min(ends)
         # Column x is in row x % step at place x // step - low.
-        self.places = blocks(self._plane()[1] + max(ends) - self.low) * LANES
-        rows = 1 if self.vertical is None else self.reach
+        self.low = min(ends)
+        self.columns_read = min(self.spec.width, (self.tiles + max(ends)) * axis.step)
+        self.used = self.tiles + max(ends) - self.low
+        stored = blocks(-(-self.columns_read // axis.step)) * LANES - self.low
+        # Vectors of tiles are loaded whole.
+        self.places = blocks(max(self._plane()[1] + max(ends) - self.low, stored)) * LANES
+        rows = 1 if self.vertical is None else ring_size(self.reach)
         shape = (self.spec.channels, rows, axis.step, self.places)
         self.apart = T.sblock_alloc_buffer(shape, "float32")
         if self.vertical is not None:
@@ -237,8 +244,11 @@ class _Planar(Filtered):
 
     def _separate(self, n: Expr, y: Expr, channel: Expr, to: Expr) -> None:
         """Put the columns of one row apart."""
-        step, width = self.axis.step, self.spec.width
-        whole, rest = divmod(min(width, (self.places + self.low) * step), step)
+        step, columns = self.axis.step, self.columns_read
+        if self.spec.data_layout == "NCHW" and step & (step - 1) == 0:
+            self._separate_vectors(n, y, channel, to)
+            return
+        whole, rest = divmod(columns, step)
         for count, first, residues in ((whole, 0, step), (1, whole, rest)):
             if count and residues:
                 with loop(count) as number:
@@ -247,38 +257,65 @@ class _Planar(Filtered):
                         value = self.data[tuple(self._pixel(n, y, tile * step + r, channel))]
                         T.buffer_store(self.apart, value, [channel, to, r, tile - self.low])
 
+    def _separate_vectors(self, n: Expr, y: Expr, channel: Expr, to: Expr) -> None:
+        """Put columns that are neighbours in memory apart, a vector of tiles at a time."""
+        step = self.axis.step
+        whole, rest = divmod(self.columns_read, step * LANES)
+        for count, first, size in ((whole, 0, step * LANES), (1, whole, rest)):
+            if not (count and size):
+                continue
+            with loop(count) as number:
+                turn = number + first
+                vectors = []
+                for i in range(step):
+                    valid = min(LANES, size - i * LANES)
+                    value = f32(0.0)
+                    if valid > 0:
+                        column = (turn * step + i) * LANES
+                        value = load(self.data, self._pixel(n, y, column, channel), valid)
+                    if 0 < valid < LANES:  # other lanes may have been loaded too
+                        value = T.Select(first_lanes(valid), value, f32(0.0))
+                    vectors.append(value)
+                for r, value in enumerate(deinterleave(vectors)):
+                    place = turn * LANES - self.low
+                    store(self.apart, [channel, to, r, place], value)
+
     def _along_rows(self, n: Expr, row: Expr, slot: Expr) -> None:
         with loop(self.spec.channels) as channel:
             self._separate(n, row, channel, const(0))
         with loop(self.spec.channels) as channel:
             self._across(channel, self.apart, const(0), lambda q, part: [slot, q, part])
 
-    def _both_ways(self, n: Expr, turn: Expr, top: Expr) -> None:
+    def _both_ways(self, n: Expr, turn: Expr, top: Expr, first: Expr) -> None:
         assert self.vertical is not None
         spec, vertical = self.spec, self.vertical
-        channels, _, steps, places = self.apart.shape
+        channels, slots, steps, places = self.apart.shape
+        height = vertical.step
+        # Rows of the image above the last `height` are there from the row of tiles before.
+        fresh = bind(T.Select(first, const(self.reach), const(min(height, self.reach))))
         with loop(channels) as channel:
-            with loop(self.reach) as number:
-                y = bind(top + number)
+            with loop(fresh) as number:
+                y = bind(top + (self.reach - fresh) + number)
+                slot = bind(T.bitwise_and(y, slots - 1))
                 with T.If(T.And(y >= 0, y < spec.height)):
                     with T.Then():
-                        self._separate(n, y, channel, number)
+                        self._separate(n, y, channel, slot)
                     with T.Else():
-                        start = [channel, number, const(0), const(0)]
-                        self._clear(start, [1, 1, steps, places])
-            with loop(steps) as r, loop(self.places // LANES) as vector:
+                        self._clear([channel, slot, const(0), const(0)], [1, 1, steps, places])
+            with loop(steps) as r, loop(blocks(self.used)) as vector:
                 last = vector * LANES
                 for i, taps in enumerate(vertical.parts):
                     rows = [taps[0] + k * vertical.stride for k in range(vertical.points)]
-                    values = [load(self.apart, [channel, y, r, last]) for y in rows]
+                    slot_of = [T.bitwise_and(top + y, slots - 1) for y in rows]
+                    values = [load(self.apart, [channel, slot, r, last]) for slot in slot_of]
                     for p, value in enumerate(combine(vertical.transform.forward, values)):
                         store(self.columns, [channel, i * vertical.points + p, r, last], value)
             for i in range(len(vertical.parts)):
                 with loop(vertical.points) as p:
-                    first = i * len(self.axis.parts)
+                    before = i * len(self.axis.parts)
                     self._across(
                         channel, self.columns, p + i * vertical.points,
-                        lambda q, part, p=p, f=first: [turn, q, p, f + part],
+                        lambda q, part, p=p, b=before: [turn, q, p, b + part],
                     )  # fmt: skip
 
     def _across(self, channel: Expr, source: Any, row: Expr, place: Any) -> None:

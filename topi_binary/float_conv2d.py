@@ -38,7 +38,7 @@ from bnncc.topi_binary.emit import (
     splat,
 )
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.rows import Rows
+from bnncc.topi_binary.rows import Line, Rows
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.window import Segment, row_taps, segments
 
@@ -129,7 +129,8 @@ class _Conv:
     def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
         self.data, self.weight = kernel.inputs[:2]
-        self.rows = Rows(kernel, spec, chunks=tile.chunks)
+        self.unit = spec.pool.strides[1] if spec.pool is not None else 1
+        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=self.unit)
         self.height, self.width = output_hw(spec.unpooled)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
@@ -140,6 +141,7 @@ class _Conv:
         while self.shared and spec.groups > 1 and self.per_group // LANES % limit:
             limit -= 1
         self.vectors = max(1, limit)
+        self.rows.declare(self.vectors)
 
     def write(self) -> None:
         """Write the loops over images, rows and channel blocks, in the order of the tile."""
@@ -173,21 +175,28 @@ class _Conv:
 
     def _row(self, n: Expr, row: Expr, block: _Block) -> None:
         low, taps = row_taps(self.spec, row)
-        for segment in segments(self.spec, self.tile.columns):
+        lines = [
+            Line(n, row, bind(block.first + vector), lanes, vector)
+            for vector, lanes in enumerate(block.lanes)
+        ]
+        self.rows.begin()
+        for segment in segments(self.spec, self.tile.columns, self.unit):
             with loop(segment.tiles) as number:
                 start = bind(number * segment.width + segment.start)
-                self._tile(n, row, block, segment, start, low, taps)
+                self._tile(lines, block, segment, start, low, taps)
+        for line in lines:
+            self.rows.end(line)
 
     def _tile(
         self,
-        n: Expr,
-        row: Expr,
+        lines: list[Line],
         block: _Block,
         segment: Segment,
         start: Expr,
         low: Expr,
         taps: Expr,
     ) -> None:
+        n, row = lines[0].n, lines[0].row
         columns, vectors = range(segment.width), range(len(block.lanes))
         sums = [[Register() for _ in vectors] for _ in columns]
         for total in chain.from_iterable(sums):
@@ -197,12 +206,8 @@ class _Conv:
             y = bind(row * self.spec.strides[0] - self.spec.pads[0] + kh * self.spec.dilations[0])
             x = bind(start * self.spec.strides[1] - self.spec.pads[1])
             self._reduce(n, y, x, kh, block, segment, sums)
-        for column in columns:
-            for vector in vectors:
-                self.rows.put(
-                    n, row, bind(start + column), bind(block.first + vector),
-                    block.lanes[vector], sums[column][vector].value,
-                )  # fmt: skip
+        for vector, line in enumerate(lines):
+            self.rows.put(line, start, [sums[column][vector].value for column in columns])
 
     def _reduce(
         self, n: Expr, y: Expr, x: Expr, kh: Expr, block: _Block, segment: Segment, sums: Any

@@ -109,6 +109,8 @@ class Windows:
         Of the kernel, outputs passed through `epilogue.views`.
     ring : int, default 0
         If not 0, `data` holds row y of the one image at ``y % ring``, a power of two.
+    shift : int, default 0
+        And column x at ``x + shift``.
     """
 
     spec: Pool2d
@@ -116,6 +118,7 @@ class Windows:
     params: list[Any]
     outputs: list[Any]
     ring: int = 0
+    shift: int = 0
 
     def tile(
         self, n: Expr, row: Expr, rows: tuple[Expr, Expr], segment: Segment, start: Expr,
@@ -169,7 +172,8 @@ class Windows:
     def _datum(self, n: Expr, y: Expr, x: Expr, block: Expr, valid: int) -> Expr:
         first = block * LANES
         if self.ring:
-            return load(self.data, [T.bitwise_and(y, const(self.ring - 1)), x, first])
+            slot = T.bitwise_and(y, const(self.ring - 1))
+            return load(self.data, [slot, x + self.shift, first])
         if self.spec.rank == 2:
             return load(self.data, [n, first], valid)
         if self.spec.data_layout == "NHWC":

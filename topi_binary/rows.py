@@ -1,24 +1,26 @@
 """Where the rows of a convolution go: through its epilogue, or through max-pooling first.
 
-A convolution that is pooled keeps its last few rows in a ring and never stores its whole result: as
-soon as the rows of a window are there, the pooling reads them and does the epilogue. `Rows` is the
-outer loop of such kernels, with or without pooling.
+A convolution that is pooled keeps its last few rows in a ring, pooled across (`row_max`), and never
+stores its whole result: as soon as the rows of a window are there, the pooling reads them and does
+the epilogue. `Rows` is the outer loop of such kernels, with or without pooling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.build import output_hw, pool_of
-from bnncc.topi_binary.emit import Expr, Kernel, bind, const, loop, loops, store
+from bnncc.topi_binary.emit import Expr, Kernel, bind, const, f32, loop, loops, splat, store
 from bnncc.topi_binary.epilogue import Place, emit, views
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.pool import Windows
+from bnncc.topi_binary.row_max import RowMax
 from bnncc.topi_binary.spec import Conv2d, step_inputs
 from bnncc.topi_binary.window import row_taps, segments
 
@@ -42,6 +44,21 @@ class Strip(NamedTuple):
     """Where this thread's rows begin; strips follow one another from there."""
 
 
+class Line(NamedTuple):
+    """One vector of channels of one row."""
+
+    n: Expr
+    """The image."""
+    row: Expr
+    """The row of the convolution."""
+    block: Expr
+    """Which vector."""
+    lanes: int
+    """Its channels: fewer than `LANES` in the last."""
+    key: int
+    """Its number among those put at a time."""
+
+
 class Rows:
     """The rows of one convolution.
 
@@ -57,14 +74,17 @@ class Rows:
         How many pieces the image is divided into, for threads.
     aligned : int, default 1
         Strips start at a multiple of this, in whatever pieces, so that threads change no rounding.
+    unit : int, default 1
+        Columns come in multiples of this, but for the last; not needed without pooling.
     """
 
     def __init__(
-        self, kernel: Kernel, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1
-    ) -> None:
+        self, kernel: Kernel, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
+        unit: int = 1,
+    ) -> None:  # fmt: skip
         self.aligned = aligned
         self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
-        self.height, width = output_hw(spec.unpooled)
+        self.height, self.width = output_hw(spec.unpooled)
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
         self.params = kernel.inputs[2:]
         if spec.pool is None:
@@ -72,18 +92,61 @@ class Rows:
         taken = sum(map(step_inputs, spec.pool.before))
         self.before, self.params = self.params[:taken], self.params[taken:]
         self.slots = ring_size(spec.pool.kernel[0] + step - 1)
-        shape = (self.slots, width, blocks(spec.out_channels) * LANES)
+        self.across = RowMax(spec.pool, self.width, output_hw(spec)[1], unit)
+        shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
-    def put(self, n: Expr, row: Expr, column: Expr, block: Expr, lanes: int, value: Expr) -> None:
-        """Take one vector of the convolution's result."""
+    def declare(self, keys: int) -> None:
+        """Say how many rows, or vectors of channels of one row, are put at a time."""
+        if self.spec.pool is not None:
+            self.across.declare(keys)
+
+    def begin(self) -> None:
+        """Write what comes before the first columns of some rows."""
+        if self.spec.pool is not None:
+            self.across.begin()
+
+    def put(self, line: Line, start: Expr, values: list[Expr], sure: int | None = None) -> None:
+        """Take vectors of the convolution's result: columns of one row, from left to right.
+
+        Parameters
+        ----------
+        line : Line
+            Which row and channels.
+        start : Expr
+            The first column.
+        values : list of Expr
+            One per column.
+        sure : int, optional
+            How many of them are certainly inside the image; all if not given.
+        """
         spec = self.spec
-        at = Place(n, row, column, block, spec.out_channels, lanes, spec.rank)
-        if spec.pool is None:
-            emit(spec.steps, value, self.params, self.outputs, at)
-            return
-        value = emit(spec.pool.before, value, self.before, [], at)
-        store(self.ring, [T.bitwise_and(row, const(self.slots - 1)), column, block * LANES], value)
+        sure = len(values) if sure is None else sure
+        made = []
+        for number, value in enumerate(values):
+            column = bind(start + number)
+            at = Place(
+                line.n, line.row, column, line.block, spec.out_channels, line.lanes, spec.rank
+            )
+            if spec.pool is None:
+                with when(number >= sure, column < self.width):
+                    emit(spec.steps, value, self.params, self.outputs, at)
+                continue
+            value = emit(spec.pool.before, value, self.before, [], at)
+            if number >= sure:
+                value = T.Select(splat(column < self.width), value, f32(float("-inf")))
+            made.append(value)
+        if spec.pool is not None:
+            self.across.put(start, made, line.key, self._keeper(line))
+
+    def end(self, line: Line) -> None:
+        """Say that a row is complete."""
+        if self.spec.pool is not None:
+            self.across.end(line.key, self._keeper(line))
+
+    def _keeper(self, line: Line) -> Callable[[Expr, Expr], None]:
+        slot = T.bitwise_and(line.row, const(self.slots - 1))
+        return lambda place, value: store(self.ring, [slot, place, line.block * LANES], value)
 
     @contextmanager
     def strips(self, begin: Callable[[], None] | None = None) -> Iterator[Strip]:
@@ -149,7 +212,15 @@ class Rows:
 
     def _pool(self, n: Expr, first: Expr, last: Expr) -> None:
         spec = pool_of(self.spec)
-        windows = Windows(spec, self.ring, self.params, self.outputs, self.slots)
+        shift = self.across.shift
+        if self.across.done:
+            width = output_hw(spec)[1]
+            kernel, strides = (spec.kernel[0], 1), (spec.strides[0], 1)
+            pads, extra = (spec.pads[0], 0, spec.pads[2], 0), (spec.ceil_extra[0], 0)
+            spec = replace(
+                spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
+            )
+        windows = Windows(spec, self.ring, self.params, self.outputs, self.slots, shift)
         full, tail = divmod(spec.channels, LANES)
         vectors = min(POOLED_VECTORS, max(1, full))
         whole, rest = divmod(full, vectors)
@@ -166,6 +237,23 @@ class Rows:
                         with loop(count) as group:
                             at = bind(group * len(lanes) + block)
                             windows.tile(n, row, taps, segment, start, at, lanes)
+
+
+class when:
+    """``if``, where there is a doubt."""
+
+    def __init__(self, doubt: bool, condition: Expr) -> None:
+        self.frames = [T.If(condition), T.Then()] if doubt else []
+
+    def __enter__(self) -> None:
+        """Open it."""
+        for frame in self.frames:
+            frame.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """Close it."""
+        for frame in reversed(self.frames):
+            frame.__exit__(*error)
 
 
 def keep(buffer: Any) -> None:

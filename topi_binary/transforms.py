@@ -1,13 +1,15 @@
-"""Constant matrices times vectors in registers."""
+"""Vectors in registers: constant matrices times them, and every n-th of their lanes."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.emit import Expr, f32, fmuladd
 from bnncc.topi_binary.filtering import Matrix
+from bnncc.topi_binary.layout import LANES
 
 Row = tuple[Fraction, ...]
 
@@ -92,3 +94,27 @@ def _sum(row: Row, values: list[Expr]) -> Expr:
         else:
             total = fmuladd(value, f32(float(factor)), total)
     return f32(0.0) if total is None else total
+
+
+def deinterleave(values: list[Expr]) -> list[Expr]:
+    """Put apart what lies side by side, by halves: lanes of two registers make one of each kind.
+
+    Parameters
+    ----------
+    values : list of Expr
+        Vectors that hold consecutive numbers; how many is a power of two.
+
+    Returns
+    -------
+    list of Expr
+        As many vectors: the r-th holds the numbers at ``r, r + len(values), ...``.
+    """
+    if len(values) == 1:
+        return values
+    values = [T.Bind(value) for value in values]
+    halves = []
+    for odd in (0, 1):
+        lanes = [tirx.IntImm("int32", i) for i in range(odd, 2 * LANES, 2)]
+        pairs = zip(values[::2], values[1::2], strict=True)
+        halves.append(deinterleave([tirx.Shuffle(list(pair), lanes) for pair in pairs]))
+    return [value for both in zip(*halves, strict=True) for value in both]

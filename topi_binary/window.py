@@ -27,8 +27,10 @@ class Segment(NamedTuple):
     """For each column of a tile, the taps of a kernel row that are inside the image."""
 
 
-def segments(spec: Windowed, columns: int) -> list[Segment]:
+def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
     """Cut the output width into tiles of at most `columns`, and join those that look the same.
+
+    All but the last have a multiple of `unit` columns.
 
     Examples
     --------
@@ -37,11 +39,12 @@ def segments(spec: Windowed, columns: int) -> list[Segment]:
     [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
     """
     _, width = output_hw(spec)
-    tiles = -(-width // columns)
-    small, wider = divmod(width, tiles)
+    units = -(-width // unit)
+    tiles = -(-units // max(1, columns // unit))
+    small, wider = divmod(units, tiles)
     cut, start = [], 0
     for tile in range(tiles):
-        size = small + (tile < wider)
+        size = min((small + (tile < wider)) * unit, width - start)
         taps = tuple(taps_inside(spec, 1, start + column) for column in range(size))
         cut.append((start, size, taps))
         start += size
