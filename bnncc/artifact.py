@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc import container, manifest, report
+from bnncc import container, manifest, report, threads
 from bnncc.errors import ArtifactError, InputError
 from bnncc.files import read_npz, write_atomic
 from bnncc.manifest import TensorInfo
@@ -113,6 +112,7 @@ class Artifact:
         self._check_names(inputs)
         session = self.session()
         tensors = session.tensors(inputs)
+        session.use_threads()
         outputs = session.flatten(session.main(*tensors))
         return {
             t.name: np.array(np.from_dlpack(a)) for t, a in zip(self.outputs, outputs, strict=True)
@@ -161,8 +161,19 @@ class Artifact:
         self._check_names(arrays, source=f"{path}: ")
         return arrays
 
-    def session(self) -> Session:
-        """Return this thread's virtual machine, made on first use."""
+    def session(self, *, threads: int | None = None) -> Session:
+        """Return this thread's virtual machine, made on first use.
+
+        Parameters
+        ----------
+        threads : int, optional
+            The most that kernels use from now on when the calling thread runs this network; as
+            before if not given, and at first all that `bnncc.threads.prepare` allows.
+
+        Returns
+        -------
+        Session
+        """
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
             with self._lock:
@@ -174,6 +185,9 @@ class Artifact:
                     check_finite=self.manifest["semantics"]["check_finite"],
                 )
             self._local.session = session
+        if threads is not None:
+            session.threads = threads
+            session.use_threads()
         return session
 
     def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:
@@ -234,6 +248,9 @@ class Session:
         The library.
     main : function
         Takes the input tensors in order; returns a tensor or a tuple of tensors.
+    threads : int or None
+        The most that kernels use; None for the whole pool. `Artifact.run` sees to it, those who
+        call `main` do with `use_threads`.
     """
 
     def __init__(self, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool) -> None:
@@ -244,8 +261,13 @@ class Session:
         self.vm = VirtualMachine(module, tvm.cpu())
         self.main = self.vm["main"]
         self._inputs = inputs
+        self.threads: int | None = None
         self._check_finite = check_finite
         self._scratch: dict[str, tuple[np.ndarray, Any]] = {}
+
+    def use_threads(self) -> int:
+        """Have the calling thread's kernels use `threads`, and return how many those are."""
+        return threads.use(self.threads)
 
     def tensors(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Return `arrays` as checked TVM tensors in the order `main` takes them."""
@@ -322,7 +344,7 @@ def _load_library(data: bytes) -> Any:
     """Load a shared library through a private file that is gone when this returns."""
     import tvm
 
-    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cpus()))
+    threads.prepare()
     with tempfile.TemporaryDirectory(prefix="bnncc-") as folder:
         path = os.path.join(folder, container.LIBRARY)
         with open(path, "wb") as file:
@@ -334,10 +356,3 @@ def _load_library(data: bytes) -> Any:
                 f"lib.so cannot be loaded: {str(error).splitlines()[-1]}",
                 hint="if the folder for temporary files forbids execution, set TMPDIR to another",
             ) from error
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
-    with contextlib.suppress(AttributeError, OSError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -205,19 +205,20 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
         default="native",
         help="name (`bnncc targets` lists them) or target file",
     )
+    _threads_option(group, "threads that kernels are cut for, and that the self-check uses")
 
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _threads_option(parser: argparse.ArgumentParser) -> None:
+def _threads_option(parser: Any, help_text: str = "threads that kernels use at most") -> None:
     parser.add_argument(
         "--threads",
         metavar="N",
         type=_count,
         default=None,
-        help="threads; by default the CPUs this process may use",
+        help=f"{help_text}; by default the CPUs this process may use",
     )
 
 

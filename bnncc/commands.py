@@ -75,12 +75,12 @@ def run(args: Namespace, console: Console) -> int:
     """
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
-    from bnncc.runner import set_threads
+    from bnncc.threads import prepare
 
     _check_folder(args.output)
     artifact = _load(args.artifact)
     arrays = artifact.read_inputs(args.input)
-    set_threads(args.threads)
+    prepare(args.threads)
     outputs = artifact.run(arrays)
     write_atomic(args.output, [npz_bytes(outputs)])
     console.progress(f"{args.output}: {', '.join(map(str, artifact.outputs))}")
@@ -154,12 +154,12 @@ def verify(args: Namespace, console: Console) -> int:
         Exit code: 1 if they differ.
     """
     from bnncc import verify as verification
-    from bnncc.runner import set_threads
+    from bnncc.threads import prepare
 
     _check_model(args.model)
     artifact = _load(args.artifact)
     arrays = None if args.input is None else artifact.read_inputs(args.input)
-    set_threads(args.threads)
+    prepare(args.threads)
     result = verification.verify(args.model, artifact, arrays, seed=args.seed)
     sys.stdout.write(_json(result) if args.json else verification.text(result) + "\n")
     return 0 if result["right"] else 1
@@ -229,6 +229,7 @@ def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
         dump_ir=dump_ir,
+        threads=args.threads,
     )
 
 

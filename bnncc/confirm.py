@@ -78,7 +78,9 @@ def runs_here(target: TargetSpec) -> bool:
 
 
 def confirmed(
-    packed: Callable[[int], Artifact], model: str | os.PathLike[str] | onnx.ModelProto
+    packed: Callable[[int], Artifact],
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    threads: int | None = None,
 ) -> Artifact:
     """Return an artifact that agrees with its own self-check.
 
@@ -88,6 +90,8 @@ def confirmed(
         Makes the artifact with the self-check pair of a number.
     model : path or onnx.ModelProto
         What it was compiled from; only read if all pairs disagree.
+    threads : int, optional
+        The most that the runs use, and those of the calling thread after them.
 
     Returns
     -------
@@ -102,6 +106,7 @@ def confirmed(
     """
     for number in range(_TRIES):
         artifact = packed(number)
+        artifact.session(threads=threads)
         given, wanted = artifact.selfcheck_arrays()
         made = artifact.run(given)
         if all(_agree(made[name], wanted[name]) for name in wanted):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc import manifest, report
-from bnncc.artifact import Artifact, usable_cpus
+from bnncc.artifact import Artifact
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
 from bnncc.frontend.onnx import load
@@ -31,6 +31,7 @@ from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
+from bnncc.threads import usable_cpus
 from bnncc.topi_binary.spec import BinaryConv2d, from_json
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def compile(
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     dump_ir: str | Path | None = None,
+    threads: int | None = None,
     seed: int = 0,
 ) -> Artifact:
     """Compile a model.
@@ -72,6 +74,8 @@ def compile(
         Inputs taken as bytes, with their mean and scale folded in.
     dump_ir : path, optional
         Folder for one file per phase.
+    threads : int, optional
+        How many threads kernels are cut for; by default the CPUs this process may use.
     seed : int
         Of the self-check's random input.
 
@@ -94,6 +98,7 @@ def compile(
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
             dump_ir=dump_ir,
+            threads=threads,
             seed=seed,
         ),
     )
@@ -153,7 +158,7 @@ def compile_model(
     module = pipeline.legalize(module)
     calls = pipeline.kernel_calls(module)
     arena = pipeline.arena_bytes(module)
-    module = pipeline.schedule(module, target, usable_cpus())
+    module = pipeline.schedule(module, target, options.threads or usable_cpus())
     dump.module("schedule", module)
     library = build_library(pipeline.build(module, target), target)
 
@@ -166,7 +171,9 @@ def compile_model(
         )  # fmt: skip
         return Artifact(content, members)
 
-    return confirmed(packed, model) if options.confirm and runs_here(target) else packed(0)
+    if not options.confirm or not runs_here(target):
+        return packed(0)
+    return confirmed(packed, model, options.threads)
 
 
 def _plan(

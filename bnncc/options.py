@@ -20,6 +20,7 @@ FLOAT_CONV = ("direct", "filtered", "filtered-2d")
 """Accepted values of `CompileOptions.float_conv`."""
 
 MAX_DIM = 2**31 - 1
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class CompileOptions:
         Inputs taken as bytes.
     dump_ir : path, optional
         Folder for one file per phase.
+    threads : int, optional
+        How many threads kernels are cut for, and the self-check uses; by default the CPUs this
+        process may use. 1 makes kernels without any division; other numbers of threads can run
+        what was cut for more than 1, but shares may be less equal.
     seed : int
         Of the self-check's random input.
     confirm : bool
@@ -84,6 +89,7 @@ class CompileOptions:
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
     dump_ir: str | Path | None = None
+    threads: int | None = None
     seed: int = 0
     confirm: bool = True
 
@@ -104,6 +110,8 @@ class CompileOptions:
         names = [spec.name for spec in self.input_uint8]
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
+        if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
+            raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
 

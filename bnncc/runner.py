@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from bnncc import report
-from bnncc.artifact import Artifact, aligned_empty, usable_cpus
+from bnncc.artifact import Artifact, aligned_empty
 from bnncc.errors import BnnccError, UsageError
 from bnncc.manifest import TensorInfo
 from bnncc.targets import host
+from bnncc.threads import prepare
 
 FORMAT = 1
 PERCENTILES = (10, 50, 90, 99)
@@ -22,40 +21,6 @@ PERCENTILES = (10, 50, 90, 99)
 _WARM_UP = 10
 _KERNEL_REPEATS = 60
 _KERNEL_SECONDS = 100e-6  # of one repeat: short beside what a busy machine interrupts
-
-
-def set_threads(count: int | None = None) -> int:
-    """Choose how many threads kernels use; before TVM is first used in this process.
-
-    Parameters
-    ----------
-    count : int, optional
-        By default ``TVM_NUM_THREADS`` if set, else the CPUs this process may use.
-
-    Returns
-    -------
-    int
-        The number chosen.
-
-    Raises
-    ------
-    UsageError
-        If `count` is not positive, or TVM's threads were started with another number.
-    """
-    if count is None:
-        said = os.environ.get("TVM_NUM_THREADS", "")
-        count = int(said) if said.isdigit() and int(said) else usable_cpus()
-    if not 0 < count <= 1024:
-        raise UsageError(f"threads is {count}, outside 1 .. 1024")
-    if "tvm" in sys.modules and os.environ.get("TVM_NUM_THREADS") not in (None, str(count)):
-        raise UsageError(
-            f"TVM already runs with {os.environ['TVM_NUM_THREADS']} threads, not {count}",
-            hint="choose the number before the first network is loaded",
-        )
-    os.environ["TVM_NUM_THREADS"] = str(count)
-    # TVM would pin its workers to the fastest cores of the machine, allowed to this process or not.
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-    return count
 
 
 def random_inputs(
@@ -110,7 +75,7 @@ def bench(
     artifact : Artifact
         What to run.
     threads : int, optional
-        As for `set_threads`.
+        The most that kernels use; by default as for `bnncc.threads.prepare`.
     repeat : int
         Timed runs of the network, after some that are not.
     seed : int
@@ -128,8 +93,9 @@ def bench(
     """
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, wanted 1 or more")
-    set_threads(threads)
-    session = artifact.session()
+    prepare(threads)
+    session = artifact.session(threads=threads)
+    used = session.use_threads()
     tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
     main = session.main
     for _ in range(min(_WARM_UP, repeat)):
@@ -150,18 +116,11 @@ def bench(
         "model": artifact.manifest["model"],
         "target": artifact.manifest["target"]["name"],
         "cpu": host.processor(),
-        "threads": _threads_in_use(),
+        "threads": used,
         "repeat": repeat,
         "network": network,
         "kernels": [_time_kernel(session.module, kernel, seed) for kernel in compiled["kernels"]],
     }
-
-
-def _threads_in_use() -> int:
-    """Return how many threads TVM uses: no more than the machine has CPUs."""
-    import tvm
-
-    return int(tvm.get_global_func("runtime.NumThreads")())
 
 
 def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -15,13 +15,11 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
+from bnncc.schedules import grain
 from bnncc.targets.spec import TargetSpec
 
 Block = Any
 Loop = Any
-
-PARALLEL_STEPS = 2**20
-"""Innermost iterations of about 0.1 ms: smaller blocks are too short to wake other threads for."""
 
 MIN_LANES = 4
 """Narrower vectors are left to LLVM."""
@@ -115,7 +113,7 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     steps = 1
     for loop in loops:
         steps *= _extent(sch, loop)
-    parallel = threads > 1 and steps >= PARALLEL_STEPS
+    parallel = grain.steps_shared(steps, threads)
     if _REDUCE not in kinds:
         _elementwise(sch, loops, lanes if _regular(sch, block) else 0, parallel)
     elif sch.get(block).init is not None:

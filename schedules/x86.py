@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import x86_lookup
+from bnncc.schedules import grain, x86_lookup
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, threes
@@ -29,9 +29,6 @@ MAX_TILE = 14
 
 MAX_UNROLLED = 256
 """Products in one unrolled loop body."""
-
-PARALLEL_MACS = 2**27
-"""Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,12 @@ def apply(
     if spec.weight_order == "nibbles":
         return x86_lookup.apply(spec, target, threads)
     # 1 normalise: write the definition in pieces, borders apart from the rest
-    return tiled(spec, choose(spec, target), threads)
+    threads = threads if grain.shared(spec, target, threads) else 1
+    return grain.one_region(tiled(spec, choose(spec, target), threads).mod["main"])
 
 
 def tiled(spec: BinaryConv2d, tiling: Tiling, threads: int = 1) -> s_tir.Schedule:
-    """Schedule the kernel of `spec` as `tiling` says."""
+    """Schedule the kernel of `spec` as `tiling` says, divided among `threads` if more than 1."""
     columns = [width for width, _ in tiling.columns]
     blocks = [count for count, _ in tiling.blocks]
     sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, tiling.carry_save))
@@ -79,19 +77,28 @@ def tiled(spec: BinaryConv2d, tiling: Tiling, threads: int = 1) -> s_tir.Schedul
         for block_tile in [t for _, t in tiling.blocks] + [1] * _has_tail(spec)
         for _, width_tile in tiling.columns
     ]
-    parallel = threads > 1 and _macs(spec) >= PARALLEL_MACS and image(spec)[1] > 1
+    divided = _divided(spec, threads)
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, spec, str(i), piece, tile, tiling, parallel)
+        _piece(sch, spec, str(i), piece, tile, tiling, divided)
     for scope in ["ordinary", "with_zeros"][: 1 + spec.ternary]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
             if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
                 _table(sch, block)
     if spec.ternary:
         for i in range(len(pieces(spec))):
-            _compact(sch, f"zero_{i}", parallel)
+            _compact(sch, f"zero_{i}", bool(divided))
     return sch
+
+
+def _divided(spec: BinaryConv2d, threads: int) -> str:
+    """Return what threads share: nothing, rows, or (where rows are few) also channel blocks."""
+    if threads == 1:
+        return ""
+    n, height, _ = image(spec)
+    rows = (n if isinstance(n, int) else 1) * height
+    return "rows" if grain.balanced(rows, threads) else "blocks"
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
@@ -123,11 +130,6 @@ def _has_tail(spec: BinaryConv2d) -> bool:
     return spec.out_channels % layout.LANES > 0
 
 
-def _macs(spec: BinaryConv2d) -> int:
-    n, height, width = image(spec)
-    return (n if isinstance(n, int) else 1) * height * width * spec.out_channels * spec.taps
-
-
 def _piece(
     sch: s_tir.Schedule,
     spec: BinaryConv2d,
@@ -135,21 +137,24 @@ def _piece(
     piece: Piece,
     tile: tuple[int, int],
     tiling: Tiling,
-    parallel: bool,
+    divided: str,
 ) -> None:
     # 2 tile
     n, h, w, o = sch.get_loops(f"out_{name}")
     w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
     o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
-    outer = [n, h, w1, o1]
-    if tiling.blocks_outside and not parallel:
+    outer, shared = [n, h, w1, o1], [n, h]
+    if divided == "blocks":
+        outer, shared = [n, h, o1, w1], [n, h, o1]
+    if tiling.blocks_outside:
         outer = [o1, n, h, w1]
+        shared = outer[:3] if divided == "blocks" else shared
     sch.reorder(*outer, w2, o2)
     acc = sch.get_sblock(f"acc_{name}")
     sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
-    if parallel:
-        sch.parallel(sch.fuse(n, h))
+    if divided:
+        sch.parallel(sch.fuse(*shared))
     sch.unroll(w2)
     sch.unroll(o2)
     if tiling.carry_save:

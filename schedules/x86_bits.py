@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from bnncc.schedules import grain
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import bitpack, layout
 from bnncc.topi_binary.spec import ConcatBits, Elementwise, PadBits, SliceBits, Spec
-
-PARALLEL_BYTES = 2**22
-"""Bytes that one core reads in about 0.1 ms: smaller kernels run on one thread."""
 
 
 def elementwise(
@@ -18,12 +16,11 @@ def elementwise(
     """Unroll over a few channel vectors."""
     if not isinstance(spec, Elementwise) or target.kind != "llvm":
         return None
-    size = spec.channels * spec.height * spec.width * 4
     tile = bitpack.Tile(
         vectors=min(4, layout.blocks(spec.channels)),
-        parallel=threads > 1 and size >= PARALLEL_BYTES,
+        parallel=grain.shared(spec, target, threads),
     )
-    return bitpack.elementwise(spec, tile)
+    return grain.one_region(bitpack.elementwise(spec, tile))
 
 
 def moves(

@@ -10,16 +10,11 @@ from dataclasses import replace
 
 from tvm import tirx
 
+from bnncc.schedules import grain
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtered_conv2d, filtering, float_conv2d, layout, pool
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d, Spec
-
-PARALLEL_MACS = 2**23
-"""Float products in about 0.1 ms: smaller kernels are too short to wake other threads for."""
-
-PARALLEL_BYTES = 2**22
-"""Bytes that one core reads in about 0.1 ms."""
 
 MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
@@ -46,12 +41,14 @@ def conv2d(
     """Tile a float convolution or dense layer."""
     if not isinstance(spec, Conv2d) or target.kind != "llvm":
         return None
+    threads = threads if grain.shared(spec, target, threads) else 1
     if spec.method != "direct":
         return filtered_conv2d.conv2d(spec, choose_filtered(spec, target, threads))
-    tile = choose(spec.unpooled, target, threads)
-    if spec.pool is not None and tile.parallel:
-        tile = replace(tile, chunks=_chunks(spec, threads))
-    return float_conv2d.conv2d(spec, tile)
+    tile = choose(spec.unpooled, target)
+    if threads > 1:
+        rows, chunks = _flat_rows(spec, tile, threads), _chunks(spec, threads)
+        tile = replace(tile, parallel=True, flat_rows=rows, chunks=chunks)
+    return grain.one_region(float_conv2d.conv2d(spec, tile))
 
 
 def _budget(target: TargetSpec) -> int:
@@ -81,35 +78,45 @@ def choose_filtered(spec: Conv2d, target: TargetSpec, threads: int = 1) -> filte
     steps = -(-height // (vertical.outputs if vertical else 1))
     rows = 1 if weight_bytes < target.l2_bytes // 4 else min(steps, STRIP)
     unroll = max(u for u in range(1, UNROLLED_CHANNELS + 1) if spec.channels % u == 0)
-    macs = height * width * spec.out_channels * spec.channels * spec.kernel[0] * spec.kernel[1]
-    macs *= spec.n if isinstance(spec.n, int) else 1
-    chunks = _chunks(spec, threads) if threads > 1 and macs >= PARALLEL_MACS else 1
-    return filtered_conv2d.Tile(side, vectors, rows, unroll, chunks)
+    chunks = _chunks(spec, threads)
+    return filtered_conv2d.Tile(side, vectors, rows, unroll, chunks, threads > 1)
 
 
 def _chunks(spec: Conv2d, threads: int) -> int:
-    return max(1, min(output_hw(spec)[0] // MIN_CHUNK, threads))
+    """Return into how many pieces to cut an image, if rows around a piece are computed again."""
+    images = spec.n if isinstance(spec.n, int) else 1
+    most = max(1, output_hw(spec)[0] // MIN_CHUNK)
+    return next((c for c in range(1, most) if grain.balanced(images * c, threads)), most)
 
 
-def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.Tile:
+def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
+    """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
+    flat = float_conv2d.flattened(spec)
+    width = output_hw(flat)[1]
+    if spec.rank == 2 or width == spec.width:
+        return 1
+    images = spec.n if isinstance(spec.n, int) else 1
+    blocks = images * -(-spec.out_channels // (layout.LANES * tile.vectors))
+    fitting = [r for r in range(1, width // tile.columns + 1) if width % r == 0]
+    return next((r for r in fitting if grain.balanced(r * blocks, threads)), fitting[-1])
+
+
+def choose(spec: Conv2d, target: TargetSpec) -> float_conv2d.Tile:
     """Return the default tile of `spec`."""
     flat = float_conv2d.flattened(spec)
-    height, width = output_hw(flat)
+    width = output_hw(flat)[1]
     per_vector = target.registers_per_vector(layout.LANES)
     budget = _budget(target)
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
-    macs = height * width * spec.out_channels * spec.channels // spec.groups
-    macs *= spec.kernel[0] * spec.kernel[1] * (flat.n if isinstance(flat.n, int) else 1)
-    parallel = threads > 1 and macs >= PARALLEL_MACS
     if spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES:
         # Each lane has data of its own: nothing is shared between vectors, and collecting data that
         # are not neighbours in memory is most of the code.
         if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
             vectors = 2 if budget >= 8 else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
-            return float_conv2d.Tile(columns, vectors, False, True, parallel=parallel)
+            return float_conv2d.Tile(columns, vectors, False, True)
         columns = min(7, budget) if spec.groups == spec.channels else 1
-        return float_conv2d.Tile(columns, kw_inside=False, parallel=parallel)
+        return float_conv2d.Tile(columns, kw_inside=False)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)
@@ -123,7 +130,6 @@ def choose(spec: Conv2d, target: TargetSpec, threads: int = 1) -> float_conv2d.T
         # Where registers are few, LLVM would keep data for several taps and spill accumulators.
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
-        parallel=parallel,
     )
 
 
@@ -136,11 +142,10 @@ def pool2d(
     per_vector = target.registers_per_vector(layout.LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
     columns = min(budget, output_hw(spec)[1])
-    size = spec.channels * spec.height * spec.width * 4
     tile = pool.Tile(
         columns=columns,
         vectors=max(1, min(POOLED_VECTORS, budget // columns, layout.blocks(spec.channels))),
-        parallel=threads > 1 and size >= PARALLEL_BYTES,
+        parallel=grain.shared(spec, target, threads),
     )
     return pool.pool2d(spec, tile)
 
@@ -151,6 +156,5 @@ def bitwise_maxpool(
     """Tile a pooling of bits."""
     if not isinstance(spec, BitwiseMaxPool) or target.kind != "llvm":
         return None
-    size = layout.words(spec.channels) * spec.height * spec.width * 4
-    tile = pool.Tile(columns=4, parallel=threads > 1 and size >= PARALLEL_BYTES)
+    tile = pool.Tile(columns=4, parallel=grain.shared(spec, target, threads))
     return pool.bitwise_maxpool(spec, tile)

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from tvm import tirx
 
+from bnncc.schedules import grain
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, lookup
 from bnncc.topi_binary.conv2d import conv2d, image
 from bnncc.topi_binary.spec import BinaryConv2d
-
-PARALLEL_MACS = 2**26
-"""Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
 
 _TILES = {16: (4, 4), 32: (6, 1), 64: (7, 1)}
 """Columns of a tile and nibbles in a loop body, by the bytes of a vector.
@@ -26,9 +24,7 @@ row.
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
     """Return the kernel of `spec`, whose weights are in the order ``nibbles``."""
-    n, height, width = image(spec)
-    macs = (n if isinstance(n, int) else 1) * height * width * spec.out_channels * spec.taps
-    parallel = threads > 1 and macs >= PARALLEL_MACS and height > 1
+    parallel = grain.shared(spec, target, threads)
     return conv2d(spec, tiling=replace(choose(spec, target), parallel=parallel))
 
 

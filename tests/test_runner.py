@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bnncc import runner
-from bnncc.artifact import ALIGNMENT, usable_cpus
+from bnncc.artifact import ALIGNMENT
 from bnncc.errors import UsageError
 from bnncc.manifest import TensorInfo
 from tests.tiny import tiny
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_bench() -> None:
@@ -44,29 +38,6 @@ def test_bench_refuses_nonsense() -> None:
         runner.bench(tiny(), repeat=0)
     with pytest.raises(UsageError, match="threads is 0"):
         runner.bench(tiny(), threads=0)
-
-
-@pytest.mark.parametrize(
-    ("variable", "asked", "wanted"), [("", 0, usable_cpus()), ("3", 0, 3), ("3", 2, 2)]
-)
-def test_threads(variable: str, asked: int, wanted: int) -> None:
-    program = f"""
-from bnncc import runner
-assert runner.set_threads({asked or None}) == {wanted}
-import tvm
-assert tvm.get_global_func("runtime.NumThreads")() == {min(wanted, os.cpu_count() or 1)}
-try:
-    runner.set_threads({wanted + 1})
-except runner.UsageError as error:
-    assert str(error) == "TVM already runs with {wanted} threads, not {wanted + 1}"
-else:
-    raise AssertionError
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TVM_USE_RUNTIME_LIB": "1"}
-    environment.pop("TVM_NUM_THREADS", None)
-    if variable:
-        environment["TVM_NUM_THREADS"] = variable
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 def test_random_inputs() -> None:

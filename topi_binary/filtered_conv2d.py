@@ -54,7 +54,9 @@ class Tile:
     unroll : int, default 1
         Input channels in one turn of the innermost loop.
     chunks : int, default 1
-        Pieces of the image, divided among threads.
+        Pieces of the image.
+    parallel : bool, default False
+        Whether threads share images and pieces.
     """
 
     tiles: int = 1
@@ -62,6 +64,7 @@ class Tile:
     rows: int = 1
     unroll: int = 1
     chunks: int = 1
+    parallel: bool = False
 
 
 def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
@@ -106,7 +109,7 @@ class _Conv:
         self.rows_per_tile = self.vertical.outputs if self.vertical else 1
         self.rows = Rows(
             kernel, spec, tile.rows * self.rows_per_tile, tile.chunks, self.rows_per_tile,
-            self.axis.outputs,
+            self.axis.outputs, tile.parallel,
         )  # fmt: skip
         self.rows.declare(tile.vectors * self.rows_per_tile)
         self.data: Filtered = make(spec, kernel.inputs[0], tile.rows)

@@ -63,6 +63,8 @@ class Tile:
         Whether rows and channel blocks are divided among threads.
     chunks : int, default 1
         Into how many pieces the rows are divided instead, if they are pooled.
+    flat_rows : int, default 1
+        Into how many rows the pixels of a layer that looks at one at a time are laid.
     """
 
     columns: int = 1
@@ -72,10 +74,11 @@ class Tile:
     unroll: int = 1
     parallel: bool = False
     chunks: int = 1
+    flat_rows: int = 1
 
 
-def flattened(spec: Conv2d) -> Conv2d:
-    """Return `spec` with rows laid end to end, if its kernel only looks at one pixel.
+def flattened(spec: Conv2d, rows: int = 1) -> Conv2d:
+    """Return `spec` with its pixels in `rows` long rows, if its kernel only looks at one pixel.
 
     The images of a dense layer's batch are pixels too, so that weights are read once for several.
     """
@@ -88,7 +91,7 @@ def flattened(spec: Conv2d) -> Conv2d:
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not pointwise or planar or spec.pool is not None:
         return spec
-    return dataclasses.replace(spec, height=1, width=spec.height * spec.width)
+    return dataclasses.replace(spec, height=rows, width=spec.height * spec.width // rows)
 
 
 def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
@@ -107,10 +110,11 @@ def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
         ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
     """
     with Kernel(spec) as kernel:
-        flat = flattened(spec)
+        tile = tile or Tile()
+        flat = flattened(spec, tile.flat_rows)
         if flat is not spec:
             kernel.reshape(flat)
-        _Conv(kernel, flat, tile or Tile()).write()
+        _Conv(kernel, flat, tile).write()
     return kernel.func
 
 
@@ -130,7 +134,9 @@ class _Conv:
         self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
         self.data, self.weight = kernel.inputs[:2]
         self.unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=self.unit)
+        self.rows = Rows(
+            kernel, spec, chunks=tile.chunks, unit=self.unit, parallel=tile.parallel
+        )
         self.height, self.width = output_hw(spec.unpooled)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups

@@ -165,8 +165,10 @@ class Writer:
             return
         with T.parallel(0, count) as o:
             prepare(o, o)
-        with T.parallel(0, kernel.n * kernel.height) as both, T.serial(0, count) as loop:
-            o = loop if count > 1 else T.int32(0)
+        # Few rows are still divided evenly, while few threads write to the same words.
+        with T.parallel(0, kernel.n * kernel.height * count) as flat:
+            o = T.Bind(flat % count) if count > 1 else T.int32(0)
+            both = T.Bind(flat // count)
             row(both // kernel.height, both % kernel.height, o, o)
 
     def _weight(self, split: Buffer, slot: Expr, row: Expr, vector: int) -> Expr:

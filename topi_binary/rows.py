@@ -71,18 +71,20 @@ class Rows:
     step : int, default 1
         Rows of a strip; the last one may have fewer.
     chunks : int, default 1
-        How many pieces the image is divided into, for threads.
+        How many pieces the image is divided into.
     aligned : int, default 1
         Strips start at a multiple of this, in whatever pieces, so that threads change no rounding.
     unit : int, default 1
         Columns come in multiples of this, but for the last; not needed without pooling.
+    parallel : bool, default False
+        Whether threads share images and pieces.
     """
 
     def __init__(
         self, kernel: Kernel, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
-        unit: int = 1,
+        unit: int = 1, parallel: bool = False,
     ) -> None:  # fmt: skip
-        self.aligned = aligned
+        self.aligned, self.parallel = aligned, parallel
         self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
         self.height, self.width = output_hw(spec.unpooled)
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
@@ -185,7 +187,7 @@ class Rows:
         share = -(-height // self.chunks)
         if self.spec.pool is None:
             share = -(-share // self.step) * self.step
-        with loops([self.kernel.n, self.chunks], parallel=self.chunks > 1) as (n, piece):
+        with loops([self.kernel.n, self.chunks], parallel=self.parallel) as (n, piece):
             start = bind(_simple(piece * share))
             end = bind(_simple(T.min(start + share, const(height))))
             yield n, start, end

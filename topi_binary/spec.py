@@ -324,6 +324,17 @@ def output_size(
     return (size + pads + extra - dilation * (kernel - 1) - 1) // stride + 1
 
 
+def ceil_extra(out: int, size: int, kernel: int, stride: int, dilation: int, pads: int) -> int:
+    """Return how far the last of `out` windows reaches over the end, as with ONNX's ceil_mode.
+
+    Examples
+    --------
+    >>> ceil_extra(3, 6, 3, 2, 1, 0), output_size(6, 3, 2, 1, 0, extra=1)
+    (1, 3)
+    """
+    return max(0, (out - 1) * stride + dilation * (kernel - 1) + 1 - size - pads)
+
+
 def to_json(spec: Spec) -> str:
     """Serialize `spec`, with sorted keys."""
     return json.dumps({"spec": type(spec).__name__, **dataclasses.asdict(spec)}, sort_keys=True)

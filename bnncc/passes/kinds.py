@@ -11,7 +11,7 @@ from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
-from bnncc.topi_binary.spec import Pool2d, output_size
+from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
 _TENSOR_OPS = {"Add", "Sub", "Mul"}
@@ -220,22 +220,10 @@ class Kinds:
             return Pool2d(n, height, width, channels, kind, (height, width), squeeze=len(out) == 2)
         kernel, strides = tuple(a["kernel_shape"]), tuple(a["strides"])
         dilations, pads = tuple(a.get("dilations", (1, 1))), tuple(a["pads"])
-        extra = tuple(
-            max(0, (int(out[2 + i]) - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1
-                - (height, width)[i] - pads[i] - pads[i + 2])
-            for i in range(2)
-        )  # fmt: skip
-        made = tuple(
-            output_size(
-                (height, width)[i],
-                kernel[i],
-                strides[i],
-                dilations[i],
-                pads[i] + pads[i + 2],
-                extra[i],
-            )
-            for i in range(2)
-        )
+        both = [(d, kernel[i], strides[i], dilations[i], pads[i] + pads[i + 2])
+                for i, d in enumerate((height, width))]  # fmt: skip
+        extra = ceil_extra(int(out[2]), *both[0]), ceil_extra(int(out[3]), *both[1])
+        made = output_size(*both[0], extra[0]), output_size(*both[1], extra[1])
         include = bool(a.get("count_include_pad", 0)) and any(pads)
         if made != out[2:] or (node.op == "AveragePool" and include and any(extra)):
             return None

@@ -14,7 +14,7 @@ from bnncc.graph import Node
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index, pad_of
 from bnncc.topi_binary.layout import pack_bits, words
-from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits
+from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits, ceil_extra
 
 _MOVES = {
     "Reshape",
@@ -186,14 +186,14 @@ class Router:
         a = node.attrs
         kernel, strides, pads = tuple(a["kernel_shape"]), tuple(a["strides"]), tuple(a["pads"])
         dilations = tuple(a.get("dilations", (1, 1)))
-        extra = tuple(
-            max(0, (int(out[2 + i]) - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1
-                - (height, width)[i] - pads[i] - pads[i + 2])
-            for i in range(2)
+        rows, columns = (
+            ceil_extra(int(out[2 + i]), size, kernel[i], strides[i], dilations[i],
+                       pads[i] + pads[i + 2])
+            for i, size in enumerate((height, width))
         )  # fmt: skip
         flip = a.get("flip")
         spec = BitwiseMaxPool(
-            n, height, width, channels, kernel, strides, dilations, pads, extra,
+            n, height, width, channels, kernel, strides, dilations, pads, (rows, columns),
             minimum=node.op == "MaxPool" and have.value.lo > have.value.hi, flip=flip is not None,
         )  # fmt: skip
 

@@ -1,0 +1,161 @@
+"""Which kernels run on several threads: the one rule for all kinds, and one region per kernel.
+
+Handing work to TVM's pool and waiting for it takes 1 to 3 us where the other processors are free,
+and tens of them where they are not; with one thread, 0.04 us. So a kernel is divided if it would
+take long enough alone, which `microseconds` estimates from what it multiplies and what it moves, a
+guess within a factor of two.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec
+
+MIN_US = 15.0
+"""Shorter kernels run on one thread: divided in two they would gain less than 5 us."""
+
+BALANCED = 0.9
+"""Part of the threads' time that work cut in equal pieces should use."""
+
+_BITS = {"vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6}
+"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
+
+_FLOATS = 6e4
+"""Float products in a microsecond with vectors of 512 bits."""
+
+_BYTES = 1e4
+"""Bytes moved in a microsecond, between the second-level cache and memory."""
+
+_STEPS = 5e3
+"""Innermost iterations in a microsecond of what TVM legalized."""
+
+_FILTERED = 0.6
+"""Part of a float convolution's products that minimal filtering leaves."""
+
+_REGION = "pragma_parallel_launch_point"
+
+
+def shared(spec: Spec, target: TargetSpec, threads: int) -> bool:
+    """Return whether the kernel of `spec` should be divided among threads."""
+    return threads > 1 and microseconds(spec, target) >= MIN_US
+
+
+def steps_shared(steps: int, threads: int) -> bool:
+    """Return whether a block of so many innermost iterations should be divided among threads."""
+    return threads > 1 and steps >= _STEPS * MIN_US
+
+
+def microseconds(spec: Spec, target: TargetSpec) -> float:
+    """Estimate how long one thread takes for the kernel of `spec` (a symbolic batch counts as 1).
+
+    Parameters
+    ----------
+    spec : Spec
+        The kernel.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    float
+        The longer of the times for its products and for its tensors.
+    """
+    width = target.vector_bits / 512
+    products = 0.0
+    if isinstance(spec, (BinaryConv2d, Conv2d)):
+        whole = spec.unpooled if isinstance(spec, Conv2d) else spec
+        height, columns = output_hw(whole)
+        images = spec.n if isinstance(spec.n, int) else 1
+        taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
+        macs = images * height * columns * spec.out_channels * taps
+        if isinstance(spec, BinaryConv2d):
+            way = target.popcount if target.popcount != "lookup" else _way(spec)
+            products = macs / (_BITS[way] * width)
+        else:
+            part = 1.0 if spec.method == "direct" else _FILTERED
+            products = macs * part / (_FLOATS * width)
+    moved = 0
+    for shape, dtype in (*input_types(spec), *output_types(spec)):
+        extents = [extent if isinstance(extent, int) else 1 for extent in shape]
+        moved += math.prod(extents) * (1 if dtype == "uint8" else 4)
+    return max(products, moved / _BYTES)
+
+
+def balanced(pieces: int, threads: int) -> bool:
+    """Return whether so many equal pieces keep the threads busy: each takes neighbouring ones."""
+    return pieces >= BALANCED * threads * -(-pieces // threads)
+
+
+def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Start threads once for all parallel loops of `func` that follow one another.
+
+    Each thread then goes through its part of the first loop, of the second, and so on, without
+    waiting for the others in between; so only for loops that do not read each other's results.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Scheduled.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+    return func.with_body(_joined(func.body))
+
+
+def _way(spec: BinaryConv2d) -> str:
+    return "lookup" if spec.weight_order == "nibbles" else "bytes"
+
+
+def _joined(stmt: tirx.Stmt) -> tirx.Stmt:
+    if isinstance(stmt, tirx.SeqStmt):
+        parts: list[tirx.Stmt] = []
+        for parallel, group in groupby(stmt.seq, lambda p: _is_loop(p) and _parallel(p)):
+            run = list(group)
+            parts += [_region(run)] if parallel else [_joined(part) for part in run]
+        return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+    if _is_loop(stmt) and _parallel(stmt):
+        return _region([stmt])
+    if isinstance(stmt, s_tir.SBlockRealize):
+        old = stmt.block
+        block = s_tir.SBlock(
+            old.iter_vars, old.reads, old.writes, old.name_hint, _joined(old.body), old.init,
+            old.alloc_buffers, old.match_buffers, old.annotations,
+        )  # fmt: skip
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    if isinstance(stmt, tirx.IfThenElse):
+        other = None if stmt.else_case is None else _joined(stmt.else_case)
+        return tirx.IfThenElse(stmt.condition, _joined(stmt.then_case), other)
+    return stmt
+
+
+def _is_loop(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.For)
+
+
+def _region(loops: list[tirx.Stmt]) -> tirx.Stmt:
+    first = loops[0]
+    if len(loops) == 1 and isinstance(first, tirx.For) and first.kind == tirx.ForKind.PARALLEL:
+        return first
+    body = tirx.SeqStmt(loops) if len(loops) > 1 else first
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), _REGION, tirx.IntImm("int32", 1), body)
+
+
+def _parallel(stmt: tirx.Stmt) -> bool:
+    """Whether there is work for several threads in `stmt`."""
+    found = []
+
+    def visit(loop: tirx.For) -> None:
+        single = isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1  # is not kept
+        found.append(loop.kind == tirx.ForKind.PARALLEL and not single)
+
+    tvm_ffi.structural_walk(stmt, (tirx.For, visit), order="post")
+    return any(found)
