@@ -32,11 +32,12 @@ from bnncc.passes.simplify import simplify
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
-from bnncc.topi_binary.spec import BinaryConv2d, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
 
 if TYPE_CHECKING:
     import onnx
 
+    from bnncc import memory
     from bnncc.pipeline import KernelCall
 
 
@@ -157,12 +158,15 @@ def compile_model(
     dump.module("relax", module)
     module = pipeline.legalize(module)
     calls = pipeline.kernel_calls(module)
-    arena = pipeline.arena_bytes(module)
-    module = pipeline.schedule(module, target, options.threads or usable_cpus())
+    activations = pipeline.memory_plan(module)
+    threads = options.threads or usable_cpus()
+    module = pipeline.schedule(module, target, threads)
     dump.module("schedule", module)
-    library = build_library(pipeline.build(module, target), target)
+    executable, scratch = pipeline.build(module, target)
+    library = build_library(executable, target)
 
-    plan = _plan(physical, layers, calls, arena)
+    workspace = {name: used.total(threads) for name, used in scratch.items()}
+    plan = _plan(physical, layers, calls, activations, workspace)
 
     def packed(number: int) -> Artifact:
         content, members = manifest.make(
@@ -177,7 +181,11 @@ def compile_model(
 
 
 def _plan(
-    physical: Graph, layers: list[report.Layer], calls: list[KernelCall], arena: int
+    physical: Graph,
+    layers: list[report.Layer],
+    calls: list[KernelCall],
+    activations: memory.Plan,
+    workspace: Mapping[str, int],
 ) -> report.Plan:
     """Put together what the report says of kernels, layers and bytes."""
     from dataclasses import replace
@@ -185,17 +193,21 @@ def _plan(
     macs = {layer.name: layer.macs for layer in layers}
     ours = iter([n for n in physical.nodes if n.op == KERNEL])
     kernels, made_by = [], {}
-    for call in calls:
+    for call, used in zip(calls, activations.calls, strict=True):
         covers = next(ours).covers if call.spec else ()
         made_by.update(dict.fromkeys(covers, call.name))
         args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
         total = sum(macs.get(c, 0) for c in covers)
-        zeros = (1,) if call.spec and getattr(from_json(call.spec), "ternary", False) else ()
+        spec = from_json(call.spec) if call.spec else None
+        scratch = workspace.get(call.name, 0)
         kernels.append(
             report.Kernel(
-                call.name, covers, total, args, call.name.rstrip("0123456789_"), zeros=zeros
+                call.name, covers, total, args, call.name.rstrip("0123456789_"),
+                zeros=(1,) if getattr(spec, "ternary", False) else (),
+                input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
+                live_bytes=used.live + scratch, bitstream=bitstream(spec),
             )
-        )
+        )  # fmt: skip
     binary = {
         n.inputs[1 + n.attrs["spec"].ternary]
         for n in physical.nodes
@@ -206,12 +218,29 @@ def _plan(
     return report.Plan(
         tuple(replace(layer, kernel=made_by.get(layer.name, "")) for layer in layers),
         tuple(kernels),
-        arena,
+        activations.arena,
         binary_bytes,
         sum(sizes.values()) - binary_bytes,
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
         _warnings(layers),
     )
+
+
+def bitstream(spec: Spec | None) -> tuple[int, int] | None:
+    """Return what BitStream's formulas count for a binary convolution; None for other kernels.
+
+    They are for a convolution with threshold and 2x2 pooling, as many outputs as inputs, and floats
+    of 4 bytes: its equation 16 (float convolution as a matrix product), and 17 (packed data).
+
+    Examples
+    --------
+    >>> bitstream(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)))
+    (9257472, 1085056)
+    """
+    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1:
+        return None
+    pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
+    return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))
 
 
 def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:

@@ -202,7 +202,9 @@ class _Checker:
         for key in ("code", "binary", "float", "selfcheck"):
             self.typed(sizes, key, int, "report.bytes.")
         memory = self.typed(content, "memory", dict, "report.")
-        self.typed(memory, "arena_bytes", int, "report.memory.")
+        for key in ("arena", "workspace", "high_water"):
+            self.typed(memory, f"{key}_bytes", int, "report.memory.")
+        self.typed(memory, "high_water_kernel", str, "report.memory.")
         for layer in self.typed(content, "layers", list, "report."):
             for key in ("name", "op", "kind", "reason", "remedy", "kernel"):
                 self.typed(layer, key, str, "report.layers.")
@@ -211,7 +213,10 @@ class _Checker:
         for kernel in self.typed(content, "kernels", list, "report."):
             for key in ("name", "op"):
                 self.typed(kernel, key, str, "report.kernels.")
-            self.typed(kernel, "macs", int, "report.kernels.")
+            for key in ("macs", *(f"{k}_bytes" for k in ("input", "output", "workspace", "live"))):
+                self.typed(kernel, key, int, "report.kernels.")
+            for number in kernel.get("bitstream") or []:
+                self.require(type(number) is int, "report.kernels.bitstream")
             for position in self.typed(kernel, "zeros", list, "report.kernels."):
                 self.require(isinstance(position, int), "report.kernels.zeros")
             for layer in self.typed(kernel, "layers", list, "report.kernels."):

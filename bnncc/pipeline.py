@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from tvm.relax import backend, transform
 
 import bnncc.schedules.generic as generic
-from bnncc import schedules
+from bnncc import memory, schedules
 from bnncc.ops import OPERATORS, register
 from bnncc.targets.spec import TargetSpec
 
@@ -131,46 +131,17 @@ def _dim(value: Any) -> int | str:
         return int(value)
     if isinstance(value, tirx.Var):
         return str(value.name)
-    return _at_one(value)
+    return memory.at_one(value)
 
 
-def _at_one(value: Any) -> int:
-    """Return a dimension, a sum or product of symbols and numbers, with every symbol 1."""
-    if isinstance(value, tirx.Mul):
-        return _at_one(value.a) * _at_one(value.b)
-    if isinstance(value, tirx.Add):
-        return _at_one(value.a) + _at_one(value.b)
-    return int(value) if isinstance(value, tirx.IntImm) else 1
+def memory_plan(module: tvm.IRModule) -> memory.Plan:
+    """Return the static plan of a legalized module."""
+    return memory.plan(tvm.transform.Sequential(_plan_passes())(module))
 
 
-def arena_bytes(module: tvm.IRModule) -> int:
-    """Return the bytes of activation memory in the static plan (symbolic dimensions as 1)."""
-    planned = tvm.transform.Sequential(_plan_passes())(module)
-    total = 0
-
-    def visit(expr: relax.Expr) -> None:
-        nonlocal total
-        if not isinstance(expr, relax.Call):
-            return
-        name = getattr(expr.op, "name", "")
-        if name == "relax.memory.alloc_storage":
-            total += _product(expr.args[0].values)
-        elif name == "relax.builtin.alloc_tensor":
-            kind = expr.ty
-            total += _product(kind.shape.values) * (tvm.DataType(str(kind.dtype)).bits + 7) // 8
-
-    relax.analysis.post_order_visit(planned["main"], visit)
-    return total
-
-
-def _product(dims: Any) -> int:
-    result = 1
-    for d in dims:
-        result *= _at_one(d)
-    return result
-
-
-def build(module: tvm.IRModule, target: TargetSpec) -> relax.VMExecutable:
+def build(
+    module: tvm.IRModule, target: TargetSpec
+) -> tuple[relax.VMExecutable, dict[str, memory.Scratch]]:
     """Compile a scheduled module.
 
     Parameters
@@ -184,6 +155,8 @@ def build(module: tvm.IRModule, target: TargetSpec) -> relax.VMExecutable:
     -------
     relax.VMExecutable
         Ready for `link.build_library`.
+    dict
+        Scratch memory by kernel.
     """
     pipeline = tvm.transform.Sequential(
         [
@@ -198,10 +171,16 @@ def build(module: tvm.IRModule, target: TargetSpec) -> relax.VMExecutable:
         ]
     )
     # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
-        return relax.build(
-            module, tvm_target(target), relax_pipeline=pipeline, exec_mode="compiled"
+    options = {"tirx.disable_cse_tir": True}
+    with tvm.transform.PassContext(config=options), memory.recorded() as scratch:
+        executable = relax.build(
+            module,
+            tvm_target(target),
+            relax_pipeline=pipeline,
+            tir_pipeline=memory.PIPELINE,
+            exec_mode="compiled",
         )
+    return executable, scratch
 
 
 def _plan_passes() -> list[tvm.transform.Pass]:

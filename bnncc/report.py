@@ -75,6 +75,15 @@ class Kernel:
         Whether a tuning record chose its schedule.
     zeros : tuple of int
         Which of `args` hold planes of exact zeros, all 0 in the usual case.
+    input_bytes, output_bytes : int
+        Of its activations; what it stores over an input is no output.
+    workspace_bytes : int
+        Scratch memory, of all threads the kernels are cut for.
+    live_bytes : int
+        Everything in use while it runs: scratch memory, its tensors and those that later kernels
+        read, without the network's inputs.
+    bitstream : tuple of int, optional
+        What equations 16 and 17 of BitStream count for a binary convolution.
     """
 
     name: str
@@ -84,6 +93,11 @@ class Kernel:
     op: str = ""
     tuned: bool = False
     zeros: tuple[int, ...] = ()
+    input_bytes: int = 0
+    output_bytes: int = 0
+    workspace_bytes: int = 0
+    live_bytes: int = 0
+    bitstream: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,7 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
         See docs/report.md.
     """
     count = Counter(layer.kind for layer in plan.layers)
+    high = max(plan.kernels, key=lambda kernel: kernel.live_bytes, default=None)
     macs: Counter[str] = Counter()
     for layer in plan.layers:
         macs[layer.kind] += layer.macs
@@ -158,7 +173,12 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
         },
         "layers": [asdict(layer) for layer in plan.layers],
         "kernels": [asdict(kernel) for kernel in plan.kernels],
-        "memory": {"arena_bytes": plan.arena_bytes},
+        "memory": {
+            "arena_bytes": plan.arena_bytes,
+            "workspace_bytes": max((k.workspace_bytes for k in plan.kernels), default=0),
+            "high_water_bytes": high.live_bytes if high else 0,
+            "high_water_kernel": high.name if high else "",
+        },
         "bytes": {
             "code": code,
             "binary": plan.binary_bytes,
@@ -205,7 +225,7 @@ def text(report: Mapping[str, Any]) -> str:
         )
     )
     lines.append(f"kernels  {summary['kernels']}, of them {summary['tuned']} tuned")
-    lines.append(f"memory   {report['memory']['arena_bytes']:,} bytes for activations")
+    lines += _memory(report)
     lines.append(
         f"file     {size['total']:,} bytes: "
         + ", ".join(
@@ -215,6 +235,22 @@ def text(report: Mapping[str, Any]) -> str:
     lines += [f"sign(0)  {item['node']}: {item['decision']}" for item in report["sign_zero"]]
     lines += [f"warning  {line}" for line in report["warnings"]]
     return "\n".join(lines)
+
+
+def _memory(report: Mapping[str, Any]) -> list[str]:
+    memory = report["memory"]
+    lines = [
+        f"memory   {memory['arena_bytes']:,} bytes for activations, "
+        f"{memory['workspace_bytes']:,} for scratch; at most {memory['high_water_bytes']:,} in use "
+        f"at once, in {memory['high_water_kernel'] or 'no kernel'}"
+    ]
+    rows = [("kernel", "input", "output", "scratch", "in use", "Eq. 16", "Eq. 17", "layers")]
+    for kernel in report["kernels"]:
+        sizes = (kernel[f"{key}_bytes"] for key in ("input", "output", "workspace", "live"))
+        formulas = kernel["bitstream"] or ("", "")
+        numbers = [f"{n:,}" if n != "" else "" for n in (*sizes, *formulas)]
+        rows.append((kernel["name"], *numbers, ", ".join(kernel["layers"])))
+    return lines if len(rows) == 1 else ["", *table(rows, right=range(1, 7)), "", *lines]
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:

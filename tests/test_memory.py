@@ -1,0 +1,112 @@
+"""The memory plan in the report, against sizes worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+import bnncc
+from bnncc import memory, report
+from bnncc.driver import bitstream
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d
+from tests.collection.builder import Net
+
+
+def test_network() -> None:
+    net = Net(seed="memory")
+    x = net.input("x", [1, 32, 8, 8])
+    weights = [net.rng.choice([-1.0, 1.0], s) for s in ((64, 32, 3, 3), (32, 64, 1, 1))]
+    one, minus, zero = net.const(1.0), net.const(-1.0), net.const(0.0)
+
+    def sign(value: str) -> str:
+        return net.op("Where", net.op("GreaterOrEqual", value, zero), one, minus)
+
+    y = net.op("Conv", sign(x), net.const(weights[0]), pads=[1, 1, 1, 1])
+    z = net.op("Conv", sign(y), net.const(weights[1]))
+    net.outputs.append(net.op("GlobalMaxPool", z))
+    artifact = bnncc.compile(net.model(), threads=1)
+    kernels = artifact.report["kernels"]
+    image, bits32, bits64 = 32 * 64 * 4, 64 * 4, 64 * 8
+    for kernel, given, made in zip(
+        kernels, (image, bits32, bits64), (bits32, bits64, image), strict=False
+    ):
+        assert (kernel["input_bytes"], kernel["output_bytes"]) == (given, made)
+        in_use = made + kernel["workspace_bytes"] + (given if kernel is not kernels[0] else 0)
+        assert kernel["live_bytes"] == in_use
+    assert kernels[0]["workspace_bytes"] == 0
+    assert kernels[0]["bitstream"] is None
+    # ic * ih**2 * (2.25 * 4 + (4 + 1/8) * 9), and (9/8 + 9/32 + 4)
+    assert kernels[1]["bitstream"] == [2048 * 46.125, 2048 * 5.40625]
+    found = artifact.report["memory"]
+    high = max(kernels, key=lambda k: k["live_bytes"])
+    assert found["high_water_bytes"] == high["live_bytes"] <= found["arena_bytes"]
+    assert found["high_water_kernel"] == high["name"] == kernels[2]["name"]
+    text = report.text(artifact.report)
+    assert f"at most {high['live_bytes']:,} in use at once, in {high['name']}" in text
+
+
+def test_scratch_of_threads() -> None:
+    @I.ir_module(check_well_formed=False)
+    class Module:
+        @T.prim_func(s_tir=True)
+        def kernel(a: T.Buffer((64, 1024), "float32"), b: T.Buffer((64, 1024), "float32")):
+            T.func_attr({"tirx.noalias": True})
+            whole = T.sblock_alloc_buffer((64, 1024), "float32")
+            part = T.sblock_alloc_buffer((1024,), "float32")
+            few = T.sblock_alloc_buffer((16,), "float32")
+            for i, j in T.grid(64, 1024):
+                whole[i, j] = a[i, j] * T.float32(2)
+            for i in T.parallel(64):
+                for j in range(1024):
+                    part[j] = whole[63 - i, j]
+                for j in range(16):
+                    few[j] = part[j]
+                for j in range(1024):
+                    b[i, j] = part[1023 - j] + few[j % 16]
+
+    with memory.recorded() as found:
+        tvm.tirx.build(Module, target="llvm", pipeline=memory.PIPELINE)
+    (scratch,) = found.values()
+    assert scratch == memory.Scratch(64 * 1024 * 4, 1024 * 4)
+    assert scratch.total(3) == 64 * 1024 * 4 + 3 * 1024 * 4
+
+
+def test_plan_follows_views_and_in_place_results() -> None:
+    """Storage of what is read later stays in use; what is free is taken again."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 64), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            a = builder.emit(relax.op.nn.relu(x))
+            b = builder.emit(relax.op.exp(a))
+            c = builder.emit(relax.op.sqrt(b))
+            out = builder.emit_output(relax.op.add(a, c))
+        builder.emit_func_output(out)
+    module = relax.transform.LegalizeOps()(builder.get())
+    from bnncc.pipeline import memory_plan
+
+    plan = memory_plan(module)
+    size = 4 * 64 * 4
+    assert [(c.inputs, c.outputs) for c in plan.calls] == [
+        (size, size), (size, size), (size, size), (2 * size, size)
+    ]  # fmt: skip
+    assert [c.live for c in plan.calls] == [size, 2 * size, 3 * size, 3 * size]
+    assert plan.arena == 4 * size
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        (BinaryConv2d(1, 27, 27, 96, 256, (5, 5)), (96 * 729 * 112.125, 96 * 729 * 7.40625)),
+        (BinaryConv2d(1, 1, 1, 96, 256, (1, 1), rank=2), None),
+        (BinaryConv2d(1, 8, 8, 96, 96, (3, 3), groups=3), None),
+        (Conv2d(1, 8, 8, 96, 96, (3, 3)), None),
+        (None, None),
+    ],
+)
+def test_bitstream(spec: BinaryConv2d | Conv2d | None, want: tuple[float, float] | None) -> None:
+    assert bitstream(spec) == (want and tuple(np.rint(want)))
