@@ -172,11 +172,17 @@ def recorded() -> Iterator[dict[str, Scratch]]:
 
 
 def at_one(value: Any) -> int:
-    """Return a dimension, a sum or product of symbols and numbers, with every symbol 1."""
+    """Return a size, made of sums and products of symbols and numbers, with every symbol 1."""
+    if isinstance(value, tirx.Cast):
+        return at_one(value.value)
     if isinstance(value, tirx.Mul):
         return at_one(value.a) * at_one(value.b)
     if isinstance(value, tirx.Add):
         return at_one(value.a) + at_one(value.b)
+    if isinstance(value, tirx.Sub):
+        return at_one(value.a) - at_one(value.b)
+    if getattr(getattr(value, "op", None), "name", "") == "tirx.shift_left":
+        return at_one(value.args[0]) << at_one(value.args[1])
     return int(value) if isinstance(value, tirx.IntImm) else 1
 
 
@@ -233,7 +239,7 @@ def _allocated(stmt: tirx.Stmt) -> int:
 
     def visit(call: Any) -> None:
         if getattr(call.op, "name", "") == _ALLOCATE:
-            sizes.append(int(call.args[2]))
+            sizes.append(at_one(call.args[2]))
 
     tvm_ffi.structural_walk(stmt, (tvm.ir.Call, visit), order="post")
     return sum(sizes)

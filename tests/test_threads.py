@@ -147,7 +147,7 @@ def test_one_region_per_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in (
         BinaryConv2d(1, 20, 20, 64, 72, (3, 3), pads=(1, 1, 1, 1), steps=steps),
         Conv2d(1, 20, 20, 8, 72, (3, 3), pads=(1, 1, 1, 1), steps=steps),
-        Elementwise(1, 20, 21, 72, "NCHW", steps=(Step("store"), Step("bits"))),
+        Elementwise(2, 20, 21, 72, "NCHW", steps=(Step("store"), Step("bits"))),
     ):
         func = schedules.schedule(prim_func(spec), catalog.resolve("x86-64-v4-vpopcntdq"), 2)
         starts = []

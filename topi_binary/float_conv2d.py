@@ -134,9 +134,7 @@ class _Conv:
         self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
         self.data, self.weight = kernel.inputs[:2]
         self.unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(
-            kernel, spec, chunks=tile.chunks, unit=self.unit, parallel=tile.parallel
-        )
+        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=self.unit, parallel=tile.parallel)
         self.height, self.width = output_hw(spec.unpooled)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
