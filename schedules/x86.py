@@ -27,6 +27,14 @@ SPARE_REGISTERS = 4
 MAX_TILE = 14
 """Accumulators beyond this many hide no more latency and only lengthen the code."""
 
+FLOAT_TILE = 10
+"""The same for carry-save counting, of two accumulators each, before an epilogue of floats: with
+more, the epilogue's constants push accumulators out of registers."""
+
+LONG_REDUCTION = 8
+"""Words of a pixel from which moving accumulators to memory and back once costs less than smaller
+tiles do."""
+
 MAX_UNROLLED = 256
 """Products in one unrolled loop body."""
 
@@ -105,6 +113,11 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
     """Return the default tiling of `spec`, from the registers and caches of `target`."""
     _, _, width = image(spec)
     budget = accumulators(target)
+    carry_save = target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
+    words = layout.words(spec.channels // spec.groups)
+    floats = any(step.op != "threshold" for step in spec.steps)
+    if carry_save and floats and words < LONG_REDUCTION:
+        budget = min(budget, FLOAT_TILE)
     full = spec.out_channels // layout.LANES
     count = -(-width // budget)
     sizes = [width // count + (i < width % count) for i in range(count)]
@@ -112,9 +125,8 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
     tile = max(1, min(budget // sizes[0], 8, full))
     main, rest = divmod(full, tile)
     blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
-    per_block = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups) * 64
+    per_block = spec.kernel[0] * spec.kernel[1] * words * 64
     weight_bytes = per_block * layout.blocks(spec.out_channels)
-    carry_save = target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
     return Tiling(columns, blocks, weight_bytes > target.l2_bytes // 2, carry_save)
 
 
