@@ -61,6 +61,7 @@ RUNS = (
     ),
     Run("float_layers", "float_layers"),
     Run("filtered_layers", "filtered_layers"),
+    Run("first_layer", "first_layer"),
     Run("one_layer", "one_layer"),
     Run("networks", "whole_networks"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),

@@ -18,7 +18,7 @@ from bnncc import commands
 from bnncc._version import __version__
 from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
-from bnncc.options import FLOAT_CONV, SIGN_ZERO, parse_input_shape, parse_input_uint8
+from bnncc.options import FIRST_LAYER, FLOAT_CONV, SIGN_ZERO, parse_input_shape, parse_input_uint8
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 
@@ -192,6 +192,12 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
         choices=FLOAT_CONV,
         default="filtered",
         help="how float convolutions may be computed: with all products, or fewer, rounding more",
+    )
+    group.add_argument(
+        "--first-layer",
+        choices=FIRST_LAYER,
+        default="float32",
+        help="what data and weights of convolutions that read an input are rounded to",
     )
     group.add_argument(
         "--check-finite",

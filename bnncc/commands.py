@@ -226,6 +226,7 @@ def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
         input_shapes=dict(args.input_shape),
         sign_zero=args.sign_zero,
         float_conv=args.float_conv,
+        first_layer=args.first_layer,
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
         dump_ir=dump_ir,

@@ -22,6 +22,7 @@ from bnncc.link import build_library
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.first_layer import Relaxed, relax_first_layer
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
@@ -29,6 +30,7 @@ from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
+from bnncc.schedules import dot_product_missing
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
@@ -48,6 +50,7 @@ def compile(
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
     sign_zero: str = "exact",
     float_conv: str = "filtered",
+    first_layer: str = "float32",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     dump_ir: str | Path | None = None,
@@ -69,6 +72,8 @@ def compile(
     float_conv : {"filtered", "direct", "filtered-2d"}
         How float convolutions may be computed: with every product, or with fewer (minimal filtering
         along rows, or both ways) where that is faster.
+    first_layer : {"float32", "bfloat16", "int8"}
+        What data and weights of the convolutions that read an input are rounded to.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : sequence of Uint8Input
@@ -96,6 +101,7 @@ def compile(
             input_shapes=dict(input_shapes or {}),
             sign_zero=sign_zero,
             float_conv=float_conv,
+            first_layer=first_layer,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
             dump_ir=dump_ir,
@@ -136,6 +142,7 @@ def compile_model(
     outputs = [
         manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs
     ]
+    relaxed = relax_first_layer(graph, options.first_layer)
     checks = SelfCheck(copy_of(graph), options.seed)
 
     simplify(graph)
@@ -166,7 +173,8 @@ def compile_model(
     library = build_library(executable, target)
 
     workspace = {name: used.total(threads) for name, used in scratch.items()}
-    plan = _plan(physical, layers, calls, activations, workspace)
+    warnings = (*_warnings(layers), *_first_layer_warnings(options.first_layer, relaxed, target))
+    plan = _plan(physical, layers, calls, activations, workspace, warnings)
 
     def packed(number: int) -> Artifact:
         content, members = manifest.make(
@@ -186,6 +194,7 @@ def _plan(
     calls: list[KernelCall],
     activations: memory.Plan,
     workspace: Mapping[str, int],
+    warnings: tuple[str, ...],
 ) -> report.Plan:
     """Put together what the report says of kernels, layers and bytes."""
     from dataclasses import replace
@@ -222,7 +231,7 @@ def _plan(
         binary_bytes,
         sum(sizes.values()) - binary_bytes,
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
-        _warnings(layers),
+        warnings,
     )
 
 
@@ -248,3 +257,20 @@ def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:
     if not layers or len(floats) < len(layers):
         return ()
     return ("no layer is binary: the network was compiled in float (`bnncc explain` says why)",)
+
+
+def _first_layer_warnings(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
+    """Say where ``--first-layer`` changes nothing, or gains nothing."""
+    if operands == "float32":
+        return ()
+    option = f"--first-layer {operands}"
+    lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
+    if not relaxed.layers and not lines:
+        lines.append(f"{option}: no float convolution reads an input of the network")
+    missing = dot_product_missing(operands, target)
+    if relaxed.layers and missing:
+        lines.append(
+            f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
+            "float32, and nothing is gained"
+        )
+    return tuple(lines)

@@ -14,6 +14,7 @@ import numpy as np
 
 from bnncc.evaluate import evaluate_node
 from bnncc.graph import Graph, Node
+from bnncc.quantized import QUANTIZED_CONV
 
 Array = np.ndarray[Any, Any]
 
@@ -161,6 +162,17 @@ def _rectified(node: Node, ins: list[Array | None], errs: list[Array], out: Arra
     return errs[0] * np.maximum(1.0, slope) + np.abs(out).astype(np.float64)
 
 
+def _rounded(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Return the magnitude of a convolution whose data are exact."""
+    bias = np.abs(node.attrs["bias"]).reshape(1, -1, 1, 1)
+    if node.attrs["operands"] == "int8":  # sums are exact
+        return np.abs(out).astype(np.float64) + 2 * bias
+    attrs = {**node.attrs, "bias": bias, "zero_points": ()}
+    twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
+    data, weight = (np.abs(np.asarray(v)) for v in ins[:2])
+    return evaluate_node(twin, [data, weight])[0].astype(np.float64)
+
+
 def _chosen(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     return np.where(np.asarray(ins[0]), errs[1], errs[2])
 
@@ -185,6 +197,7 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "PRelu": _rectified,
     "LeakyRelu": _rectified,
     "Where": _chosen,
+    QUANTIZED_CONV: _rounded,
 }
 
 

@@ -100,6 +100,7 @@ def make(
         "semantics": {
             "sign_zero": options.sign_zero,
             "float_conv": options.float_conv,
+            "first_layer": options.first_layer,
             "check_finite": options.check_finite,
             "input_uint8": [
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
@@ -188,6 +189,7 @@ class _Checker:
         self.typed(semantics, "check_finite", bool, "semantics.")
         self.typed(semantics, "sign_zero", str, "semantics.")
         self.typed(semantics, "float_conv", str, "semantics.")
+        self.typed(semantics, "first_layer", str, "semantics.")
         self.report(self.typed(content, "report", dict))
 
     def report(self, content: Any) -> None:

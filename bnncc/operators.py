@@ -11,6 +11,7 @@ from onnx import helper
 
 from bnncc import numeric, shaping
 from bnncc.errors import UnsupportedOp
+from bnncc.quantized import QUANTIZED_CONV, quantized_conv
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -314,5 +315,6 @@ FUNCTIONS: dict[str, Function] = {
     "Transpose": shaping.transpose,
     "Unsqueeze": shaping.unsqueeze,
     "Where": _where,
+    QUANTIZED_CONV: quantized_conv,
 }
 """Evaluator of each operator, called with attributes, inputs and the number of outputs."""

@@ -19,6 +19,9 @@ SIGN_ZERO = ("exact", "+1", "-1")
 FLOAT_CONV = ("direct", "filtered", "filtered-2d")
 """Accepted values of `CompileOptions.float_conv`."""
 
+FIRST_LAYER = ("float32", "bfloat16", "int8")
+"""Accepted values of `CompileOptions.first_layer`."""
+
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
 
@@ -65,6 +68,8 @@ class CompileOptions:
     float_conv : {"filtered", "direct", "filtered-2d"}
         How float convolutions may be computed: with every product, or with fewer (minimal filtering
         along rows, or both ways) where that is faster.
+    first_layer : {"float32", "bfloat16", "int8"}
+        What data and weights of the convolutions that read an input are rounded to.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : tuple of Uint8Input
@@ -86,6 +91,7 @@ class CompileOptions:
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     sign_zero: str = "exact"
     float_conv: str = "filtered"
+    first_layer: str = "float32"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
     dump_ir: str | Path | None = None
@@ -94,11 +100,13 @@ class CompileOptions:
     confirm: bool = True
 
     def __post_init__(self) -> None:
-        if self.sign_zero not in SIGN_ZERO:
-            raise UsageError(f"sign_zero is `{self.sign_zero}`, not one of {', '.join(SIGN_ZERO)}")
-        if self.float_conv not in FLOAT_CONV:
-            wanted = ", ".join(FLOAT_CONV)
-            raise UsageError(f"float_conv is `{self.float_conv}`, not one of {wanted}")
+        for option, values in (
+            ("sign_zero", SIGN_ZERO),
+            ("float_conv", FLOAT_CONV),
+            ("first_layer", FIRST_LAYER),
+        ):
+            if (given := getattr(self, option)) not in values:
+                raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
         for name, shape in self.input_shapes.items():
             for dim in shape:
                 if isinstance(dim, str):

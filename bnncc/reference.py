@@ -15,6 +15,7 @@ from onnx import helper
 from bnncc.errors import ModelError
 from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.graph import Graph
 
 Array = np.ndarray[Any, Any]
 
@@ -53,6 +54,12 @@ class Reference:
                 self.used[name] = self.used.get(name, 0) + 1
                 return outputs
         raise AssertionError("_own returns or raises")
+
+    def loaded(
+        self, model: onnx.ModelProto, feeds: Mapping[str, Array]
+    ) -> tuple[Graph, Mapping[str, Array]]:
+        """Return the graph of `model`, and what it is fed."""
+        return load(model, input_shapes={k: v.shape for k, v in feeds.items()}), feeds
 
     @property
     def name(self) -> str:

@@ -23,6 +23,7 @@ from bnncc.frontend.checks import read
 from bnncc.frontend.onnx import load
 from bnncc.magnitude import magnitudes
 from bnncc.options import CompileOptions, Uint8Input
+from bnncc.relaxed import FirstLayer
 from bnncc.runner import random_inputs
 from bnncc.targets.spec import TargetSpec
 
@@ -78,10 +79,15 @@ def verify(
 
     runner = reference.Reference()
     ours = artifact.run(arrays)
-    wanted = runner.run(proto, feeds)
+    exact = runner.run(proto, feeds)
+    operands = artifact.manifest["semantics"]["first_layer"]
+    pixels = {n: a for n, a in arrays.items() if n in uint8}
+    first = FirstLayer.of(operands, proto, feeds, pixels, tuple(uint8.values()))
+    wanted = exact if first is None else first.run(proto, feeds)
     outputs = [_compared(t.name, ours[t.name], wanted[t.name]) for t in artifact.outputs]
+    deviation = [_compared(t.name, ours[t.name], exact[t.name]) for t in artifact.outputs]
 
-    layers, traced, note = _layers(proto, artifact, arrays, feeds, runner)
+    layers, traced, note = _layers(proto, artifact, arrays, feeds, runner, first)
     ties = [tie for layer in layers for tie in layer.pop("ties")]
     whole = all(o["right"] for o in outputs)
     inside = all(layer["right"] for layer in layers)
@@ -97,13 +103,14 @@ def verify(
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
-        "reference": runner.name,
+        "reference": runner.name + (f", {reference.OWN} where rounded" if first else ""),
         "seed": None if inputs is not None else seed,
         "right": verdict.startswith("right"),
         "verdict": verdict,
         "outputs": outputs,
         "layers": layers,
         "ties": ties,
+        "deviation": [] if first is None else deviation,
         "note": note,
     }
 
@@ -142,6 +149,11 @@ def text(result: Mapping[str, Any]) -> str:
             f"tie  {tie['tensor']}: {tie['count']} values, such as {tie['value']:.3g} at "
             f"{tie['index']} (bound {tie['bound']:.3g})"
         )
+    for item in result["deviation"]:
+        lines.append(
+            f"deviation  {item['name']}: {item['difference']:.3g} ({item['relative']:.1e} of the "
+            "largest) from the model without --first-layer"
+        )
     if result["note"]:
         lines.append(f"note  {result['note']}")
     lines.append(f"verdict  {result['verdict']}")
@@ -154,11 +166,13 @@ def _layers(
     arrays: Mapping[str, Array],
     feeds: Mapping[str, Array],
     runner: reference.Reference,
+    first: FirstLayer | None,
 ) -> tuple[list[dict[str, Any]], dict[str, Array] | None, str]:
     """Compare each tensor between layers; also return the outputs of the artifact that has them."""
     from bnncc.driver import compile_model
 
-    taps = reference.tap_points(proto)
+    unseen = first.data if first is not None else frozenset()
+    taps = [name for name in reference.tap_points(proto) if name not in unseen]
     tapped = reference.with_outputs(proto, taps)
     try:
         twin = compile_model(tapped, _options(artifact))
@@ -169,27 +183,28 @@ def _layers(
     splitter = reference.Splitter(proto, {*feeds, *taps})
     ends = [o.name for o in proto.graph.output if o.name not in feeds]
     semantics = artifact.manifest["semantics"]
-    relaxed = semantics["sign_zero"] != "exact"
+    no_zeros = semantics["sign_zero"] != "exact"
     near = TIE * LOOSER.get(semantics["float_conv"], 1)
     bounds: dict[str, Array] = {}
     layers = []
     for name in dict.fromkeys([*taps, *ends]):
-        layers.append(_layer(name, splitter, values, bounds, runner, relaxed=relaxed, near=near))
+        part = splitter.segment(name, values)
+        judge = runner if first is None or feeds.keys().isdisjoint(part.leaves) else first
+        layers.append(_layer(part, values, bounds, judge, relaxed=no_zeros, near=near))
     return layers, {n: ours[n] for n in ends}, ""
 
 
 def _layer(
-    name: str,
-    splitter: reference.Splitter,
+    part: reference.Segment,
     values: Mapping[str, Array],
     bounds: dict[str, Array],
-    runner: reference.Reference,
+    runner: reference.Reference | FirstLayer,
     *,
     relaxed: bool,
     near: float,
 ) -> dict[str, Any]:
     """Compute one tensor from our values of those before it; `bounds` collects tie bounds."""
-    part = splitter.segment(name, values)
+    name = part.tensor
     given = {leaf: values[leaf] for leaf in part.leaves}
     wanted = runner.run(part.model, given)[name]
     result = _compared(name, values[name], wanted)
@@ -218,8 +233,8 @@ def _layer(
             ]
             result["ties"] = [tie for tie in result["ties"] if tie["count"]]
     if values[name].dtype.kind == "f":
-        graph = load(part.model, input_shapes={k: v.shape for k, v in given.items()})
-        size = magnitudes(graph, given)[name][1] if name in graph.outputs else np.zeros(())
+        graph, fed = runner.loaded(part.model, given)
+        size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
     return result
 
@@ -276,6 +291,7 @@ def _options(artifact: Artifact) -> CompileOptions:
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
         sign_zero=content["semantics"]["sign_zero"],
         float_conv=content["semantics"]["float_conv"],
+        first_layer=content["semantics"]["first_layer"],
         check_finite=content["semantics"]["check_finite"],
         input_uint8=images,
         confirm=False,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, from_json
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -67,6 +67,25 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
     return replace(spec, weight_order="nibbles" if chosen else "words")
 
 
+def dot_product_missing(operands: str, target: TargetSpec) -> str:
+    """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
+    from bnncc.schedules import x86_quantized
+
+    lacking = x86_quantized.packed(operands, target) == 1
+    return x86_quantized.INSTRUCTION[operands] if lacking else ""
+
+
+def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
+    """Return `spec` with as many operands in a word as `target` multiplies at once.
+
+    Like `with_weight_order`, for convolutions whose operands are not float32.
+    """
+    from bnncc.schedules import x86_quantized
+
+    packed = x86_quantized.packed(spec.operands, target) if target is not None else 1
+    return replace(spec, packed=packed)
+
+
 _RULES = {
     "BinaryConv2d": ("x86", "apply"),
     "BitwiseMaxPool": ("x86_float", "bitwise_maxpool"),
@@ -89,4 +108,4 @@ def _rule(kind: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"bnncc.schedules.{module}"), name)
 
 
-__all__ = ["Spec", "schedule", "with_weight_order"]
+__all__ = ["Spec", "dot_product_missing", "schedule", "with_packed_operands", "with_weight_order"]

@@ -79,7 +79,7 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
             way = target.popcount if target.popcount != "lookup" else _way(spec)
             products = macs / (_BITS[way] * width)
         else:
-            part = 1.0 if spec.method == "direct" else _FILTERED
+            part = 1 / spec.packed if spec.method == "direct" else _FILTERED
             products = macs * part / (_FLOATS * width)
     moved = 0
     for shape, dtype in (*input_types(spec), *output_types(spec)):

@@ -10,9 +10,16 @@ from dataclasses import replace
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import grain, x86_quantized
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtered_conv2d, filtering, float_conv2d, layout, pool
+from bnncc.topi_binary import (
+    filtered_conv2d,
+    filtering,
+    float_conv2d,
+    layout,
+    pool,
+    quantized_conv2d,
+)
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d, Spec
 
@@ -44,6 +51,11 @@ def conv2d(
     threads = threads if grain.shared(spec, target, threads) else 1
     if spec.method != "direct":
         return filtered_conv2d.conv2d(spec, choose_filtered(spec, target, threads))
+    if spec.operands != "float32":
+        tile = x86_quantized.choose(spec, target)
+        if threads > 1:
+            tile = replace(tile, parallel=True, chunks=_chunks(spec, threads))
+        return quantized_conv2d.conv2d(spec, tile)
     tile = choose(spec.unpooled, target)
     if threads > 1:
         rows, chunks = _flat_rows(spec, tile, threads), _chunks(spec, threads)

@@ -65,6 +65,9 @@ CATALOG = {
 
 NATIVE = "native"
 
+_DOT_PRODUCTS = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
+"""Features that only ``--first-layer`` makes use of, with LLVM's names."""
+
 
 def names() -> list[str]:
     """Return the names that `resolve` takes."""
@@ -82,7 +85,8 @@ def resolve(name: str) -> TargetSpec:
     Returns
     -------
     TargetSpec
-        For ``native``, the most capable target that this machine runs, with its cache sizes.
+        For ``native``, the most capable target that this machine runs, with its cache sizes and
+        products of several operands.
 
     Raises
     ------
@@ -101,7 +105,7 @@ def resolve(name: str) -> TargetSpec:
 
 
 def native() -> TargetSpec:
-    """Return the most capable target of the catalog that this machine runs, with its cache sizes.
+    """Return the most capable target of the catalog that this machine runs, with its details.
 
     Raises
     ------
@@ -112,8 +116,14 @@ def native() -> TargetSpec:
     for spec in reversed(CATALOG.values()):
         if features.issuperset(spec.features):
             l1, l2 = host.cache_bytes()
+            more = [f for f in _DOT_PRODUCTS if f in features and spec.vector_bits == 512]
             return dataclasses.replace(
-                spec, name=NATIVE, l1_bytes=l1 or spec.l1_bytes, l2_bytes=l2 or spec.l2_bytes
+                spec,
+                name=NATIVE,
+                mattr=(*spec.mattr, *(_DOT_PRODUCTS[f] for f in more)),
+                features=(*spec.features, *more),
+                l1_bytes=l1 or spec.l1_bytes,
+                l2_bytes=l2 or spec.l2_bytes,
             )
     raise TargetError(
         "this machine's processor is none that bnncc has schedules for",

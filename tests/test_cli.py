@@ -107,6 +107,7 @@ def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
         ("fly",),
         ("compile",),
         ("compile", "a.onnx", "--sign-zero", "0"),
+        ("compile", "a.onnx", "--first-layer", "int4"),
         ("compile", "a.onnx", "--input-shape", "x"),
         ("compile", "a.onnx", "--input-uint8", "x:1"),
         ("bench", "a.bnncc", "--repeat", "0"),
@@ -312,6 +313,7 @@ def test_options_check_themselves() -> None:
     for wrong in (
         {"sign_zero": "0"},
         {"float_conv": "winograd"},
+        {"first_layer": "float16"},
         {"input_shapes": {"x": (0,)}},
         {"input_shapes": {"x": ("a b",)}},
         {"seed": -1},

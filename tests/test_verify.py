@@ -96,6 +96,7 @@ class Evaluated:
             "semantics": {
                 "sign_zero": options.sign_zero,
                 "float_conv": options.float_conv,
+                "first_layer": options.first_layer,
                 "check_finite": False,
                 "input_uint8": [],
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from bnncc.topi_binary import filtering, layout
+from bnncc.topi_binary import filtering, layout, quantization
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -61,6 +61,8 @@ def prim_func(spec: Spec) -> tirx.PrimFunc:
     module, name = _MAKERS[type(spec)]
     if isinstance(spec, Conv2d) and spec.method != "direct":
         module = "filtered_conv2d"
+    if isinstance(spec, Conv2d) and spec.operands != "float32":
+        module = "quantized_conv2d"
     maker = getattr(importlib.import_module(f"bnncc.topi_binary.{module}"), name)
     return maker(spec)
 
@@ -199,7 +201,8 @@ def _data(spec: Spec) -> Type:
         last = spec.groups * layout.words(spec.channels // spec.groups)
         return _image(spec, last, "uint32")
     if isinstance(spec, (Conv2d, Pool2d)):
-        return _image(spec, spec.channels, "float32")
+        bytewise = isinstance(spec, Conv2d) and spec.zero_points
+        return _image(spec, spec.channels, "uint8" if bytewise else "float32")
     if isinstance(spec, Elementwise) and not spec.from_bits:
         return _image(spec, spec.channels, spec.dtype)
     assert isinstance(spec, (Elementwise, BitwiseMaxPool, SliceBits, PadBits))
@@ -209,6 +212,9 @@ def _data(spec: Spec) -> Type:
 def _weight(spec: BinaryConv2d | Conv2d) -> Type:
     if isinstance(spec, Conv2d) and spec.method != "direct":
         return (filtering.weight_size(spec),), "float32"
+    if isinstance(spec, Conv2d) and spec.operands != "float32":
+        size, dtype = quantization.weight_type(spec)
+        return (size,), dtype
     per_group, taps = spec.channels // spec.groups, spec.kernel[0] * spec.kernel[1]
     if isinstance(spec, BinaryConv2d):
         order = spec.weight_order

@@ -31,7 +31,12 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float convolution with its pooling and epilogue, every product done directly."""
     data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
     taps, depth = spec.kernel, spec.channels // spec.groups
-    weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
+    unit = np.ones(data.shape[0])
+    if spec.operands == "float32":
+        weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
+    else:
+        data, unit = _rounded(spec, data)
+        weight = _unpacked(spec, inputs[1])
     height, width = _extent(spec, 0), _extent(spec, 1)
     out = np.zeros((data.shape[0], height, width, spec.out_channels))
     per_group = spec.out_channels // spec.groups
@@ -47,6 +52,7 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
                     part = weight[:, i, j].reshape(spec.groups, per_group, depth)
                     products = np.einsum("ngc,goc->ngo", pixel, part)
                     out[:, y, x] += products.reshape(-1, spec.out_channels)
+    out *= unit[:, None, None, None]
     if spec.pool is None:
         return _epilogue(spec.steps, out, inputs[2:], spec.rank)
     pool, taken = spec.pool, 2 + sum(map(step_inputs, spec.pool.before))
@@ -56,6 +62,37 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
         pads=pool.pads, ceil_extra=pool.ceil_extra, steps=spec.steps,
     )  # fmt: skip
     return pool2d(after, [*rows, *inputs[taken:]])
+
+
+def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
+    """Return NHWC data as operands of `spec`, and what a unit of each image's sums is worth."""
+    ones = np.ones(data.shape[0])
+    if spec.zero_points:
+        return data - np.array(spec.zero_points), ones
+    if spec.operands == "bfloat16":
+        mantissa, exponent = np.frexp(data)
+        return np.ldexp(np.rint(mantissa * 256) / 256, exponent), ones
+    top = np.maximum(np.abs(data).max(axis=(1, 2, 3)), 2.0**-100).astype(np.float32)
+    factor = np.float32(127) / top
+    scaled = data.astype(np.float32) * factor[:, None, None, None]
+    return np.rint(scaled).astype(np.float64), (top / np.float32(127)).astype(np.float64)
+
+
+def _unpacked(spec: Conv2d, packed: Array) -> Array:
+    """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
+    size = spec.kernel[0] * spec.kernel[1] * spec.channels
+    starts = spec.packed == 4
+    rows = -(-size // spec.packed) + starts
+    out = np.zeros((spec.out_channels, *spec.kernel, spec.channels))
+    for channel in range(spec.out_channels):
+        first = channel // 16 * 16 * rows + channel % 16
+        lane = packed[first : first + 16 * rows : 16][starts:].copy()
+        if spec.packed == 4:
+            lane = lane.view(np.int8)
+        elif spec.packed == 2:
+            lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        out[channel] = lane[:size].reshape(out.shape[1:])
+    return out
 
 
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:

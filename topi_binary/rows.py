@@ -85,6 +85,7 @@ class Rows:
         unit: int = 1, parallel: bool = False,
     ) -> None:  # fmt: skip
         self.aligned, self.parallel = aligned, parallel
+        self.n: Expr = None
         self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
         self.height, self.width = output_hw(spec.unpooled)
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
@@ -164,6 +165,7 @@ class Rows:
         Strip
         """
         with self._pieces() as (n, start, end):
+            self.n = n
             if begin is not None:
                 begin()
             if self.spec.pool is not None:

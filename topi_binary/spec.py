@@ -186,6 +186,13 @@ class Conv2d:
     """One of `filtering.METHODS`."""
 
     pool: RowPool | None = None
+    operands: str = "float32"
+    """One of `quantization.FORMATS`; what is not float32 is direct, and its weight is
+    `quantization.pack_weight`'s. An int8 result is in units of a filter's scale."""
+    zero_points: tuple[int, ...] = ()
+    """If data are uint8 (and `operands` not float32): the byte that stands for 0, per channel."""
+    packed: int = 1
+    """How many operands share a 32-bit word, up to `quantization.PACKED`."""
 
     @property
     def unpooled(self) -> Conv2d:

@@ -12,12 +12,13 @@ offset) and in the weights (their scale, the bias) goes into the node's float64 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bnncc.graph import Graph, Node
 from bnncc.passes.values import TwoValued, binary_weight, pad_of, value_sets
+from bnncc.quantized import QUANTIZED_CONV
 from bnncc.report import Layer
 
 Array = np.ndarray
@@ -40,6 +41,8 @@ def binarize(graph: Graph) -> list[Layer]:
     producers = graph.producers()
     layers = []
     for position, node in enumerate(graph.nodes):
+        if node.op == QUANTIZED_CONV:
+            layers.append(_rounded_layer(node, graph))
         if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
         made = _try_binary(node, graph, values, producers)
@@ -49,6 +52,19 @@ def binarize(graph: Graph) -> list[Layer]:
         layers.append(_layer(node, graph, made))
     graph.prune()
     return layers
+
+
+def _rounded_layer(node: Node, graph: Graph) -> Layer:
+    operands = str(node.attrs["operands"])
+    how = {
+        "bfloat16": "first layer in bfloat16",
+        "int8": "first layer in int8, the image with one scale of its own",
+    }[operands]
+    if node.attrs["zero_points"]:
+        how = f"first layer in {operands}, the image as its bytes"
+    plain = Node("Conv", node.inputs, node.outputs, {}, node.name)
+    bits = (16, 16) if operands == "bfloat16" else (8, 8)
+    return replace(_layer(plain, graph, (f"{how} (--first-layer {operands})", "")), bits=bits)
 
 
 def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:

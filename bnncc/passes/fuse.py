@@ -25,9 +25,10 @@ from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
 from bnncc.passes.routes import Router
 from bnncc.passes.values import TwoValued, value_sets
-from bnncc.schedules import with_weight_order
+from bnncc.quantized import QUANTIZED_CONV
+from bnncc.schedules import with_packed_operands, with_weight_order
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering
+from bnncc.topi_binary import filtering, quantization
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
@@ -227,6 +228,8 @@ class _Fuser:
         )  # fmt: skip
 
     def _start_conv(self, node: Node) -> Group:
+        if node.op == QUANTIZED_CONV:
+            return self._start_quantized(node)
         a, data = node.attrs, node.inputs[0]
         weight = self.graph.constants[node.inputs[1]]
         n, channels, height, width, _ = self.physical.image(data)
@@ -247,6 +250,23 @@ class _Fuser:
         return self._float_group(
             node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
         )
+
+    def _start_quantized(self, node: Node) -> Group:
+        a, data = node.attrs, node.inputs[0]
+        weight = self.graph.constants[node.inputs[1]]
+        n, channels, height, width, _ = self.physical.image(data)
+        layout = self.physical.layout_of(data)
+        spec = Conv2d(
+            n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
+            pads=tuple(a["pads"]), data_layout=layout, operands=a["operands"],
+            zero_points=tuple(a["zero_points"]),
+        )  # fmt: skip
+        spec = with_packed_operands(spec, self.target)
+        packed = self.physical.constant(
+            quantization.pack_weight(weight.transpose(0, 2, 3, 1), spec), f"{node.name}.weight"
+        )
+        inputs = [self.physical.float(data, layout), packed]
+        return Group(spec, inputs, a["scale"], a["bias"], node.outputs[0], node.name, node.covers)
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)

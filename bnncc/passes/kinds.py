@@ -11,6 +11,7 @@ from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
+from bnncc.quantized import QUANTIZED_CONV
 from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
@@ -79,6 +80,8 @@ class Kinds:
             return "glue" if self._image_ok(node.inputs[0]) else "generic"
         if not node.outputs or not self._image_ok(node.outputs[0]):
             return "generic"
+        if node.op == QUANTIZED_CONV:
+            return "conv"
         if node.op == "Conv" and self._float_weights(node) and self._image_ok(node.inputs[0]):
             return "conv"
         if node.op in ("Gemm", "MatMul") and self._dense_ok(node):

@@ -1,0 +1,146 @@
+"""Operands of fewer bits for a float convolution: formats, weights, and how many go in a word.
+
+``bfloat16`` rounds data and weights to 8 significant bits and sums their products in float32.
+``int8`` makes integers of both, with one scale for each filter and one for the image, and sums
+exactly. Up to `PACKED` operands are one 32-bit lane, where the machine multiplies them so (the
+spec's `packed`); else each is a float32 of the same value.
+
+This module imports nothing of TVM: passes quantise weights with it, kernels read what it packed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.spec import Conv2d
+
+FORMATS = ("float32", "bfloat16", "int8")
+"""What the operands of a convolution may be."""
+
+PACKED = {"bfloat16": 2, "int8": 4}
+"""How many of them fill a 32-bit lane."""
+
+LEVELS = 127
+"""Largest magnitude of an int8 operand."""
+
+MIDDLE = 128
+"""The byte that stands for 0 where data are scaled at run time: bytes have no sign."""
+
+SMALLEST = 2.0**-100
+"""An image is scaled as if some value were at least this: its reciprocal is finite."""
+
+MAX_CHANNELS = 16
+"""Input channels that kernels interleave."""
+
+MAX_SUM = 2**24
+"""Sums of products are below this: float32 holds them exactly, and so does int32."""
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round to the nearest bfloat16, ties to even.
+
+    Parameters
+    ----------
+    values : ndarray of float32
+        Finite.
+
+    Returns
+    -------
+    ndarray of float32
+        Same shape.
+
+    Examples
+    --------
+    >>> to_bfloat16(np.array([1.0, 1.00390625, 1.01171875], np.float32)).tolist()
+    [1.0, 1.0, 1.015625]
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32).reshape(values.shape)
+
+
+def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Make integers of weights, with one scale for each filter.
+
+    Parameters
+    ----------
+    weight : ndarray of float, shape (out_channels, ...)
+        Finite.
+
+    Returns
+    -------
+    integers : ndarray of float32, same shape
+        In [-LEVELS, LEVELS].
+    scale : ndarray of float64, shape (out_channels,)
+        ``weight`` is about ``scale * integers``; 1 for a filter of zeros.
+    """
+    flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
+    top = np.abs(flat).max(axis=1, initial=0.0)
+    scale = np.where(top > 0, top, LEVELS) / LEVELS
+    return np.rint(flat / scale[:, None]).reshape(weight.shape).astype(np.float32), scale
+
+
+def words(spec: Conv2d) -> int:
+    """Return how many words (vectors of weights) the taps of one output fill."""
+    return -(-spec.kernel[0] * spec.kernel[1] * spec.channels // spec.packed)
+
+
+def zero_bytes(spec: Conv2d) -> tuple[int, ...]:
+    """Return the byte of each input channel that stands for 0 in packed int8 data."""
+    return spec.zero_points or (MIDDLE,) * spec.channels
+
+
+def rows_of_weight(spec: Conv2d) -> int:
+    """Return how many vectors of `LANES` words one block of output channels has."""
+    return words(spec) + (spec.packed == PACKED["int8"])
+
+
+def weight_type(spec: Conv2d) -> tuple[int, str]:
+    """Return size and dtype of what `pack_weight` makes."""
+    size = blocks(spec.out_channels) * LANES * rows_of_weight(spec)
+    return size, "float32" if spec.packed == 1 else "uint32"
+
+
+def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
+    """Store quantised weights in the order the kernels read them.
+
+    Parameters
+    ----------
+    weight : ndarray of float32, shape (out_channels, kernel_h, kernel_w, channels)
+        Numbers of the format of `spec`.
+    spec : Conv2d
+        What they are for.
+
+    Returns
+    -------
+    ndarray, one-dimensional, see `weight_type`
+        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
+        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel). Bytes of
+        data count from 0, so packed int8 sums start at ``-sum(zero byte * weight)``, which is the
+        first word.
+    """
+    filters = weight.reshape(weight.shape[0], -1)
+    padded = np.zeros((blocks(weight.shape[0]) * LANES, words(spec) * spec.packed), np.float32)
+    padded[: filters.shape[0], : filters.shape[1]] = filters
+    if spec.packed == 1:
+        lanes = padded
+    elif spec.packed == PACKED["bfloat16"]:
+        lanes = (padded.view(np.uint32) >> np.uint32(16)).astype("<u2").view("<u4")
+    else:
+        zeros = np.resize(np.array(zero_bytes(spec), np.int64), filters.shape[1])
+        start = np.zeros((padded.shape[0], 1), "<i4")
+        start[: filters.shape[0], 0] = -(filters.astype(np.int64) @ zeros)
+        lanes = np.hstack([start.view("<u4"), padded.astype(np.int8).view("<u4")])
+    cut = lanes.reshape(-1, LANES, lanes.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(cut.reshape(-1)).astype(weight_type(spec)[1])
+
+
+def fits(spec: Conv2d) -> bool:
+    """Whether `spec` can have operands of fewer bits."""
+    return (
+        spec.rank == 4
+        and spec.groups == 1
+        and spec.dilations == (1, 1)
+        and spec.channels <= MAX_CHANNELS
+    )
