@@ -159,6 +159,9 @@ def test_other_layers_are_left_alone() -> None:
     [
         (NET, "float[N,3,21,18] x"),
         (f"a = {CONV} b = Sign(a) y = Conv(b, v)", "float[1,3,21,18] x"),
+        (f"a = {CONV} one = Constant<value_float=1.0>() minus = Neg(one) zero = Sub(one, one) "
+         "i = Identity(a) g = GreaterOrEqual(i, zero) b = Where(g, one, minus) y = Conv(b, v)",
+         "float[1,3,21,18] x"),
         (f"a = Conv(x, w) c = {CONV} r = Relu(a) b = Sign(c) z = Conv(b, v) "
          "k = Conv(r, v) t = GlobalAveragePool(k) y = Add(z, t)", "float[1,3,21,18] x"),
     ],
