@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from tvm import tirx
@@ -31,7 +30,7 @@ from bnncc.topi_binary.emit import (
 )
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.quantized_data import Taps
-from bnncc.topi_binary.rows import Rows, Strip
+from bnncc.topi_binary.rows import Line, Rows
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.window import Segment, segments
 
@@ -98,7 +97,9 @@ class _Conv:
     def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
         self.spec, self.tile = spec, tile
         self.weight = kernel.inputs[1]
-        self.rows = Rows(kernel, spec, chunks=tile.chunks)
+        unit = spec.pool.strides[1] if spec.pool is not None else 1
+        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit)
+        self.rows.declare(tile.vectors)
         self.taps = Taps(spec, kernel.inputs[0])
         self.whole = spec.packed == quantization.PACKED["int8"]
         self.terms = quantization.words(spec)
@@ -106,7 +107,7 @@ class _Conv:
         # Padding is among the data, so all columns are alike.
         _, left, _, right = spec.pads
         wide = replace(spec.unpooled, width=spec.width + left + right, pads=(0, 0, 0, 0))
-        self.segments = segments(wide, tile.columns)
+        self.segments = segments(wide, tile.columns, unit)
 
     def write(self) -> None:
         """Write the loops over rows, blocks of channels and tiles."""
@@ -115,10 +116,17 @@ class _Conv:
             for count, first, lanes in self._blocks():
                 with loop(count) as group:
                     block = bind(group * len(lanes) + first)
+                    lines = [
+                        Line(strip.n, strip.row, bind(block + v), valid, v)
+                        for v, valid in enumerate(lanes)
+                    ]
+                    self.rows.begin()
                     for segment in self.segments:
                         with loop(segment.tiles) as number:
                             start = bind(number * segment.width + segment.start)
-                            self._tile(strip, block, lanes, segment, start)
+                            self._tile(lines, segment, start)
+                    for line in lines:
+                        self.rows.end(line)
 
     def _blocks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         full, tail = divmod(self.spec.out_channels, LANES)
@@ -128,11 +136,9 @@ class _Conv:
         if rest or tail:
             yield 1, whole * self.tile.vectors, (LANES,) * rest + (tail,) * bool(tail)
 
-    def _tile(
-        self, strip: Strip, block: Expr, lanes: tuple[int, ...], segment: Segment, start: Expr
-    ) -> None:
-        columns, vectors = range(segment.width), range(len(lanes))
-        bases = [bind((block + v) * self.per_block) for v in vectors]
+    def _tile(self, lines: list[Line], segment: Segment, start: Expr) -> None:
+        columns, vectors = range(segment.width), range(len(lines))
+        bases = [bind(line.block * self.per_block) for line in lines]
         dtype = "int32" if self.whole else "float32"
         sums = [[Register(dtype) for _ in vectors] for _ in columns]
         for v in vectors:
@@ -147,11 +153,8 @@ class _Conv:
                 for v in vectors:
                     total = sums[column][v]
                     total.set(self._dot(total.value, word, weights[v]))
-        for column, v in chain.from_iterable(((c, v) for v in vectors) for c in columns):
-            self.rows.put(
-                strip.n, strip.row, bind(start + column), bind(block + v), lanes[v],
-                self._finished(sums[column][v].value),
-            )  # fmt: skip
+        for v, line in enumerate(lines):
+            self.rows.put(line, start, [self._finished(sums[c][v].value) for c in columns])
 
     def _start(self, base: Expr) -> Expr:
         if not self.whole:
