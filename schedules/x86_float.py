@@ -52,10 +52,9 @@ def conv2d(
     if spec.method != "direct":
         return filtered_conv2d.conv2d(spec, choose_filtered(spec, target, threads))
     if spec.operands != "float32":
-        tile = x86_quantized.choose(spec, target)
-        if threads > 1:
-            tile = replace(tile, parallel=True, chunks=_chunks(spec, threads))
-        return quantized_conv2d.conv2d(spec, tile)
+        chunks = _chunks(spec, threads) if threads > 1 else 1
+        tiled = replace(x86_quantized.choose(spec, target), chunks=chunks, parallel=threads > 1)
+        return quantized_conv2d.conv2d(spec, tiled)
     tile = choose(spec.unpooled, target)
     if threads > 1:
         rows, chunks = _flat_rows(spec, tile, threads), _chunks(spec, threads)

@@ -19,11 +19,11 @@ def packed(operands: str, target: TargetSpec) -> int:
     return quantization.PACKED[operands] if has else 1
 
 
-def choose(spec: Conv2d, target: TargetSpec, chunks: int = 1) -> quantized_conv2d.Tile:
-    """Return the default tile of `spec`, its rows divided into `chunks`."""
+def choose(spec: Conv2d, target: TargetSpec) -> quantized_conv2d.Tile:
+    """Return the default tile of `spec` for one thread."""
     per_vector = target.registers_per_vector(layout.LANES)
     registers = target.vector_registers // per_vector
     vectors = min(VECTORS if registers >= 32 else 1, layout.blocks(spec.out_channels))
     # Besides accumulators: a vector of weights each, a datum and a spare.
     columns = max(1, (registers - vectors - 2) // vectors)
-    return quantized_conv2d.Tile(columns, vectors, chunks)
+    return quantized_conv2d.Tile(columns, vectors)

@@ -60,12 +60,15 @@ class Tile:
     vectors : int, default 1
         Vectors of output channels in a register tile.
     chunks : int, default 1
-        Pieces of the image, divided among threads.
+        Pieces of each image.
+    parallel : bool, default False
+        Whether images and their pieces are divided among threads.
     """
 
     columns: int = 1
     vectors: int = 1
     chunks: int = 1
+    parallel: bool = False
 
 
 def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
@@ -98,7 +101,7 @@ class _Conv:
         self.spec, self.tile = spec, tile
         self.weight = kernel.inputs[1]
         unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit)
+        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit, parallel=tile.parallel)
         self.rows.declare(tile.vectors)
         self.taps = Taps(spec, kernel.inputs[0])
         self.whole = spec.packed == quantization.PACKED["int8"]
