@@ -11,15 +11,11 @@ same layer, float NCHW in and out) and beside im2col + sgemm (NumPy's OpenBLAS),
 of the paper. On a Cortex-A72 the paper reports at least 30 times Caffe's float on five of the
 layers, more than 10 on all but the sixth, and about 10 on whole networks.
 
-Memory, in bytes, of the block at its high-water mark beside the paper's formulas for ``ic`` input
-channels of ``ih`` x ``ih`` and floats of 4 bytes: the traditional way (Eq. 16), which writes
-im2col and float results out, and BitStream's (Eq. 17), which holds packed input, packed im2col,
-float output, packed output and pooled output.
+Memory of the same layers (Fig. 6): `memory.py`, which takes `block` and the formulas from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -102,22 +98,6 @@ def im2col_sgemm(shape: tuple[int, ...]) -> Timed:
     return Timed(run)
 
 
-def block_bytes(report: Mapping[str, Any]) -> int:
-    """Return the most bytes of activations alive in a kernel from the convolution to the pooling.
-
-    Between the kernel before, which packs the input, and the one after, which reads the result.
-    """
-    first = report["layers"][0]["kernel"]
-    last = report["layers"][1]["kernel"]
-    names = [kernel["name"] for kernel in report["kernels"]]
-    inside = report["kernels"][names.index(first) : names.index(last)]
-    most = 0
-    for kernel in inside:
-        ends = (kernel["args"][0], kernel["args"][-1])
-        most = max(most, sum(prod(a["shape"]) * np.dtype(a["dtype"]).itemsize for a in ends))
-    return most
-
-
 def layer_row(shape: tuple[int, ...], paper: str, args) -> dict[str, Any]:
     """Measure one layer."""
     channels, side, out, kernel, stride = shape
@@ -126,7 +106,6 @@ def layer_row(shape: tuple[int, ...], paper: str, args) -> dict[str, Any]:
         f"bitstream {channels}-{side}-{out}", block(shape), args, twin=float_layer(shape),
         floats=FLOATS, others={"im2col": im2col_sgemm(shape)},
     )  # fmt: skip
-    report = result.artifact.report
     ours = result.kernel_of(0)
     row: dict[str, Any] = {"workload": name, "kernel_us": 1e6 * ours}
     row["im2col_us"] = 1e6 * result.seconds["im2col"]
@@ -137,13 +116,6 @@ def layer_row(shape: tuple[int, ...], paper: str, args) -> dict[str, Any]:
     if (fastest := result.fastest(*FLOATS)) is not None:
         row["ratio"] = fastest / ours
     row["paper_ratio"] = paper
-    bytes_ = block_bytes(report)
-    row |= {
-        "bytes": bytes_,
-        "eq16_bytes": traditional_bytes(channels, side, kernel),
-        "eq17_bytes": bitstream_bytes(channels, side, kernel),
-    }
-    row["of_eq17"] = bytes_ / row["eq17_bytes"]
     return row
 
 
@@ -178,7 +150,6 @@ def main() -> None:
         rows = [layer_row(*pair, args) for pair in zip(LAYERS, PAPER_LAYER, strict=True)]
         results["layers"] = rows
         show(rows, LAYER_COLUMNS)
-        show(rows, MEMORY_COLUMNS)
     if "networks" in args.parts:
         results["networks"] = [network_row(name, args) for name in NETS]
         show(results["networks"], NETWORK_COLUMNS)
@@ -194,13 +165,6 @@ LAYER_COLUMNS = {
     "im2col_ratio": "im2col + sgemm / ours",
     "paper_ratio": "paper",
 }
-MEMORY_COLUMNS = {
-    "workload": "layer",
-    "bytes": "ours, bytes",
-    "eq16_bytes": "Eq. 16",
-    "eq17_bytes": "Eq. 17",
-    "of_eq17": "ours / Eq. 17",
-}
 NETWORK_COLUMNS = {
     "workload": "network",
     "ours_ms": "ours, ms",
@@ -214,10 +178,6 @@ NETWORK_COLUMNS = {
 
 TABLES = {
     "bitstream": (lambda content: markdown_of(content, "layers", LAYER_COLUMNS), ("bitstream",)),
-    "bitstream-memory": (
-        lambda content: markdown_of(content, "layers", MEMORY_COLUMNS),
-        ("bitstream",),
-    ),
     "bitstream-networks": (
         lambda content: markdown_of(content, "networks", NETWORK_COLUMNS),
         ("bitstream",),

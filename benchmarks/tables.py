@@ -64,6 +64,8 @@ RUNS = (
     Run("first_layer", "first_layer"),
     Run("one_layer", "one_layer"),
     Run("networks", "whole_networks"),
+    Run("threads", "threads", cores=2),
+    Run("memory", "memory"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
 )
 """Every benchmark, in the order they run. A new script is added here and nowhere else."""

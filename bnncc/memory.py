@@ -20,6 +20,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
+from bnncc.registers import split_tiles
+
 PIPELINE = "bnncc"
 """Name of TVM's own lowering, which also notes scratch memory; see `recorded`."""
 
@@ -199,8 +201,15 @@ def _bytes(kind: Any) -> int:
 
 def _lowering() -> tuple[Any, Any, Any]:
     pipeline, host, device = compilation_pipeline.PIPELINE_MAP["s_tir"]()
+    split = tvm.transform.module_pass(_split, opt_level=0)
     note = tvm.transform.module_pass(_note, opt_level=0)
-    return pipeline, lambda: tvm.transform.Sequential([host(), note]), device
+    return pipeline, lambda: tvm.transform.Sequential([split, host(), note]), device
+
+
+def _split(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    for var, func in module.functions_items():
+        module[var] = split_tiles(func)
+    return module
 
 
 def _note(module: tvm.IRModule, _: Any) -> tvm.IRModule:

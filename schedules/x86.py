@@ -164,6 +164,11 @@ def _piece(
     sch.reorder(*outer, w2, o2)
     acc = sch.get_sblock(f"acc_{name}")
     sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
+    if tiling.carry_save:
+        # 3 cache: the sums of the rows under one row of outputs, made again for each
+        sums = sch.get_sblock(f"sums_{name}")
+        sch.compute_at(sums, shared[-1], preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(sums)[-1])
     # 5 vectorize, unroll, parallel
     if divided:
         sch.parallel(sch.fuse(*shared))

@@ -12,7 +12,11 @@ from tvm.script import tirx as T
 import bnncc
 from bnncc import memory, report
 from bnncc.driver import bitstream
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d
+from bnncc.pipeline import tvm_target
+from bnncc.schedules import schedule
+from bnncc.targets import catalog
+from bnncc.topi_binary.conv2d import conv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
 from tests.collection.builder import Net
 
 
@@ -73,6 +77,21 @@ def test_scratch_of_threads() -> None:
     (scratch,) = found.values()
     assert scratch == memory.Scratch(64 * 1024 * 4, 1024 * 4)
     assert scratch.total(3) == 64 * 1024 * 4 + 3 * 1024 * 4
+
+
+@pytest.mark.parametrize("width", [14, 30])
+def test_register_tiles_are_no_scratch(width: int) -> None:
+    """16 vectors and more: only the sums of words, of three rows, may be in memory."""
+    spec = BinaryConv2d(
+        1, 9, width, 64, 48, (3, 3), pads=(1, 1, 1, 1), steps=(Step("affine"), Step("store"))
+    )
+    target = catalog.resolve("x86-64-v4-vpopcntdq")
+    module = tvm.IRModule(
+        {"main": schedule(conv2d(spec), target).with_attr("global_symbol", "main")}
+    )
+    with memory.recorded() as found:
+        tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
+    assert found["main"].total(1) <= 3 * width * 2 * 4
 
 
 def test_plan_follows_views_and_in_place_results() -> None:

@@ -160,11 +160,10 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
     def ordinary() -> None:
-        sums = threes.sums(kernel) if carry_save else None
-        with _scope(kernel, views, "ordinary", [sums]):
+        with _scope(kernel, views, "ordinary"):
             tables: dict[int, Tables] = {}
             for i, piece in enumerate(parts):
-                _piece(kernel, piece, str(i), views, tables, sums=sums)
+                _piece(kernel, piece, str(i), views, tables, carry_save=carry_save)
 
     if kernel.zero is None:
         ordinary()
@@ -202,16 +201,14 @@ def _lookup(kernel: Kernel, tiling: lookup.Lookup) -> None:
 
 
 @contextmanager
-def _scope(
-    kernel: Kernel, views: Sequence[Buffer], name: str, more: Sequence[Buffer | None] = ()
-) -> Iterator[None]:
+def _scope(kernel: Kernel, views: Sequence[Buffer], name: str) -> Iterator[None]:
     """Open a block around pieces that are scheduled together."""
 
     def everything(buffers: Sequence[Buffer | None]) -> list[Expr]:
         return [b[tuple(slice(0, extent) for extent in b.shape)] for b in buffers if b is not None]
 
     with T.sblock(name):
-        T.reads(*everything([kernel.data, kernel.zero, kernel.weight, *kernel.params, *more]))
+        T.reads(*everything([kernel.data, kernel.zero, kernel.weight, *kernel.params]))
         T.writes(*everything(views))
         yield
 
@@ -239,19 +236,19 @@ def _piece(
     views: Sequence[Buffer],
     tables: dict[int, Tables],
     masked: bool = False,
-    sums: Buffer | None = None,
+    carry_save: bool = False,
 ) -> None:
     if piece.block not in tables:
         tables[piece.block] = Tables(kernel, piece, f"of_{name}")
     start = Start(kernel, piece, tables[piece.block], masked)
-    if sums is None:
-        acc = _accumulate(kernel, piece, name, start, masked)
+    if carry_save:
+        acc = threes.accumulate(kernel, piece, name, start)
     else:
-        acc = threes.accumulate(kernel, piece, name, start, sums)
+        acc = _accumulate(kernel, piece, name, start, masked)
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
     with T.grid(*extents) as loops, T.sblock(f"out_{name}"):
         n, h, w, o = T.axis.remap("SSSS", list(loops))
-        _write(kernel, piece, views, acc, (n, h, w, o), masked, sums is not None)
+        _write(kernel, piece, views, acc, (n, h, w, o), masked, carry_save)
 
 
 def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
