@@ -2,7 +2,7 @@
 
 TVM asks the runtime for memory of 1024 bytes or more, and LLVM keeps in registers only what it sees
 allocated on the stack. A tile of 16 vectors or more would be stored to memory and loaded again
-around every reduction.
+around every reduction. Memory that TVM shares between a tile and something else stays as it is.
 """
 
 from __future__ import annotations
