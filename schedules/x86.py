@@ -35,6 +35,10 @@ LONG_REDUCTION = 8
 """Words of a pixel from which moving accumulators to memory and back once costs less than smaller
 tiles do."""
 
+DENSE_TILE = (5, 4)
+"""Rows and vectors in a tile of a dense layer: where sums are long, neither its data nor its
+weights stay in the first-level cache, and the squarer tile loads least."""
+
 MAX_UNROLLED = 256
 """Products in one unrolled loop body."""
 
@@ -119,10 +123,13 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
     if carry_save and floats and words < LONG_REDUCTION:
         budget = min(budget, FLOAT_TILE)
     full = spec.out_channels // layout.LANES
+    dense = spec.rank == 2 and width > 1 and target.popcount == "vector" and full >= DENSE_TILE[1]
+    if dense:
+        budget = DENSE_TILE[0]
     count = -(-width // budget)
     sizes = [width // count + (i < width % count) for i in range(count)]
     columns = cut(spec, sizes)
-    tile = max(1, min(budget // sizes[0], 8, full))
+    tile = DENSE_TILE[1] if dense else max(1, min(budget // sizes[0], 8, full))
     main, rest = divmod(full, tile)
     blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
     per_block = spec.kernel[0] * spec.kernel[1] * words * 64
