@@ -46,7 +46,7 @@ def project_files() -> Iterator[Path]:
         ]
         for name in files:
             path = Path(folder, name)
-            if not path.is_symlink():
+            if not path.is_symlink() and name != ".git":  # a linked worktree's
                 yield path
 
 
