@@ -162,8 +162,10 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
     def ordinary() -> None:
         with _scope(kernel, views, "ordinary"):
             tables: dict[int, Tables] = {}
+            # Before the pieces: nothing may come between loops that threads go through at once.
+            rows = threes.flat(kernel) if carry_save else None
             for i, piece in enumerate(parts):
-                _piece(kernel, piece, str(i), views, tables, carry_save=carry_save)
+                _piece(kernel, piece, str(i), views, tables, rows=rows)
 
     if kernel.zero is None:
         ordinary()
@@ -236,19 +238,19 @@ def _piece(
     views: Sequence[Buffer],
     tables: dict[int, Tables],
     masked: bool = False,
-    carry_save: bool = False,
+    rows: Buffer | None = None,
 ) -> None:
     if piece.block not in tables:
         tables[piece.block] = Tables(kernel, piece, f"of_{name}")
     start = Start(kernel, piece, tables[piece.block], masked)
-    if carry_save:
-        acc = threes.accumulate(kernel, piece, name, start)
-    else:
+    if rows is None:
         acc = _accumulate(kernel, piece, name, start, masked)
+    else:
+        acc = threes.accumulate(kernel, piece, name, start, rows)
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
     with T.grid(*extents) as loops, T.sblock(f"out_{name}"):
         n, h, w, o = T.axis.remap("SSSS", list(loops))
-        _write(kernel, piece, views, acc, (n, h, w, o), masked, carry_save)
+        _write(kernel, piece, views, acc, (n, h, w, o), masked, rows is not None)
 
 
 def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:

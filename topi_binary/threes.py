@@ -32,18 +32,23 @@ def fits(spec: BinaryConv2d) -> bool:
     return spec.kernel[1] == 3 and uniform and spec.width > reach and spec.rank == 4
 
 
-def sums(kernel: Kernel, name: str) -> Buffer:
+def flat(kernel: Kernel) -> Buffer:
+    """Declare the data once more, the words of a row one after another."""
+    n, height, width, words = kernel.data.shape
+    return T.decl_buffer((n, height, width * words), "uint32", data=kernel.data.data)
+
+
+def sums(kernel: Kernel, name: str, rows: Buffer) -> Buffer:
     """XOR each data word with its two neighbours under a row of the kernel (block ``sums_i``).
 
     The result has the shape (n, height, kernel height, words of a row): for each row of outputs
     the rows of data under it. Those outside the image hold anything; nothing reads them.
     """
-    data, step = kernel.data, kernel.spec.dilations[1]
-    n, height, width, words = data.shape
+    step = kernel.spec.dilations[1]
+    n, height, width, words = kernel.data.shape
     extents = (n, kernel.height, kernel.spec.kernel[0], (width - 2 * step) * words)
     result = T.sblock_alloc_buffer(extents, "uint32")
     IRBuilder.name(f"sums_{name}", result)
-    rows = T.decl_buffer((n, height, width * words), "uint32", data=data.data)
     with T.grid(*extents) as loops, T.sblock(f"sums_{name}"):
         i, h, kh, x = T.axis.remap("SSSS", list(loops))
         row = _within(kernel.position(0, h, kh), height)
@@ -58,12 +63,12 @@ def _within(place: Expr, extent: int) -> Expr:
     return T.max(T.int32(0), T.min(place, T.int32(extent - 1)))
 
 
-def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start) -> Buffer:
-    """Write the block ``acc_i`` with carry-save counting, on vectors, after its `sums`.
+def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buffer) -> Buffer:
+    """Write the block ``acc_i`` with carry-save counting, on vectors, after its sums of `rows`.
 
     The accumulator has one more axis: 0 counts the sums and single taps, 1 the carries.
     """
-    xors = sums(kernel, name)
+    xors = sums(kernel, name, rows)
     outer = (kernel.n, kernel.height, piece.columns, piece.blocks, 2)
     acc = T.sblock_alloc_buffer((*outer[:3], 2, piece.blocks * LANES), "int32")
     IRBuilder.name(f"acc_{name}", acc)
