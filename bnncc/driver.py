@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from bnncc import memory
     from bnncc.pipeline import KernelCall
 
+CORES = 4
+"""Cores that another machine is taken to have, so that its code does not depend on this one's."""
+
 
 def compile(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -166,7 +169,7 @@ def compile_model(
     module = pipeline.legalize(module)
     calls = pipeline.kernel_calls(module)
     activations = pipeline.memory_plan(module)
-    threads = options.threads or usable_cpus()
+    threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
     module = pipeline.schedule(module, target, threads)
     dump.module("schedule", module)
     executable, scratch = pipeline.build(module, target)

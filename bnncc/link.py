@@ -1,7 +1,7 @@
 """Link what TVM built into a shared library, the same bytes each time.
 
-The chain: the C compiler driver for the target, ``ld.lld``, then zig's linker from the ``ziglang``
-wheel. All are asked for a bare shared object: no start files and no libraries, so that the result
+The chain: the C compiler driver where the code is for this machine, ``ld.lld``, GNU's linker (or
+compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. All are asked for a bare shared object: no start files and no libraries, so that the result
 depends on no C library version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process
 that loads it), and no build ids, paths or symbol tables: it depends on nothing but its input.
 """
@@ -28,6 +28,7 @@ LIBRARY = "lib.so"
 
 _LINKER_FLAGS = ("--build-id=none", "-s", "-z", "noexecstack")
 _DRIVER_FLAGS = ("-shared", "-nostdlib", "-Wl," + ",".join(_LINKER_FLAGS))
+_EMULATIONS = {"aarch64": ("-m", "aarch64linux"), "arm": ("-m", "armelf_linux_eabi")}
 _SECONDS = 300
 
 
@@ -90,26 +91,34 @@ def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
     machine = triple or platform.machine()
     if not failures:
         raise TargetError(
-            f"no linker for {machine} found: tried cc, ld.lld and the ziglang wheel",
+            f"no linker for {machine} found: tried {_tried(machine)}",
             hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
         )
     raise TargetError(f"linking for {machine} failed: {'; '.join(failures)}")
 
 
+def _tried(machine: str) -> str:
+    arch = normal_arch(machine.split("-")[0])
+    native = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
+    first = "cc" if native else f"a GNU linker for {arch}"
+    return f"{first}, ld.lld and the ziglang wheel"
+
+
 def _linkers(triple: str) -> Iterator[list[str]]:
     """Yield the start of each usable link command, best first."""
     arch = normal_arch(triple.split("-")[0] or platform.machine())
-    if arch == normal_arch(platform.machine()):
-        drivers = ["cc"]
-    else:
-        drivers = [f"{arch}-linux-gnu{'eabihf' if arch == 'arm' else ''}-gcc"]
-    for name in drivers:
-        if found := shutil.which(name):
-            yield [found, *_DRIVER_FLAGS]
+    system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
+    here = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
+    if here and (found := shutil.which("cc")):
+        yield [found, *_DRIVER_FLAGS]
     if found := shutil.which("ld.lld"):
-        yield [found, "-shared", *_LINKER_FLAGS]
+        yield [found, *_EMULATIONS.get(arch, ()), "-shared", *_LINKER_FLAGS]
+    if not here:
+        if found := shutil.which(f"{arch}-{system}-ld"):
+            yield [found, "-shared", *_LINKER_FLAGS]
+        if found := shutil.which(f"{arch}-{system}-gcc"):
+            yield [found, *_DRIVER_FLAGS]
     if importlib.util.find_spec("ziglang") is not None:
-        system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
         yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}", *_DRIVER_FLAGS]
 
 

@@ -211,4 +211,6 @@ def tvm_target(target: TargetSpec) -> tvm.target.Target:
         config["mattr"] = list(target.mattr)
     if target.triple:
         config["mtriple"] = target.triple
+    if target.float_abi:
+        config["mfloat-abi"] = target.float_abi
     return tvm.target.Target(config)

@@ -12,6 +12,7 @@ from bnncc.errors import TargetError
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
 
+_ARM_TRIPLE = "aarch64-unknown-linux-gnu"
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
@@ -20,6 +21,57 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 CATALOG = {
     spec.name: spec
     for spec in (
+        TargetSpec(
+            "armv7",
+            "llvm",
+            "cortex-a7",
+            mattr=("+neon",),
+            triple="armv7l-unknown-linux-gnueabihf",
+            features=("neon", "vfpv4"),
+            popcount="neon",
+            float_abi="hard",
+            l2_bytes=512 * 1024,
+        ),
+        TargetSpec(
+            "arm64-a53",
+            "llvm",
+            "cortex-a53",
+            triple=_ARM_TRIPLE,
+            features=("asimd",),
+            vector_registers=32,
+            popcount="neon",
+            l2_bytes=512 * 1024,
+        ),
+        TargetSpec(
+            "arm64-a76",
+            "llvm",
+            "cortex-a72",  # cortex-a76 would take instructions that A72 lacks
+            triple=_ARM_TRIPLE,
+            features=("asimd",),
+            vector_registers=32,
+            popcount="neon",
+        ),
+        TargetSpec(
+            "arm64",
+            "llvm",
+            "generic",
+            mattr=("+neon",),
+            triple=_ARM_TRIPLE,
+            features=("asimd",),
+            vector_registers=32,
+            popcount="neon",
+            l2_bytes=512 * 1024,
+        ),
+        TargetSpec(
+            "arm64-dotprod",
+            "llvm",
+            "generic",
+            mattr=("+v8.2a", "+neon", "+dotprod"),
+            triple=_ARM_TRIPLE,
+            features=("asimd", "asimddp"),
+            vector_registers=32,
+            popcount="neon-dot",
+        ),
         TargetSpec(
             "x86-64-v2",
             "llvm",
@@ -61,7 +113,14 @@ CATALOG = {
         ),
     )
 }
-"""Named targets, from the most to the least portable."""
+"""Named targets; those of one architecture from the most to the least portable."""
+
+ALIASES = {
+    "arm64-a55": "arm64-a53",
+    "arm64-a72": "arm64-a76",
+    "arm64-neoverse-n1": "arm64-a76",
+}
+"""Other processors that a target of the catalog is for."""
 
 NATIVE = "native"
 
@@ -93,13 +152,14 @@ def resolve(name: str) -> TargetSpec:
     TargetError
         If there is no such target, or the file is not right.
     """
+    name = ALIASES.get(name, name)
     if name in CATALOG:
         return CATALOG[name]
     if name == NATIVE:
         return native()
     if name.endswith(".json"):
         return load(Path(name))
-    close = difflib.get_close_matches(name, names(), 1)
+    close = difflib.get_close_matches(name, [*names(), *ALIASES], 1)
     hint = f"did you mean `{close[0]}`? " if close else ""
     raise TargetError(f"unknown target `{name}`", hint=f"{hint}`bnncc targets` lists all")
 

@@ -29,8 +29,12 @@ class TargetSpec:
         How many there are.
     popcount : str, default "bytes"
         How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
-        ``bytes`` (XOR, then table lookup in bytes, then sums) or ``lookup`` (one lookup, by x86's
-        ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``).
+        ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
+        ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
+        ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
+        by the dot product of the Armv8.2 extension).
+    float_abi : str, default ""
+        ``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm).
     l1_bytes : int, default 32768
         First-level data cache of a core.
     l2_bytes : int, default 1048576
@@ -46,8 +50,14 @@ class TargetSpec:
     vector_bits: int = 128
     vector_registers: int = 16
     popcount: str = "bytes"
+    float_abi: str = ""
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 1024 * 1024
+
+    @property
+    def arch(self) -> str:
+        """The architecture that the triple begins with; empty for the machine that compiles."""
+        return self.triple.split("-")[0]
 
     def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
         """Return how many registers hold one vector of `lanes` values of `bits` bits."""
