@@ -61,10 +61,14 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
     -------
     BinaryConv2d
     """
-    from bnncc.topi_binary import lookup
+    from bnncc.topi_binary import lookup, quads
 
-    chosen = target.popcount == "lookup" and lookup.pays(spec)
-    return replace(spec, weight_order="nibbles" if chosen else "words")
+    chosen = ""
+    if target.popcount == "lookup" and lookup.pays(spec):
+        chosen = "nibbles"
+    elif target.popcount in ("neon", "neon-dot"):
+        chosen = quads.order(spec)
+    return replace(spec, weight_order=chosen or "words")
 
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:

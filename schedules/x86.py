@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import grain, x86_lookup
+from bnncc.schedules import arm, grain, x86_lookup
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, threes
@@ -74,6 +74,8 @@ def apply(
         return None
     if spec.weight_order == "nibbles":
         return x86_lookup.apply(spec, target, threads)
+    if spec.weight_order != "words":
+        return arm.apply(spec, target, threads)
     # 1 normalise: write the definition in pieces, borders apart from the rest
     threads = threads if grain.shared(spec, target, threads) else 1
     return grain.one_region(tiled(spec, choose(spec, target), threads).mod["main"])

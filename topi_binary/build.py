@@ -218,7 +218,7 @@ def _weight(spec: BinaryConv2d | Conv2d) -> Type:
     per_group, taps = spec.channels // spec.groups, spec.kernel[0] * spec.kernel[1]
     if isinstance(spec, BinaryConv2d):
         order = spec.weight_order
-        return (layout.weight_words(spec.out_channels, taps, per_group, order),), "uint32"
+        return (layout.weight_words(spec.out_channels, spec.kernel, per_group, order),), "uint32"
     spare = layout.LANES if spec.out_channels % layout.LANES else 0
     return (spec.out_channels * taps * per_group + spare,), "float32"
 

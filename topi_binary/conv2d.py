@@ -20,13 +20,13 @@ With `carry_save`, three taps are counted at once, see `threes`.
 With a plane of exact zeros (`ternary`) that plane is scanned first. If it is all 0, the ordinary
 pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
 
-Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, whose loops are
-written as they are to run.
+Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, in the orders
+``vectors`` and ``halves`` that of `quads`; their loops are written as they are to run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import epilogue, lookup, threes
+from bnncc.topi_binary import epilogue, lookup, quads, threes
 from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
@@ -66,7 +66,7 @@ def conv2d(
     columns: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
     carry_save: bool = False,
-    tiling: lookup.Lookup | None = None,
+    tiling: lookup.Lookup | quads.Quads | None = None,
 ) -> tirx.PrimFunc:
     """Define the kernel of `spec`.
 
@@ -80,8 +80,9 @@ def conv2d(
         How many of the full channel blocks each piece takes, in order; one piece by default.
     carry_save : bool, default False
         Whether to count three taps at once, in instructions of AVX-512; see `threes.fits`.
-    tiling : Lookup, optional
-        For weights in the order ``nibbles``: how the kernel is cut, instead of the other options.
+    tiling : Lookup or Quads, optional
+        For weights in another order than ``words``: how the kernel is cut, instead of the other
+        options.
 
     Returns
     -------
@@ -96,8 +97,8 @@ def conv2d(
             with T.sblock("root"):
                 T.reads()
                 T.writes()
-                if spec.weight_order == "nibbles":
-                    _lookup(kernel, tiling or lookup.plain(kernel))
+                if spec.weight_order != "words":
+                    _written(kernel, tiling)
                 else:
                     _body(kernel, pieces(spec, columns, blocks), carry_save)
         return builder.get()
@@ -179,7 +180,8 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
                 _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
 
 
-def _lookup(kernel: Kernel, tiling: lookup.Lookup) -> None:
+def _written(kernel: Kernel, tiling: lookup.Lookup | quads.Quads | None) -> None:
+    """Write a kernel whose weights have an order of their own."""
     spec = kernel.spec
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
@@ -188,8 +190,7 @@ def _lookup(kernel: Kernel, tiling: lookup.Lookup) -> None:
             _finish(kernel, piece, views, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
-            chosen = lookup.plain(kernel, tiling) if masked else tiling
-            lookup.Writer(kernel, chosen, masked, finish).write()
+            _writer(kernel, tiling, masked, finish).write()
 
     if kernel.zero is None:
         write(False)
@@ -200,6 +201,22 @@ def _lookup(kernel: Kernel, tiling: lookup.Lookup) -> None:
             write(False)
         with T.Else():
             write(True)
+
+
+def _writer(
+    kernel: Kernel,
+    tiling: lookup.Lookup | quads.Quads | None,
+    masked: bool,
+    finish: Callable[[Piece, epilogue.Place, Expr], None],
+) -> lookup.Writer | quads.Writer:
+    """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
+    if kernel.spec.weight_order == "nibbles":
+        assert not isinstance(tiling, quads.Quads)
+        cut = lookup.plain(kernel, tiling) if masked or tiling is None else tiling
+        return lookup.Writer(kernel, cut, masked, finish)
+    assert not isinstance(tiling, lookup.Lookup)
+    chosen = quads.plain(kernel, tiling) if masked or tiling is None else tiling
+    return quads.Writer(kernel, chosen, masked, finish)
 
 
 @contextmanager

@@ -27,7 +27,10 @@ AVX2, four of SSE or NEON)."""
 NIBBLE_LANES = 32
 """Output channels in one block of weights stored in the order ``nibbles``."""
 
-WEIGHT_ORDERS = ("words", "nibbles")
+QUAD = 4
+"""Output channels whose weights take turns in the orders ``vectors`` and ``halves``."""
+
+WEIGHT_ORDERS = ("words", "nibbles", "vectors", "halves")
 """Orders of binary weights, see `pack_conv_weight`."""
 
 
@@ -93,11 +96,16 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     one byte. Lane ``2 * i`` is channel i of the block, lane ``2 * i + 1`` channel ``16 + i``: even
     and odd bytes, widened, are the vectors of `LANES` channels.
 
+    In the orders ``vectors`` and ``halves``, blocks are of `QUAD` output channels, the last one filled
+    up with zeros. In ``vectors``, all words of a kernel row are one run of bits, filled up with zeros
+    to whole vectors of 4 words; inside a block the order is (kh, vector, channel, word of the vector).
+    In ``halves``, each tap is filled up to 2 words; the order is (kh, kw, channel, word).
+
     Parameters
     ----------
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
-    order : {"words", "nibbles"}
+    order : {"words", "nibbles", "vectors", "halves"}
         Of the result.
 
     Returns
@@ -108,6 +116,8 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     rows = packed.reshape(packed.shape[0], -1)
     if order == "words":
         return _lane_major(rows)
+    if order in ("vectors", "halves"):
+        return _quads(packed, order)
     count = blocks(rows.shape[0], NIBBLE_LANES)
     filled = np.zeros((count * NIBBLE_LANES, rows.shape[1]), "<u4")
     filled[: rows.shape[0]] = rows
@@ -115,27 +125,48 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     return np.ascontiguousarray(halves.transpose(0, 3, 2, 1)).reshape(-1).view("<u4").astype("u4")
 
 
-def weight_words(out_channels: int, taps: int, channels: int, order: str = "words") -> int:
+def _quads(packed: np.ndarray, order: str) -> np.ndarray:
+    """Cut weights, shape (out_channels, kh, kw, words), into blocks of `QUAD` channels."""
+    out, height, width, count = packed.shape
+    unit = 4 if order == "vectors" else 2
+    runs = packed.reshape(out, height, 1, -1) if order == "vectors" else packed
+    size = -(-runs.shape[3] // unit) * unit
+    filled = np.zeros((blocks(out, QUAD) * QUAD, *runs.shape[1:3], size), np.uint32)
+    filled[:out, :, :, : runs.shape[3]] = runs
+    cut = filled.reshape(-1, QUAD, height, runs.shape[2] * size // unit, unit)
+    return np.ascontiguousarray(cut.transpose(0, 2, 3, 1, 4)).reshape(-1)
+
+
+def weight_words(
+    out_channels: int, kernel: tuple[int, int], channels: int, order: str = "words"
+) -> int:
     """Return how many words `pack_conv_weight` makes.
 
     Parameters
     ----------
     out_channels : int
         Output channels.
-    taps : int
-        Kernel height times width.
+    kernel : tuple of int
+        Kernel height and width.
     channels : int
         Input channels of a group.
-    order : {"words", "nibbles"}
+    order : {"words", "nibbles", "vectors", "halves"}
         Of the weights.
 
     Returns
     -------
     int
         ``out_channels * taps * words(channels)`` where output channels fill their blocks. Else the
-        order ``words`` has `LANES` more, ``nibbles`` whole blocks.
+        order ``words`` has `LANES` more, the others whole blocks (and vectors).
     """
-    per_channel = taps * words(channels)
+    height, width = kernel
+    per_channel = height * width * words(channels)
+    if order == "vectors":
+        per_channel = height * (-(-width * words(channels) // 4) * 4)
+    if order == "halves":
+        per_channel = height * width * 2
+    if order in ("vectors", "halves"):
+        return blocks(out_channels, QUAD) * QUAD * per_channel
     if order == "nibbles":
         return blocks(out_channels, NIBBLE_LANES) * NIBBLE_LANES * per_channel
     return out_channels * per_channel + (LANES if out_channels % LANES else 0)

@@ -84,6 +84,16 @@ def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
         rows = np.ascontiguousarray(chosen).view("<u4")
         bits = words_to_bits(rows, per_group)
         return np.where(bits, 1, -1).astype(np.int64)
+    if spec.weight_order in ("vectors", "halves"):
+        unit = 4 if spec.weight_order == "vectors" else 2
+        quads = -(-spec.out_channels // 4)
+        cut = packed.reshape(quads, height, -1, 4, unit)
+        channel = np.arange(spec.out_channels)
+        runs = cut[channel // 4, :, :, channel % 4].reshape(spec.out_channels, height, -1)
+        taps = runs[:, :, : width * count] if unit == 4 else runs.reshape(*runs.shape[:2], -1, 2)
+        taps = taps.reshape(*taps.shape[:2], width, -1)[..., :count]
+        bits = words_to_bits(np.ascontiguousarray(taps), per_group)
+        return np.where(bits, 1, -1).astype(np.int64)
     rows = np.empty((spec.out_channels, height * width * count), np.uint32)
     start = 0
     for first in range(0, spec.out_channels, 16):

@@ -1,0 +1,38 @@
+"""Binary convolution on NEON: register tiles of data vectors x four output channels."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from bnncc.schedules.columns import cut
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import quads
+from bnncc.topi_binary.conv2d import conv2d, image
+from bnncc.topi_binary.neon import Machine
+from bnncc.topi_binary.spec import BinaryConv2d
+
+PARALLEL_MACS = 2**24
+"""Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
+
+
+def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
+    """Return the kernel of `spec`, whose weights are in the order ``vectors`` or ``halves``."""
+    n, height, width = image(spec)
+    macs = (n if isinstance(n, int) else 1) * height * width * spec.out_channels * spec.taps
+    parallel = threads > 1 and macs >= PARALLEL_MACS and height > 1
+    return conv2d(spec, tiling=choose(spec, target, parallel))
+
+
+def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> quads.Quads:
+    """Return the default tiling of `spec`, from the registers of `target`."""
+    arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
+    # Each data vector has four accumulators; weights, data and counts take the other half.
+    vectors = target.vector_registers // 8
+    unit = 2 if spec.weight_order == "halves" else 1
+    _, _, width = image(spec)
+    places = -(-width // unit)
+    count = -(-places // vectors)
+    sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
+    sizes[-1] -= places * unit - width
+    machine = Machine(arch, target.popcount == "neon-dot")
+    return quads.Quads(machine, cut(spec, sizes), parallel)

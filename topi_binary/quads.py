@@ -1,0 +1,448 @@
+"""Binary convolution on NEON: vectors of input channels, four output channels at a time.
+
+A *quad* is four output channels. Their weights and the data are read in vectors of 128 bits, and a
+register tile of a few data vectors x one quad is counted and summed by `neon`. There are two ways to
+fill a vector with data:
+
+* order ``vectors``: the words that a kernel row takes from one output column are one run of memory
+  (or, with dilation, one run for each tap), cut into vectors; the last may be partly masked;
+* order ``halves``, for layers of two words or less: the same tap of two neighbouring columns, with
+  the weights of the tap in both halves.
+
+The data are copied first where that makes them so: with a border of pixels outside the image, with
+the words of a group side by side, with the columns of a stride side by side. Padding with +1 or -1
+is such a border and costs nothing more. Padding with zeros skips the rows outside; columns outside
+are words of 0, and what they count, the bits of their weights, is subtracted (`_Border`).
+
+With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
+w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import epilogue, layout
+from bnncc.topi_binary.layout import LANES, QUAD
+from bnncc.topi_binary.neon import BYTES, MAX_PRODUCTS, MAX_STEPS, Machine, Sums, total_of, widened
+from bnncc.topi_binary.nibbles import padded, whole
+from bnncc.topi_binary.quad_data import Data, mask
+from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.taps import Kernel, Piece
+
+Buffer = Any
+Expr = Any
+Finish = Callable[[Piece, "epilogue.Place", Expr], None]
+
+MIN_FILLED = 0.75
+"""Fraction of a vector that data must fill: with less, counting words is as fast."""
+
+UNROLLED = 4
+"""Vectors of a run in one loop body."""
+
+
+@dataclass(frozen=True)
+class Quads:
+    """How the kernel is cut.
+
+    Attributes
+    ----------
+    machine : Machine
+        The instructions.
+    columns : tuple of tuple (width, tile)
+        Pieces of the width, each a multiple of its tile; those at a border are one tile.
+    parallel : bool, default False
+        Whether threads share blocks and rows.
+    """
+
+    machine: Machine
+    columns: tuple[tuple[int, int], ...]
+    parallel: bool = False
+
+
+def order(spec: BinaryConv2d) -> str:
+    """Return the order of weights in which this kernel reads them, or "" if it does not pay."""
+    per_group = spec.channels // spec.groups
+    words = layout.words(per_group)
+    if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
+        return ""
+    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS:
+        return ""
+    pixels = spec.n if spec.rank == 2 else 2
+    if words == 2 and spec.kernel[1] <= MAX_STEPS and (isinstance(pixels, int) and pixels > 1):
+        return "halves"
+    run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
+    if run / (-(-run // 4) * 4) < MIN_FILLED or (spec.dilations[1] > 1 and words % 4):
+        return ""
+    return "vectors" if spec.dilations[1] == 1 or spec.kernel[1] <= MAX_STEPS else ""
+
+
+def plain(kernel: Kernel, tiling: Quads | None = None) -> Quads:
+    """Return the smallest tiling: one column at a time, borders apart."""
+    from bnncc.topi_binary.lookup import plain as narrowest
+
+    return replace(tiling or Quads(Machine(), ()), columns=narrowest(kernel).columns)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Vectors of a run that are counted before bytes are widened."""
+
+    times: int
+    first: int
+    vectors: int
+    tail: bool
+
+
+class Writer:
+    """Writes the loops of a kernel, as they are to run.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The function being written.
+    tiling : Quads
+        How to cut it.
+    masked : bool
+        Whether there is a plane of zeros that matters.
+    finish : callable
+        Writes the epilogue of one vector of accumulators.
+    """
+
+    def __init__(self, kernel: Kernel, tiling: Quads, masked: bool, finish: Finish) -> None:
+        self.kernel = padded(kernel)
+        self.tiling, self.machine, self.masked, self.finish = (
+            tiling, tiling.machine, masked, finish,
+        )  # fmt: skip
+        spec = self.spec = self.kernel.spec
+        self.halves = spec.weight_order == "halves"
+        self.data = Data(kernel, self.kernel, self.halves, masked)
+        words = self.kernel.group_words
+        apart = spec.dilations[1] > 1 or self.halves
+        self.runs = spec.kernel[1] if apart else 1
+        self.full, self.tail = divmod(words * (1 if apart else spec.kernel[1]), 4)
+        if self.halves:
+            self.full, self.tail = 1, 0
+        self.per_run = self.full + (self.tail > 0)
+        self.quads = layout.blocks(spec.out_channels, QUAD)
+        # Rows of a kernel that are too many for bytes are widened one by one.
+        self.rows_apart = self.runs * spec.kernel[0] > MAX_STEPS
+        rows = self.runs * (1 if self.rows_apart else spec.kernel[0])
+        self.phases = self._phases(rows)
+        steps = rows * self.per_run
+        single = len(self.phases) == 1 and self.phases[0].times == 1
+        single = single and not self.rows_apart and not masked
+        self.steps = steps if single else 0
+
+    def _phases(self, rows: int) -> list[_Phase]:
+        most = max(1, MAX_STEPS // rows)
+        if self.machine.dot or self.per_run <= most:
+            return [_Phase(1, 0, self.full, self.tail > 0)]
+        size = next((s for s in range(most, most // 2, -1) if self.full % s == 0), most)
+        times, rest = divmod(self.full, size)
+        phases = [_Phase(times, 0, size, False)]
+        if rest or self.tail:
+            phases.append(_Phase(1, times * size, rest, self.tail > 0))
+        return phases
+
+    def write(self) -> None:
+        """Write everything."""
+        self.data.write()
+        self._weights()
+        self.border = _Border(self) if self._outside() else None
+        spec, kernel = self.spec, self.kernel
+        full, rest = divmod(spec.out_channels, LANES)
+        for first, count, quads in (
+            (0, full, LANES // QUAD),
+            (full, 1 if rest else 0, -(-rest // QUAD)),
+        ):
+            if not count:
+                continue
+            if self.tiling.parallel:
+                rows = kernel.n * kernel.height
+                with T.parallel(0, rows * count) as turn:
+                    block, row = turn // rows + first, turn % rows
+                    self._row(row // kernel.height, row % kernel.height, block, quads)
+                continue
+            with T.serial(0, count) as turn, T.grid(kernel.n, kernel.height) as (n, h):
+                self._row(n, h, turn + first if count > 1 else T.int32(first), quads)
+
+    def _outside(self) -> bool:
+        if self.spec.mode == "and":
+            return True
+        return self.kernel.pads_zeros and any(self.kernel.leaves(1, self.kernel.whole))
+
+    def _weights(self) -> None:
+        """Look at the weights as bytes; with `halves`, copy them into both halves of a vector."""
+        stored = self.kernel.weight
+        size = int(stored.shape[0])
+        if not self.halves:
+            self.weight = T.decl_buffer((size * 4,), "uint8", data=stored.data)
+            return
+        taps = T.decl_buffer((size // 2,), "uint64", data=stored.data)
+        made = T.sblock_alloc_buffer((size // 2 * 2,), "uint64")
+        IRBuilder.name("twice", made)
+        with T.sblock("twice"):
+            T.reads(whole(stored))
+            T.writes(whole(made))
+            with T.serial(0, size // 2) as i:
+                T.buffer_store(made, T.Broadcast(taps[i], 2), [T.Ramp(i * 2, 1, 2)])
+        self.weight = T.decl_buffer((size * 8,), "uint8", data=made.data)
+
+    def load_weight(self, quad: Expr, kh: Expr, run: Expr, vector: Expr, channel: int) -> Expr:
+        """Return one vector of weights."""
+        number = (quad * self.spec.kernel[0] + kh) * (self.runs * self.per_run)
+        number = (number + run * self.per_run + vector) * QUAD + channel
+        return self.weight[T.Ramp(number * BYTES, 1, BYTES)]
+
+    def _row(self, n: Expr, h: Expr, block: Expr, quads: int) -> None:
+        start = 0
+        for extent, columns in self.tiling.columns:
+            piece = Piece(start, extent, 0, 1, LANES)
+            with T.serial(0, extent // columns) as w:
+                column = w * columns + start if extent > columns else T.int32(start)
+                self._tile(piece, (n, h, column, block), columns, quads)
+            start += extent
+
+    def _rows(self, h: Expr) -> tuple[Expr, Expr]:
+        """Return the first kernel row inside the image and the one after the last."""
+        spec = self.spec
+        before, after = self.kernel.leaves(0, self.kernel.whole)
+        step, size = spec.dilations[0], spec.kernel[0]
+        first = h * spec.strides[0] - spec.pads[0]
+        low: Expr = T.int32(0)
+        high: Expr = T.int32(size)
+        if before:
+            low = T.Bind(T.max(step - 1 - first, 0) // step)
+        if after:
+            high = T.Bind(T.min(T.max(spec.height - first + step - 1, 0) // step, size))
+        return low, high
+
+    def _tile(
+        self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], columns: int, quads: int
+    ) -> None:
+        """Write one tile of columns x `LANES` channels: its counts, then its epilogue."""
+        n, h, column, block = at
+        vectors = -(-columns // 2) if self.halves else columns
+        stride = vectors * (2 if self.halves else 1) * LANES
+        with T.sblock("tile"):
+            T.reads(whole(self.weight), whole(self.data.bytes))
+            T.writes()
+            counts = T.sblock_alloc_buffer((stride,), "uint32")
+            IRBuilder.name("counts", counts)
+            low, high = self._rows(h)
+            with T.serial(0, quads) as part:
+                self._quad(n, h, column, T.Bind(block * (LANES // QUAD) + part), low, high, counts,
+                           part, vectors)  # fmt: skip
+            if quads * QUAD < LANES:
+                rest = LANES - quads * QUAD
+                for i in range(columns):
+                    zero = T.Broadcast(T.uint32(0), rest)
+                    place = T.Ramp(i * LANES + quads * QUAD, 1, rest)
+                    T.buffer_store(counts, zero, [place])
+            for c in range(columns):
+                self._end(piece, (n, h, column + c, block), counts, c, columns, low, high)
+
+    def _quad(
+        self, n: Expr, h: Expr, column: Expr, quad: Expr, low: Expr, high: Expr, counts: Buffer,
+        part: Expr, vectors: int,
+    ) -> None:  # fmt: skip
+        with T.sblock("quad"):
+            T.reads(whole(self.weight), whole(self.data.bytes))
+            T.writes(whole(counts))
+            sums = Sums.make(self.machine, vectors, self.steps, self.halves)
+            sums.start()
+            group = quad * QUAD // (self.spec.out_channels // self.spec.groups)
+            if self.spec.groups == 1:
+                group = T.int32(0)
+
+            def phases(plane: Expr, first: Expr, end: Expr) -> None:
+                for phase in self.phases:
+                    with T.serial(0, phase.times) as turn:
+                        sums.clear()
+                        with T.serial(first, end) as kh:
+                            base = T.Bind(self.data.place(plane, n, group, h, kh, column))
+                            self._kernel_row(sums, phase, turn, base, quad, kh)
+                        sums.widen()
+
+            with T.serial(0, 1 + self.masked) as plane:
+                if self.rows_apart and not self.machine.dot:
+                    with T.serial(low, high) as kh:
+                        phases(plane, kh, kh + 1)
+                else:
+                    phases(plane, low, high)
+            for v in range(vectors):
+                for side, total in enumerate(sums.totals(v)):
+                    c = v * 2 + side if self.halves else v
+                    place = T.Ramp(part * QUAD + c * LANES, 1, QUAD)
+                    T.buffer_store(counts, total, [place])
+
+    def _kernel_row(
+        self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr
+    ) -> None:
+        """Write the products of one kernel row (and phase)."""
+        unroll = max(u for u in range(1, UNROLLED + 1) if phase.vectors % u == 0)
+
+        def products(run: Expr, vector: Expr, cut: bool) -> None:
+            weights = [T.Bind(self.load_weight(quad, kh, run, vector, i)) for i in range(QUAD)]
+            for v in range(sums.vectors):
+                place = base + self.data.offset(v, run) + vector * BYTES
+                data = self.data.bytes[T.Ramp(place, 1, BYTES)]
+                if cut:
+                    data = data & mask(0, self.tail * 4)
+                data = T.Bind(data)
+                for i, weight in enumerate(weights):
+                    sums.add(v, i, data, weight)
+
+        def run_of(run: Expr) -> None:
+            if phase.vectors:
+                with T.serial(0, phase.vectors // unroll) as step:
+                    for u in range(unroll):
+                        vector = turn * phase.vectors + (phase.first + u) + step * unroll
+                        products(run, vector, False)
+            if phase.tail:
+                products(run, T.int32(self.full), True)
+
+        if self.halves:
+            for run in range(self.runs):
+                run_of(run)
+        elif self.runs > 1:
+            with T.serial(0, self.runs) as run:
+                run_of(run)
+        else:
+            run_of(T.int32(0))
+
+    def _end(
+        self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], counts: Buffer, number: int,
+        columns: int, low: Expr, high: Expr,
+    ) -> None:  # fmt: skip
+        """Write the epilogue of one column of a tile."""
+        n, h, column, block = at
+        spec, kernel = self.spec, self.kernel
+        raw = T.reinterpret(epilogue.I32, counts[T.Ramp(number * LANES, 1, LANES)])
+        fixed = piece.columns == columns
+        place = piece.column + number if fixed else piece.column
+        outside = self.border.columns(place) if self.border is not None else None
+        if self.border is not None and outside is not None:
+            raw = raw - self.border.value(outside, block, low, high)
+        share = kernel.share(h, column, piece, self.masked)
+        if getattr(share, "value", None) != 0:
+            raw = raw + T.Broadcast(share, LANES)
+        known = getattr(T.int32(0) + block, "value", None)
+        lanes = LANES if known is None else min(LANES, spec.out_channels - int(known) * LANES)
+        where = epilogue.Place(
+            n=column if kernel.rows_are_columns else n,
+            h=h,
+            w=column,
+            block=block,
+            channels=spec.out_channels,
+            lanes=lanes,
+            rank=spec.rank,
+        )
+        self.finish(piece, where, T.Bind(raw))
+
+
+class _Border:
+    """What taps outside the image count: the bits of their weights, for data of 0.
+
+    In mode ``and`` it is the bits of all weights, which are always subtracted.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        kernel, spec = writer.kernel, writer.spec
+        taps = range(spec.kernel[1])
+        self._kinds: list[tuple[int, ...]] = []
+        if spec.mode == "and":
+            self._kinds = [tuple(taps)]
+        else:
+            self._firsts = kernel.border_classes(1)
+            for column in self._firsts:
+                kind = self._taps(column)
+                if kind and kind not in self._kinds:
+                    self._kinds.append(kind)
+        shape = (spec.kernel[0], len(self._kinds), layout.blocks(spec.out_channels) * LANES)
+        self._table = T.sblock_alloc_buffer(shape, "int32")
+        IRBuilder.name("border", self._table)
+        with T.sblock("border"):
+            T.reads(whole(writer.weight))
+            T.writes(whole(self._table))
+            with T.serial(0, writer.quads) as quad, T.serial(0, spec.kernel[0]) as kh:
+                for number, kind in enumerate(self._kinds):
+                    self._count(quad, kh, number, kind)
+
+    def _taps(self, column: int) -> tuple[int, ...]:
+        spec, kernel = self._writer.spec, self._writer.kernel
+        places = [kernel.position(1, column, kw) for kw in range(spec.kernel[1])]
+        return tuple(kw for kw, x in enumerate(places) if not 0 <= x < spec.width)
+
+    def columns(self, column: int) -> int | None:
+        """Return the number of the taps that `column` leaves out; None if it leaves out none."""
+        if self._writer.spec.mode == "and":
+            return 0
+        kind = self._taps(column)
+        return self._kinds.index(kind) if kind else None
+
+    def _count(self, quad: Expr, kh: Expr, number: int, kind: Sequence[int]) -> None:
+        """Count the weights of the taps `kind` of one quad and kernel row."""
+        writer = self._writer
+        with T.sblock("count"):
+            T.reads(whole(writer.weight))
+            T.writes(whole(self._table))
+            sums = T.sblock_alloc_buffer((QUAD * 8,), "uint16")
+            for i in range(QUAD):
+                zero = T.Broadcast(T.uint16(0), 8)
+                T.buffer_store(sums, zero, [T.Ramp(i * 8, 1, 8)])
+
+            def add(run: Expr, vector: Expr, part: tuple[int, int] | None) -> None:
+                for i in range(QUAD):
+                    here = T.Ramp(i * 8, 1, 8)
+                    weight = writer.load_weight(quad, kh, run, vector, i)
+                    if part is not None:
+                        weight = weight & mask(*part)
+                    count = widened(writer.machine, 8, T.popcount(weight))
+                    T.buffer_store(sums, sums[here] + count, [here])
+
+            for kw in kind:
+                self._tap(kw, add)
+            parts = [sums[T.Ramp(i * 8, 1, 8)] for i in range(QUAD)]
+            total = T.reinterpret("int32x4", total_of(writer.machine, parts))
+            if writer.masked:
+                total = total * T.Broadcast(T.int32(2), 4)
+            T.buffer_store(self._table, total, [kh, number, T.Ramp(quad * QUAD, 1, QUAD)])
+
+    def _tap(self, kw: int, add: Callable[[Expr, Expr, tuple[int, int] | None], None]) -> None:
+        """Write the counts of the vectors of one tap."""
+        writer = self._writer
+        size = writer.kernel.group_words * 4
+        if writer.halves:
+            add(kw, 0, (0, 8))
+            return
+        run, first = (kw, 0) if writer.runs > 1 else (0, kw * size)
+        last = first + size
+        start, end = -(-first // BYTES), last // BYTES
+        if start > end:  # inside one vector
+            add(run, end, (first % BYTES, last % BYTES))
+            return
+        if first % BYTES:
+            add(run, start - 1, (first % BYTES, BYTES))
+        if end > start:
+            with T.serial(start, end) as vector:
+                add(run, vector, None)
+        if last % BYTES:
+            add(run, end, (0, last % BYTES))
+
+    def value(self, number: int, block: Expr, low: Expr, high: Expr) -> Expr:
+        """Return the counts of one block of channels, summed over the rows from `low` to `high`."""
+        total = T.sblock_alloc_buffer((LANES,), "int32")
+        lanes = T.Ramp(0, 1, LANES)
+        T.buffer_store(total, T.Broadcast(T.int32(0), LANES), [lanes])
+        with T.serial(low, high) as kh:
+            more = self._table[kh, number, T.Ramp(block * LANES, 1, LANES)]
+            T.buffer_store(total, total[lanes] + more, [lanes])
+        return total[lanes]
