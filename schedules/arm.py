@@ -14,6 +14,10 @@ from bnncc.topi_binary.spec import BinaryConv2d
 PARALLEL_MACS = 2**24
 """Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
 
+VECTORS = 2
+"""Data vectors in a tile, or 3 in one tile of an odd width. They have 8 accumulators; with 16, LLVM
+spills some of them where it schedules for processors that execute in order."""
+
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
     """Return the kernel of `spec`, whose weights are in the order ``vectors`` or ``halves``."""
@@ -26,12 +30,10 @@ def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc
 def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> quads.Quads:
     """Return the default tiling of `spec`, from the registers of `target`."""
     arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
-    # Each data vector has four accumulators; weights, data and counts take the other half.
-    vectors = target.vector_registers // 8
     unit = 2 if spec.weight_order == "halves" else 1
     _, _, width = image(spec)
     places = -(-width // unit)
-    count = -(-places // vectors)
+    count = max(1, places // VECTORS)
     sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
     sizes[-1] -= places * unit - width
     machine = Machine(arch, target.popcount == "neon-dot")

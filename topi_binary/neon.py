@@ -132,19 +132,26 @@ class Sums:
         if not self.machine.dot:
             self._clear(self.acc, 8)
 
-    def add(self, vector: int, channel: int, data: Expr, weight: Expr) -> None:
-        """Count the bits in which `data` and `weight` differ."""
-        number = vector * QUAD + channel
-        count = T.popcount(data ^ weight)
-        if self.machine.dot:
-            here = [T.Ramp(number * 4, 1, 4)]
-            ones = T.Broadcast(T.uint8(1), BYTES)
-            total = self.wide[tuple(here)]
-            made = T.call_llvm_pure_intrin("uint32x4", _DOT, total, count, ones)
-            T.buffer_store(self.wide, made, here)
-            return
-        here = [T.Ramp(number * BYTES, 1, BYTES)]
-        T.buffer_store(self.acc, self.acc[tuple(here)] + count, here)
+    def add(self, vector: int, data: Expr, weights: Sequence[Expr], first: bool = False) -> None:
+        """Count the bits in which `data` and each of `weights` differ.
+
+        In an order in which no instruction waits for the one before it. With `first`, what was in
+        the registers is overwritten.
+        """
+        differ = [T.Bind(data ^ weight) for weight in weights]
+        counts = [T.Bind(T.popcount(bits)) for bits in differ]
+        for i, count in enumerate(counts):
+            number = vector * QUAD + i
+            if self.machine.dot:
+                here = [T.Ramp(number * 4, 1, 4)]
+                ones = T.Broadcast(T.uint8(1), BYTES)
+                total = T.Broadcast(T.uint32(0), 4) if first else self.wide[tuple(here)]
+                made = T.call_llvm_pure_intrin("uint32x4", _DOT, total, count, ones)
+                T.buffer_store(self.wide, made, here)
+            else:
+                here = [T.Ramp(number * BYTES, 1, BYTES)]
+                total = count if first else self.acc[tuple(here)] + count
+                T.buffer_store(self.acc, total, here)
 
     def widen(self) -> None:
         """Add the bytes to the sums of 16 bits."""

@@ -42,8 +42,11 @@ Finish = Callable[[Piece, "epilogue.Place", Expr], None]
 MIN_FILLED = 0.75
 """Fraction of a vector that data must fill: with less, counting words is as fast."""
 
-UNROLLED = 4
+UNROLLED = 6
 """Vectors of a run in one loop body."""
+
+ALL_UNROLLED = 12
+"""Vectors of a whole sum that are code without loops."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,15 @@ class _Phase:
     tail: bool
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Kernel rows inside the image; `inner` if that is known to be all of them."""
+
+    low: Expr
+    high: Expr
+    inner: bool
+
+
 class Writer:
     """Writes the loops of a kernel, as they are to run.
 
@@ -129,6 +141,9 @@ class Writer:
         if self.halves:
             self.full, self.tail = 1, 0
         self.per_run = self.full + (self.tail > 0)
+        # What a tap outside the image counts if padding is 0; halves are `Kernel.share`'s.
+        channels = self.kernel.group_channels
+        self.share = channels if masked else 0 if channels % 2 else channels // 2
         self.quads = layout.blocks(spec.out_channels, QUAD)
         # Rows of a kernel that are too many for bytes are widened one by one.
         self.rows_apart = self.runs * spec.kernel[0] > MAX_STEPS
@@ -201,31 +216,55 @@ class Writer:
         return self.weight[T.Ramp(number * BYTES, 1, BYTES)]
 
     def _row(self, n: Expr, h: Expr, block: Expr, quads: int) -> None:
+        """Write one row: code of its own where all rows of the kernel are inside the image."""
+        inner = self._inner_rows()
+        if len(inner) == self.kernel.height:
+            self._tiles(n, h, block, quads, True)
+        elif not inner:
+            self._tiles(n, h, block, quads, False)
+        else:
+            with T.If(T.And(h >= inner[0], h <= inner[-1])):
+                with T.Then():
+                    self._tiles(n, h, block, quads, True)
+                with T.Else():
+                    self._tiles(n, h, block, quads, False)
+
+    def _inner_rows(self) -> range:
+        spec, kernel = self.spec, self.kernel
+        if spec.rank == 2:
+            return range(kernel.height)
+        rows = [
+            h
+            for h in range(kernel.height)
+            if kernel.position(0, h, 0) >= 0
+            and kernel.position(0, h, spec.kernel[0] - 1) < spec.height
+        ]
+        return range(rows[0], rows[-1] + 1) if rows else range(0)
+
+    def _tiles(self, n: Expr, h: Expr, block: Expr, quads: int, inner: bool) -> None:
+        rows = _Rows(T.int32(0), T.int32(self.spec.kernel[0]), True)
+        if not inner:
+            rows = _Rows(*self._rows(h), False)
         start = 0
         for extent, columns in self.tiling.columns:
             piece = Piece(start, extent, 0, 1, LANES)
             with T.serial(0, extent // columns) as w:
                 column = w * columns + start if extent > columns else T.int32(start)
-                self._tile(piece, (n, h, column, block), columns, quads)
+                self._tile(piece, (n, h, column, block), columns, quads, rows)
             start += extent
 
     def _rows(self, h: Expr) -> tuple[Expr, Expr]:
         """Return the first kernel row inside the image and the one after the last."""
         spec = self.spec
-        before, after = self.kernel.leaves(0, self.kernel.whole)
         step, size = spec.dilations[0], spec.kernel[0]
         first = h * spec.strides[0] - spec.pads[0]
-        low: Expr = T.int32(0)
-        high: Expr = T.int32(size)
-        if before:
-            low = T.Bind(T.max(step - 1 - first, 0) // step)
-        if after:
-            high = T.Bind(T.min(T.max(spec.height - first + step - 1, 0) // step, size))
-        return low, high
+        low = T.Bind(T.max(step - 1 - first, 0) // step)
+        return low, T.Bind(T.min(T.max(spec.height - first + step - 1, 0) // step, size))
 
     def _tile(
-        self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], columns: int, quads: int
-    ) -> None:
+        self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], columns: int, quads: int,
+        rows: _Rows,
+    ) -> None:  # fmt: skip
         """Write one tile of columns x `LANES` channels: its counts, then its epilogue."""
         n, h, column, block = at
         vectors = -(-columns // 2) if self.halves else columns
@@ -235,10 +274,9 @@ class Writer:
             T.writes()
             counts = T.sblock_alloc_buffer((stride,), "uint32")
             IRBuilder.name("counts", counts)
-            low, high = self._rows(h)
             with T.serial(0, quads) as part:
-                self._quad(n, h, column, T.Bind(block * (LANES // QUAD) + part), low, high, counts,
-                           part, vectors)  # fmt: skip
+                quad = T.Bind(block * (LANES // QUAD) + part)
+                self._quad((n, h, column), quad, rows, counts, part, vectors)
             if quads * QUAD < LANES:
                 rest = LANES - quads * QUAD
                 for i in range(columns):
@@ -246,36 +284,44 @@ class Writer:
                     place = T.Ramp(i * LANES + quads * QUAD, 1, rest)
                     T.buffer_store(counts, zero, [place])
             for c in range(columns):
-                self._end(piece, (n, h, column + c, block), counts, c, columns, low, high)
+                self._end(piece, (n, h, column + c, block), counts, c, columns, rows)
 
     def _quad(
-        self, n: Expr, h: Expr, column: Expr, quad: Expr, low: Expr, high: Expr, counts: Buffer,
-        part: Expr, vectors: int,
+        self, at: tuple[Expr, Expr, Expr], quad: Expr, rows: _Rows, counts: Buffer, part: Expr,
+        vectors: int,
     ) -> None:  # fmt: skip
+        n, h, column = at
         with T.sblock("quad"):
             T.reads(whole(self.weight), whole(self.data.bytes))
             T.writes(whole(counts))
             sums = Sums.make(self.machine, vectors, self.steps, self.halves)
-            sums.start()
-            group = quad * QUAD // (self.spec.out_channels // self.spec.groups)
-            if self.spec.groups == 1:
-                group = T.int32(0)
+            group = T.int32(0)
+            if self.spec.groups > 1:
+                group = quad * QUAD // (self.spec.out_channels // self.spec.groups)
+
+            def base(plane: Expr, kh: Expr) -> Expr:
+                return T.Bind(self.data.place(plane, n, group, h, kh, column))
 
             def phases(plane: Expr, first: Expr, end: Expr) -> None:
                 for phase in self.phases:
                     with T.serial(0, phase.times) as turn:
                         sums.clear()
                         with T.serial(first, end) as kh:
-                            base = T.Bind(self.data.place(plane, n, group, h, kh, column))
-                            self._kernel_row(sums, phase, turn, base, quad, kh)
+                            self._kernel_row(sums, phase, turn, base(plane, kh), quad, kh)
                         sums.widen()
 
-            with T.serial(0, 1 + self.masked) as plane:
-                if self.rows_apart and not self.machine.dot:
-                    with T.serial(low, high) as kh:
-                        phases(plane, kh, kh + 1)
-                else:
-                    phases(plane, low, high)
+            if rows.inner and self.steps and self.steps <= ALL_UNROLLED:
+                for kh in range(self.spec.kernel[0]):
+                    line = base(T.int32(0), T.int32(kh))
+                    self._kernel_row(sums, self.phases[0], T.int32(0), line, quad, kh, kh == 0)
+            else:
+                sums.start()
+                with T.serial(0, 1 + self.masked) as plane:
+                    if self.rows_apart and not self.machine.dot:
+                        with T.serial(rows.low, rows.high) as kh:
+                            phases(plane, kh, kh + 1)
+                    else:
+                        phases(plane, rows.low, rows.high)
             for v in range(vectors):
                 for side, total in enumerate(sums.totals(v)):
                     c = v * 2 + side if self.halves else v
@@ -283,21 +329,25 @@ class Writer:
                     T.buffer_store(counts, total, [place])
 
     def _kernel_row(
-        self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr
-    ) -> None:
-        """Write the products of one kernel row (and phase)."""
+        self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr,
+        first: bool = False,
+    ) -> None:  # fmt: skip
+        """Write the products of one kernel row (and phase); the `first` ones start the sums."""
         unroll = max(u for u in range(1, UNROLLED + 1) if phase.vectors % u == 0)
+        if first:
+            unroll = max(1, phase.vectors)
+        done = not first
 
         def products(run: Expr, vector: Expr, cut: bool) -> None:
+            nonlocal done
             weights = [T.Bind(self.load_weight(quad, kh, run, vector, i)) for i in range(QUAD)]
             for v in range(sums.vectors):
                 place = base + self.data.offset(v, run) + vector * BYTES
                 data = self.data.bytes[T.Ramp(place, 1, BYTES)]
                 if cut:
                     data = data & mask(0, self.tail * 4)
-                data = T.Bind(data)
-                for i, weight in enumerate(weights):
-                    sums.add(v, i, data, weight)
+                sums.add(v, T.Bind(data), weights, not done)
+            done = True
 
         def run_of(run: Expr) -> None:
             if phase.vectors:
@@ -308,7 +358,7 @@ class Writer:
             if phase.tail:
                 products(run, T.int32(self.full), True)
 
-        if self.halves:
+        if self.halves or (first and self.runs > 1):
             for run in range(self.runs):
                 run_of(run)
         elif self.runs > 1:
@@ -319,7 +369,7 @@ class Writer:
 
     def _end(
         self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], counts: Buffer, number: int,
-        columns: int, low: Expr, high: Expr,
+        columns: int, rows: _Rows,
     ) -> None:  # fmt: skip
         """Write the epilogue of one column of a tile."""
         n, h, column, block = at
@@ -329,10 +379,10 @@ class Writer:
         place = piece.column + number if fixed else piece.column
         outside = self.border.columns(place) if self.border is not None else None
         if self.border is not None and outside is not None:
-            raw = raw - self.border.value(outside, block, low, high)
-        share = kernel.share(h, column, piece, self.masked)
-        if getattr(share, "value", None) != 0:
-            raw = raw + T.Broadcast(share, LANES)
+            raw = raw - self.border.value(outside, block, rows)
+        if not rows.inner:
+            skipped = T.int32(spec.kernel[0]) - (rows.high - rows.low)
+            raw = raw + T.Broadcast(skipped * (spec.kernel[1] * self.share), LANES)
         known = getattr(T.int32(0) + block, "value", None)
         lanes = LANES if known is None else min(LANES, spec.out_channels - int(known) * LANES)
         where = epilogue.Place(
@@ -348,7 +398,7 @@ class Writer:
 
 
 class _Border:
-    """What taps outside the image count: the bits of their weights, for data of 0.
+    """What taps outside the image count too much: the bits of their weights less their share.
 
     In mode ``and`` it is the bits of all weights, which are always subtracted.
     """
@@ -366,15 +416,19 @@ class _Border:
                 kind = self._taps(column)
                 if kind and kind not in self._kinds:
                     self._kinds.append(kind)
-        shape = (spec.kernel[0], len(self._kinds), layout.blocks(spec.out_channels) * LANES)
+        # The last row is the sum of the others.
+        shape = (spec.kernel[0] + 1, len(self._kinds), layout.blocks(spec.out_channels) * LANES)
         self._table = T.sblock_alloc_buffer(shape, "int32")
         IRBuilder.name("border", self._table)
         with T.sblock("border"):
             T.reads(whole(writer.weight))
             T.writes(whole(self._table))
-            with T.serial(0, writer.quads) as quad, T.serial(0, spec.kernel[0]) as kh:
+            with T.serial(0, writer.quads) as quad:
                 for number, kind in enumerate(self._kinds):
-                    self._count(quad, kh, number, kind)
+                    place = [spec.kernel[0], number, T.Ramp(quad * QUAD, 1, QUAD)]
+                    T.buffer_store(self._table, T.Broadcast(T.int32(0), QUAD), place)
+                    with T.serial(0, spec.kernel[0]) as kh:
+                        self._count(quad, kh, number, kind)
 
     def _taps(self, column: int) -> tuple[int, ...]:
         spec, kernel = self._writer.spec, self._writer.kernel
@@ -413,8 +467,13 @@ class _Border:
             parts = [sums[T.Ramp(i * 8, 1, 8)] for i in range(QUAD)]
             total = T.reinterpret("int32x4", total_of(writer.machine, parts))
             if writer.masked:
-                total = total * T.Broadcast(T.int32(2), 4)
-            T.buffer_store(self._table, total, [kh, number, T.Ramp(quad * QUAD, 1, QUAD)])
+                total = total * T.Broadcast(T.int32(2), QUAD)
+            if writer.spec.mode != "and":
+                total = total - T.Broadcast(T.int32(len(kind) * writer.share), QUAD)
+            total, lanes = T.Bind(total), T.Ramp(quad * QUAD, 1, QUAD)
+            T.buffer_store(self._table, total, [kh, number, lanes])
+            last = (writer.spec.kernel[0], number, lanes)
+            T.buffer_store(self._table, self._table[last] + total, list(last))
 
     def _tap(self, kw: int, add: Callable[[Expr, Expr, tuple[int, int] | None], None]) -> None:
         """Write the counts of the vectors of one tap."""
@@ -437,12 +496,15 @@ class _Border:
         if last % BYTES:
             add(run, end, (0, last % BYTES))
 
-    def value(self, number: int, block: Expr, low: Expr, high: Expr) -> Expr:
-        """Return the counts of one block of channels, summed over the rows from `low` to `high`."""
+    def value(self, number: int, block: Expr, rows: _Rows) -> Expr:
+        """Return what one block of channels counts too much in the kernel `rows`."""
+        channels = T.Ramp(block * LANES, 1, LANES)
+        if rows.inner:
+            return self._table[self._writer.spec.kernel[0], number, channels]
         total = T.sblock_alloc_buffer((LANES,), "int32")
         lanes = T.Ramp(0, 1, LANES)
         T.buffer_store(total, T.Broadcast(T.int32(0), LANES), [lanes])
-        with T.serial(low, high) as kh:
-            more = self._table[kh, number, T.Ramp(block * LANES, 1, LANES)]
+        with T.serial(rows.low, rows.high) as kh:
+            more = self._table[kh, number, channels]
             T.buffer_store(total, total[lanes] + more, [lanes])
         return total[lanes]
