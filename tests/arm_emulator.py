@@ -10,16 +10,21 @@ from __future__ import annotations
 import io
 import math
 import struct
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
+import tvm
+import unicorn
+from elftools.elf.elffile import ELFFile
+from unicorn import arm64_const, arm_const
 
-unicorn = pytest.importorskip("unicorn", reason="needs unicorn, of the extra `test`")
-pytest.importorskip("elftools", reason="needs pyelftools, of the extra `test`")
+from bnncc import pipeline
+from bnncc.link import link
 
-from elftools.elf.elffile import ELFFile  # noqa: E402
-from unicorn import arm64_const, arm_const  # noqa: E402
+if TYPE_CHECKING:
+    from bnncc.targets.spec import TargetSpec
 
 _CODE, _STACK, _STUBS, _HEAP = 0x10000000, 0x30000000, 0x38000000, 0x40000000
 _STACK_SIZE, _HEAP_SIZE = 1 << 20, 1 << 29
@@ -29,8 +34,45 @@ _KINDS = {"u": 1, "i": 0, "f": 2, "b": 6}
 _TENSOR = 7  # kTVMFFIDLTensorPtr
 _RELOCATIONS = {"AArch64": {1027: "base", 257: "symbol", 1025: "symbol", 1026: "symbol"},
                 "ARM": {23: "base", 2: "symbol", 21: "symbol", 22: "symbol"}}  # fmt: skip
-_WORKSPACE = ("TVMBackendAllocWorkspace", "TVMBackendFreeWorkspace")
+_POINTERS = ("TVMBackendAllocWorkspace", "TVMBackendFreeWorkspace", "TVMBackendParallelLaunch")
+# TVMBackendParallelLaunch(function, data, tasks) as one task: function(0, &environment, data).
+_ONE_TASK = (0xAA0003E9, 0xAA0103E2, 0x58000081, 0xAA1F03E0, 0xD61F0120, 0xD503201F)
 _FLOATS = {"expf": math.exp, "logf": math.log, "tanhf": math.tanh, "sqrtf": math.sqrt}
+
+
+class Module:
+    """Compiled kernels, called as those of ``tvm.compile`` are.
+
+    Parameters
+    ----------
+    functions : dict of str to PrimFunc
+        Scheduled.
+    target : TargetSpec
+        The machine.
+    """
+
+    def __init__(self, functions: dict[str, Any], target: TargetSpec) -> None:
+        named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+        self.library = Library(compiled(named, target))
+
+    def __getitem__(self, name: str) -> Any:
+        def call(*tensors: Any) -> None:
+            arrays = [np.ascontiguousarray(tensor.numpy()) for tensor in tensors]
+            self.library.call(name, arrays)
+            for tensor, array in zip(tensors, arrays, strict=True):
+                tensor.copyfrom(array)
+
+        return call
+
+
+def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
+    """Return a shared library of `functions`."""
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        made = tvm.compile(tvm.IRModule(functions), target=pipeline.tvm_target(target))
+    with tempfile.TemporaryDirectory() as folder:
+        made.mod.write_to_file(str(Path(folder) / "kernels.o"))
+        link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)
+        return (Path(folder) / "kernels.so").read_bytes()
 
 
 class Library:
@@ -105,13 +147,17 @@ class Library:
                     value += item["r_addend"] if item.is_RELA() else 0
                 self._write(place, value)
         # TVM's loader fills in these pointers to functions.
-        for name in _WORKSPACE:
+        for name in _POINTERS:
             if f"__{name}" in self._symbols:
                 self._write(self._symbols[f"__{name}"], self._stub(name))
 
     def _stub(self, name: str) -> int:
-        place = _STUBS + 0x100 + 16 * len(self._stubs)
+        place = _STUBS + 0x100 + 64 * len(self._stubs)
         self._stubs[place] = name
+        if name == "TVMBackendParallelLaunch" and self._wide:
+            environment = _STUBS + 0xF000
+            self._uc.mem_write(environment, struct.pack("<Qi", 0, 1))
+            self._uc.mem_write(place, struct.pack("<6IQ", *_ONE_TASK, environment))
         return place
 
     def _read(self, place: int) -> int:
@@ -130,6 +176,8 @@ class Library:
             uc.reg_write(self._regs[0], self._allocate(third))
         elif name == "TVMBackendFreeWorkspace":
             uc.reg_write(self._regs[0], 0)
+        elif name == "TVMBackendParallelLaunch" and self._wide:
+            pass  # the code at the stub does it
         elif name in ("memcpy", "memmove"):
             uc.mem_write(first, bytes(uc.mem_read(second, third)))
         elif name == "memset":

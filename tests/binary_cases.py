@@ -14,6 +14,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.build import output_types, prim_func, step_input_types
 from bnncc.topi_binary.spec import BinaryConv2d, Step
+from tests import kernel_harness
 
 RAGGED = (1, 5, 7, 16, 31, 33, 48, 63, 65, 100, 130, 200)
 WHOLE = (32, 64, 96, 128, 160, 256)
@@ -146,13 +147,10 @@ def build(specs: list[BinaryConv2d], target: str, threads: int = 1) -> Any:
     """Compile one module with a kernel ``k0, k1, ...`` for each spec."""
     chosen = catalog.resolve(target)
     functions = {
-        f"k{i}": schedules.schedule(prim_func(spec), chosen, threads).with_attr(
-            "global_symbol", f"k{i}"
-        )
+        f"k{i}": schedules.schedule(prim_func(spec), chosen, threads)
         for i, spec in enumerate(specs)
     }
-    options = {"kind": chosen.kind, "mcpu": chosen.mcpu, "mattr": list(chosen.mattr)}
-    return tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(options))
+    return kernel_harness.build(functions, chosen)
 
 
 def run(

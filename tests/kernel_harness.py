@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import shutil
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 
 from bnncc import schedules
+from bnncc.confirm import runs_here
+from bnncc.pipeline import tvm_target
 from bnncc.targets import catalog
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import input_types, output_types, prim_func
 from bnncc.topi_binary.spec import Conv2d, Spec
 
-TARGETS = [t.name for t in catalog.CATALOG.values() if not catalog.missing_features(t)]
+HERE = [t.name for t in catalog.CATALOG.values() if runs_here(t)]
+"""Targets that this machine runs."""
+
+_CAN_EMULATE = (
+    all(importlib.util.find_spec(name) for name in ("unicorn", "elftools"))
+    and (shutil.which("ld.lld") or importlib.util.find_spec("ziglang")) is not None
+)
+EMULATED = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            not _CAN_EMULATE, reason="needs unicorn, pyelftools and ld.lld or ziglang"
+        ),
+    )
+    for name in ("arm64", "arm64-dotprod", "armv7")
+    if name not in HERE
+]
+"""Targets whose kernels run in an emulated processor."""
+
+TARGETS = [*HERE, *EMULATED[:1]]
+"""Targets that every operator is tested on."""
+
+
+def build(functions: dict[str, Any], target: TargetSpec) -> Any:
+    """Compile scheduled functions: to be called by name, here or in an emulated processor."""
+    if not runs_here(target):
+        from tests.arm_emulator import Module
+
+        return Module(functions, target)
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    return tvm.compile(tvm.IRModule(named), target=tvm_target(target))
 
 
 @functools.lru_cache(maxsize=256)
 def compiled(spec: Spec, target: str, threads: int) -> Any:
     chosen = catalog.resolve(target)
     func = schedules.schedule(prim_func(spec), chosen, threads)
-    options = {"kind": chosen.kind, "mcpu": chosen.mcpu, "mattr": list(chosen.mattr)}
-    return tvm.compile(tvm.IRModule({"main": func}), target=tvm.target.Target(options))
+    return build({"main": func}, chosen)
 
 
 def run_kernel(

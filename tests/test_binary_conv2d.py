@@ -15,8 +15,8 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 from tests.binary_cases import batches, build, check, make_inputs, run
+from tests.kernel_harness import EMULATED, HERE, TARGETS
 
-TARGETS = [t.name for t in catalog.CATALOG.values() if not catalog.missing_features(t)]
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 5
 THRESHOLD = (Step("threshold"),)
 
@@ -28,6 +28,8 @@ generated = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+# Twelve cases for each of three targets; 204 in all tests.
+emulated = settings(generated, max_examples=17 if EXAMPLES > 5 else 1)
 
 
 def seed(spec: BinaryConv2d) -> np.random.Generator:
@@ -38,10 +40,21 @@ def for_target(spec: BinaryConv2d, target: str) -> BinaryConv2d:
     return with_weight_order(spec, catalog.resolve(target))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", HERE)
 @generated
 @given(specs=batches())
 def test_generated_cases_equal_the_oracle(target: str, specs: list[BinaryConv2d]) -> None:
+    _compare(target, specs)
+
+
+@pytest.mark.parametrize("target", EMULATED)
+@emulated
+@given(specs=batches(12))
+def test_generated_cases_equal_the_oracle_on_arm(target: str, specs: list[BinaryConv2d]) -> None:
+    _compare(target, specs)
+
+
+def _compare(target: str, specs: list[BinaryConv2d]) -> None:
     specs = [for_target(spec, target) for spec in specs]
     library = build(specs, target)
     cases = [make_inputs(spec, seed(spec)) for spec in specs]
@@ -77,12 +90,15 @@ def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
         dataclasses.replace(base, mode="and"),
         dataclasses.replace(base, pads=(2, 2, 2, 2), pad_value=1),
     ]
+    small = dataclasses.replace(base, channels=2560)  # 64000 products: as many as 16 bits count
+    variants = [for_target(spec, target) for spec in (*variants, small)]
     library = build(variants, target)
-    ones = np.ones((1, 5, 5, 4096), bool)
-    weight = np.full((17, 5, 5, 4096), equal)
     for number, spec in enumerate(variants):
+        ones = np.ones((1, 5, 5, spec.channels), bool)
+        weight = np.full((17, 5, 5, spec.channels), equal)
         planes = [layout.pack_bits(ones), *([layout.pack_bits(~ones)] if spec.ternary else [])]
-        (got,) = run(library, number, spec, [*planes, layout.pack_conv_weight(weight)])
+        inputs = [*planes, layout.pack_conv_weight(weight, spec.weight_order)]
+        (got,) = run(library, number, spec, inputs)
         scale, offset = spec.dot_from_acc()
         dot = scale * got.astype(np.int64) + offset
         assert (dot == (spec.taps if equal else -spec.taps)).all()
@@ -97,8 +113,8 @@ def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
     beyond = dataclasses.replace(spec, channels=4704)
     specs = [for_target(s, target) for s in (spec, masked, beyond)]
     library = build(specs, target)
-    lookup = catalog.resolve(target).popcount == "lookup"
-    assert [s.weight_order == "nibbles" for s in specs] == [lookup, lookup, False]
+    narrow = catalog.resolve(target).popcount in ("lookup", "neon", "neon-dot")
+    assert [s.weight_order != "words" for s in specs] == [narrow, narrow, False]
     for number, one in enumerate(specs):
         ones = np.ones((1, 2, 10, one.channels), bool)
         zero = ~ones
@@ -126,15 +142,23 @@ def test_threads_share_the_rows(target: str, pad_value: int) -> None:
 
 def test_weight_order_is_chosen_by_rule() -> None:
     layer = BinaryConv2d(1, 8, 8, 64, 64, (3, 3), pads=(1, 1, 1, 1))
+    wide = dataclasses.replace(layer, channels=128)
     odd_groups = dataclasses.replace(layer, groups=4)
     dense = BinaryConv2d(1, 1, 1, 512, 100, (1, 1), rank=2)
-    for spec, order in ((layer, "nibbles"), (odd_groups, "words"), (dense, "words")):
+    dilated = dataclasses.replace(layer, channels=96, dilations=(2, 2))
+    for spec, x86, arm in (
+        (layer, "nibbles", "halves"),
+        (wide, "nibbles", "vectors"),
+        (odd_groups, "words", "vectors"),
+        (dense, "words", "vectors"),
+        (dilated, "nibbles", "words"),
+    ):
         for name, target in catalog.CATALOG.items():
-            wanted = order if target.popcount == "lookup" else "words"
+            wanted = {"lookup": x86, "neon": arm, "neon-dot": arm}.get(target.popcount, "words")
             assert for_target(spec, name).weight_order == wanted
     bits = np.ones((64, 3, 3, 64), bool)
     sizes = [layout.pack_conv_weight(bits, order).size for order in layout.WEIGHT_ORDERS]
-    assert sizes == [64 * 9 * 2] * 2
+    assert sizes == [64 * 9 * 2] * 2 + [64 * 3 * 8, 64 * 9 * 2]
 
 
 def test_oracle_of_a_hand_computed_convolution() -> None:

@@ -16,7 +16,7 @@ from bnncc.topi_binary import filtering, layout, reference_float
 from bnncc.topi_binary.build import input_types, output_hw, pool_of, prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from bnncc.topi_binary.window import taps_inside
-from tests.kernel_harness import TARGETS, run_kernel, same, small_integers
+from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -153,9 +153,9 @@ def test_stem(target: str, method: str) -> None:
 def test_threads_change_nothing(method: str, pool: RowPool | None) -> None:
     spec = replace(STEM, n=2, height=60, width=60, out_channels=80, method=method, pool=pool)
     mine, _ = _inputs(spec, 0, 2)
-    one = run_kernel(spec, mine, TARGETS[-1], 2, threads=1)
-    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(TARGETS[-1]), 2))
-    same(run_kernel(spec, mine, TARGETS[-1], 2, threads=2), one)
+    one = run_kernel(spec, mine, HERE[-1], 2, threads=1)
+    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(HERE[-1]), 2))
+    same(run_kernel(spec, mine, HERE[-1], 2, threads=2), one)
 
 
 def test_spec_travels_as_json() -> None:
@@ -200,7 +200,7 @@ def test_rounding_errors(spec: Conv2d) -> None:
     for method in filtering.METHODS:
         chosen = replace(spec, method=method)
         mine = packed if method == "direct" else filtering.pack_weight(weight, chosen)
-        got = run_kernel(chosen, [data, mine], TARGETS[-1])[0]
+        got = run_kernel(chosen, [data, mine], HERE[-1])[0]
         errors[method] = np.sqrt(((got - exact) ** 2).mean())
     print(spec.kernel, spec.strides, {k: v / errors["direct"] for k, v in errors.items()})
     assert errors["filtered"] <= 3 * errors["direct"]

@@ -13,7 +13,7 @@ from bnncc.topi_binary import reference_float
 from bnncc.topi_binary.build import output_hw, prim_func
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from bnncc.topi_binary.window import taps_inside
-from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
+from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
 STEPS = [
@@ -218,6 +218,6 @@ BIG = [
 @pytest.mark.parametrize("spec", BIG)
 def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
     inputs = small_integers(spec, np.random.default_rng(0), 2)
-    one = run_kernel(spec, inputs, TARGETS[-1], 2, threads=1)
-    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(TARGETS[-1]), 2))
-    same(run_kernel(spec, inputs, TARGETS[-1], 2, threads=2), one)
+    one = run_kernel(spec, inputs, HERE[-1], 2, threads=1)
+    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(HERE[-1]), 2))
+    same(run_kernel(spec, inputs, HERE[-1], 2, threads=2), one)

@@ -12,7 +12,7 @@ from tvm.relax import op, transform
 
 from bnncc.schedules import generic
 from bnncc.targets import catalog
-from tests.kernel_harness import TARGETS
+from tests.kernel_harness import HERE
 
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "add_relu": ([(1, 33, 17, 20)] * 2, lambda a, b: op.nn.relu(op.add(a, b))),
@@ -69,7 +69,7 @@ def _run(module: tvm.IRModule, inputs: list[np.ndarray], target: tvm.target.Targ
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_same_results(name: str, threads: int) -> None:
-    spec = catalog.resolve(TARGETS[-1])
+    spec = catalog.resolve(HERE[-1])
     target = tvm.target.Target({"kind": "llvm", "mcpu": spec.mcpu, "mattr": list(spec.mattr)})
     module = _legalized(name)
     rng = np.random.default_rng(0)
@@ -84,4 +84,4 @@ def test_same_results(name: str, threads: int) -> None:
 
 def test_functions_without_blocks_come_back() -> None:
     func = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
-    assert generic.schedule(func, catalog.resolve(TARGETS[-1])).same_as(func)
+    assert generic.schedule(func, catalog.resolve(HERE[-1])).same_as(func)

@@ -181,7 +181,8 @@ class Writer:
             if self.tiling.parallel:
                 rows = kernel.n * kernel.height
                 with T.parallel(0, rows * count) as turn:
-                    block, row = turn // rows + first, turn % rows
+                    block = turn // rows + first if count > 1 else T.int32(first)
+                    row = turn % rows
                     self._row(row // kernel.height, row % kernel.height, block, quads)
                 continue
             with T.serial(0, count) as turn, T.grid(kernel.n, kernel.height) as (n, h):
