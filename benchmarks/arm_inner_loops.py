@@ -3,9 +3,9 @@
     python benchmarks/arm_inner_loops.py [--json FILE] [--mca llvm-mca-19]
 
 From the assembly that is emitted, with the static models of LLVM's machine code analyser (all loads
-hit the first cache). At 256 and 512 channels it is the loop over kernel rows; short sums have no
-loop of their own, but are the body of the loop over output channels. That body also adds the lanes
-of the accumulators and stores the sums: figures are given without and with these instructions.
+hit the first cache). Short sums have no loop of their own, but are the body of the loop over output
+channels (or over parts of the sum). That body also adds the lanes of the accumulators and stores
+the sums: figures are given without and with these instructions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 
 from arm_kernels import assembly, blocks, counts, is_loop, spec_of
+from tables import markdown
 
 # Channels and size of the image: the residual blocks of an ImageNet network.
 LAYERS = ((64, 56), (128, 28), (256, 14), (512, 7))
@@ -50,8 +51,25 @@ def hottest(text: str) -> list[str]:
         # Where the bits of weights are counted, each count is widened.
         if is_loop(label, piece) and counts(piece) > 2 * sum(line.startswith(_SUMS) for line in piece)
     ]
+    loops = [p for p in loops if any(line.startswith(_SUMS) for line in p)] or loops
     sizes = [counts(piece) for piece in loops]
     return loops[sizes.index(max(set(sizes), key=sizes.count))]
+
+
+def _table(content: dict) -> str:
+    rows = []
+    for row in content["rows"]:
+        modelled = ", ".join(f"{cpu} {v:.2f}" for cpu, v in row.get("cycles", {}).items())
+        rows.append(
+            (row["target"], row["channels"], f"{row['per_word']:.2f}",
+             f"{row['per_word_with_sums']:.2f}", modelled)
+        )  # fmt: skip
+    return markdown(
+        ("target", "channels", "instructions per word", "with sums", "cycles per word, modelled"), rows
+    )
+
+
+TABLES = {"arm-inner-loops": (_table, ("arm_inner_loops",))}
 
 
 def main() -> None:

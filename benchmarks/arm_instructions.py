@@ -22,6 +22,8 @@ import numpy as np
 from arm_int8 import conv2d, shapes
 from arm_kernels import BITSTREAM, arguments, name_of, scheduled, spec_of, words_of
 
+from tables import markdown
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.arm_emulator import Library, compiled
@@ -35,6 +37,21 @@ def instructions(func: Any, arrays: list[np.ndarray], target: str) -> int:
     library = Library(compiled(named, catalog.resolve(target)))
     library.call("kernel", arrays, count=True)
     return library.instructions
+
+
+def _table(content: dict) -> str:
+    targets = list(content["ratio_to_3_per_word"])
+    rows = [
+        (row["layer"], *(f"{row[t] / row['words'] / 3:.2f}" for t in targets),
+         f"{row['int8'] / row[targets[0]]:.2f}")
+        for row in content["rows"]
+    ]  # fmt: skip
+    means = [f"{value:.2f}" for value in content["ratio_to_3_per_word"].values()]
+    rows.append(("geometric mean", *means, f"{content['int8']:.2f}"))
+    return markdown(("layer", *targets, f"int8 / {targets[0]}"), rows)
+
+
+TABLES = {"arm-instructions": (_table, ("arm_instructions",))}
 
 
 def main() -> None:

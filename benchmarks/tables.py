@@ -66,6 +66,8 @@ RUNS = (
     Run("networks", "whole_networks"),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
+    Run("arm_instructions", "arm_instructions"),
+    Run("arm_inner_loops", "arm_inner_loops"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
 )
 """Every benchmark, in the order they run. A new script is added here and nowhere else."""

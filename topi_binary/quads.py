@@ -45,8 +45,8 @@ MIN_FILLED = 0.75
 UNROLLED = 6
 """Vectors of a run in one loop body."""
 
-ALL_UNROLLED = 12
-"""Vectors of a whole sum that are code without loops."""
+ALL_UNROLLED = 18
+"""Vectors of all kernel rows that are code without loops."""
 
 
 @dataclass(frozen=True)
@@ -306,28 +306,33 @@ class Writer:
             def phases(plane: Expr, first: Expr, end: Expr) -> None:
                 for phase in self.phases:
                     with T.serial(0, phase.times) as turn:
-                        sums.clear()
-                        with T.serial(first, end) as kh:
-                            self._kernel_row(sums, phase, turn, base(plane, kh), quad, kh)
+                        if rows.inner and not self.rows_apart and self._short(phase):
+                            for kh in range(self.spec.kernel[0]):
+                                line = base(plane, T.int32(kh))
+                                self._kernel_row(sums, phase, turn, line, quad, kh, kh == 0)
+                        else:
+                            sums.clear()
+                            with T.serial(first, end) as kh:
+                                self._kernel_row(sums, phase, turn, base(plane, kh), quad, kh)
                         sums.widen()
 
-            if rows.inner and self.steps and self.steps <= ALL_UNROLLED:
-                for kh in range(self.spec.kernel[0]):
-                    line = base(T.int32(0), T.int32(kh))
-                    self._kernel_row(sums, self.phases[0], T.int32(0), line, quad, kh, kh == 0)
-            else:
-                sums.start()
-                with T.serial(0, 1 + self.masked) as plane:
-                    if self.rows_apart and not self.machine.dot:
-                        with T.serial(rows.low, rows.high) as kh:
-                            phases(plane, kh, kh + 1)
-                    else:
-                        phases(plane, rows.low, rows.high)
+            sums.start()
+            with T.serial(0, 1 + self.masked) as plane:
+                if self.rows_apart and not self.machine.dot:
+                    with T.serial(rows.low, rows.high) as kh:
+                        phases(plane, kh, kh + 1)
+                else:
+                    phases(plane, rows.low, rows.high)
             for v in range(vectors):
                 for side, total in enumerate(sums.totals(v)):
                     c = v * 2 + side if self.halves else v
                     place = T.Ramp(part * QUAD + c * LANES, 1, QUAD)
                     T.buffer_store(counts, total, [place])
+
+    def _short(self, phase: _Phase) -> bool:
+        """Whether the counts of `phase` are code without loops."""
+        vectors = phase.times * phase.vectors + phase.tail
+        return vectors * self.runs * self.spec.kernel[0] <= ALL_UNROLLED and not self.machine.dot
 
     def _kernel_row(
         self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr,
