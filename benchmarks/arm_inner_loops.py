@@ -49,7 +49,8 @@ def hottest(text: str) -> list[str]:
         piece
         for label, piece in blocks(text)
         # Where the bits of weights are counted, each count is widened.
-        if is_loop(label, piece) and counts(piece) > 2 * sum(line.startswith(_SUMS) for line in piece)
+        if is_loop(label, piece)
+        and counts(piece) > 2 * sum(line.startswith(_SUMS) for line in piece)
     ]
     loops = [p for p in loops if any(line.startswith(_SUMS) for line in p)] or loops
     sizes = [counts(piece) for piece in loops]
@@ -65,7 +66,8 @@ def _table(content: dict) -> str:
              f"{row['per_word_with_sums']:.2f}", modelled)
         )  # fmt: skip
     return markdown(
-        ("target", "channels", "instructions per word", "with sums", "cycles per word, modelled"), rows
+        ("target", "channels", "instructions per word", "with sums", "cycles per word, modelled"),
+        rows,
     )
 
 

@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 from arm_int8 import conv2d, shapes
 from arm_kernels import BITSTREAM, arguments, name_of, scheduled, spec_of, words_of
-
 from tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.arm_emulator import Library, compiled
-
 from bnncc.targets import catalog
+from tests.arm_emulator import Library, compiled
 
 
 def instructions(func: Any, arrays: list[np.ndarray], target: str) -> int:

@@ -61,13 +61,13 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
     -------
     BinaryConv2d
     """
-    from bnncc.topi_binary import lookup, quads
+    from bnncc.topi_binary import lookup, quad_order
 
     chosen = ""
     if target.popcount == "lookup" and lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):
-        chosen = quads.order(spec)
+        chosen = quad_order.order(spec)
     return replace(spec, weight_order=chosen or "words")
 
 

@@ -6,7 +6,7 @@ from tvm import tirx
 
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import quads
+from bnncc.topi_binary import quad_order
 from bnncc.topi_binary.conv2d import conv2d, image
 from bnncc.topi_binary.neon import Machine
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -27,7 +27,7 @@ def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc
     return conv2d(spec, tiling=choose(spec, target, parallel))
 
 
-def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> quads.Quads:
+def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> quad_order.Quads:
     """Return the default tiling of `spec`, from the registers of `target`."""
     arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
     unit = 2 if spec.weight_order == "halves" else 1
@@ -37,4 +37,4 @@ def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> qu
     sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
     sizes[-1] -= places * unit - width
     machine = Machine(arch, target.popcount == "neon-dot")
-    return quads.Quads(machine, cut(spec, sizes), parallel)
+    return quad_order.Quads(machine, cut(spec, sizes), parallel)

@@ -31,8 +31,8 @@ class TargetSpec:
         How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
         ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
         ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
-        ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
-        by the dot product of the Armv8.2 extension).
+        ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count,
+        summed by the dot product of Armv8.2).
     float_abi : str, default ""
         ``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm).
     l1_bytes : int, default 32768

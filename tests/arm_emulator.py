@@ -112,9 +112,7 @@ class Library:
         self._load(elf)
         for start, size in ((_STACK, _STACK_SIZE), (_HEAP, _HEAP_SIZE)):
             self._uc.mem_map(start, size)
-        self._uc.hook_add(
-            unicorn.UC_HOOK_BLOCK, self._serve, begin=_STUBS, end=_STUBS + _PAGE - 1
-        )
+        self._uc.hook_add(unicorn.UC_HOOK_BLOCK, self._serve, begin=_STUBS, end=_STUBS + _PAGE - 1)
 
     def _load(self, elf: Any) -> None:
         segments = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]

@@ -34,7 +34,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import epilogue, lookup, quads, threes
+from bnncc.topi_binary import epilogue, lookup, quad_order, quads, threes
 from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
@@ -66,7 +66,7 @@ def conv2d(
     columns: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
     carry_save: bool = False,
-    tiling: lookup.Lookup | quads.Quads | None = None,
+    tiling: lookup.Lookup | quad_order.Quads | None = None,
 ) -> tirx.PrimFunc:
     """Define the kernel of `spec`.
 
@@ -180,7 +180,7 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
                 _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
 
 
-def _written(kernel: Kernel, tiling: lookup.Lookup | quads.Quads | None) -> None:
+def _written(kernel: Kernel, tiling: lookup.Lookup | quad_order.Quads | None) -> None:
     """Write a kernel whose weights have an order of their own."""
     spec = kernel.spec
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
@@ -205,17 +205,17 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | quads.Quads | None) -> None
 
 def _writer(
     kernel: Kernel,
-    tiling: lookup.Lookup | quads.Quads | None,
+    tiling: lookup.Lookup | quad_order.Quads | None,
     masked: bool,
     finish: Callable[[Piece, epilogue.Place, Expr], None],
 ) -> lookup.Writer | quads.Writer:
     """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
     if kernel.spec.weight_order == "nibbles":
-        assert not isinstance(tiling, quads.Quads)
+        assert not isinstance(tiling, quad_order.Quads)
         cut = lookup.plain(kernel, tiling) if masked or tiling is None else tiling
         return lookup.Writer(kernel, cut, masked, finish)
     assert not isinstance(tiling, lookup.Lookup)
-    chosen = quads.plain(kernel, tiling) if masked or tiling is None else tiling
+    chosen = quad_order.plain(kernel, tiling) if masked or tiling is None else tiling
     return quads.Writer(kernel, chosen, masked, finish)
 
 

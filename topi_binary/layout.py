@@ -96,10 +96,10 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     one byte. Lane ``2 * i`` is channel i of the block, lane ``2 * i + 1`` channel ``16 + i``: even
     and odd bytes, widened, are the vectors of `LANES` channels.
 
-    In the orders ``vectors`` and ``halves``, blocks are of `QUAD` output channels, the last one filled
-    up with zeros. In ``vectors``, all words of a kernel row are one run of bits, filled up with zeros
-    to whole vectors of 4 words; inside a block the order is (kh, vector, channel, word of the vector).
-    In ``halves``, each tap is filled up to 2 words; the order is (kh, kw, channel, word).
+    In the orders ``vectors`` and ``halves``, blocks are of `QUAD` output channels, the last one
+    filled up with zeros. In ``vectors``, all words of a kernel row are one run of bits, filled up
+    with zeros to whole vectors of 4 words; inside a block the order is (kh, vector, channel, word of
+    the vector). In ``halves``, each tap is filled up to 2 words; the order is (kh, kw, channel, word).
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
 
 def _quads(packed: np.ndarray, order: str) -> np.ndarray:
     """Cut weights, shape (out_channels, kh, kw, words), into blocks of `QUAD` channels."""
-    out, height, width, count = packed.shape
+    out, height = packed.shape[:2]
     unit = 4 if order == "vectors" else 2
     runs = packed.reshape(out, height, 1, -1) if order == "vectors" else packed
     size = -(-runs.shape[3] // unit) * unit

@@ -8,7 +8,7 @@ registers to one, until the sums of four channels lie side by side.
 With the dot product of Armv8.2, counts are added to sums of 32 bits at once.
 
 Bounds: a count is at most 8, so 31 of them are at most 248. Lanes of the 16-bit sums hold no more
-than all bits that differ, at most `MAX_PRODUCTS` (`quads.fits`).
+than all bits that differ, at most `MAX_PRODUCTS` (`quad_order.order`).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def mask(first: int, last: int) -> Expr:
 class Data:
     """The planes of data.
 
-    Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else there is
-    one), pixels of `size` bytes.
+    Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else there
+    is one), pixels of `size` bytes.
 
     Parameters
     ----------
@@ -104,11 +104,12 @@ class Data:
             return
         spec = self._spec
         planes = 1 + self._masked
-        rows = planes * self._n * spec.groups * self._height
-        size = rows * self._row_words + BYTES // 4  # the last vector may read beyond the row
-        made = T.sblock_alloc_buffer((size,), "uint32")
+        n: Expr = self._n
+        rows = planes * n * spec.groups * self._height
+        total: Expr = rows * self._row_words + BYTES // 4  # the last vector may read beyond the row
+        made = T.sblock_alloc_buffer((total,), "uint32")
         IRBuilder.name("copied", made)
-        self.bytes = T.decl_buffer((size * 4,), "uint8", data=made.data)
+        self.bytes = T.decl_buffer((total * 4,), "uint8", data=made.data)
         sources = [source, *([self._source.zero] if self._masked else [])]
         with T.sblock("data"):
             T.reads(*(whole(buffer) for buffer in sources))

@@ -1,8 +1,8 @@
 """Binary convolution on NEON: vectors of input channels, four output channels at a time.
 
 A *quad* is four output channels. Their weights and the data are read in vectors of 128 bits, and a
-register tile of a few data vectors x one quad is counted and summed by `neon`. There are two ways to
-fill a vector with data:
+register tile of a few data vectors x one quad is counted and summed by `neon`. There are two ways
+to fill a vector with data:
 
 * order ``vectors``: the words that a kernel row takes from one output column are one run of memory
   (or, with dilation, one run for each tap), cut into vectors; the last may be partly masked;
@@ -12,7 +12,7 @@ fill a vector with data:
 The data are copied first where that makes them so: with a border of pixels outside the image, with
 the words of a group side by side, with the columns of a stride side by side. Padding with +1 or -1
 is such a border and costs nothing more. Padding with zeros skips the rows outside; columns outside
-are words of 0, and what they count, the bits of their weights, is subtracted (`_Border`).
+are words of 0, and what they count, the bits of their weights, is subtracted (`quad_border`).
 
 With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
 w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
@@ -20,8 +20,8 @@ w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -29,67 +29,22 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import epilogue, layout
 from bnncc.topi_binary.layout import LANES, QUAD
-from bnncc.topi_binary.neon import BYTES, MAX_PRODUCTS, MAX_STEPS, Machine, Sums, total_of, widened
+from bnncc.topi_binary.neon import BYTES, MAX_STEPS, Sums
 from bnncc.topi_binary.nibbles import padded, whole
+from bnncc.topi_binary.quad_border import Border, Rows
 from bnncc.topi_binary.quad_data import Data, mask
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.quad_order import Quads
 from bnncc.topi_binary.taps import Kernel, Piece
 
 Buffer = Any
 Expr = Any
 Finish = Callable[[Piece, "epilogue.Place", Expr], None]
 
-MIN_FILLED = 0.75
-"""Fraction of a vector that data must fill: with less, counting words is as fast."""
-
 UNROLLED = 6
 """Vectors of a run in one loop body."""
 
 ALL_UNROLLED = 18
 """Vectors of all kernel rows that are code without loops."""
-
-
-@dataclass(frozen=True)
-class Quads:
-    """How the kernel is cut.
-
-    Attributes
-    ----------
-    machine : Machine
-        The instructions.
-    columns : tuple of tuple (width, tile)
-        Pieces of the width, each a multiple of its tile; those at a border are one tile.
-    parallel : bool, default False
-        Whether threads share blocks and rows.
-    """
-
-    machine: Machine
-    columns: tuple[tuple[int, int], ...]
-    parallel: bool = False
-
-
-def order(spec: BinaryConv2d) -> str:
-    """Return the order of weights in which this kernel reads them, or "" if it does not pay."""
-    per_group = spec.channels // spec.groups
-    words = layout.words(per_group)
-    if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
-        return ""
-    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS:
-        return ""
-    pixels = spec.n if spec.rank == 2 else 2
-    if words == 2 and spec.kernel[1] <= MAX_STEPS and (isinstance(pixels, int) and pixels > 1):
-        return "halves"
-    run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
-    if run / (-(-run // 4) * 4) < MIN_FILLED or (spec.dilations[1] > 1 and words % 4):
-        return ""
-    return "vectors" if spec.dilations[1] == 1 or spec.kernel[1] <= MAX_STEPS else ""
-
-
-def plain(kernel: Kernel, tiling: Quads | None = None) -> Quads:
-    """Return the smallest tiling: one column at a time, borders apart."""
-    from bnncc.topi_binary.lookup import plain as narrowest
-
-    return replace(tiling or Quads(Machine(), ()), columns=narrowest(kernel).columns)
 
 
 @dataclass(frozen=True)
@@ -100,15 +55,6 @@ class _Phase:
     first: int
     vectors: int
     tail: bool
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Kernel rows inside the image; `inner` if that is known to be all of them."""
-
-    low: Expr
-    high: Expr
-    inner: bool
 
 
 class Writer:
@@ -169,7 +115,7 @@ class Writer:
         """Write everything."""
         self.data.write()
         self._weights()
-        self.border = _Border(self) if self._outside() else None
+        self.border = Border(self) if self._outside() else None
         spec, kernel = self.spec, self.kernel
         full, rest = divmod(spec.out_channels, LANES)
         for first, count, quads in (
@@ -243,9 +189,9 @@ class Writer:
         return range(rows[0], rows[-1] + 1) if rows else range(0)
 
     def _tiles(self, n: Expr, h: Expr, block: Expr, quads: int, inner: bool) -> None:
-        rows = _Rows(T.int32(0), T.int32(self.spec.kernel[0]), True)
+        rows = Rows(T.int32(0), T.int32(self.spec.kernel[0]), True)
         if not inner:
-            rows = _Rows(*self._rows(h), False)
+            rows = Rows(*self._rows(h), False)
         start = 0
         for extent, columns in self.tiling.columns:
             piece = Piece(start, extent, 0, 1, LANES)
@@ -264,7 +210,7 @@ class Writer:
 
     def _tile(
         self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], columns: int, quads: int,
-        rows: _Rows,
+        rows: Rows,
     ) -> None:  # fmt: skip
         """Write one tile of columns x `LANES` channels: its counts, then its epilogue."""
         n, h, column, block = at
@@ -288,7 +234,7 @@ class Writer:
                 self._end(piece, (n, h, column + c, block), counts, c, columns, rows)
 
     def _quad(
-        self, at: tuple[Expr, Expr, Expr], quad: Expr, rows: _Rows, counts: Buffer, part: Expr,
+        self, at: tuple[Expr, Expr, Expr], quad: Expr, rows: Rows, counts: Buffer, part: Expr,
         vectors: int,
     ) -> None:  # fmt: skip
         n, h, column = at
@@ -332,7 +278,9 @@ class Writer:
     def _short(self, phase: _Phase) -> bool:
         """Whether the counts of `phase` are code without loops."""
         vectors = phase.times * phase.vectors + phase.tail
-        return vectors * self.runs * self.spec.kernel[0] <= ALL_UNROLLED and not self.machine.dot
+        return vectors * self.runs * self.spec.kernel[0] <= ALL_UNROLLED and (
+            self.steps > 0 or not self.machine.dot
+        )
 
     def _kernel_row(
         self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr,
@@ -375,7 +323,7 @@ class Writer:
 
     def _end(
         self, piece: Piece, at: tuple[Expr, Expr, Expr, Expr], counts: Buffer, number: int,
-        columns: int, rows: _Rows,
+        columns: int, rows: Rows,
     ) -> None:  # fmt: skip
         """Write the epilogue of one column of a tile."""
         n, h, column, block = at
@@ -401,116 +349,3 @@ class Writer:
             rank=spec.rank,
         )
         self.finish(piece, where, T.Bind(raw))
-
-
-class _Border:
-    """What taps outside the image count too much: the bits of their weights less their share.
-
-    In mode ``and`` it is the bits of all weights, which are always subtracted.
-    """
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        kernel, spec = writer.kernel, writer.spec
-        taps = range(spec.kernel[1])
-        self._kinds: list[tuple[int, ...]] = []
-        if spec.mode == "and":
-            self._kinds = [tuple(taps)]
-        else:
-            self._firsts = kernel.border_classes(1)
-            for column in self._firsts:
-                kind = self._taps(column)
-                if kind and kind not in self._kinds:
-                    self._kinds.append(kind)
-        # The last row is the sum of the others.
-        shape = (spec.kernel[0] + 1, len(self._kinds), layout.blocks(spec.out_channels) * LANES)
-        self._table = T.sblock_alloc_buffer(shape, "int32")
-        IRBuilder.name("border", self._table)
-        with T.sblock("border"):
-            T.reads(whole(writer.weight))
-            T.writes(whole(self._table))
-            with T.serial(0, writer.quads) as quad:
-                for number, kind in enumerate(self._kinds):
-                    place = [spec.kernel[0], number, T.Ramp(quad * QUAD, 1, QUAD)]
-                    T.buffer_store(self._table, T.Broadcast(T.int32(0), QUAD), place)
-                    with T.serial(0, spec.kernel[0]) as kh:
-                        self._count(quad, kh, number, kind)
-
-    def _taps(self, column: int) -> tuple[int, ...]:
-        spec, kernel = self._writer.spec, self._writer.kernel
-        places = [kernel.position(1, column, kw) for kw in range(spec.kernel[1])]
-        return tuple(kw for kw, x in enumerate(places) if not 0 <= x < spec.width)
-
-    def columns(self, column: int) -> int | None:
-        """Return the number of the taps that `column` leaves out; None if it leaves out none."""
-        if self._writer.spec.mode == "and":
-            return 0
-        kind = self._taps(column)
-        return self._kinds.index(kind) if kind else None
-
-    def _count(self, quad: Expr, kh: Expr, number: int, kind: Sequence[int]) -> None:
-        """Count the weights of the taps `kind` of one quad and kernel row."""
-        writer = self._writer
-        with T.sblock("count"):
-            T.reads(whole(writer.weight))
-            T.writes(whole(self._table))
-            sums = T.sblock_alloc_buffer((QUAD * 8,), "uint16")
-            for i in range(QUAD):
-                zero = T.Broadcast(T.uint16(0), 8)
-                T.buffer_store(sums, zero, [T.Ramp(i * 8, 1, 8)])
-
-            def add(run: Expr, vector: Expr, part: tuple[int, int] | None) -> None:
-                for i in range(QUAD):
-                    here = T.Ramp(i * 8, 1, 8)
-                    weight = writer.load_weight(quad, kh, run, vector, i)
-                    if part is not None:
-                        weight = weight & mask(*part)
-                    count = widened(writer.machine, 8, T.popcount(weight))
-                    T.buffer_store(sums, sums[here] + count, [here])
-
-            for kw in kind:
-                self._tap(kw, add)
-            parts = [sums[T.Ramp(i * 8, 1, 8)] for i in range(QUAD)]
-            total = T.reinterpret("int32x4", total_of(writer.machine, parts))
-            if writer.masked:
-                total = total * T.Broadcast(T.int32(2), QUAD)
-            if writer.spec.mode != "and":
-                total = total - T.Broadcast(T.int32(len(kind) * writer.share), QUAD)
-            total, lanes = T.Bind(total), T.Ramp(quad * QUAD, 1, QUAD)
-            T.buffer_store(self._table, total, [kh, number, lanes])
-            last = (writer.spec.kernel[0], number, lanes)
-            T.buffer_store(self._table, self._table[last] + total, list(last))
-
-    def _tap(self, kw: int, add: Callable[[Expr, Expr, tuple[int, int] | None], None]) -> None:
-        """Write the counts of the vectors of one tap."""
-        writer = self._writer
-        size = writer.kernel.group_words * 4
-        if writer.halves:
-            add(kw, 0, (0, 8))
-            return
-        run, first = (kw, 0) if writer.runs > 1 else (0, kw * size)
-        last = first + size
-        start, end = -(-first // BYTES), last // BYTES
-        if start > end:  # inside one vector
-            add(run, end, (first % BYTES, last % BYTES))
-            return
-        if first % BYTES:
-            add(run, start - 1, (first % BYTES, BYTES))
-        if end > start:
-            with T.serial(start, end) as vector:
-                add(run, vector, None)
-        if last % BYTES:
-            add(run, end, (0, last % BYTES))
-
-    def value(self, number: int, block: Expr, rows: _Rows) -> Expr:
-        """Return what one block of channels counts too much in the kernel `rows`."""
-        channels = T.Ramp(block * LANES, 1, LANES)
-        if rows.inner:
-            return self._table[self._writer.spec.kernel[0], number, channels]
-        total = T.sblock_alloc_buffer((LANES,), "int32")
-        lanes = T.Ramp(0, 1, LANES)
-        T.buffer_store(total, T.Broadcast(T.int32(0), LANES), [lanes])
-        with T.serial(rows.low, rows.high) as kh:
-            more = self._table[kh, number, channels]
-            T.buffer_store(total, total[lanes] + more, [lanes])
-        return total[lanes]
