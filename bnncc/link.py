@@ -1,9 +1,10 @@
 """Link what TVM built into a shared library, the same bytes each time.
 
 The chain: the C compiler driver where the code is for this machine, ``ld.lld``, GNU's linker (or
-compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. All are asked
-for a bare shared object: no start files and no libraries, so that the result depends on no C library version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process
-that loads it), and no build ids, paths or symbol tables: it depends on nothing but its input.
+compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. All are asked for a
+bare shared object: no start files and no libraries, so that the result depends on no C library
+version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process that loads it), and no
+build ids, paths or symbol tables: it depends on nothing but its input.
 """
 
 from __future__ import annotations
