@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from bnncc.schedules import grain
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import quad_order
 from bnncc.topi_binary.conv2d import conv2d, image
 from bnncc.topi_binary.neon import Machine
 from bnncc.topi_binary.spec import BinaryConv2d
-
-PARALLEL_MACS = 2**24
-"""Smaller kernels run in about 0.1 ms, too short to wake other threads for."""
 
 VECTORS = 2
 """Data vectors in a tile, or 3 in one tile of an odd width. They have 8 accumulators; with 16, LLVM
@@ -21,9 +19,7 @@ spills some of them where it schedules for processors that execute in order."""
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
     """Return the kernel of `spec`, whose weights are in the order ``vectors`` or ``halves``."""
-    n, height, width = image(spec)
-    macs = (n if isinstance(n, int) else 1) * height * width * spec.out_channels * spec.taps
-    parallel = threads > 1 and macs >= PARALLEL_MACS and height > 1
+    parallel = grain.shared(spec, target, threads)
     return conv2d(spec, tiling=choose(spec, target, parallel))
 
 

@@ -24,7 +24,7 @@ MIN_US = 15.0
 BALANCED = 0.9
 """Part of the threads' time that work cut in equal pieces should use."""
 
-_BITS = {"vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6}
+_BITS = {"vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6}
 """Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
 
 _FLOATS = 6e4
