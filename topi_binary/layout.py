@@ -98,9 +98,9 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
 
     In the orders ``vectors`` and ``halves``, blocks are of `QUAD` output channels, the last one
     filled up with zeros. In ``vectors``, all words of a kernel row are one run of bits, filled up
-    with zeros to whole vectors of 4 words; inside a block the order is (kh, vector, channel, word of
-    the vector). In ``halves``, each tap is filled up to 2 words; the order is (kh, kw, channel,
-    word).
+    with zeros to whole vectors of 4 words; inside a block the order is (kh, vector, channel,
+    word of the vector). In ``halves``, each tap is filled up to 2 words; the order is (kh, kw,
+    channel, word).
 
     Parameters
     ----------
