@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import io
-import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnncc import container, manifest, report, threads
+from bnncc import container, manifest, report
 from bnncc.errors import ArtifactError, InputError
 from bnncc.files import read_npz, write_atomic
 from bnncc.manifest import TensorInfo
+from bnncc.session import Session, check_tensor, load_library
 
-ALIGNMENT = 64
-"""Bytes; what TVM's generated code may assume of its tensors. Inputs elsewhere are copied."""
-
-_CPU = 1  # DLPack's kDLCPU
+if TYPE_CHECKING:
+    from bnncc.remote import Device
 
 
 class Artifact:
@@ -35,6 +33,8 @@ class Artifact:
         Name, shape (a str is a symbolic dimension) and dtype.
     manifest : dict
         See docs/artifact.md.
+    device : Device or None
+        Where it runs; None is this machine.
     """
 
     def __init__(self, content: dict[str, Any], members: dict[str, bytes]) -> None:
@@ -43,7 +43,9 @@ class Artifact:
             tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtype"]) for t in content[key])
             for key in ("inputs", "outputs")
         )
+        self.device: Device | None = None
         self._members = members
+        self._source = str(content["model"])
         self._lock = threading.Lock()
         self._module: Any = None
         self._local = threading.local()
@@ -71,9 +73,10 @@ class Artifact:
         content, members = container.read_file(path)
         manifest.check(content, str(path))
         if for_this_machine:
-            manifest.check_versions(content, str(path))
-            manifest.check_machine(content, str(path))
-        return cls(content, members)
+            manifest.check_machine(content, str(path), manifest.this_machine())
+        artifact = cls(content, members)
+        artifact._source = str(path)
+        return artifact
 
     def save(self, path: str | Path) -> int:
         """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
@@ -113,10 +116,8 @@ class Artifact:
         session = self.session()
         tensors = session.tensors(inputs)
         session.use_threads()
-        outputs = session.flatten(session.main(*tensors))
-        return {
-            t.name: np.array(np.from_dlpack(a)) for t, a in zip(self.outputs, outputs, strict=True)
-        }
+        outputs = session.arrays(session.main(*tensors))
+        return {t.name: a for t, a in zip(self.outputs, outputs, strict=True)}
 
     def selfcheck_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the inputs and the right outputs the artifact carries to check itself with.
@@ -162,7 +163,7 @@ class Artifact:
         return arrays
 
     def session(self, *, threads: int | None = None) -> Session:
-        """Return this thread's virtual machine, made on first use.
+        """Return this thread's virtual machine, made on first use, here or on `device`.
 
         Parameters
         ----------
@@ -176,19 +177,48 @@ class Artifact:
         """
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
+            check_finite = self.manifest["semantics"]["check_finite"]
             with self._lock:
                 if self._module is None:
-                    self._module = _load_library(self._members[container.LIBRARY])
-                session = Session(
-                    self._module,
-                    self.inputs,
-                    check_finite=self.manifest["semantics"]["check_finite"],
-                )
+                    self._module = self._load(self._members[container.LIBRARY])
+                if self.device is None:
+                    session = Session(self._module, self.inputs, check_finite=check_finite)
+                else:
+                    session = self.device.session(
+                        self._module, self.inputs, check_finite=check_finite
+                    )
             self._local.session = session
         if threads is not None:
             session.threads = threads
             session.use_threads()
         return session
+
+    def on(self, device: Device | None) -> Artifact:
+        """Return the same network to be run on `device`.
+
+        Parameters
+        ----------
+        device : Device, optional
+            From `bnncc.remote.connect`; None is this machine.
+
+        Returns
+        -------
+        Artifact
+
+        Notes
+        -----
+        An artifact that the device cannot run is refused before anything is sent: a `TargetError`
+        for its processor, an `ArtifactError` for its TVM.
+        """
+        if device is not None:
+            device.check(self.manifest, self._source)
+        twin = copy.copy(self)
+        twin.device = device
+        twin._lock, twin._local, twin._module = threading.Lock(), threading.local(), None
+        return twin
+
+    def _load(self, library: bytes) -> Any:
+        return load_library(library) if self.device is None else self.device.load(library)
 
     def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:
         wanted = [t.name for t in self.inputs]
@@ -199,160 +229,3 @@ class Artifact:
             raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
         if missing := [name for name in wanted if name not in given]:
             raise InputError(f"{source}input `{missing[0]}` is missing", hint=hint)
-
-
-def check_tensor(
-    info: TensorInfo,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    symbols: dict[str, tuple[int, str]],
-    *,
-    what: str = "input",
-    source: str = "",
-) -> None:
-    """Check shape and dtype against `info`; `symbols` collects what symbolic dimensions stand for.
-
-    Raises
-    ------
-    InputError
-        If they do not fit.
-    """
-    if shape == info.shape and dtype == info.dtype:
-        return
-    where = f"{source}{what} `{info.name}`"
-    if dtype != info.dtype:
-        raise InputError(
-            f"{where} has dtype {dtype.name}, wanted {info.dtype}",
-            hint=f"convert it: array.astype('{info.dtype}')",
-        )
-    wanted = ", ".join(map(str, info.shape))
-    fits = len(shape) == len(info.shape) and all(
-        got == dim if isinstance(dim, int) else got > 0
-        for got, dim in zip(shape, info.shape, strict=True)
-    )
-    if not fits:
-        raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], wanted [{wanted}]")
-    for got, dim in zip(shape, info.shape, strict=True):
-        if isinstance(dim, str):
-            before, first = symbols.setdefault(dim, (got, info.name))
-            if before != got:
-                raise InputError(f"{where}: dimension `{dim}` is {got}, but {before} in `{first}`")
-
-
-class Session:
-    """One virtual machine with what belongs to one thread.
-
-    Attributes
-    ----------
-    module : tvm.runtime.Module
-        The library.
-    main : function
-        Takes the input tensors in order; returns a tensor or a tuple of tensors.
-    threads : int or None
-        The most that kernels use; None for the whole pool. `Artifact.run` sees to it, those who
-        call `main` do with `use_threads`.
-    """
-
-    def __init__(self, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool) -> None:
-        import tvm
-        from tvm.runtime.vm import VirtualMachine
-
-        self.module = module
-        self.vm = VirtualMachine(module, tvm.cpu())
-        self.main = self.vm["main"]
-        self._inputs = inputs
-        self.threads: int | None = None
-        self._check_finite = check_finite
-        self._scratch: dict[str, tuple[np.ndarray, Any]] = {}
-
-    def use_threads(self) -> int:
-        """Have the calling thread's kernels use `threads`, and return how many those are."""
-        return threads.use(self.threads)
-
-    def tensors(self, arrays: Mapping[str, Any]) -> list[Any]:
-        """Return `arrays` as checked TVM tensors in the order `main` takes them."""
-        symbols: dict[str, tuple[int, str]] = {}
-        return [self._tensor(info, arrays[info.name], symbols) for info in self._inputs]
-
-    def _tensor(self, info: TensorInfo, value: Any, symbols: dict[str, tuple[int, str]]) -> Any:
-        import tvm_ffi
-
-        if isinstance(value, np.ndarray):
-            array, owner = value, value
-        else:
-            array, owner = _view(info, value), value
-        check_tensor(info, array.shape, array.dtype.newbyteorder("="), symbols)
-        if self._check_finite and array.dtype.kind == "f":
-            _require_finite(info, array)
-        if array.flags.c_contiguous and array.dtype.isnative:
-            aligned = array.ctypes.data % ALIGNMENT == 0
-            if aligned and (owner is not array or array.flags.writeable):
-                return tvm_ffi.from_dlpack(owner)
-        scratch = self._scratch.get(info.name)
-        if scratch is None or scratch[0].shape != array.shape:
-            buffer = aligned_empty(array.shape, info.dtype)
-            scratch = self._scratch[info.name] = (buffer, tvm_ffi.from_dlpack(buffer))
-        np.copyto(scratch[0], array)
-        return scratch[1]
-
-    @staticmethod
-    def flatten(result: Any) -> list[Any]:
-        """Return what `main` returned as a list of tensors."""
-        import tvm
-
-        return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an uninitialised array that starts at a multiple of `ALIGNMENT` bytes."""
-    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    raw = np.empty(count + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count].view(dtype).reshape(shape)
-
-
-def _view(info: TensorInfo, value: Any) -> np.ndarray:
-    """Return a DLPack tensor as an array over the same memory."""
-    if not hasattr(value, "__dlpack__"):
-        raise InputError(
-            f"input `{info.name}` is a {type(value).__name__}, wanted an array",
-            hint=f"numpy.asarray(value, '{info.dtype}')",
-        )
-    if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _CPU:
-        raise InputError(f"input `{info.name}` is not in CPU memory")
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"input `{info.name}` cannot be read through DLPack: {error}") from error
-
-
-def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
-    with np.errstate(all="ignore"):
-        total = array.sum(dtype=np.float64)
-    if np.isfinite(total):  # the sum of finite float32 values cannot overflow a float64
-        return
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        index = tuple(int(i) for i in bad[0])
-        raise InputError(
-            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
-            "and the network was compiled with --check-finite"
-        )
-
-
-def _load_library(data: bytes) -> Any:
-    """Load a shared library through a private file that is gone when this returns."""
-    import tvm
-
-    threads.prepare()
-    with tempfile.TemporaryDirectory(prefix="bnncc-") as folder:
-        path = os.path.join(folder, container.LIBRARY)
-        with open(path, "wb") as file:
-            file.write(data)
-        try:
-            return tvm.runtime.load_module(path)
-        except (OSError, RuntimeError) as error:
-            raise ArtifactError(
-                f"lib.so cannot be loaded: {str(error).splitlines()[-1]}",
-                hint="if the folder for temporary files forbids execution, set TMPDIR to another",
-            ) from error

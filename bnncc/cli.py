@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bnncc {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (_compile, _run, _bench, _explain, _verify, _targets):
+    for add in (_compile, _run, _bench, _explain, _verify, _deploy, _device_kit, _targets):
         add(verbs)
     return parser
 
@@ -228,6 +228,26 @@ def _threads_option(parser: Any, help_text: str = "threads that kernels use at m
     )
 
 
+def _device_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")
+    group.add_argument(
+        "--rpc", metavar="HOST:PORT", default=None, help="where the device's server listens"
+    )
+    group.add_argument(
+        "--tracker", metavar="HOST:PORT", default=None, help="TVM RPC tracker that knows devices"
+    )
+    group.add_argument(
+        "--key", metavar="K", default=None, help="kind of device to ask the tracker for"
+    )
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_count,
+        default=None,
+        help="how long to wait for a free device of the tracker, and for any answer (300)",
+    )
+
+
 def _compile(verbs: Any) -> None:
     parser = _verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
     parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
@@ -260,12 +280,14 @@ def _run(verbs: Any) -> None:
         "--output", metavar="OUT.npz", type=Path, required=True, help="arrays by output name"
     )
     _threads_option(parser)
+    _device_options(parser)
 
 
 def _bench(verbs: Any) -> None:
     parser = _verb(verbs, "bench", "time an artifact and each of its kernels", commands.bench)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
     _threads_option(parser)
+    _device_options(parser)
     parser.add_argument(
         "--repeat", metavar="N", type=_count, default=200, help="timed runs of the network"
     )
@@ -295,7 +317,40 @@ def _verify(verbs: Any) -> None:
     )
     group.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs")
     _threads_option(parser)
+    _device_options(parser)
     _json_option(parser)
+
+
+def _deploy(verbs: Any) -> None:
+    parser = _verb(
+        verbs, "deploy", "bring an artifact to a device, check and time it there", commands.deploy
+    )
+    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
+    _device_options(parser)
+    _threads_option(parser)
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=_count,
+        default=None,
+        help="timed runs; by default about two seconds of them",
+    )
+    _json_option(parser)
+
+
+def _device_kit(verbs: Any) -> None:
+    parser = _verb(
+        verbs, "device-kit", "put together the server and runtime of a device", commands.device_kit
+    )
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        required=True,
+        help="name (`bnncc targets` lists them) or target file",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="folder to make"
+    )
 
 
 def _targets(verbs: Any) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnncc.console import Console
-from bnncc.errors import BnnccError, UsageError
+from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -75,13 +77,11 @@ def run(args: Namespace, console: Console) -> int:
     """
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
-    from bnncc.threads import prepare
 
     _check_folder(args.output)
-    artifact = _load(args.artifact)
-    arrays = artifact.read_inputs(args.input)
-    prepare(args.threads)
-    outputs = artifact.run(arrays)
+    with _loaded(args) as artifact:
+        arrays = artifact.read_inputs(args.input)
+        outputs = artifact.run(arrays)
     write_atomic(args.output, [npz_bytes(outputs)])
     console.progress(f"{args.output}: {', '.join(map(str, artifact.outputs))}")
     return 0
@@ -105,8 +105,8 @@ def bench(args: Namespace, console: Console) -> int:
     _runtime_only(args)
     from bnncc import runner
 
-    artifact = _load(args.artifact)
-    result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+    with _loaded(args) as artifact:
+        result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
     sys.stdout.write(_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 
@@ -154,15 +154,79 @@ def verify(args: Namespace, console: Console) -> int:
         Exit code: 1 if they differ.
     """
     from bnncc import verify as verification
-    from bnncc.threads import prepare
 
     _check_model(args.model)
-    artifact = _load(args.artifact)
-    arrays = None if args.input is None else artifact.read_inputs(args.input)
-    prepare(args.threads)
-    result = verification.verify(args.model, artifact, arrays, seed=args.seed)
+    with _loaded(args) as artifact:
+        arrays = None if args.input is None else artifact.read_inputs(args.input)
+        result = verification.verify(args.model, artifact, arrays, seed=args.seed)
     sys.stdout.write(_json(result) if args.json else verification.text(result) + "\n")
     return 0 if result["right"] else 1
+
+
+def deploy(args: Namespace, console: Console) -> int:
+    """Bring an artifact to a device, check and time it there.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if it is wrong there.
+
+    Raises
+    ------
+    UsageError
+        If there is no device among the options.
+    VerificationError
+        If the device computes something else than the artifact says is right.
+    """
+    if args.rpc is None and args.tracker is None:
+        raise UsageError("deploy needs a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K")
+    _runtime_only(args)
+    from bnncc import deploy as deployment
+
+    with _loaded(args) as artifact:
+        result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
+    sys.stdout.write(_json(result) if args.json else deployment.text(result) + "\n")
+    if not result["right"]:
+        raise VerificationError(
+            f"{args.artifact}: wrong outputs on the device",
+            hint="`bnncc verify MODEL ARTIFACT` with the same device finds the layer, or that a "
+            "value lies within rounding of a sign's zero",
+        )
+    return 0
+
+
+def device_kit(args: Namespace, console: Console) -> int:
+    """Put together what a device needs.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from bnncc import kit
+    from bnncc.targets.catalog import resolve
+
+    start = time.perf_counter()
+    made = kit.make(args.output, resolve(args.target), progress=console.progress)
+    console.result(
+        f"{args.output}: {made.size:,} bytes, server and TVM {made.tvm} for {made.arch}, "
+        f"needs glibc {made.glibc} or newer there, {time.perf_counter() - start:.1f} s"
+    )
+    return 0
 
 
 def targets(args: Namespace, console: Console) -> int:
@@ -248,10 +312,28 @@ def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifac
     return artifact
 
 
-def _load(path: Path) -> Artifact:
+@contextlib.contextmanager
+def _loaded(args: Namespace) -> Iterator[Artifact]:
+    """Load ``args.artifact`` to be run here, or on the device that the options name."""
     from bnncc.artifact import Artifact
 
-    return Artifact.load(path)
+    if args.rpc is None and args.tracker is None:
+        for option in ("key", "timeout"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option} goes with --rpc or --tracker")
+        from bnncc.threads import prepare
+
+        prepare(args.threads)
+        yield Artifact.load(args.artifact)
+        return
+    artifact = Artifact.load(args.artifact, for_this_machine=False)  # damaged, it stays here
+    from bnncc import remote
+
+    timeout = remote.TIMEOUT if args.timeout is None else args.timeout
+    with remote.connect(args.rpc, tracker=args.tracker, key=args.key, timeout=timeout) as device:
+        if args.threads is not None:
+            device.set_threads(args.threads)
+        yield artifact.on(device)
 
 
 def _is_artifact(path: Path) -> bool:

@@ -109,7 +109,7 @@ def confirmed(
         artifact.session(threads=threads)
         given, wanted = artifact.selfcheck_arrays()
         made = artifact.run(given)
-        if all(_agree(made[name], wanted[name]) for name in wanted):
+        if all(agree(made[name], wanted[name]) for name in wanted):
             return artifact
     from bnncc.verify import verify
 
@@ -125,7 +125,8 @@ def confirmed(
     return artifact
 
 
-def _agree(mine: np.ndarray, wanted: np.ndarray) -> bool:
+def agree(mine: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether `mine` is `wanted`: integers exactly, floats but for rounding."""
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
         return False
     if mine.dtype.kind != "f":

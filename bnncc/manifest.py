@@ -121,42 +121,66 @@ def check(content: Any, path: str) -> None:
     _Checker(path).manifest(content)
 
 
-def check_versions(content: Mapping[str, Any], path: str) -> None:
-    """Refuse an artifact for another TVM runtime than the installed one.
+@dataclass(frozen=True)
+class Machine:
+    """What an artifact has to fit.
+
+    Attributes
+    ----------
+    name : str
+        As messages call it.
+    arch : str
+        As `bnncc.link.normal_arch` has it.
+    features : frozenset of str
+        Of its processor.
+    tvm : str
+        Version of its TVM; empty if unknown.
+    """
+
+    name: str
+    arch: str
+    features: frozenset[str]
+    tvm: str
+
+
+def this_machine() -> Machine:
+    """Describe the machine and the TVM that run this."""
+    try:
+        tvm = importlib.metadata.version("apache-tvm")
+    except importlib.metadata.PackageNotFoundError:
+        tvm = ""
+    return Machine("this machine", normal_arch(platform.machine()), host.features(), tvm)
+
+
+def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> None:
+    """Refuse an artifact that `machine` cannot run.
 
     Raises
     ------
     ArtifactError
-        If major or minor version differ.
-    """
-    try:
-        here = importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    if here.split(".")[:2] != content["tvm"].split(".")[:2]:
-        raise ArtifactError(
-            f"{path}: was compiled with TVM {content['tvm']}, this is TVM {here}",
-            hint="compile it again, or install the TVM it was compiled with",
-        )
-
-
-def check_machine(content: Mapping[str, Any], path: str) -> None:
-    """Refuse an artifact this CPU cannot run.
-
-    Raises
-    ------
+        If major or minor version of TVM differ.
     TargetError
         If the architecture differs or features are missing.
     """
+    if machine.tvm and machine.tvm.split(".")[:2] != content["tvm"].split(".")[:2]:
+        raise ArtifactError(
+            f"{path}: was compiled with TVM {content['tvm']}, {machine.name} has TVM {machine.tvm}",
+            hint="compile it again, or install the TVM it was compiled with",
+        )
     target = content["target"]
-    wanted, here = normal_arch(target["triple"].split("-")[0]), normal_arch(platform.machine())
-    if wanted != here:
-        raise TargetError(f"{path}: is for {wanted} ({target['name']}), this machine is {here}")
-    missing = sorted(set(target["features"]) - host.features())
-    if missing:
+    wanted = normal_arch(target["triple"].split("-")[0])
+    if wanted != machine.arch:
         raise TargetError(
-            f"{path}: needs CPU features this machine lacks: {', '.join(missing)}",
-            hint=f"it was compiled for `{target['name']}`; compile it with `--target native`",
+            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {machine.arch}",
+            hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
+        )
+    missing = sorted(set(target["features"]) - machine.features)
+    if missing:
+        native = machine.name == "this machine"
+        raise TargetError(
+            f"{path}: needs CPU features {machine.name} lacks: {', '.join(missing)}",
+            hint=f"it was compiled for `{target['name']}`; compile it with "
+            + ("`--target native`" if native else "a `--target` that needs less"),
         )
 
 

@@ -1,26 +1,22 @@
-"""Run artifacts on this machine and time them: the network, and each kernel alone."""
+"""Run artifacts, here or on a device, and time them: the network, and each kernel alone."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bnncc import report
-from bnncc.artifact import Artifact, aligned_empty
-from bnncc.errors import BnnccError, UsageError
+from bnncc.artifact import Artifact
+from bnncc.errors import UsageError
 from bnncc.manifest import TensorInfo
+from bnncc.session import Session, aligned_empty
 from bnncc.targets import host
 from bnncc.threads import prepare
 
 FORMAT = 1
 PERCENTILES = (10, 50, 90, 99)
-
-_WARM_UP = 10
-_KERNEL_REPEATS = 60
-_KERNEL_SECONDS = 100e-6  # of one repeat: short beside what a busy machine interrupts
 
 
 def random_inputs(
@@ -93,41 +89,38 @@ def bench(
     """
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, wanted 1 or more")
-    prepare(threads)
+    if artifact.device is None:
+        prepare(threads)
     session = artifact.session(threads=threads)
     used = session.use_threads()
     tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
-    main = session.main
-    for _ in range(min(_WARM_UP, repeat)):
-        main(*tensors)
-    times = np.empty(repeat)
-    for i in range(repeat):
-        start = time.perf_counter_ns()
-        main(*tensors)
-        times[i] = time.perf_counter_ns() - start
-    times /= 1e3
+    times = session.time_network(tensors, repeat)
     compiled = artifact.manifest["report"]
     macs = sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
-    network = {"min_us": _us(times.min()), "median_us": _us(np.median(times))}
-    network.update({f"p{p}_us": _us(np.percentile(times, p)) for p in PERCENTILES})
+    kernels = compiled["kernels"] if session.times_kernels else []
+    network: dict[str, Any] = spread(times)
     network.update({"macs": macs, "macs_per_second": _rate(macs, float(np.median(times)))})
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
         "target": artifact.manifest["target"]["name"],
-        "cpu": host.processor(),
+        "cpu": host.processor() if artifact.device is None else artifact.device.processor,
         "threads": used,
         "repeat": repeat,
         "network": network,
-        "kernels": [_time_kernel(session.module, kernel, seed) for kernel in compiled["kernels"]],
+        "kernels": [_time_kernel(session, kernel, seed) for kernel in kernels],
     }
 
 
-def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Time one kernel alone, on tensors of its own shaped as the plan's."""
-    import tvm
-    import tvm_ffi
+def spread(times: np.ndarray) -> dict[str, float]:
+    """Return least, median and percentiles of `times`, in microseconds."""
+    result = {"min_us": _us(times.min()), "median_us": _us(np.median(times))}
+    result.update({f"p{p}_us": _us(np.percentile(times, p)) for p in PERCENTILES})
+    return result
 
+
+def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Time one kernel alone, on tensors of its own shaped as the plan's."""
     rng = np.random.default_rng(seed)
     args = []
     for position, arg in enumerate(kernel["args"]):
@@ -135,14 +128,8 @@ def _time_kernel(module: Any, kernel: Mapping[str, Any], seed: int) -> dict[str,
         array = _random(rng, shape, arg["dtype"])
         if position in kernel["zeros"]:
             array[...] = 0
-        args.append(tvm_ffi.from_dlpack(array))
-    library = next((m for m in module.imports if m.implements_function(kernel["name"])), None)
-    if library is None:
-        raise BnnccError(f"lib.so holds no kernel `{kernel['name']}`", hint="compile it again")
-    first = library.time_evaluator(kernel["name"], tvm.cpu(), number=10, repeat=3)
-    number = max(1, round(_KERNEL_SECONDS / max(first(*args).min, 1e-9)))
-    timer = library.time_evaluator(kernel["name"], tvm.cpu(), number=number, repeat=_KERNEL_REPEATS)
-    times = np.array(timer(*args).results) * 1e6
+        args.append(array)
+    times = session.time_kernel(kernel["name"], args)
     median = float(np.median(times))
     return {
         "name": kernel["name"],
@@ -178,8 +165,12 @@ def bench_text(result: Mapping[str, Any]) -> str:
         f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f} us, "
         + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES)
         + f" ({result['repeat']} runs, {result['threads']} threads)",
-        f"kernels  {total:.2f} us in all, each timed alone; "
-        f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
+        (
+            f"kernels  {total:.2f} us in all, each timed alone; "
+            if result["kernels"]
+            else "rate     "
+        )
+        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
     ]
     return "\n".join(lines).lstrip("\n")
 

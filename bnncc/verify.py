@@ -175,7 +175,7 @@ def _layers(
     taps = [name for name in reference.tap_points(proto) if name not in unseen]
     tapped = reference.with_outputs(proto, taps)
     try:
-        twin = compile_model(tapped, _options(artifact))
+        twin = compile_model(tapped, _options(artifact)).on(artifact.device)
     except BnnccError as error:
         return [], None, f"not compared layer by layer: {error}"
     ours = twin.run(arrays)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from bnncc.targets import host
+from bnncc.targets import host as this_machine
+from tests import devices
+from tests.devices import DIGITS, MACHINES, Server
 
 # Set in `make test-all`, and by --run-slow; tests take more generated cases where it is set.
 ALL = "BNNCC_TEST_ALL"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") and not os.environ.get(ALL):
         pytest.skip("slow: give --run-slow, or make test-all")
     for marker in item.iter_markers("isa"):
-        if missing := sorted(set(marker.args) - host.features()):
+        if missing := sorted(set(marker.args) - this_machine.features()):
             pytest.skip(f"this CPU lacks {', '.join(missing)}")
     if item.get_closest_marker("cuda") and not _has_cuda():
         pytest.skip("needs an NVIDIA GPU and nvcc")
@@ -44,3 +50,56 @@ def _has_cuda() -> bool:
     import tvm
 
     return bool(tvm.cuda().exist)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """Return an empty folder that shows the examples, and an environment that has `bnncc`."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    commands = {"bnncc": "-m bnncc", "python": "", "tvm-ffi-config": "-m tvm_ffi.config"}
+    for name, command in commands.items():
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
+        script.chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the kits that were made, by machine; under `""`, where to make more."""
+    return {"": tmp_path_factory.mktemp("kits")}
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request: pytest.FixtureRequest, kits: dict[str, Path]) -> str:
+    """Return a kind of device, whose kit is there."""
+    devices.have(kits, request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def server(machine: str, kits: dict[str, Path], tmp_path: Path) -> Iterator[Server]:
+    with devices.running(machine, kits[machine], tmp_path / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def host(kits: dict[str, Path], tmp_path: Path) -> Iterator[Server]:
+    folder = devices.have(kits, "host")
+    with devices.running("host", folder, tmp_path / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the digits network compiled for each machine."""
+    import bnncc
+
+    made = {}
+    for machine, target in devices.TARGETS.items():
+        made[machine] = tmp_path_factory.mktemp("digits") / f"{machine}.bnncc"
+        bnncc.compile(DIGITS / "digits.onnx", target=target).save(made[machine])
+    return made

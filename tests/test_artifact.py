@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bnncc import link
-from bnncc.artifact import ALIGNMENT, Artifact, aligned_empty
+from bnncc.artifact import Artifact
 from bnncc.errors import BnnccError, InputError, TargetError
 from bnncc.files import write_atomic
+from bnncc.session import ALIGNMENT, aligned_empty
 from tests import tiny as stub
 from tests.tiny import expected, tiny
 

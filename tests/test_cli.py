@@ -65,7 +65,8 @@ def test_help_is_instant_and_loads_no_tvm() -> None:
 def test_help_of_each_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     overview = capsys.readouterr().out
-    for verb in ("compile", "run", "bench", "explain", "verify", "targets"):
+    verbs = ["compile", "run", "bench", "explain", "verify", "deploy", "device-kit", "targets"]
+    for verb in verbs:
         assert verb in overview
         assert cli.main([verb, "--help"]) == 0
         text = capsys.readouterr().out
@@ -248,7 +249,7 @@ def test_bugs_say_so(
     def broken(*args: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(commands, "_load", broken)
+    monkeypatch.setattr(commands, "_loaded", broken)
     assert cli.main(["bench", "tiny.bnncc"]) == 70
     err = capsys.readouterr().err
     assert "Traceback" in err

@@ -93,7 +93,7 @@ def test_format_of_the_future(path: Path) -> None:
 
 def test_other_tvm(path: Path) -> None:
     rewritten(path, lambda m: m.update(tvm="0.31.0"))
-    refused(path, r"compiled with TVM 0\.31\.0, this is TVM 0\.27")
+    refused(path, r"compiled with TVM 0\.31\.0, this machine has TVM 0\.27")
     assert Artifact.load(path, for_this_machine=False).manifest["tvm"] == "0.31.0"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -35,31 +34,27 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.fixture
-def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """Return an empty folder that shows the examples, and an environment that has `bnncc`."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, command in (("bnncc", "-m bnncc"), ("python", "")):
-        script = programs / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
-        script.chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    return tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-
-
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if runnable(p)], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_blocks_run(page: Path, workplace: tuple[Path, dict[str, str]]) -> None:
+    blocks_run(page.name, runnable(page), workplace)
+
+
+def blocks_run(
+    name: str, blocks: list[tuple[str, str]], workplace: tuple[Path, dict[str, str]]
+) -> str:
+    """Run blocks in order, for later ones may use earlier ones' files; return their output."""
     folder, environment = workplace
     shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-    for language, code in runnable(page):  # in order: later blocks may use earlier ones' files
+    said = ""
+    for language, code in blocks:
         done = subprocess.run(
             [*shells[language], code], cwd=folder, env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, f"{page.name}:\n{code}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{name}:\n{code}\n{done.stdout}\n{done.stderr}"
+        said += done.stdout
+    return said
 
 
 def test_demo_runs(workplace: tuple[Path, dict[str, str]]) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bnncc import runner
-from bnncc.artifact import ALIGNMENT
 from bnncc.errors import UsageError
 from bnncc.manifest import TensorInfo
+from bnncc.session import ALIGNMENT
 from tests.tiny import tiny
 
 
