@@ -19,6 +19,7 @@ from bnncc.options import CompileOptions
 
 if TYPE_CHECKING:
     from bnncc.artifact import Artifact
+    from bnncc.c_network import CNetwork
 
 _TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
 
@@ -40,7 +41,11 @@ def compile_(args: Namespace, console: Console) -> int:
     """
     start = time.perf_counter()
     options = _options(args, dump_ir=args.dump_ir)
-    output = args.output or Path(f"{args.model.stem}.{_target_label(args.target)}.bnncc")
+    from bnncc.targets.catalog import resolve
+
+    target = resolve(args.target)
+    suffix = "bnncc" if target.has_runtime else "tar"
+    output = args.output or Path(f"{args.model.stem}.{_target_label(args.target)}.{suffix}")
     for path in (output, args.report):
         _check_folder(path)
     artifact = _compiled(args.model, options, console)
@@ -57,6 +62,10 @@ def compile_(args: Namespace, console: Console) -> int:
         f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
         f"{time.perf_counter() - start:.1f} s"
     )
+    from bnncc.confirm import not_run
+
+    if note := not_run(target, output):
+        console.result(note)
     return 0
 
 
@@ -130,10 +139,9 @@ def explain(args: Namespace, console: Console) -> int:
     from bnncc.artifact import Artifact
 
     if _is_artifact(args.file):
-        artifact = Artifact.load(args.file, for_this_machine=False)
+        content = Artifact.load(args.file, for_this_machine=False).report
     else:
-        artifact = _compiled(args.file, _options(args), console)
-    content = artifact.report
+        content = _compiled(args.file, _options(args), console).report
     sys.stdout.write(_json(content) if args.json else report.text(content) + "\n")
     return 0
 
@@ -298,15 +306,16 @@ def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
     )
 
 
-def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact:
+def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact | CNetwork:
     _check_model(model)
     from bnncc.targets.catalog import resolve
 
-    resolve(str(options.target))  # before TVM costs seconds
+    target = resolve(str(options.target))  # before TVM costs seconds
     console.progress(f"compiling {model}")
-    from bnncc.driver import compile_model
+    from bnncc.driver import compile_c, compile_model
 
-    artifact = compile_model(model, options)
+    make = compile_model if target.has_runtime else compile_c
+    artifact = make(model, options)
     for line in artifact.report["warnings"]:
         console.warning(line)
     return artifact

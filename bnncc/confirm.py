@@ -77,6 +77,21 @@ def runs_here(target: TargetSpec) -> bool:
     return arch in ("", normal_arch(platform.machine())) and not missing_features(target)
 
 
+def not_run(target: TargetSpec, output: object) -> str:
+    """Return what a user should know of `output`, if this machine cannot run it; else nothing."""
+    if not target.has_runtime:
+        return (
+            f"TVM has no runtime for {target.name} on PyPI: unpack {output} for the kernels "
+            "(kernels.o, network.h), a C file that calls them in order, and README.md"
+        )
+    if not runs_here(target):
+        return (
+            f"code for {target.name} was not run on this machine: `bnncc deploy` checks it on the "
+            "device with the pair of input and output it carries"
+        )
+    return ""
+
+
 def confirmed(
     packed: Callable[[int], Artifact],
     model: str | os.PathLike[str] | onnx.ModelProto,

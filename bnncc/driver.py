@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bnncc import manifest, report
 from bnncc.artifact import Artifact
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
+from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.graph import Graph
 from bnncc.image import take_uint8
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     import onnx
 
     from bnncc import memory
+    from bnncc.c_network import CNetwork
     from bnncc.pipeline import KernelCall
 
 CORES = 4
@@ -129,14 +132,110 @@ def compile_model(
     Returns
     -------
     Artifact
+
+    Raises
+    ------
+    TargetError
+        If TVM has no runtime for the target: see `compile_c`.
     """
     options = options or CompileOptions()
-    target = (
+    target = _target(options)
+    if not target.has_runtime:
+        raise TargetError(
+            f"TVM has no runtime for {target.name}, so there can be no artifact",
+            hint="`bnncc compile` makes an object file and C for it",
+        )
+    network = _scheduled(model, options, target)
+    from bnncc import pipeline
+
+    executable, scratch = pipeline.build(network.module, target)
+    library = build_library(executable, target)
+    workspace = {name: used.total(network.threads) for name, used in scratch.items()}
+    plan = _plan(network, workspace)
+
+    def packed(number: int) -> Artifact:
+        content, members = manifest.make(
+            library, plan=plan, model=network.name, target=target, options=options,
+            inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(number),
+        )  # fmt: skip
+        return Artifact(content, members)
+
+    if not options.confirm or not runs_here(target):
+        return packed(0)
+    return confirmed(packed, model, options.threads)
+
+
+def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions) -> CNetwork:
+    """Compile a model to an object file and C that need no runtime.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        The network; symbolic dimensions become 1.
+    options : CompileOptions
+        What was asked; its threads make no difference.
+
+    Returns
+    -------
+    CNetwork
+
+    Raises
+    ------
+    TargetError
+        If the network needs TVM's runtime.
+    """
+    target = _target(options)
+    if options.check_finite:
+        raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
+    network = _scheduled(model, replace(options, threads=1), target, fixed=True)
+    from bnncc import c_network
+
+    files, scratch = c_network.make(
+        network.module, target, name=Path(network.name).stem,
+        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(0),
+    )  # fmt: skip
+    content = report.build(
+        _plan(network, scratch), model=network.name, target=target.name,
+        code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
+    )  # fmt: skip
+    return c_network.CNetwork(files, content)
+
+
+def _target(options: CompileOptions) -> TargetSpec:
+    return (
         options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
     )
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A network before it becomes machine code, with what the report says of it."""
+
+    name: str
+    module: Any
+    threads: int
+    inputs: list[manifest.TensorInfo]
+    outputs: list[manifest.TensorInfo]
+    checks: SelfCheck
+    physical: Graph
+    layers: list[report.Layer]
+    calls: list[KernelCall]
+    activations: memory.Plan
+    warnings: tuple[str, ...]
+
+
+def _scheduled(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    options: CompileOptions,
+    target: TargetSpec,
+    fixed: bool = False,
+) -> _Scheduled:
+    """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
     dump = Dumper(options.dump_ir)
 
     graph = load(model, input_shapes=options.input_shapes)
+    if fixed and (sizes := _symbolic_as_one(graph)):
+        graph = load(model, input_shapes={**options.input_shapes, **sizes})
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
     inputs = [
@@ -172,40 +271,31 @@ def compile_model(
     threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
     module = pipeline.schedule(module, target, threads)
     dump.module("schedule", module)
-    executable, scratch = pipeline.build(module, target)
-    library = build_library(executable, target)
 
-    workspace = {name: used.total(threads) for name, used in scratch.items()}
     warnings = (*_warnings(layers), *_first_layer_warnings(options.first_layer, relaxed, target))
-    plan = _plan(physical, layers, calls, activations, workspace, warnings)
-
-    def packed(number: int) -> Artifact:
-        content, members = manifest.make(
-            library, plan=plan, model=Path(graph.source).name, target=target, options=options,
-            inputs=inputs, outputs=outputs, selfcheck=checks.pair(number),
-        )  # fmt: skip
-        return Artifact(content, members)
-
-    if not options.confirm or not runs_here(target):
-        return packed(0)
-    return confirmed(packed, model, options.threads)
+    return _Scheduled(
+        Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
+        activations, warnings,
+    )  # fmt: skip
 
 
-def _plan(
-    physical: Graph,
-    layers: list[report.Layer],
-    calls: list[KernelCall],
-    activations: memory.Plan,
-    workspace: Mapping[str, int],
-    warnings: tuple[str, ...],
-) -> report.Plan:
+def _symbolic_as_one(graph: Graph) -> dict[str, tuple[int | str, ...]]:
+    """Return shapes with 1 for symbols, of the inputs that have any."""
+    shapes = {name: graph.types[name].shape for name in graph.inputs}
+    return {
+        name: tuple(d if isinstance(d, int) else 1 for d in shape)
+        for name, shape in shapes.items()
+        if not all(isinstance(d, int) for d in shape)
+    }
+
+
+def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
     """Put together what the report says of kernels, layers and bytes."""
-    from dataclasses import replace
-
-    macs = {layer.name: layer.macs for layer in layers}
+    physical, activations = network.physical, network.activations
+    macs = {layer.name: layer.macs for layer in network.layers}
     ours = iter([n for n in physical.nodes if n.op == KERNEL])
     kernels, made_by = [], {}
-    for call, used in zip(calls, activations.calls, strict=True):
+    for call, used in zip(network.calls, activations.calls, strict=True):
         covers = next(ours).covers if call.spec else ()
         made_by.update(dict.fromkeys(covers, call.name))
         args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
@@ -228,13 +318,13 @@ def _plan(
     sizes = {name: value.nbytes for name, value in physical.constants.items()}
     binary_bytes = sum(size for name, size in sizes.items() if name in binary)
     return report.Plan(
-        tuple(replace(layer, kernel=made_by.get(layer.name, "")) for layer in layers),
+        tuple(replace(layer, kernel=made_by.get(layer.name, "")) for layer in network.layers),
         tuple(kernels),
         activations.arena,
         binary_bytes,
         sum(sizes.values()) - binary_bytes,
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
-        warnings,
+        network.warnings,
     )
 
 

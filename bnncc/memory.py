@@ -25,7 +25,9 @@ from bnncc.registers import split_tiles
 PIPELINE = "bnncc"
 """Name of TVM's own lowering, which also notes scratch memory; see `recorded`."""
 
-_ALLOCATE = "tirx.TVMBackendAllocWorkspace"
+ALLOCATE = "tirx.TVMBackendAllocWorkspace"
+"""What asks for scratch memory in lowered code."""
+
 _REGION = "pragma_parallel_launch_point"
 _noted = threading.local()
 
@@ -124,8 +126,8 @@ def plan(module: tvm.IRModule) -> Plan:
         for arg in value.args:
             if isinstance(arg, relax.Var) and isinstance(arg.ty, relax.TensorType):
                 fresh = bool(held(arg) - written)
-                writes += _bytes(arg.ty) * fresh
-                reads += _bytes(arg.ty) * (not fresh)
+                writes += tensor_bytes(arg.ty) * fresh
+                reads += tensor_bytes(arg.ty) * (not fresh)
             used(arg, len(seen))
         written.update(*map(held, value.args))
         seen.append((value.op.name_hint, reads, writes))
@@ -137,11 +139,11 @@ def plan(module: tvm.IRModule) -> Plan:
             name = getattr(getattr(value, "op", None), "name", "")
             if name == "relax.memory.alloc_storage":
                 storages[var] = len(sizes)
-                sizes.append(_product(value.args[0].values))
+                sizes.append(product(value.args[0].values))
             elif name == "relax.memory.alloc_tensor":
                 tensors[var] = allocate(storages[value.args[0]])
             elif name == "relax.builtin.alloc_tensor":
-                sizes.append(_bytes(value.ty))
+                sizes.append(tensor_bytes(value.ty))
                 tensors[var] = allocate(len(sizes) - 1)
             elif isinstance(value, relax.TupleGetItem):
                 whole = fields.get(value.tuple_value)
@@ -188,15 +190,17 @@ def at_one(value: Any) -> int:
     return int(value) if isinstance(value, tirx.IntImm) else 1
 
 
-def _product(dims: Any) -> int:
+def product(dims: Any) -> int:
+    """Return the product of dimensions, symbols being 1."""
     result = 1
     for d in dims:
         result *= at_one(d)
     return result
 
 
-def _bytes(kind: Any) -> int:
-    return _product(kind.shape.values) * ((tvm.DataType(str(kind.dtype)).bits + 7) // 8)
+def tensor_bytes(kind: Any) -> int:
+    """Return the size of a tensor of type `kind`, symbols being 1."""
+    return product(kind.shape.values) * ((tvm.DataType(str(kind.dtype)).bits + 7) // 8)
 
 
 def _lowering() -> tuple[Any, Any, Any]:
@@ -247,7 +251,7 @@ def _allocated(stmt: tirx.Stmt) -> int:
     sizes = []
 
     def visit(call: Any) -> None:
-        if getattr(call.op, "name", "") == _ALLOCATE:
+        if getattr(call.op, "name", "") == ALLOCATE:
             sizes.append(at_one(call.args[2]))
 
     tvm_ffi.structural_walk(stmt, (tvm.ir.Call, visit), order="post")

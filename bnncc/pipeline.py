@@ -136,7 +136,12 @@ def _dim(value: Any) -> int | str:
 
 def memory_plan(module: tvm.IRModule) -> memory.Plan:
     """Return the static plan of a legalized module."""
-    return memory.plan(tvm.transform.Sequential(_plan_passes())(module))
+    return memory.plan(planned(module))
+
+
+def planned(module: tvm.IRModule) -> tvm.IRModule:
+    """Return a legalized or scheduled module with its kernels' tensors placed in storages."""
+    return tvm.transform.Sequential(_plan_passes())(module)
 
 
 def build(

@@ -7,14 +7,15 @@ from tvm import tirx
 from bnncc.schedules import grain
 from bnncc.schedules.columns import cut
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import quad_order
+from bnncc.topi_binary import layout, quad_order
 from bnncc.topi_binary.conv2d import conv2d, image
-from bnncc.topi_binary.neon import Machine
+from bnncc.topi_binary.neon import BYTES, MAX_STEPS, Machine
 from bnncc.topi_binary.spec import BinaryConv2d
 
 VECTORS = 2
 """Data vectors in a tile, or 3 in one tile of an odd width. They have 8 accumulators; with 16, LLVM
-spills some of them where it schedules for processors that execute in order."""
+spills some of them where it schedules for processors that execute in order. It spills of 12 too
+where as many sums of 16 bits are in use: then the last tile has 1 instead."""
 
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
@@ -29,7 +30,10 @@ def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> qu
     unit = 2 if spec.weight_order == "halves" else 1
     _, _, width = image(spec)
     places = -(-width // unit)
-    count = max(1, places // VECTORS)
+    words = layout.words(spec.channels // spec.groups)
+    steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
+    wide = target.popcount != "neon-dot" and (steps > MAX_STEPS or spec.ternary)
+    count = -(-places // VECTORS) if wide else max(1, places // VECTORS)
     sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
     sizes[-1] -= places * unit - width
     machine = Machine(arch, target.popcount == "neon-dot")

@@ -104,12 +104,12 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
     flat = float_conv2d.flattened(spec)
     width = output_hw(flat)[1]
-    if spec.rank == 2 or width == spec.width:
+    if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
         return 1
     images = spec.n if isinstance(spec.n, int) else 1
     blocks = images * -(-spec.out_channels // (layout.LANES * tile.vectors))
     fitting = [r for r in range(1, width // tile.columns + 1) if width % r == 0]
-    return next((r for r in fitting if grain.balanced(r * blocks, threads)), fitting[-1])
+    return next((r for r in fitting if grain.balanced(r * blocks, threads)), max([1, *fitting]))
 
 
 def choose(spec: Conv2d, target: TargetSpec) -> float_conv2d.Tile:

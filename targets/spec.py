@@ -55,6 +55,11 @@ class TargetSpec:
     l2_bytes: int = 1024 * 1024
 
     @property
+    def has_runtime(self) -> bool:
+        """Whether TVM's runtime exists for this target: not for 32-bit processors."""
+        return self.arch != "arm" and not self.arch.startswith(("armv", "thumb"))
+
+    @property
     def arch(self) -> str:
         """The architecture that the triple begins with; empty for the machine that compiles."""
         return self.triple.split("-")[0]

@@ -11,6 +11,7 @@ import io
 import math
 import struct
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,8 @@ class Library:
 
     Attributes
     ----------
-    instructions : int
-        Executed in the last call, if it counted.
+    blocks : Counter of (address, bytes)
+        How often each piece of code without jumps was executed in the last call, if it counted.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -106,13 +107,22 @@ class Library:
             self._uc.reg_write(arm_const.UC_ARM_REG_C1_C0_2, 0xF << 20)
             self._uc.reg_write(arm_const.UC_ARM_REG_FPEXC, 1 << 30)
         self._word = "<Q" if self._wide else "<I"
-        self.instructions = 0
+        self.blocks: Counter[tuple[int, int]] = Counter()
         self._free = _HEAP
         self._error = ""
         self._load(elf)
         for start, size in ((_STACK, _STACK_SIZE), (_HEAP, _HEAP_SIZE)):
             self._uc.mem_map(start, size)
         self._uc.hook_add(unicorn.UC_HOOK_BLOCK, self._serve, begin=_STUBS, end=_STUBS + _PAGE - 1)
+
+    @property
+    def instructions(self) -> int:
+        """How many were executed in the last call, if it counted."""
+        return sum(size // 4 * times for (_, size), times in self.blocks.items())
+
+    def code(self, start: int, size: int) -> list[int]:
+        """Return the instructions at an address."""
+        return list(struct.unpack(f"<{size // 4}I", self._uc.mem_read(start, size)))
 
     def _load(self, elf: Any) -> None:
         segments = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
@@ -241,13 +251,15 @@ class Library:
             array[...] = np.frombuffer(raw, array.dtype).reshape(array.shape)
 
     def call_bare(self, name: str, arrays: list[np.ndarray]) -> None:
-        """Call a function that takes nothing but pointers, no more than four of them."""
+        """Call a function that takes nothing but pointers, and returns 0."""
         self._free, self._error = _HEAP, ""
         made = [self._tensor(array)[1] for array in arrays]
         stack = made[4:]
         for register, value in zip(self._regs, made, strict=False):
             self._uc.reg_write(register, value)
         self._run(name, False, stack)
+        if self._uc.reg_read(self._regs[0]) & 0xFFFFFFFF:
+            raise RuntimeError("the kernel returned an error")
         for array, data in zip(arrays, made, strict=True):
             raw = bytes(self._uc.mem_read(data, array.nbytes))
             array[...] = np.frombuffer(raw, array.dtype).reshape(array.shape)
@@ -259,12 +271,12 @@ class Library:
             self._write(top + number * struct.calcsize(self._word), value)
         uc.reg_write(self._stack, top)
         uc.reg_write(self._link, _RETURN)
-        self.instructions = 0
+        self.blocks.clear()
         hook = None
         if count:
 
-            def block(_uc: Any, _address: int, size: int, _data: Any) -> None:
-                self.instructions += size // 4
+            def block(_uc: Any, address: int, size: int, _data: Any) -> None:
+                self.blocks[address, size] += 1
 
             hook = uc.hook_add(unicorn.UC_HOOK_BLOCK, block)
         try:

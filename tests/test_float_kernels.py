@@ -221,3 +221,13 @@ def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
     one = run_kernel(spec, inputs, HERE[-1], 2, threads=1)
     assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(HERE[-1]), 2))
     same(run_kernel(spec, inputs, HERE[-1], 2, threads=2), one)
+
+
+@pytest.mark.parametrize("target", sorted(catalog.CATALOG))
+def test_rows_shorter_than_a_tile_are_shared(target: str) -> None:
+    for spec in (
+        Conv2d(1, 5, 5, 16, 64, (1, 5), (1, 2), pads=(3, 3, 3, 3), steps=(Step("store"),)),
+        Conv2d(1, 2, 2, 2048, 2048, (1, 1), steps=(Step("store"),)),
+    ):
+        text = str(schedules.schedule(prim_func(spec), catalog.resolve(target), 2))
+        assert spec.channels < 100 or "parallel" in text

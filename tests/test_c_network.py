@@ -1,0 +1,155 @@
+"""Networks as C for 32-bit Arm: compiled by a C compiler, run in an emulator, compared."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bnncc import c_network, cli
+from bnncc.driver import compile_c, compile_model
+from bnncc.errors import TargetError
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.options import CompileOptions
+from tests.devices import DIGITS
+
+COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
+ODD = "x/in:0 */ int */"
+ARMV7 = CompileOptions(target="armv7")
+needs_tools = pytest.mark.skipif(
+    not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
+    reason=f"needs {COMPILER} and {EMULATOR} (packages gcc-arm-linux-gnueabihf, qemu-user)",
+)
+
+
+def unpacked(files: bytes, folder: Path) -> Path:
+    with tarfile.open(fileobj=io.BytesIO(files)) as tar:
+        for member in tar.getmembers():
+            path = folder / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(tar.extractfile(member).read())
+    return folder
+
+
+def built(folder: Path) -> Path:
+    warnings = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic")
+    sources = ("check.c", "network.c", "kernels.o")
+    command = [COMPILER, "-O1", *warnings, "-static", *sources, "-lm", "-o", "check.out"]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
+    return folder
+
+
+def checked(folder: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [EMULATOR, "./check.out"], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("armv7")
+    target = ("--target", "armv7", "-o", str(folder / "digits.tar"))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *target]) == 0
+    return unpacked((folder / "digits.tar").read_bytes(), folder)
+
+
+@needs_tools
+def test_digits_in_an_emulator(digits: Path) -> None:
+    built(digits)
+    assert checked(digits) == (0, "logits: 0 of 10 values wrong\n")
+    graph = load(DIGITS / "digits.onnx")
+    with np.load(DIGITS / "test_images.npz") as data:
+        images = data["images"][:20]
+    for number in range(len(images)):
+        image = images[number : number + 1]
+        right = evaluate(graph, {graph.inputs[0]: image})[graph.outputs[0]]
+        (digits / "check" / "images.bin").write_bytes(image.tobytes())
+        (digits / "check" / "logits.bin").write_bytes(right.tobytes())
+        assert checked(digits) == (0, "logits: 0 of 10 values wrong\n")
+    right[0, 3] += 1
+    (digits / "check" / "logits.bin").write_bytes(right.tobytes())
+    assert checked(digits) == (1, "logits: 1 of 10 values wrong\n")
+
+
+@needs_tools
+def test_kernels_need_no_tvm(digits: Path) -> None:
+    tool = COMPILER.replace("gcc", "nm")
+    done = subprocess.run(
+        [tool, "--undefined-only", str(digits / "kernels.o")], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "TVM" not in done.stdout
+    assert "tvm" not in done.stdout
+
+
+def test_call_order_is_that_of_the_report(digits: Path) -> None:
+    network = compile_c(DIGITS / "digits.onnx", ARMV7)
+    source = network.files["network.c"].decode()
+    places = [source.index(f"digits_{k['name']}(") for k in network.report["kernels"]]
+    assert places == sorted(places)
+    assert network.report["bytes"]["total"] == (digits / "digits.tar").stat().st_size
+
+
+def test_same_bytes_each_time(digits: Path) -> None:
+    again = compile_c(DIGITS / "digits.onnx", ARMV7)
+    assert c_network.archive(again.files) == (digits / "digits.tar").read_bytes()
+
+
+def odd_network() -> onnx.ModelProto:
+    """Return a model whose outputs are an input, a constant, each other, or read again."""
+    rng = np.random.default_rng(0)
+    weight = rng.choice([-1.0, 1.0], (40, 8, 3, 3)).astype(np.float32)
+    constant = np.arange(3, dtype=np.float32)
+    nodes = [
+        helper.make_node("Sign", [ODD], ["s"]),
+        helper.make_node("Conv", ["s", "w"], ["int"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["int"], ["relu"]),
+        helper.make_node("Identity", ["relu"], ["again"]),
+        helper.make_node("Identity", [ODD], ["same"]),
+        helper.make_node("Identity", ["c"], ["uint32_t"]),
+        helper.make_node("Flatten", ["relu"], ["flat"]),
+    ]
+    kinds = {
+        "int": (1, 40, 12, 12), "relu": (1, 40, 12, 12), "again": (1, 40, 12, 12),
+        "same": (1, 8, 12, 12), "uint32_t": (3,), "flat": (1, 5760),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "odd",
+        [helper.make_tensor_value_info(ODD, TensorProto.FLOAT, (1, 8, 12, 12))],
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in kinds.items()],
+        [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(constant, "c")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@needs_tools
+def test_outputs_of_every_kind(tmp_path: Path) -> None:
+    network = compile_c(odd_network(), ARMV7)
+    built(unpacked(c_network.archive(network.files), tmp_path))
+    code, said = checked(tmp_path)
+    assert code == 0, said
+    assert said.count(": 0 of ") == 6
+
+
+def test_what_has_no_runtime_is_no_artifact() -> None:
+    with pytest.raises(TargetError, match="TVM has no runtime for armv7"):
+        compile_model(DIGITS / "digits.onnx", ARMV7)
+    with pytest.raises(TargetError, match="--check-finite"):
+        compile_c(DIGITS / "digits.onnx", CompileOptions(target="armv7", check_finite=True))
+
+
+def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "x.tar"
+    target = ("--target", "armv7", "-o", str(output))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *target]) == 0
+    assert "TVM has no runtime for armv7 on PyPI" in capsys.readouterr().err
