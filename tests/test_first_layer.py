@@ -17,7 +17,7 @@ from bnncc.options import Uint8Input
 from bnncc.passes.first_layer import relax_first_layer
 from bnncc.quantized import QUANTIZED_CONV
 from bnncc.topi_binary.quantization import to_bfloat16
-from tests.kernel_harness import TARGETS
+from tests.kernel_harness import HERE
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((20, 3, 5, 5)) * RNG.uniform(0.1, 9, (20, 1, 1, 1))).astype(np.float32)
@@ -152,7 +152,7 @@ def test_other_layers_are_left_alone() -> None:
     assert [n.op for n in plain].count("Conv") == 3
 
 
-@pytest.mark.parametrize("target", [*TARGETS, "native"])
+@pytest.mark.parametrize("target", [*HERE, "native"])
 @pytest.mark.parametrize("operands", ["bfloat16", "int8"])
 @pytest.mark.parametrize(
     ("body", "given"),
