@@ -206,7 +206,11 @@ class Builder:
 
 def birealnet18(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     """Return Bi-Real-Net-18 at 224x224, zero padding."""
-    b = Builder("birealnet18", 3, 224, sign, batch)
+    return _resnet18(Builder("birealnet18", 3, 224, sign, batch))
+
+
+def _resnet18(b: Builder, *, react: bool = False) -> onnx.ModelProto:
+    """Return ResNet-18 with a residual around every binary convolution; `react`: as ReActNet."""
     x = b.max_pool(b.norm(b.conv(b.input, 64, 7, 2)), 3, 2)
     for width in (64, 128, 256, 512):
         for block in range(4):
@@ -215,7 +219,9 @@ def birealnet18(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
             if stride == 2:
                 short = b.norm(b.conv(b.average_pool(x), width, 1))
             fan = x[1] * 9
-            x = b.add(b.norm(b.binary_conv(x, width, 3, stride), fan), short)
+            y = b.binary_conv(b.shift(x) if react else x, width, 3, stride)
+            x = b.add(b.norm(y, fan), short)
+            x = b.rprelu(x) if react else x
     return b.model(b.head(x, 1000))
 
 
@@ -266,17 +272,7 @@ def alexnet(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
 
 def reactnet18(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     """Return ReActNet-18 at 224x224, zero padding."""
-    b = Builder("reactnet18", 3, 224, sign, batch)
-    x = b.max_pool(b.norm(b.conv(b.input, 64, 7, 2)), 3, 2)
-    for width in (64, 128, 256, 512):
-        for block in range(4):
-            stride = 2 if block == 0 and width > 64 else 1
-            short = x
-            if stride == 2:
-                short = b.norm(b.conv(b.average_pool(x), width, 1))
-            y = b.binary_conv(b.shift(x), width, 3, stride)
-            x = b.rprelu(b.add(b.norm(y, x[1] * 9), short))
-    return b.model(b.head(x, 1000))
+    return _resnet18(Builder("reactnet18", 3, 224, sign, batch), react=True)
 
 
 def reactnet_a(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
