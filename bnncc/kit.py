@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bnncc._version import __version__
 from bnncc.errors import TargetError, UsageError
-from bnncc.link import normal_arch
+from bnncc.link import first_success, normal_arch
 from bnncc.targets.spec import TargetSpec
 
 SERVER = "rpc_server"
@@ -181,24 +181,13 @@ def build_program(
         # Needed for what it registers, though the program calls none of it.
         *("-Wl,--no-as-needed", "-ltvm_runtime", "-ltvm_ffi", "-Wl,-rpath,$ORIGIN/lib", "-ldl"),
     ]
-    failures = []
-    for compiler in _compilers(arch):
-        try:
-            done = subprocess.run(
-                [*compiler, *command],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failures.append(f"{Path(compiler[0]).name}: {error}")
-            continue
-        if done.returncode == 0:
-            return
-        lines = [x for x in done.stderr.splitlines() if "error" in x] or done.stderr.splitlines()
-        failures.append(f"{Path(compiler[0]).name}: {lines[0] if lines else 'failed'}")
+    failures = first_success(
+        [[*compiler, *command] for compiler in _compilers(arch)],
+        lambda lines: next((line for line in lines if "error" in line), lines[0]),
+        seconds=_SECONDS,
+    )
+    if failures is None:
+        return
     if not failures:
         wanted = f"g++-{arch.replace('_', '-')}-linux-gnu"
         raise TargetError(

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,27 +68,15 @@ def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
     TargetError
         If no linker for `triple` is installed, or all of them fail.
     """
-    failures: list[str] = []
     caches = {f"ZIG_{which}_CACHE_DIR": str(folder / "zig") for which in ("GLOBAL", "LOCAL")}
-    for command in _linkers(triple):
-        try:
-            done = subprocess.run(
-                [*command, "-o", output, *objects],
-                cwd=folder,
-                env={**os.environ, **caches, "LC_ALL": "C"},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failures.append(f"{Path(command[0]).name}: {error}")
-            continue
-        if done.returncode == 0:
-            return
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        failures.append(f"{Path(command[0]).name}: {lines[-1] if lines else 'failed'}")
+    failures = first_success(
+        [[*command, "-o", output, *objects] for command in _linkers(triple)],
+        lambda lines: lines[-1],
+        folder=folder,
+        env={**os.environ, **caches, "LC_ALL": "C"},
+    )
+    if failures is None:
+        return
     machine = triple or platform.machine()
     if not failures:
         raise TargetError(
@@ -103,6 +91,58 @@ def _tried(machine: str) -> str:
     native = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
     first = "cc" if native else f"a GNU linker for {arch}"
     return f"{first}, ld.lld and the ziglang wheel"
+
+
+def first_success(
+    commands: Iterable[list[str]],
+    reason: Callable[[list[str]], str],
+    *,
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float = _SECONDS,
+) -> list[str] | None:
+    """Run compilers or linkers in turn until one of them succeeds.
+
+    Parameters
+    ----------
+    commands : iterable of list of str
+        Programs with their arguments, best first.
+    reason : callable
+        Chooses from the lines that a failed one printed (at least one) what to say of it.
+    folder : Path, optional
+        To run in.
+    env : mapping of str to str, optional
+        Environment, instead of this process'.
+    seconds : float, optional
+        That each may take.
+
+    Returns
+    -------
+    list of str or None
+        None if one succeeded, else what each said: empty if there were no commands.
+    """
+    failures: list[str] = []
+    for command in commands:
+        name = Path(command[0]).name
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failures.append(f"{name}: {error}")
+            continue
+        if done.returncode == 0:
+            return None
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        failures.append(f"{name}: {reason(lines) if lines else 'failed'}")
+    return failures
 
 
 def _linkers(triple: str) -> Iterator[list[str]]:
