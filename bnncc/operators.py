@@ -12,6 +12,7 @@ from onnx import helper
 from bnncc import numeric, shaping
 from bnncc.errors import UnsupportedOp
 from bnncc.quantized import QUANTIZED_CONV, quantized_conv
+from bnncc.quantizers import MULTI_THRESHOLD, QUANT, multi_threshold, quant
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -316,5 +317,7 @@ FUNCTIONS: dict[str, Function] = {
     "Unsqueeze": shaping.unsqueeze,
     "Where": _where,
     QUANTIZED_CONV: quantized_conv,
+    QUANT: quant,
+    MULTI_THRESHOLD: multi_threshold,
 }
 """Evaluator of each operator, called with attributes, inputs and the number of outputs."""
