@@ -29,6 +29,7 @@ from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
 from bnncc.passes.physical import KERNEL
+from bnncc.passes.plain import write_plain
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
@@ -255,6 +256,7 @@ def _scheduled(
     layers = binarize(graph)
     commute_pools(graph)
     merge_siblings(graph)
+    write_plain(graph)
     dump.graph("binarize", graph)
     physical = fuse(graph, options.float_conv, target)
     store_in_place(physical)

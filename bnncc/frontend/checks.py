@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.frontend import custom
 from bnncc.graph import Dim, Graph, Node
 
 MIN_OPSET = 9
@@ -288,6 +289,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             unknown.append(f"{op_name(node)} `{name}` (control flow)")
         elif node.op_type in RANDOM and node.domain in DEFAULT_DOMAINS:
             unknown.append(f"{node.op_type} `{name}` (random)")
+        elif custom.known(op_name(node)):
+            custom.check(node, name, versions.get(node.domain, 1))
         elif node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
             unknown.append(f"{op_name(node)} `{name}`")
         else:

@@ -13,7 +13,8 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, UsageError
-from bnncc.frontend import checks
+from bnncc.evaluate import OPSET
+from bnncc.frontend import checks, custom
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
@@ -100,6 +101,11 @@ def _load(
     for node in order.nodes:
         if node.op == "Constant":
             _constant(node, graph)
+            continue
+        if custom.known(node.op):
+            for part in custom.read(node, graph):
+                for piece in normalise(part, OPSET, graph):
+                    folder_pass.emit(piece)
             continue
         version = opset_of[id(node)]
         for piece in normalise(plain_tensors(node, graph, sequences), version, graph):

@@ -1,0 +1,124 @@
+"""QONNX's operators compute what the executor of the package `qonnx` computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import bnncc
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.quantizers import ROUNDING
+from tests.qonnx_models import DOMAINS, Builder, Executor
+
+pytest.importorskip("qonnx")
+RNG = np.random.default_rng(0)
+HALVES = np.arange(-40, 41, dtype=np.float32) / 4
+"""Multiples of 1/4: every kind of tie."""
+
+
+def same(model: onnx.ModelProto, x: np.ndarray, *, compiled: bool = True) -> None:
+    """Check that evaluation, and the compiled network, give what the executor gives."""
+    wanted = Executor(model)({"x": x})
+    found = evaluate(load(model), {"x": x})
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+    if compiled:
+        made = bnncc.compile(model).run({"x": x})
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(made[name], value)
+
+
+@pytest.mark.parametrize("mode", [*ROUNDING, "half_up"])
+@pytest.mark.parametrize(("signed", "narrow"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_quant_of_constants(mode: str, signed: int, narrow: int) -> None:
+    make = Builder()
+    x = np.concatenate([HALVES, RNG.standard_normal(100).astype(np.float32) * 5])
+    total = "x"
+    for bits in (1, 2, 3, 4, 8, 2.5):
+        for scale, zero in ((1.0, 0.0), (0.3, 0.0), (0.25, 3.0), (RNG.random(len(x)) + 0.1, -1.0)):
+            options = {"zero": zero, "signed": signed, "narrow": narrow, "mode": mode}
+            total = make.add("Add", total, make.quant(x, scale, bits, **options))
+    same(make.model(x.shape, total, 1), np.zeros_like(x), compiled=False)
+
+
+@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize(("bits", "signed", "zero"), [(1, 1, 0), (1, 0, 0), (3, 1, 0), (4, 0, 5)])
+def test_quant_of_data(mode: str, bits: int, signed: int, zero: int) -> None:
+    make = Builder()
+    scale = np.float32([0.5, 0.25, 1.0]).reshape(3, 1)
+    out = make.quant("x", scale, bits, zero=zero, signed=signed, mode=mode)
+    same(make.model((1, 3, 81), out, 3), np.tile(HALVES / 2, (1, 3, 1)))
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("imported", [True, False])
+def test_binary_layer(domain: str, imported: bool) -> None:
+    make = Builder(domain)
+    data = make.custom("BipolarQuant", "x", 0.7)
+    weight = make.custom("BipolarQuant", RNG.standard_normal((40, 9)), np.float32([0.25]))
+    out = make.add("MatMul", data, weight)
+    model = make.model((2, 40), out, 2, imported=imported)
+    x = RNG.standard_normal((2, 40)).astype(np.float32)
+    x[0, :5] = 0
+    artifact = bnncc.compile(model)
+    assert [layer["kind"] for layer in artifact.manifest["report"]["layers"]] == ["binary"]
+    wanted = Executor(model)({"x": x})[out]
+    np.testing.assert_allclose(artifact.run({"x": x})[out], wanted, 0, 1e-6)
+
+
+def test_bipolar_quant_with_a_scale_per_channel() -> None:
+    make = Builder()
+    scale = RNG.random((1, 5, 1, 1)) + 0.5
+    out = make.custom("BipolarQuant", "x", scale)
+    same(make.model((1, 5, 3, 3), out, 4), RNG.standard_normal((1, 5, 3, 3)).astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize("version", [1, 2])
+def test_trunc(mode: str, version: int) -> None:
+    make = Builder()
+    more = (2.0, 4.0) if version == 2 else (4.0,)
+    options = {"signed": 1, "narrow": 1} if version == 2 else {}
+    out = make.custom("Trunc", "x", 0.25, 3.0, 6.0, *more, rounding_mode=mode, **options)
+    model = make.model((1, 161), out, 2, version=version)
+    same(model, np.arange(-80, 81, dtype=np.float32).reshape(1, -1) / 8)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 15])
+@pytest.mark.parametrize(
+    ("shape", "layout", "axis"),
+    [((2, 5), "NC", 1), ((2, 5), "", 1), ((1, 4, 5), "", 2), ((1, 5, 4), "NCW", 1),
+     ((1, 5, 3, 4), "NCHW", 1), ((1, 3, 4, 5), "NHWC", 3), ((1, 5, 3, 4), "", 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 5])
+def test_multi_threshold(
+    steps: int, shape: tuple[int, ...], layout: str, axis: int, rows: int
+) -> None:
+    make = Builder()
+    table = np.sort(RNG.integers(-8, 8, (rows, steps)), axis=1)
+    attrs = {"out_dtype": "INT4", "out_scale": 2.0, "out_bias": -1.0}
+    out = make.custom("MultiThreshold", "x", table, data_layout=layout, **attrs)
+    x = RNG.integers(-10, 10, shape).astype(np.float32)
+    same(make.model(shape, out, len(shape)), x, compiled=rows == 5)
+
+
+def test_xnor_popcount_matmul_of_bits_is_binary() -> None:
+    make = Builder()
+    attrs = {"out_dtype": "BINARY"}
+    bits = make.custom("MultiThreshold", "x", RNG.standard_normal((50, 1)), **attrs)
+    out = make.custom("XnorPopcountMatMul", bits, RNG.integers(0, 2, (50, 7)))
+    model = make.model((3, 50), out, 2)
+    x = RNG.standard_normal((3, 50)).astype(np.float32)
+    same(model, x)
+    layers = bnncc.compile(model).manifest["report"]["layers"]
+    assert [(layer["kind"], layer["name"]) for layer in layers] == [
+        ("binary", "XnorPopcountMatMul_1")
+    ]
+
+
+def test_xnor_popcount_matmul_of_other_numbers() -> None:
+    make = Builder()
+    out = make.custom("XnorPopcountMatMul", "x", RNG.choice([-1, 1], (50, 7)))
+    same(make.model((3, 50), out, 2), RNG.choice([-1, 1], (3, 50)).astype(np.float32))
