@@ -13,12 +13,13 @@ from bnncc.topi_binary import layout, lookup
 from bnncc.topi_binary.conv2d import conv2d, image
 from bnncc.topi_binary.spec import BinaryConv2d
 
-_TILES = {16: (4, 4), 32: (6, 1), 64: (7, 1)}
-"""Columns of a tile and nibbles in a loop body, by the bytes of a vector.
+_TILES = {16: (4, 4, False), 32: (6, 1, False), 64: (7, 1, True)}
+"""Columns of a tile, nibbles in a loop body and `Lookup.shared`, by the bytes of a vector.
 
 The fastest of those tried on the layers of ``benchmarks/layers.py``. With two vectors of channels
 there are 8, 12 or 14 accumulators; SSE needs registers for copies, as its lookup overwrites the
-row.
+row. Whole lines of 64 bytes are loaded at most twice in a cycle, as many as are looked up, so
+those of the table are shared by taps; 16 registers are too few to gain from that.
 """
 
 
@@ -36,8 +37,8 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> lookup.Lookup:
         size = layout.NIBBLE_LANES
     tile = 1 if per_group <= size or (spec.groups > 1 and per_group % (2 * size)) else 2
     tile = max(tile, layout.NIBBLE_LANES // size)
-    budget, unroll = _TILES[size]
+    budget, unroll, shared = _TILES[size]
     _, _, width = image(spec)
     count = -(-width // budget)
     sizes = [width // count + (i < width % count) for i in range(count)]
-    return lookup.Lookup(size, cut(spec, sizes), tile, unroll=unroll)
+    return lookup.Lookup(size, cut(spec, sizes), tile, unroll=unroll, shared=shared)
