@@ -35,7 +35,7 @@ LONG_REDUCTION = 8
 """Words of a pixel from which moving accumulators to memory and back once costs less than smaller
 tiles do."""
 
-DENSE_TILE = (5, 4)
+DENSE_TILE = (4, 4)
 """Rows and vectors in a tile of a dense layer: where sums are long, neither its data nor its
 weights stay in the first-level cache, and the squarer tile loads least."""
 
