@@ -155,13 +155,6 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         raise ModelError("the graph has no inputs")
     if not graph.output:
         raise ModelError("the graph has no outputs")
-    for node in nodes:
-        for text in (node.name, *node.inputs, *node.outputs):
-            if not isinstance(text, str):  # how protobuf hands over what it cannot decode
-                raise ModelError(f"{node.op}: the name {text!r} is not UTF-8")
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        if not isinstance(value.name, str):
-            raise ModelError(f"the tensor name {value.name!r} is not UTF-8")
     defined: dict[str, str] = {}
     for value in graph.input:
         if not value.name:

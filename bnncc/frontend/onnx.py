@@ -20,6 +20,7 @@ from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
 from bnncc.frontend.normalise import normalise
 from bnncc.frontend.sequences import plain_tensors
+from bnncc.frontend.text import check_text
 from bnncc.graph import Dim, Graph, Node, TensorType
 
 
@@ -68,6 +69,7 @@ def _load(
     source: str,
     input_shapes: Mapping[str, Sequence[Dim]],
 ) -> Graph:
+    check_text(proto)
     versions = checks.opsets(proto)
     if proto.graph.sparse_initializer:
         raise UnsupportedOp("sparse initializers are not supported")

@@ -1,0 +1,47 @@
+"""A short run of `tests.fuzz_readers` for each reader, on small files made here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ALL, ROOT
+from tests.fuzz_readers import READERS, fuzz
+from tests.qonnx_models import Builder
+
+MUTATIONS = 10_000 if os.environ.get(ALL) else 250
+
+
+def _onnx(folder: Path) -> list[list[Path]]:
+    rng = np.random.default_rng(0)
+    make = Builder()
+    data = make.quant("x", 0.5, 4, signed=0, zero=1.0)
+    weight = make.quant(rng.standard_normal((6, 3, 3, 3)), rng.random((6, 1, 1, 1)), 2, narrow=1)
+    y = make.add("Conv", data, weight, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    y = make.custom("MultiThreshold", y, rng.random((6, 3)), data_layout="NCHW", out_dtype="UINT2")
+    y = make.custom("Trunc", make.add("GlobalAveragePool", y), 1.0, 0.0, 8.0, 4.0)
+    path = folder / "qonnx.onnx"
+    path.write_bytes(make.model((1, 3, 8, 8), y, 4, annotation="UINT4").SerializeToString())
+    return [[path], [ROOT / "examples" / "digits" / "digits.onnx"]]
+
+
+SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {"onnx": _onnx}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_reader_stays_calm(name: str, tmp_path: Path) -> None:
+    seeds = SEEDS[name](tmp_path)
+    for files in seeds:
+        READERS[name].load(files[0])
+    outcome = fuzz(READERS[name], seeds, mutations=MUTATIONS, compile_every=25)
+    assert not outcome.bad
+    assert outcome.read
+    assert outcome.refused
+
+
+def test_every_reader_is_tried() -> None:
+    assert set(SEEDS) == set(READERS)
