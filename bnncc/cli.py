@@ -21,6 +21,7 @@ from bnncc.errors import BnnccError
 from bnncc.options import FIRST_LAYER, FLOAT_CONV, SIGN_ZERO, parse_input_shape, parse_input_uint8
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
+_MODEL = "ONNX file, or network of MXNet (NAME-symbol.json)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,6 +165,7 @@ def _verb(
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
+    _params_option(group)
     group.add_argument(
         "--input-shape",
         metavar="NAME:1x3x224x224",
@@ -214,6 +216,16 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     _threads_option(group, "threads that kernels are cut for, and that the self-check uses")
 
 
+def _params_option(parser: Any) -> None:
+    parser.add_argument(
+        "--params",
+        metavar="FILE",
+        type=Path,
+        default=None,
+        help="parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
+    )
+
+
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -250,7 +262,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
 
 def _compile(verbs: Any) -> None:
     parser = _verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
     _model_options(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -299,7 +311,7 @@ def _explain(verbs: Any) -> None:
         verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
     )
     parser.add_argument(
-        "file", metavar="MODEL|ARTIFACT", type=Path, help="ONNX file or compiled artifact"
+        "file", metavar="MODEL|ARTIFACT", type=Path, help=f"{_MODEL}, or compiled artifact"
     )
     _model_options(parser)
     _json_option(parser)
@@ -309,8 +321,9 @@ def _verify(verbs: Any) -> None:
     parser = _verb(
         verbs, "verify", "compare an artifact with its model, layer by layer", commands.verify
     )
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="compiled from it")
+    _params_option(parser)
     group = parser.add_argument_group("data")
     group.add_argument(
         "--input", metavar="IN.npz", type=Path, default=None, help="arrays instead of random ones"

@@ -41,11 +41,12 @@ def compile_(args: Namespace, console: Console) -> int:
     """
     start = time.perf_counter()
     options = _options(args, dump_ir=args.dump_ir)
+    from bnncc.files import model_stem
     from bnncc.targets.catalog import resolve
 
     target = resolve(args.target)
     suffix = "bnncc" if target.has_runtime else "tar"
-    output = args.output or Path(f"{args.model.stem}.{_target_label(args.target)}.{suffix}")
+    output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     for path in (output, args.report):
         _check_folder(path)
     artifact = _compiled(args.model, options, console)
@@ -166,7 +167,9 @@ def verify(args: Namespace, console: Console) -> int:
     _check_model(args.model)
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = verification.verify(args.model, artifact, arrays, seed=args.seed)
+        result = verification.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params
+        )
     sys.stdout.write(_json(result) if args.json else verification.text(result) + "\n")
     return 0 if result["right"] else 1
 
@@ -295,6 +298,7 @@ def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
         raise UsageError("--input-shape names an input twice")
     return CompileOptions(
         target=args.target,
+        params=args.params,
         input_shapes=dict(args.input_shape),
         sign_zero=args.sign_zero,
         float_conv=args.float_conv,

@@ -17,13 +17,14 @@ from bnncc.artifact import Artifact
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
 from bnncc.errors import TargetError
+from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.graph import Graph
 from bnncc.image import take_uint8
 from bnncc.link import build_library
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
-from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.first_layer import Relaxed, relax_first_layer
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
@@ -54,6 +55,7 @@ def compile(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     target: str | Path | TargetSpec = "native",
+    params: str | Path | None = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
     sign_zero: str = "exact",
     float_conv: str = "filtered",
@@ -72,6 +74,8 @@ def compile(
         The network as its training framework exported it.
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
+    params : path, optional
+        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
     sign_zero : {"exact", "+1", "-1"}
@@ -105,6 +109,7 @@ def compile(
         model,
         CompileOptions(
             target=target,
+            params=params,
             input_shapes=dict(input_shapes or {}),
             sign_zero=sign_zero,
             float_conv=float_conv,
@@ -146,6 +151,7 @@ def compile_model(
             f"TVM has no runtime for {target.name}, so there can be no artifact",
             hint="`bnncc compile` makes an object file and C for it",
         )
+    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
     network = _scheduled(model, options, target)
     from bnncc import pipeline
 
@@ -188,6 +194,7 @@ def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileO
     target = _target(options)
     if options.check_finite:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
+    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
     network = _scheduled(model, replace(options, threads=1), target, fixed=True)
     from bnncc import c_network
 
@@ -252,6 +259,7 @@ def _scheduled(
     dump.graph("simplify", graph)
     recognise_signs(graph, sign_zero=options.sign_zero)
     flatten_rows(graph)
+    commute_moves(graph)
     commute_pads(graph)
     layers = binarize(graph)
     commute_pools(graph)

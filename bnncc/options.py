@@ -61,6 +61,8 @@ class CompileOptions:
     ----------
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file.
+    params : path, optional
+        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple
         Shapes that replace those in the file; a str is a symbolic dimension.
     sign_zero : {"exact", "+1", "-1"}
@@ -88,6 +90,7 @@ class CompileOptions:
     """
 
     target: str | Path | TargetSpec = "native"
+    params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     sign_zero: str = "exact"
     float_conv: str = "filtered"

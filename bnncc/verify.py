@@ -20,6 +20,7 @@ from bnncc import reference, report
 from bnncc.artifact import Artifact
 from bnncc.errors import BnnccError, VerificationError
 from bnncc.frontend.checks import read
+from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.magnitude import magnitudes
 from bnncc.options import CompileOptions, Uint8Input
@@ -45,19 +46,22 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     *,
     seed: int = 0,
+    params: str | Path | None = None,
 ) -> dict[str, Any]:
     """Compare `artifact` with the model it was compiled from.
 
     Parameters
     ----------
     model : path or ModelProto
-        The model.
+        The model, of any format.
     artifact : Artifact
         Compiled from it.
     inputs : mapping of str to ndarray, optional
         The artifact's inputs; random ones by default.
     seed : int
         Of the random inputs.
+    params : path, optional
+        Parameters of an MXNet network, if not beside it.
 
     Returns
     -------
@@ -66,6 +70,8 @@ def verify(
     """
     shapes = {t.name: t.shape for t in artifact.inputs}
     uint8 = {u["name"]: _uint8(u) for u in artifact.manifest["semantics"]["input_uint8"]}
+    wanted_shapes = {n: _model_shape(s, uint8.get(n)) for n, s in shapes.items()}
+    model = as_onnx(model, params=params, input_shapes=wanted_shapes)
     fixed_shapes = {
         n: [d for d in s if isinstance(d, int)]
         for n, s in shapes.items()
@@ -113,6 +119,14 @@ def verify(
         "deviation": [] if first is None else deviation,
         "note": note,
     }
+
+
+def _model_shape(shape: tuple[Any, ...], image: Uint8Input | None) -> tuple[Any, ...]:
+    """Return the shape of the model's input, of which an artifact may take images as NHWC."""
+    if image is None or image.layout == "nchw":
+        return shape
+    n, height, width, channels = shape
+    return n, channels, height, width
 
 
 def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> None:

@@ -17,6 +17,7 @@ from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import custom
+from bnncc.frontend.rawfile import read_bytes
 from bnncc.graph import Dim, Graph, Node
 
 MIN_OPSET = 9
@@ -24,7 +25,6 @@ MAX_OPSET = onnx.defs.onnx_opset_version()
 MAX_ELEMENTS = 1 << 29
 """Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
 MAX_CONSTANT_BYTES = 8 << 30
-MAX_FILE_BYTES = 2 << 30
 MAX_NODES = 200_000
 MAX_RANK = 8
 
@@ -58,6 +58,7 @@ _MAGIC = (
     (b"\x89HDF", "an HDF5 file"),
     (b"\x93NUMPY", "a NumPy array"),
     (b"\x7fELF", "an ELF file"),
+    (b"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
 )
 
 
@@ -80,20 +81,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         If there is no such file, or if it is not an ONNX model.
     """
     file = Path(path)
-    try:
-        if file.is_dir():
-            raise ModelError(f"{file}: is a directory, not an ONNX file")
-        if file.exists() and not file.is_file():
-            raise ModelError(f"{file}: is not a regular file")
-        size = file.stat().st_size
-        if size == 0:
-            raise ModelError(f"{file}: the file is empty, not an ONNX model")
-        if size > MAX_FILE_BYTES:
-            raise ModelError(f"{file}: {size} bytes, an ONNX file holds at most {MAX_FILE_BYTES}")
-        data = file.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelError(f"{file}: cannot be read: {reason}") from error
+    data = read_bytes(file, "an ONNX file")
     for magic, what in _MAGIC:
         if data.startswith(magic):
             raise ModelError(f"{file}: this is {what}, not an ONNX model")

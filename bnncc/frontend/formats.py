@@ -1,0 +1,50 @@
+"""Which reader a model file is for; whatever it is, what comes out is ONNX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+
+from bnncc.errors import UsageError
+from bnncc.frontend import mxnet
+from bnncc.graph import Dim
+
+Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+
+
+def as_onnx(
+    model: Model,
+    *,
+    params: str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[Dim]] | None = None,
+) -> Model:
+    """Return a model as `bnncc.frontend.onnx.load` takes it.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        Of any format: ONNX, or MXNet's ``-symbol.json``.
+    params : path, optional
+        Where MXNet's parameters are, if not beside the network.
+    input_shapes : mapping of str to sequence of int or str, optional
+        Shapes of inputs, which some formats lack.
+
+    Returns
+    -------
+    path or onnx.ModelProto
+        ONNX, as it was given or converted.
+
+    Raises
+    ------
+    UsageError
+        If parameters are given with a format that has none.
+    """
+    if isinstance(model, onnx.ModelProto) or not mxnet.is_symbol(Path(model)):
+        if params is not None:
+            raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
+        return model
+    return mxnet.read_mxnet(model, params, input_shapes)
