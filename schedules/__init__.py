@@ -96,6 +96,7 @@ _RULES = {
     "ConcatBits": ("x86_bits", "moves"),
     "Conv2d": ("x86_float", "conv2d"),
     "Elementwise": ("x86_bits", "elementwise"),
+    "FewBitConv2d": ("few_bit", "apply"),
     "PadBits": ("x86_bits", "moves"),
     "Pool2d": ("x86_float", "pool2d"),
     "SliceBits": ("x86_bits", "moves"),

@@ -67,13 +67,15 @@ def elementwise(spec: Elementwise, tile: Tile | None = None) -> tirx.PrimFunc:
     tile = tile or Tile()
     flat = _flattened(spec)
     layouts = {step.layout for step in spec.steps if step.op in TENSORS}
-    if not spec.from_bits:
+    if any(step.op == "levels" for step in spec.steps):
+        layouts.add("NHWC")
+    if not spec.packed:
         layouts.add(spec.data_layout)
     with Kernel(spec) as kernel:
         kernel.reshape(flat)
         if spec.rank == 2 or layouts <= {"NHWC"}:
             _write_rows(kernel, flat, tile)
-        elif layouts == {"NCHW"} and not spec.from_bits:
+        elif layouts == {"NCHW"} and not spec.packed:
             write_planar(kernel, flat, tile.parallel)
         else:
             write_squares(kernel, flat, tile.parallel)
@@ -88,11 +90,11 @@ def _flattened(spec: Elementwise) -> Elementwise:
 
 
 def _write_rows(kernel: Kernel, spec: Elementwise, tile: Tile) -> None:
-    count = 1 + spec.ternary
+    count = spec.data_tensors
     outputs = views(spec.steps, kernel.outputs, spec.channels)
     params = kernel.inputs[count:]
     data = kernel.inputs[:count]
-    if spec.from_bits:
+    if spec.packed:
         data = [half_view(plane, spec.channels) for plane in data]
     full, tail = divmod(spec.channels, LANES)
     whole, rest = divmod(full, tile.vectors)
