@@ -18,7 +18,14 @@ from bnncc import commands
 from bnncc._version import __version__
 from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
-from bnncc.options import FIRST_LAYER, FLOAT_CONV, SIGN_ZERO, parse_input_shape, parse_input_uint8
+from bnncc.options import (
+    ASSUMPTIONS,
+    FIRST_LAYER,
+    FLOAT_CONV,
+    SIGN_ZERO,
+    parse_input_shape,
+    parse_input_uint8,
+)
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 _MODEL = "ONNX file, or network of MXNet (NAME-symbol.json)"
@@ -182,6 +189,12 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
         type=_option(parse_input_uint8),
         help="take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
         "or a/b/c per channel; repeatable",
+    )
+    group.add_argument(
+        "--assume",
+        choices=ASSUMPTIONS,
+        default="nothing",
+        help="what the model implies: dabnn puts signs before convolutions with binary weights",
     )
     group.add_argument(
         "--sign-zero",

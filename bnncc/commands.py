@@ -300,6 +300,7 @@ def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
         target=args.target,
         params=args.params,
         input_shapes=dict(args.input_shape),
+        assume=args.assume,
         sign_zero=args.sign_zero,
         float_conv=args.float_conv,
         first_layer=args.first_layer,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from bnncc import manifest, report
 from bnncc.artifact import Artifact
+from bnncc.bitstream import bitstream
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
 from bnncc.errors import TargetError
-from bnncc.frontend.formats import as_onnx
+from bnncc.frontend.formats import opened
 from bnncc.frontend.onnx import load
 from bnncc.graph import Graph
 from bnncc.image import take_uint8
@@ -38,7 +39,7 @@ from bnncc.schedules import dot_product_missing
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
-from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, from_json
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +58,7 @@ def compile(
     target: str | Path | TargetSpec = "native",
     params: str | Path | None = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
+    assume: str = "nothing",
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
@@ -78,6 +80,9 @@ def compile(
         Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
+    assume : {"nothing", "dabnn"}
+        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
+        convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
@@ -111,6 +116,7 @@ def compile(
             target=target,
             params=params,
             input_shapes=dict(input_shapes or {}),
+            assume=assume,
             sign_zero=sign_zero,
             float_conv=float_conv,
             first_layer=first_layer,
@@ -151,8 +157,8 @@ def compile_model(
             f"TVM has no runtime for {target.name}, so there can be no artifact",
             hint="`bnncc compile` makes an object file and C for it",
         )
-    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    network = _scheduled(model, options, target)
+    model, assumed = opened(model, options)
+    network = _scheduled(model, options, target, assumed=assumed)
     from bnncc import pipeline
 
     executable, scratch = pipeline.build(network.module, target)
@@ -194,8 +200,8 @@ def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileO
     target = _target(options)
     if options.check_finite:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
-    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    network = _scheduled(model, replace(options, threads=1), target, fixed=True)
+    model, assumed = opened(model, options)
+    network = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
     from bnncc import c_network
 
     files, scratch = c_network.make(
@@ -237,8 +243,10 @@ def _scheduled(
     options: CompileOptions,
     target: TargetSpec,
     fixed: bool = False,
+    assumed: Mapping[str, str] | None = None,
 ) -> _Scheduled:
     """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
+    assumed = assumed or {}
     dump = Dumper(options.dump_ir)
 
     graph = load(model, input_shapes=options.input_shapes)
@@ -261,7 +269,7 @@ def _scheduled(
     flatten_rows(graph)
     commute_moves(graph)
     commute_pads(graph)
-    layers = binarize(graph)
+    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in binarize(graph)]
     commute_pools(graph)
     merge_siblings(graph)
     write_plain(graph)
@@ -282,7 +290,10 @@ def _scheduled(
     module = pipeline.schedule(module, target, threads)
     dump.module("schedule", module)
 
-    warnings = (*_warnings(layers), *_first_layer_warnings(options.first_layer, relaxed, target))
+    warnings = (
+        *_warnings(layers, assumed),
+        *_first_layer_warnings(options.first_layer, relaxed, target),
+    )
     return _Scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
         activations, warnings,
@@ -338,28 +349,19 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
     )
 
 
-def bitstream(spec: Spec | None) -> tuple[int, int] | None:
-    """Return what BitStream's formulas count for a binary convolution; None for other kernels.
-
-    They are for a convolution with threshold and 2x2 pooling, as many outputs as inputs, and floats
-    of 4 bytes: its equation 16 (float convolution as a matrix product), and 17 (packed data).
-
-    Examples
-    --------
-    >>> bitstream(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)))
-    (9257472, 1085056)
-    """
-    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1:
-        return None
-    pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
-    return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))
-
-
-def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:
+def _warnings(layers: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
+    lines = []
+    if assumed:
+        lines.append(
+            f"--assume dabnn: the model does not say that {len(assumed)} of its convolutions take "
+            "the sign of their data"
+        )
     floats = [layer.name for layer in layers if layer.kind == "float"]
-    if not layers or len(floats) < len(layers):
-        return ()
-    return ("no layer is binary: the network was compiled in float (`bnncc explain` says why)",)
+    if layers and len(floats) == len(layers):
+        lines.append(
+            "no layer is binary: the network was compiled in float (`bnncc explain` says why)"
+        )
+    return tuple(lines)
 
 
 def _first_layer_warnings(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:

@@ -98,6 +98,7 @@ def make(
         "inputs": [_info(t) for t in inputs],
         "outputs": [_info(t) for t in outputs],
         "semantics": {
+            "assume": options.assume,
             "sign_zero": options.sign_zero,
             "float_conv": options.float_conv,
             "first_layer": options.first_layer,
@@ -211,6 +212,7 @@ class _Checker:
             self.require(len(set(names)) == len(names), f"{key} (a name occurs twice)")
         semantics = self.typed(content, "semantics", dict)
         self.typed(semantics, "check_finite", bool, "semantics.")
+        self.typed(semantics, "assume", str, "semantics.")
         self.typed(semantics, "sign_zero", str, "semantics.")
         self.typed(semantics, "float_conv", str, "semantics.")
         self.typed(semantics, "first_layer", str, "semantics.")

@@ -22,6 +22,9 @@ FLOAT_CONV = ("direct", "filtered", "filtered-2d")
 FIRST_LAYER = ("float32", "bfloat16", "int8")
 """Accepted values of `CompileOptions.first_layer`."""
 
+ASSUMPTIONS = ("nothing", "dabnn")
+"""Accepted values of `CompileOptions.assume`."""
+
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
 
@@ -65,6 +68,9 @@ class CompileOptions:
         Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple
         Shapes that replace those in the file; a str is a symbolic dimension.
+    assume : {"nothing", "dabnn"}
+        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
+        convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
@@ -92,6 +98,7 @@ class CompileOptions:
     target: str | Path | TargetSpec = "native"
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    assume: str = "nothing"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
@@ -104,6 +111,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         for option, values in (
+            ("assume", ASSUMPTIONS),
             ("sign_zero", SIGN_ZERO),
             ("float_conv", FLOAT_CONV),
             ("first_layer", FIRST_LAYER),

@@ -20,6 +20,7 @@ from bnncc import reference, report
 from bnncc.artifact import Artifact
 from bnncc.errors import BnnccError, VerificationError
 from bnncc.frontend.checks import read
+from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.magnitude import magnitudes
@@ -72,6 +73,8 @@ def verify(
     uint8 = {u["name"]: _uint8(u) for u in artifact.manifest["semantics"]["input_uint8"]}
     wanted_shapes = {n: _model_shape(s, uint8.get(n)) for n, s in shapes.items()}
     model = as_onnx(model, params=params, input_shapes=wanted_shapes)
+    if artifact.manifest["semantics"]["assume"] == "dabnn":
+        model, _ = assume_dabnn(model, wanted_shapes)
     fixed_shapes = {
         n: [d for d in s if isinstance(d, int)]
         for n, s in shapes.items()

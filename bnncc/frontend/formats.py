@@ -11,9 +11,34 @@ import onnx
 
 from bnncc.errors import UsageError
 from bnncc.frontend import mxnet
+from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.graph import Dim
+from bnncc.options import CompileOptions
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+
+
+def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
+    """Return a model as ONNX says it, with all that was asked for.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        Of any format.
+    options : CompileOptions
+        Where its parts are, and what it implies.
+
+    Returns
+    -------
+    model : path or onnx.ModelProto
+        ONNX.
+    assumed : dict of str to str
+        By layer, what the file does not say of it.
+    """
+    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
+    if options.assume == "nothing":
+        return model, {}
+    return assume_dabnn(model, options.input_shapes)
 
 
 def as_onnx(
