@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import onnx
 
@@ -21,11 +22,11 @@ def check_text(model: onnx.ModelProto) -> None:
     """
     for where, text in _texts(model):
         if not isinstance(text, str):
-            shown = bytes(text)[:40]
+            shown = text[:40]
             raise ModelError(f"{where} {shown!r} is not UTF-8")
 
 
-def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, object]]:
+def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
     graph = model.graph
     for entry in model.opset_import:
         yield "a domain in opset_import,", entry.domain
@@ -53,7 +54,7 @@ def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, object]]:
             yield "an annotation's value", pair.value
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, object]]:
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, Any]]:
     for node in nodes:
         yield "the operator", node.op_type
         where = f"{node.op_type}: the"
@@ -68,7 +69,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, object]]:
                 yield from _locations(attribute.t)
 
 
-def _locations(tensor: onnx.TensorProto) -> Iterator[tuple[str, object]]:
+def _locations(tensor: onnx.TensorProto) -> Iterator[tuple[str, Any]]:
     for entry in tensor.external_data:
         yield "a key of external data,", entry.key
         yield "a value of external data,", entry.value
