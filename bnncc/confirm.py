@@ -50,7 +50,9 @@ class SelfCheck:
         for name in self._graph.inputs:
             kind = self._graph.types[name]
             shape = tuple(d if isinstance(d, int) else 1 for d in kind.shape)
-            if kind.dtype == "bool":
+            if name in self._graph.datatypes:
+                feeds[name] = self._graph.datatypes[name].random(rng, shape)
+            elif kind.dtype == "bool":
                 feeds[name] = rng.integers(0, 2, shape).astype(bool)
             elif kind.dtype.startswith(("int", "uint")):
                 feeds[name] = rng.integers(0, 127, shape).astype(kind.dtype)
@@ -67,7 +69,7 @@ def copy_of(graph: Graph) -> Graph:
     ]
     return Graph(
         nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
-        graph.source,
+        graph.source, datatypes=graph.datatypes,
     )  # fmt: skip
 
 

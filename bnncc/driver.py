@@ -255,7 +255,13 @@ def _scheduled(
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
     inputs = [
-        manifest.TensorInfo(i, graph.types[i].shape, graph.types[i].dtype) for i in graph.inputs
+        manifest.TensorInfo(
+            i,
+            graph.types[i].shape,
+            graph.types[i].dtype,
+            graph.datatypes[i].name if i in graph.datatypes else "",
+        )
+        for i in graph.inputs
     ]
     outputs = [
         manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs

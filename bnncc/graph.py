@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.datatypes import Datatype
+
 Dim = int | str
 """A dimension: a number, or the name of a symbol (dynamic batch)."""
 
@@ -85,6 +87,8 @@ class Graph:
         What to call the model in messages (the file name).
     sign_zero : dict of str to str
         By sign node: what becomes of exact zeros in front of it; for the report.
+    datatypes : dict of str to Datatype
+        Of the inputs that are declared to hold few values.
     """
 
     nodes: list[Node]
@@ -94,6 +98,7 @@ class Graph:
     types: dict[str, TensorType]
     source: str = "model"
     sign_zero: dict[str, str] = field(default_factory=dict)
+    datatypes: dict[str, Datatype] = field(default_factory=dict)
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:

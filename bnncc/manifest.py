@@ -12,6 +12,7 @@ import numpy as np
 
 from bnncc import container, report
 from bnncc._version import __version__
+from bnncc.datatypes import datatype
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.files import npz_bytes
 from bnncc.link import normal_arch
@@ -31,11 +32,30 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, shape and dtype of an input or output; a str in `shape` is a symbolic dimension."""
+    """An input or output.
+
+    Attributes
+    ----------
+    name : str
+        As in the model.
+    shape : tuple of int or str
+        A str is a symbolic dimension.
+    dtype : str
+        NumPy's name.
+    datatype : str
+        Of an input that holds few values: their type (`bnncc.datatypes`); else empty.
+    """
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str
+    datatype: str = ""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> TensorInfo:
+        """Return what a manifest says of an input or output."""
+        shape = tuple(content["shape"])
+        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""))
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -186,7 +206,8 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
 
 
 def _info(tensor: TensorInfo) -> dict[str, Any]:
-    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    content = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    return {**content, "datatype": tensor.datatype} if tensor.datatype else content
 
 
 @dataclass(frozen=True)
@@ -262,6 +283,9 @@ class _Checker:
         self.typed(tensor, "name", str, f"{where}.")
         self.shape(self.typed(tensor, "shape", list, f"{where}."), f"{where}.shape")
         self.require(self.typed(tensor, "dtype", str, f"{where}.") in DTYPES, f"{where}.dtype")
+        declared = tensor.get("datatype", "")
+        ok = not declared or (isinstance(declared, str) and datatype(declared) is not None)
+        self.require(ok, f"{where}.datatype")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:

@@ -7,10 +7,14 @@ import onnx
 import pytest
 
 import bnncc
+from bnncc.datatypes import datatype
+from bnncc.errors import InputError, UsageError
 from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.options import Uint8Input
 from bnncc.quantizers import ROUNDING
-from tests.qonnx_models import DOMAINS, Builder, Executor
+from bnncc.verify import verify
+from tests.qonnx_models import DOMAINS, Builder, Executor, annotate
 
 pytest.importorskip("qonnx")
 RNG = np.random.default_rng(0)
@@ -122,3 +126,51 @@ def test_xnor_popcount_matmul_of_other_numbers() -> None:
     make = Builder()
     out = make.custom("XnorPopcountMatMul", "x", RNG.choice([-1, 1], (50, 7)))
     same(make.model((3, 50), out, 2), RNG.choice([-1, 1], (3, 50)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["BIPOLAR", "BINARY", "TERNARY", "UINT8", "INT2", "FIXED<4,2>"])
+def test_annotated_input(name: str) -> None:
+    make = Builder()
+    weight = make.quant(RNG.standard_normal((20, 6)), 1.0, 1)
+    out = make.add("MatMul", "x", weight)
+    model = make.model((3, 20), out, 2, annotation=name)
+    kind = datatype(name)
+    assert kind is not None
+    x = kind.random(RNG, (3, 20))
+    same(model, x)
+    artifact = bnncc.compile(model)
+    assert artifact.inputs[0].datatype == name
+    assert verify(model, artifact)["right"]
+    x[1, 2] = 0.3
+    with pytest.raises(InputError, match=r"`x` holds 0.3.* at \[1, 2\] .*declares it " + name[:4]):
+        artifact.run({"x": x})
+    if name in ("BIPOLAR", "BINARY"):
+        assert artifact.manifest["report"]["layers"][0]["kind"] == "binary"
+
+
+def test_annotations_of_other_tensors_are_not_believed() -> None:
+    make = Builder()
+    x = RNG.standard_normal((3, 20)).astype(np.float32)
+    weight = make.constant(RNG.standard_normal((20, 6)))
+    out = make.add("MatMul", "x", weight)
+    model = make.model((3, 20), out, 2)
+    wanted = evaluate(load(model), {"x": x})
+    annotate(model.graph, weight, "BIPOLAR")
+    annotate(model.graph, out, "UINT4")
+    for contradiction in ("BIPOLAR", "UINT8", "FLOAT32"):
+        annotate(model.graph, "x", contradiction)
+    found = evaluate(load(model), {"x": x})
+    np.testing.assert_array_equal(found[out], wanted[out])
+
+
+def test_bytes_of_an_annotated_input() -> None:
+    make = Builder()
+    weight = make.quant(RNG.standard_normal((4, 3, 3, 3)), 1.0, 1)
+    out = make.add("Conv", "x", weight, kernel_shape=[3, 3])
+    model = make.model((1, 3, 5, 5), out, 4, annotation="UINT8")
+    artifact = bnncc.compile(model, input_uint8=[Uint8Input("x", (0.0,), (1.0,))])
+    x = RNG.integers(0, 256, (1, 3, 5, 5)).astype(np.uint8)
+    wanted = evaluate(load(model), {"x": x.astype(np.float32)})
+    np.testing.assert_allclose(artifact.run({"x": x})[out], wanted[out])
+    with pytest.raises(UsageError, match="not of the type the model declares, UINT8: 0 to 255"):
+        bnncc.compile(model, input_uint8=[Uint8Input("x", (0.5,), (1.0,))])

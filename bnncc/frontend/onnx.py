@@ -15,6 +15,7 @@ from onnx import AttributeProto, TensorProto, helper
 from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, UsageError
 from bnncc.evaluate import OPSET
 from bnncc.frontend import checks, custom
+from bnncc.frontend.annotations import declared, rounded_input
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
@@ -100,7 +101,13 @@ def _load(
     checks.check_finite(order, infinities=False)
     folder_pass = Folder(graph)
     sequences: dict[str, list[str]] = {}
+    graph.datatypes = declared(proto.graph, graph)
+    read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
+    for name, kind in graph.datatypes.items():
+        for piece in rounded_input(name, read_as[name], kind, graph):
+            folder_pass.emit(piece)
     for node in order.nodes:
+        node.inputs = [read_as.get(i, i) for i in node.inputs]
         if node.op == "Constant":
             _constant(node, graph)
             continue
