@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fuzz_mutations import everything, mutated, mutated_onnx, protobuf
+from tests.fuzz_mxnet import mutated_mxnet, mxnet
 
 SECONDS = 10
 """Of the processor, so that a busy machine makes no difference."""
@@ -65,7 +66,16 @@ def _load_onnx(path: Path) -> object:
     return load(path)
 
 
-READERS: dict[str, Reader] = {"onnx": Reader(_load_onnx, protobuf, mutated_onnx)}
+def _load_mxnet(path: Path) -> object:
+    from bnncc.frontend.formats import as_onnx
+
+    return _load_onnx(as_onnx(path))
+
+
+READERS: dict[str, Reader] = {
+    "mxnet": Reader(_load_mxnet, mxnet, mutated_mxnet),
+    "onnx": Reader(_load_onnx, protobuf, mutated_onnx),
+}
 
 
 # ------------------------------------------------------------------------------------------ runs

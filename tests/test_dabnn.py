@@ -1,4 +1,4 @@
-"""``--assume dabnn``: signs that a model of daBNN implies, written out where the user asks for it."""
+"""``--assume dabnn``: signs that daBNN's models imply, written out where the user asks for it."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ALL, ROOT
 from tests.fuzz_readers import READERS, fuzz
+from tests.mxnet_files import Net, small
 from tests.qonnx_models import Builder
 
 MUTATIONS = 10_000 if os.environ.get(ALL) else 250
@@ -29,7 +30,23 @@ def _onnx(folder: Path) -> list[list[Path]]:
     return [[path], [ROOT / "examples" / "digits" / "digits.onnx"]]
 
 
-SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {"onnx": _onnx}
+def _mxnet(folder: Path) -> list[list[Path]]:
+    nets = {word: small(word) for word in (32, 64)}
+    nets["few-bit"] = Net(key="attrs")
+    nets["few-bit"].layer(
+        "QConvolution", "q", {"weight": np.ones((4, 2, 3, 3), np.float32)}, act_bit=2,
+        weight_bit=3, kernel=(3, 3), num_filter=4, pad=(1, 1),
+    )  # fmt: skip
+    for net in nets.values():
+        net.nodes[0][net.key] = {"__shape__": "(1, 2, 10, 10)"}
+    releases = ("0.9", "0.11", "1.0")
+    return [
+        list(net.write(folder, f"net{name}", release))
+        for (name, net), release in zip(nets.items(), releases, strict=True)
+    ]
+
+
+SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {"mxnet": _mxnet, "onnx": _onnx}
 
 
 @pytest.mark.parametrize("name", SEEDS)
