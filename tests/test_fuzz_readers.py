@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import ALL, ROOT
 from tests.fuzz_readers import READERS, fuzz
@@ -27,7 +28,26 @@ def _onnx(folder: Path) -> list[list[Path]]:
     y = make.custom("Trunc", make.add("GlobalAveragePool", y), 1.0, 0.0, 8.0, 4.0)
     path = folder / "qonnx.onnx"
     path.write_bytes(make.model((1, 3, 8, 8), y, 4, annotation="UINT4").SerializeToString())
-    return [[path], [ROOT / "examples" / "digits" / "digits.onnx"]]
+    linear = folder / "linear.onnx"
+    weight = rng.integers(-8, 8, (6, 4)).astype(helper.tensor_dtype_to_np_dtype(TensorProto.INT4))
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "t"], ["v"], axis=0, block_size=2),
+        helper.make_node("MatMul", ["d", "v"], ["y"]),
+    ]
+    constants = {"s": np.float32(0.1), "z": np.int8(1), "w": weight}
+    constants["t"] = np.ones((3, 4), np.float32)
+    stored = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()]
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
+        for name, shape in (("x", [2, 6]), ("y", None))
+    ]
+    opsets = [helper.make_opsetid("", 21)]
+    graph = helper.make_graph(nodes, "linear", *ends, stored)
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    linear.write_bytes(proto.SerializeToString())
+    return [[path], [linear], [ROOT / "examples" / "digits" / "digits.onnx"]]
 
 
 def _mxnet(folder: Path) -> list[list[Path]]:

@@ -35,9 +35,16 @@ DTYPES = {
     for name in (
         *("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "BOOL"),
         *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
-        *("INT4", "UINT4"),
+        *("INT4", "UINT4", "INT2", "UINT2"),
     )
+    if hasattr(TensorProto, name)  # two bits came with onnx 1.20
 }
+_PER_BYTE = {
+    getattr(TensorProto, name): per_byte
+    for name, per_byte in (("INT4", 2), ("UINT4", 2), ("INT2", 4), ("UINT2", 4))
+    if hasattr(TensorProto, name)
+}
+"""Elements in a byte of the types that are packed."""
 _LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
@@ -235,15 +242,15 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
             )
         return
     held = len(getattr(tensor, field))
-    wanted = size if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else count
+    wanted = size if tensor.data_type in _PER_BYTE else count
     if held != wanted:
         raise ModelError(f"{where}: holds {held} values, shape {list(tensor.dims)} needs {wanted}")
 
 
 def stored_bytes(data_type: int, count: int) -> int:
     """Return the bytes of `count` elements in raw_data or an external file."""
-    if data_type in (TensorProto.INT4, TensorProto.UINT4):
-        return (count + 1) // 2
+    if data_type in _PER_BYTE:
+        return -(-count // _PER_BYTE[data_type])
     return count * int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
 
 

@@ -144,6 +144,7 @@ _CASTS = {
         *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
         *(TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT4),
+        *(getattr(TensorProto, k) for k in ("INT2", "UINT2") if hasattr(TensorProto, k)),
     )
 }
 _CODES = {name: code for code, name in _CASTS.items()}

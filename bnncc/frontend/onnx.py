@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bnncc.frontend.annotations import declared, rounded_input
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
+from bnncc.frontend.linear import as_floats
 from bnncc.frontend.normalise import normalise
 from bnncc.frontend.sequences import plain_tensors
 from bnncc.frontend.text import check_text
@@ -101,6 +102,7 @@ def _load(
     checks.check_finite(order, infinities=False)
     folder_pass = Folder(graph)
     sequences: dict[str, list[str]] = {}
+    twins: dict[str, str] = {}
     graph.datatypes = declared(proto.graph, graph)
     read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
     for name, kind in graph.datatypes.items():
@@ -111,18 +113,25 @@ def _load(
         if node.op == "Constant":
             _constant(node, graph)
             continue
-        if custom.known(node.op):
-            for part in custom.read(node, graph):
-                for piece in normalise(part, OPSET, graph):
-                    folder_pass.emit(piece)
-            continue
-        version = opset_of[id(node)]
-        for piece in normalise(plain_tensors(node, graph, sequences), version, graph):
+        for piece in _pieces(node, opset_of[id(node)], graph, sequences, twins):
             folder_pass.emit(piece)
     graph = folder_pass.finish()
     _outputs(proto.graph, graph, bool(input_shapes))
     checks.check_finite(graph, infinities=True)
     return graph
+
+
+def _pieces(
+    node: Node, version: int, graph: Graph, sequences: dict[str, list[str]], twins: dict[str, str]
+) -> Iterator[Node]:
+    """Yield a node of the file in the newest form; each is added before the next is asked for."""
+    if custom.known(node.op):
+        for part in custom.read(node, graph):
+            yield from normalise(part, OPSET, graph)
+        return
+    for piece in normalise(plain_tensors(node, graph, sequences), version, graph):
+        floats = as_floats(piece, graph, twins)
+        yield from [piece] if floats is None else floats
 
 
 def _names(located: Sequence[Located]) -> list[str]:
