@@ -7,12 +7,13 @@ load -> simplify -> recognise signs -> binarize -> commute -> fuse
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc import manifest, report
+from bnncc import manifest, notices, report
 from bnncc.artifact import Artifact
 from bnncc.bitstream import bitstream
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
@@ -26,7 +27,7 @@ from bnncc.link import build_library
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
-from bnncc.passes.first_layer import Relaxed, relax_first_layer
+from bnncc.passes.first_layer import relax_first_layer
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
@@ -35,7 +36,8 @@ from bnncc.passes.plain import write_plain
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.schedules import dot_product_missing
+from bnncc.records import Records
+from bnncc.records import load as load_records
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
@@ -67,6 +69,8 @@ def compile(
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
+    records: Sequence[str | Path] = (),
+    tuned: bool = True,
 ) -> Artifact:
     """Compile a model.
 
@@ -100,6 +104,10 @@ def compile(
         How many threads kernels are cut for; by default the CPUs this process may use.
     seed : int
         Of the self-check's random input.
+    records : sequence of path
+        Folders of tuning records (see `bnncc tune`), beside those that come with bnncc.
+    tuned : bool
+        Whether to use any records at all.
 
     Returns
     -------
@@ -125,6 +133,8 @@ def compile(
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
+            records=tuple(records),
+            tuned=tuned,
         ),
     )
 
@@ -215,6 +225,29 @@ def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileO
     return c_network.CNetwork(files, content)
 
 
+def kernels(
+    model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions
+) -> list[tuple[str, int]]:
+    """Return the distinct kernels of a compiled network, for tuning.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        The network.
+    options : CompileOptions
+        What was asked.
+
+    Returns
+    -------
+    list of (str, int)
+        JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
+    """
+    model, assumed = opened(model, options)
+    network = _scheduled(model, options, _target(options), assumed=assumed)
+    counts = Counter(call.spec for call in network.calls if call.spec)
+    return list(counts.items())
+
+
 def _target(options: CompileOptions) -> TargetSpec:
     return (
         options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
@@ -235,6 +268,7 @@ class _Scheduled:
     layers: list[report.Layer]
     calls: list[KernelCall]
     activations: memory.Plan
+    tuned: frozenset[str]
     warnings: tuple[str, ...]
 
 
@@ -248,6 +282,9 @@ def _scheduled(
     """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
     assumed = assumed or {}
     dump = Dumper(options.dump_ir)
+    records = Records()
+    if options.tuned:
+        records = load_records(target, [Path(folder) for folder in options.records])
 
     graph = load(model, input_shapes=options.input_shapes)
     if fixed and (sizes := _symbolic_as_one(graph)):
@@ -293,16 +330,17 @@ def _scheduled(
     calls = pipeline.kernel_calls(module)
     activations = pipeline.memory_plan(module)
     threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
-    module = pipeline.schedule(module, target, threads)
+    module, tuned = pipeline.schedule(module, target, threads, records)
     dump.module("schedule", module)
 
     warnings = (
-        *_warnings(layers, assumed),
-        *_first_layer_warnings(options.first_layer, relaxed, target),
+        *notices.layers(layers, assumed),
+        *notices.first_layer(options.first_layer, relaxed, target),
+        *notices.stale_records(records),
     )
     return _Scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
-        activations, warnings,
+        activations, tuned, warnings,
     )  # fmt: skip
 
 
@@ -332,6 +370,7 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
+                tuned=call.name in network.tuned,
                 zeros=(1,) if getattr(spec, "ternary", False) else (),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, bitstream=bitstream(spec),
@@ -353,35 +392,3 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
         network.warnings,
     )
-
-
-def _warnings(layers: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
-    lines = []
-    if assumed:
-        lines.append(
-            f"--assume dabnn: the model does not say that {len(assumed)} of its convolutions take "
-            "the sign of their data"
-        )
-    floats = [layer.name for layer in layers if layer.kind == "float"]
-    if layers and len(floats) == len(layers):
-        lines.append(
-            "no layer is binary: the network was compiled in float (`bnncc explain` says why)"
-        )
-    return tuple(lines)
-
-
-def _first_layer_warnings(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
-    """Say where ``--first-layer`` changes nothing, or gains nothing."""
-    if operands == "float32":
-        return ()
-    option = f"--first-layer {operands}"
-    lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
-    if not relaxed.layers and not lines:
-        lines.append(f"{option}: no float convolution reads an input of the network")
-    missing = dot_product_missing(operands, target)
-    if relaxed.layers and missing:
-        lines.append(
-            f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
-            "float32, and nothing is gained"
-        )
-    return tuple(lines)

@@ -90,6 +90,10 @@ class CompileOptions:
         what was cut for more than 1, but shares may be less equal.
     seed : int
         Of the self-check's random input.
+    records : tuple of path
+        Folders of tuning records, beside those that come with bnncc; later ones come first.
+    tuned : bool
+        Whether to use any records at all.
     confirm : bool
         Run the result on the self-check's input, where this machine can, and refuse to return what
         is wrong.
@@ -107,6 +111,8 @@ class CompileOptions:
     dump_ir: str | Path | None = None
     threads: int | None = None
     seed: int = 0
+    records: tuple[str | Path, ...] = ()
+    tuned: bool = True
     confirm: bool = True
 
     def __post_init__(self) -> None:
@@ -131,6 +137,8 @@ class CompileOptions:
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
+        if self.records and not self.tuned:
+            raise UsageError("records are given, but are not to be used")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
 

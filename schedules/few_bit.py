@@ -5,10 +5,11 @@ from __future__ import annotations
 from tvm import tirx
 
 from bnncc.schedules import grain
+from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit, few_bit_data, layout, products
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.spec import FewBitConv2d, Spec
+from bnncc.topi_binary.spec import FewBitConv2d
 
 MAX_TILE = 14
 """Accumulators beyond this many hide no more latency and only lengthen the code."""
@@ -17,15 +18,35 @@ MAX_VECTORS = 4
 """Vectors of output channels that share a datum."""
 
 
-def apply(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
-) -> tirx.PrimFunc | None:
-    """Tile a few-bit convolution or dense layer."""
-    if not isinstance(spec, FewBitConv2d) or target.kind != "llvm":
-        return None
-    return grain.one_region(
-        few_bit.conv2d(spec, choose(spec, target, grain.shared(spec, target, threads)))
+def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a few-bit convolution or dense layer."""
+    blocks = layout.blocks(spec.out_channels)
+    registers = target.vector_registers // target.registers_per_vector(layout.LANES)
+    return with_threads(
+        {
+            "columns": tile_sizes(output_hw(few_bit.flattened(spec))[1], registers),
+            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
+            "rows_outside": (0, 1),
+        },
+        choose(spec, target),
+        threads > 1,
+        grain.shared(spec, target, threads),
+        lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
     )
+
+
+def apply(
+    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Tile a few-bit convolution or dense layer as `point` says."""
+    if target.kind != "llvm":
+        return None
+    ours = machine(target)
+    if spec.method == "pairs" and ours == products.VNNI:
+        ours = f"x86-{target.vector_bits}"
+    outside, parallel = bool(point["rows_outside"]), bool(point.get("divide", 0))
+    tile = few_bit.Tile(point["columns"], point["vectors"], outside, parallel, ours)
+    return grain.one_region(few_bit.conv2d(spec, tile))
 
 
 def machine(target: TargetSpec) -> str:
@@ -36,7 +57,7 @@ def machine(target: TargetSpec) -> str:
     return f"x86-{target.vector_bits}" if x86 else ""
 
 
-def choose(spec: FewBitConv2d, target: TargetSpec, parallel: bool = False) -> few_bit.Tile:
+def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
     flat = few_bit.flattened(spec)
     width = output_hw(flat)[1]
@@ -49,7 +70,4 @@ def choose(spec: FewBitConv2d, target: TargetSpec, parallel: bool = False) -> fe
     (size,), _ = few_bit_data.constants(spec)[0]
     data = spec.height * spec.width * spec.channels // 8 * spec.data_bits
     outside = size * 4 < min(target.l2_bytes // 2, max(data, target.l1_bytes))
-    ours = machine(target)
-    if spec.method == "pairs" and ours == products.VNNI:
-        ours = f"x86-{target.vector_bits}"
-    return few_bit.Tile(columns, vectors, outside, parallel, ours)
+    return {"columns": columns, "vectors": vectors, "rows_outside": int(outside)}
