@@ -10,7 +10,7 @@ from typing import TypeAlias
 import onnx
 
 from bnncc.errors import UsageError
-from bnncc.frontend import mxnet
+from bnncc.frontend import mxnet, tflite
 from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.graph import Dim
 from bnncc.options import CompileOptions
@@ -52,7 +52,7 @@ def as_onnx(
     Parameters
     ----------
     model : path or onnx.ModelProto
-        Of any format: ONNX, or MXNet's ``-symbol.json``.
+        Of any format: ONNX, TensorFlow Lite, or MXNet's ``-symbol.json``.
     params : path, optional
         Where MXNet's parameters are, if not beside the network.
     input_shapes : mapping of str to sequence of int or str, optional
@@ -71,5 +71,7 @@ def as_onnx(
     if isinstance(model, onnx.ModelProto) or not mxnet.is_symbol(Path(model)):
         if params is not None:
             raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
-        return model
+        if isinstance(model, onnx.ModelProto) or not tflite.is_tflite(model):
+            return model
+        return tflite.read(model)
     return mxnet.read_mxnet(model, params, input_shapes)
