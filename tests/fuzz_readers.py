@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.fuzz_mutations import everything, mutated, mutated_onnx, protobuf
 from tests.fuzz_mxnet import mutated_mxnet, mxnet
+from tests.fuzz_tflite import tflite
 
 SECONDS = 10
 """Of the processor, so that a busy machine makes no difference."""
@@ -66,15 +67,16 @@ def _load_onnx(path: Path) -> object:
     return load(path)
 
 
-def _load_mxnet(path: Path) -> object:
+def _load_other(path: Path) -> object:
     from bnncc.frontend.formats import as_onnx
 
     return _load_onnx(as_onnx(path))
 
 
 READERS: dict[str, Reader] = {
-    "mxnet": Reader(_load_mxnet, mxnet, mutated_mxnet),
+    "mxnet": Reader(_load_other, mxnet, mutated_mxnet),
     "onnx": Reader(_load_onnx, protobuf, mutated_onnx),
+    "tflite": Reader(_load_other, tflite),
 }
 
 

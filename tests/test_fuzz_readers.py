@@ -66,7 +66,16 @@ def _mxnet(folder: Path) -> list[list[Path]]:
     ]
 
 
-SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {"mxnet": _mxnet, "onnx": _onnx}
+def _tflite(folder: Path) -> list[list[Path]]:
+    files = ROOT / "tests" / "data" / "larq"
+    return [[files / f"{name}.tflite"] for name in ("one_relu6", "pool_same", "mnist", "options")]
+
+
+SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {
+    "mxnet": _mxnet,
+    "onnx": _onnx,
+    "tflite": _tflite,
+}
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -10,8 +10,8 @@ ONNX model it is a float tensor of +1 and -1, which passes then find to be bits 
 
 References
 ----------
-.. [1] Bannink et al., "Larq Compute Engine: Design, Benchmark, and Deploy State-of-the-Art Binarized
-   Neural Networks", MLSys 2021.
+.. [1] Bannink et al., "Larq Compute Engine: Design, Benchmark, and Deploy State-of-the-Art
+   Binarized Neural Networks", MLSys 2021.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def _packed(writer: Writer, tensor: Tensor, channels: int) -> None:
             f"words for {channels} channels are wanted"
         )
     if writer.channels.setdefault(tensor, channels) != channels:
-        raise ShapeError(f"{writer.where}: `{tensor.name}` holds {writer.channels[tensor]} channels")
+        raise ShapeError(
+            f"{writer.where}: `{tensor.name}` holds {writer.channels[tensor]} channels"
+        )
 
 
 def _options(writer: Writer, operator: Operator, names: tuple[str, ...]) -> dict[str, int]:
@@ -203,7 +205,8 @@ def _bconv(writer: Writer, operator: Operator) -> None:
     channels = writer.channels[x]
     if channels != options["channels_in"]:
         raise ShapeError(
-            f"{writer.where}: `channels_in` is {options['channels_in']}, `{x.name}` holds {channels}"
+            f"{writer.where}: `channels_in` is {options['channels_in']}, `{x.name}` holds "
+            f"{channels}"
         )
     weight, groups = _weight(writer, operator.inputs[1], channels)
     same, ones = options["padding"] == _SAME, options["pad_values"] == 1
@@ -261,7 +264,9 @@ def _padded_by_one(
     size = writer.node("Shape", image, start=2, end=4)
     step = writer.constant(strides)
     more = [(k - 1) * d + 1 - s for k, d, s in zip(kernel, dilations, strides, strict=True)]
-    out = writer.node("Div", writer.node("Add", size, writer.constant([s - 1 for s in strides])), step)
+    out = writer.node(
+        "Div", writer.node("Add", size, writer.constant([s - 1 for s in strides])), step
+    )
     needed = writer.node("Add", writer.node("Mul", out, step), writer.constant(more))
     total = writer.node("Max", writer.node("Sub", needed, size), writer.constant([0, 0]))
     before = writer.node("Div", total, writer.constant([2, 2]))

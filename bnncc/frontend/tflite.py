@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from bnncc.errors import BnnccError, ModelError, UnsupportedOp
-from bnncc.frontend import checks, lce, tflite_ops
+from bnncc.errors import BnnccError, UnsupportedOp
+from bnncc.frontend import lce, tflite_ops
+from bnncc.frontend.rawfile import read_bytes
 from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, parse
 from bnncc.frontend.tflite_writer import Writer, quantized
 
@@ -56,16 +57,9 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         If the file is damaged or not supported; `UnsupportedOp` and `ShapeError` are its kinds.
     """
     file = Path(path)
+    data = read_bytes(file, "a TensorFlow Lite file")
     try:
-        size = file.stat().st_size
-        if size > checks.MAX_FILE_BYTES:
-            raise ModelError(f"{file}: {size} bytes, at most {checks.MAX_FILE_BYTES} are wanted")
-        data = file.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelError(f"{file}: cannot be read: {reason}") from error
-    try:
-        return translate(parse(data), file.stem)
+        return translate(parse(data), file.name)
     except BnnccError as error:
         raise type(error)(f"{file}: {error}", hint=error.hint) from error.__cause__
 
@@ -152,7 +146,7 @@ def _check_types(writer: Writer, operator: Operator, op: str) -> None:
     values = [t for t in (*operator.inputs, *operator.outputs) if t is not None and quantized(t)]
     if not values or op in ("QUANTIZE", "DEQUANTIZE"):
         return
-    if op not in tflite_ops.MOVES:
+    if op not in tflite_ops.EXACT:
         raise writer.fail(f"computes in {values[0].dtype}, which is not supported", _INT8_HINT)
     first = values[0].quantization
     if any(not t.quantization.same(first) for t in values if t.quantization is not None):

@@ -26,6 +26,8 @@ _TYPES = {
 _TYPE_NAMES = {5: "string", 8: "complex64", 11: "complex128", 13: "resource", 14: "variant",
                17: "int4"}  # fmt: skip
 CUSTOM = 32
+_LONGEST_NAME = 120
+"""The converter joins the names of all it fuses; longer ones would fill every message."""
 _OLD_CODES = 127
 """The largest code that old files hold; newer codes have a field of their own."""
 
@@ -175,11 +177,12 @@ def _code(table: Table) -> tuple[int, str]:
     code = max(old, new) if old <= _OLD_CODES else new
     if code != CUSTOM:
         return int(code), ""
-    return CUSTOM, table.text(1) or "a custom operator without a name"
+    return CUSTOM, table.text(1)[:_LONGEST_NAME] or "a custom operator without a name"
 
 
 def _tensor(table: Table, index: int, buffers: Sequence[Table], names: set[str]) -> Tensor:
     stem = table.text(3) or f"tensor_{index}"
+    stem = stem if len(stem) <= _LONGEST_NAME else f"{stem[:_LONGEST_NAME]}..."
     name, serial = stem, 1
     while name in names:
         serial += 1
@@ -197,7 +200,10 @@ def _tensor(table: Table, index: int, buffers: Sequence[Table], names: set[str])
     sizes = [int(d) for d in table.numbers(0, "int32")]
     signature = [int(d) for d in table.numbers(7, "int32")] or sizes
     if len(sizes) > checks.MAX_RANK or len(signature) != len(sizes):
-        raise ShapeError(f"{where}: has {len(sizes)} dimensions, signature {signature}")
+        raise ShapeError(
+            f"{where}: has {len(sizes)} dimensions and a signature of {len(signature)}, the same "
+            f"number is wanted, at most {checks.MAX_RANK}"
+        )
     shape = tuple(d if d != -1 else f"dim{k}" for k, d in enumerate(signature))
     checks.elements(shape, where)
     data = _constant(table, _TYPES[kind], sizes, buffers, where)

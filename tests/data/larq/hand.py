@@ -210,3 +210,16 @@ CASES = {
     "int8_between": int8_between,
     "words_given": words_given,
 }  # fmt: skip
+
+
+def refused(code: int, count: int, dtype: str) -> bytes:
+    """Return a file with one builtin operator, on numbers of one type."""
+    flat = Flat()
+    more = {"scale": 0.1} if dtype == "int8" else {}
+    given = [flat.tensor(f"x{k}", (1, 4), dtype, **more) for k in range(count)]
+    y = flat.tensor("sum", (1, 4), dtype, **more)
+    flat.op(code, given, [y])
+    return flat.finish(given, [y])
+
+
+REFUSED = {"int8_add": (0, 2, "int8"), "reverse": (105, 2, "float32")}

@@ -3,6 +3,7 @@
     make peers && .venv-lce/bin/python tests/data/larq/make.py
 
 `NAME.tflite` are small networks; `outputs.npz` has ``NAME/in0``, ``NAME/out0``, ... for each.
+`refused/NAME.tflite` hold what bnncc does not support.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def main() -> None:
         (FOLDER / f"{name}.tflite").write_bytes(content)
         arrays.update({f"{name}/{key}": value for key, value in found.items()})
         print(f"{name}: {len(content)} bytes", file=sys.stderr)
+    (FOLDER / "refused").mkdir(exist_ok=True)
+    for name, args in hand.REFUSED.items():
+        (FOLDER / "refused" / f"{name}.tflite").write_bytes(hand.refused(*args))
     np.savez_compressed(FOLDER / "outputs.npz", **arrays)
 
 

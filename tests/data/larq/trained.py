@@ -47,7 +47,9 @@ def options() -> tf.keras.Model:
     y = K.BatchNormalization()(y)
     x = K.Add()([x, y])
     # a fused activation in front of BatchNorm; pooling of bits
-    y = conv(48, (3, 2), strides=(2, 1), padding="same", pad_values=1.0, activation="relu", **BITS)(x)
+    y = conv(48, (3, 2), strides=(2, 1), padding="same", pad_values=1.0, activation="relu", **BITS)(
+        x
+    )
     y = K.BatchNormalization()(y)
     y = K.MaxPool2D(2, padding="same")(y)
     # no padding, dilation; float pooling in front of the next sign
@@ -141,7 +143,11 @@ def dynamic_batch() -> tuple[bytes, bool]:
 
     def change(model) -> None:
         for tensor in model.subgraphs[0].tensors:
-            if tensor.shape is not None and len(tensor.shape) in (2, 4) and not _held(model, tensor):
+            if (
+                tensor.shape is not None
+                and len(tensor.shape) in (2, 4)
+                and not _held(model, tensor)
+            ):
                 tensor.shapeSignature = [-1, *tensor.shape[1:]]
 
     content, reference = converted(mnist, 2)
