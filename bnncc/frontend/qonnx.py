@@ -20,7 +20,7 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.pieces import Pieces
-from bnncc.frontend.rounding import rounded
+from bnncc.frontend.rounding import PLAIN
 from bnncc.graph import Graph, Node
 from bnncc.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
 
@@ -171,7 +171,12 @@ def _trunc(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
     if limits is not None:
         yield make("Clip", [shifted, *map(make.constant, limits)], limited)
         shifted = limited
-    yield from rounded(make, mode, shifted, whole)
+    if mode in PLAIN:
+        yield make(PLAIN[mode], [shifted], whole)
+    else:
+        attrs = {"signed": 1, "narrow": 0, "rounding_mode": mode}
+        parameters = [make.constant(v) for v in (1, 0, MAX_BITS)]
+        yield make(QUANT, [shifted, *parameters], whole, attrs)
     if out_zero.any():
         moved = make.tensor("moved_back")
         yield make("Sub", [whole, make.constant(out_zero)], moved)

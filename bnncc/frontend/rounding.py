@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from bnncc.frontend.pieces import Pieces
 from bnncc.graph import Node
 
-_PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
+PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
+"""The modes that are an operator of ONNX."""
 
 
 def rounded(make: Pieces, mode: str, x: str, out: str) -> Iterator[Node]:
@@ -26,8 +27,8 @@ def rounded(make: Pieces, mode: str, x: str, out: str) -> Iterator[Node]:
     ------
     Node
     """
-    if mode in _PLAIN:
-        yield make(_PLAIN[mode], [x], out)
+    if mode in PLAIN:
+        yield make(PLAIN[mode], [x], out)
         return
     sign, size, whole = (make.tensor(k) for k in ("sign", "size", "whole"))
     yield make("Sign", [x], sign)
