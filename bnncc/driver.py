@@ -19,7 +19,7 @@ from bnncc.bitstream import bitstream
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
 from bnncc.errors import TargetError
-from bnncc.frontend.formats import opened
+from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
 from bnncc.graph import Graph
 from bnncc.image import take_uint8
@@ -55,10 +55,12 @@ CORES = 4
 
 
 def compile(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: Model,
+    example_inputs: Any = None,
     *,
     target: str | Path | TargetSpec = "native",
     params: str | Path | None = None,
+    dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
     assume: str = "nothing",
     sign_zero: str = "exact",
@@ -76,12 +78,16 @@ def compile(
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
-        The network as its training framework exported it.
+    model : path, onnx.ModelProto, torch.nn.Module or torch.export.ExportedProgram
+        The network as its training framework exported it, or a module as it is.
+    example_inputs : tensor or tuple of tensors, optional
+        For a module: arguments of its ``forward``, whose shapes the network gets.
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
     params : path, optional
         Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
+    dynamic_shapes : optional
+        For a module: which sizes may vary, as ``torch.export.export`` takes it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
     assume : {"nothing", "dabnn"}
@@ -119,7 +125,7 @@ def compile(
         See `bnncc.errors` for which; the message is one line.
     """
     return compile_model(
-        model,
+        captured(model, example_inputs, dynamic_shapes),
         CompileOptions(
             target=target,
             params=params,
@@ -139,14 +145,12 @@ def compile(
     )
 
 
-def compile_model(
-    model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions | None = None
-) -> Artifact:
+def compile_model(model: Model, options: CompileOptions | None = None) -> Artifact:
     """Compile a model with checked options.
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network.
     options : CompileOptions, optional
         All defaults if not given.
@@ -188,12 +192,12 @@ def compile_model(
     return confirmed(packed, model, options.threads)
 
 
-def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions) -> CNetwork:
+def compile_c(model: Model, options: CompileOptions) -> CNetwork:
     """Compile a model to an object file and C that need no runtime.
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network; symbolic dimensions become 1.
     options : CompileOptions
         What was asked; its threads make no difference.

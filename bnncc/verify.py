@@ -53,7 +53,7 @@ def verify(
 
     Parameters
     ----------
-    model : path or ModelProto
+    model : path, ModelProto or torch.export.ExportedProgram
         The model, of any format.
     artifact : Artifact
         Compiled from it.

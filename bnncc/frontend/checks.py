@@ -53,7 +53,10 @@ RANDOM = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
     "RandomUniformLike",
 }
-INFINITE_OK = {"Clip", "Max", "Min", "Pad", "Where", "ConstantOfShape", "Concat", "Expand"}
+INFINITE_OK = {
+    *("Clip", "Concat", "ConstantOfShape", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less"),
+    *("LessOrEqual", "Max", "Min", "Pad", "Where"),
+}
 """Operators that may read an infinite constant."""
 
 _MAGIC = (

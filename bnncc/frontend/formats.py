@@ -5,17 +5,44 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx
 
 from bnncc.errors import UsageError
-from bnncc.frontend import mxnet, tflite
+from bnncc.frontend import mxnet, pytorch, tflite
 from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.graph import Dim
 from bnncc.options import CompileOptions
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+"""What has been read, or will be; a torch.export.ExportedProgram is one too."""
+
+
+def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
+    """Return a PyTorch module as ONNX, and everything else as it is.
+
+    Parameters
+    ----------
+    model : Model or torch.nn.Module
+        The network.
+    example_inputs, dynamic_shapes
+        What ``torch.export.export`` wants to know of a module, or None.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    UsageError
+        If there are example inputs, and no module that they could be for.
+    """
+    if pytorch.is_torch(model):
+        return pytorch.read_module(model, example_inputs, dynamic_shapes)
+    if example_inputs is not None or dynamic_shapes is not None:
+        raise UsageError("example_inputs and dynamic_shapes go with a torch.nn.Module")
+    return model
 
 
 def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
@@ -23,7 +50,7 @@ def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         Of any format.
     options : CompileOptions
         Where its parts are, and what it implies.
@@ -51,8 +78,8 @@ def as_onnx(
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
-        Of any format: ONNX, TensorFlow Lite, or MXNet's ``-symbol.json``.
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
+        Of any format: ONNX, PyTorch's ``.pt2``, TensorFlow Lite, or MXNet's ``-symbol.json``.
     params : path, optional
         Where MXNet's parameters are, if not beside the network.
     input_shapes : mapping of str to sequence of int or str, optional
@@ -68,10 +95,20 @@ def as_onnx(
     UsageError
         If parameters are given with a format that has none.
     """
-    if isinstance(model, onnx.ModelProto) or not mxnet.is_symbol(Path(model)):
-        if params is not None:
-            raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
-        if isinstance(model, onnx.ModelProto) or not tflite.is_tflite(model):
-            return model
-        return tflite.read(model)
-    return mxnet.read_mxnet(model, params, input_shapes)
+    path = None
+    if not isinstance(model, onnx.ModelProto) and not pytorch.is_torch(model):
+        path = Path(model)
+    if path is not None and mxnet.is_symbol(path):
+        return mxnet.read_mxnet(path, params, input_shapes)
+    if params is not None:
+        raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
+    if pytorch.is_torch(model):
+        return pytorch.read_module(model)
+    for belongs, read in _READERS:
+        if path is not None and belongs(path):
+            return read(path)
+    return model
+
+
+_READERS = ((pytorch.is_pt2, pytorch.read), (tflite.is_tflite, tflite.read))
+"""By content: whether a file is a reader's, and the reader."""
