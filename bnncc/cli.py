@@ -30,7 +30,7 @@ from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
-_MODEL = "ONNX or TensorFlow Lite file, or network of MXNet (NAME-symbol.json)"
+_MODEL = "file of ONNX, PyTorch (.pt2) or TensorFlow Lite, or network of MXNet (NAME-symbol.json)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

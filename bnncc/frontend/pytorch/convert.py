@@ -45,6 +45,7 @@ RULES: dict[str, Rule] = {
 """What becomes of each ATen operator."""
 
 _IN_PLACE = re.compile(r"(_?[a-z]\w*[^_\W])_(\.\w+)")
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _RESHAPING = {"squeeze", "unsqueeze", "transpose", "t", "swapaxes", "set", "resize", "as_strided"}
 """Operators whose in-place form changes a tensor's shape, for all its names."""
 
@@ -175,6 +176,9 @@ class Converter:
         except Exception as error:  # arguments of a damaged file may be anything
             reason = f"{type(error).__name__} {error}"[:200]
             raise ModelError(f"{call.where}: its arguments make no sense: {reason}") from error
+        if nodes := self.nodes[start:]:
+            main = next((n for n in reversed(nodes) if n.op in _PRODUCTS), nodes[-1])
+            main.label = main.label or self._label(call, main.op in _PRODUCTS)
         values = made if isinstance(made, list) else [made]
         names = [_text(v) for v in values]
         wanted = dict(zip(names, call.outputs, strict=False))
@@ -238,7 +242,7 @@ class Converter:
             raise ModelError(f"parameter `{key[:80]}` is not in the archive")
         if payload not in self._stored:
             value = self.archive.tensor(payload, f"parameter `{key[:80]}`")
-            self._stored[payload] = self.fresh(key)
+            self._stored[payload] = self.fresh(f"{key}.value" if key in self.metas else key)
             self.initializers[self._stored[payload]] = value
         meta = self.metas[name]
         if meta.shape != payload.shape or meta.dtype != payload.dtype.name:
@@ -291,9 +295,9 @@ class Converter:
         self._names.add(name)
         return name
 
-    def label(self, call: Call) -> str:
-        """Return an unused node name: the module's path, if it has no other node."""
-        stem = call.module if call.module and call.leaf else ""
+    def _label(self, call: Call, product: bool) -> str:
+        """Return an unused node name: the module's path, for its first product."""
+        stem = call.module if call.leaf or product else ""
         if not stem or stem in self._labels:
             stem = f"{call.module}/{call.name}" if call.module else call.name
         name, serial = stem, 0
@@ -304,7 +308,7 @@ class Converter:
         return name
 
     def _proto(self, node: Emitted) -> onnx.NodeProto:
-        proto = helper.make_node(node.op, node.inputs, node.outputs, node.label)
+        proto = helper.make_node(node.op, node.inputs, node.outputs, node.label or node.outputs[0])
         proto.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
         return proto
 
@@ -331,7 +335,7 @@ class Converter:
             name = self._read(out.name)
             if name in names or name in self.program.inputs or name in self.initializers:
                 source, name = name, self.fresh(f"{out.name}.output")
-                self.nodes.append(Emitted("Identity", [source], [name], {}, name))
+                self.nodes.append(Emitted("Identity", [source], [name]))
             names.append(name)
         return names
 

@@ -136,38 +136,6 @@ def _pow(site: Site) -> Name:
     return site.emit("Pow", [base, site.operand(power, dtype)])
 
 
-def _where(site: Site) -> Name:
-    dtype = site.out.dtype
-    yes, no = (site.operand(site.get(k), dtype) for k in ("self", "other"))
-    condition = site.cast(site.tensor("condition"), "bool")
-    return site.emit("Where", [condition, yes, no])
-
-
-def _masked_fill(site: Site) -> Name:
-    value = site.operand(site.get("value"), site.out.dtype)
-    return site.emit("Where", [site.tensor("mask"), value, site.tensor("self")])
-
-
-def _index_put(site: Site) -> Name:
-    """``x[mask] = number``: other forms scatter."""
-    mask = [i for i in site.get("indices") if i is not None]
-    values = site.tensor("values")
-    x = site.tensor("self")
-    whole = len(mask) == 1 and site.value(mask[0]).dtype == "bool"
-    if not whole or math.prod(d for d in values.shape if isinstance(d, int)) != 1:
-        raise site.refuse("only `tensor[mask] = number` is supported")
-    selected = site.value(mask[0])
-    if site.get("accumulate") or selected.rank > x.rank or site.get("indices")[0] is None:
-        raise site.refuse("only `tensor[mask] = number` is supported")
-    if selected.rank < x.rank:
-        axes = list(range(selected.rank, x.rank))
-        name = site.emit("Unsqueeze", [selected, site.ints_const(axes)])
-    else:
-        name = selected.name
-    number = site.reshape(site.cast(values, x.dtype), [])
-    return site.emit("Where", [name, number, x])
-
-
 def _clamp(site: Site) -> Name:
     """With bounds of tensors or of numbers."""
     dtype = site.out.dtype
@@ -232,6 +200,10 @@ def _elu(site: Site) -> Name:
     made = site.emit("Elu", [_float(site)], alpha=float(site.get("alpha", 1.0)))
     scale = site.get("scale", 1)
     return made if scale == 1 else site.emit("Mul", [made, site.const(scale, site.out.dtype)])
+
+
+def _celu(site: Site) -> Name:
+    return site.emit("Celu", [_float(site)], alpha=float(site.get("alpha", 1.0)))
 
 
 def _gelu(site: Site) -> Name:
@@ -353,9 +325,6 @@ RULES: dict[str, Rule] = {
     **{f"{name}.default": unary(op) for name, op in _UNARY.items()},
     **{f"{name}.{k}": binary(op) for name, op in _BINARY.items() for k in ("Tensor", "Scalar")},
     **{f"{name}.{k}": compare(op) for name, op in _COMPARE.items() for k in ("Tensor", "Scalar")},
-    **dict.fromkeys(
-        ("where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther"), _where
-    ),
     **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp),
     **dict.fromkeys(("clamp_min.default", "clamp_min.Tensor"), _clamp),
     **dict.fromkeys(("clamp_max.default", "clamp_max.Tensor"), _clamp),
@@ -365,29 +334,24 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), _rsub),
     **{f"{name}.{k}": _remainder for name in ("remainder", "fmod") for k in ("Tensor", "Scalar")},
     **dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), _copysign),
-    **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
     **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _lerp),
     **dict.fromkeys(("prelu.default", "_prelu_kernel.default"), _prelu),
     **{
-        f"bitwise_{k}.{o}": _bitwise(f"Bitwise{k.title()}", k.title())
+        f"{name}.{form}": _bitwise(f"Bitwise{k.title()}", k.title())
         for k in ("and", "or", "xor")
-        for o in ("Tensor", "Scalar")
-    },
-    **{
-        f"__{k}__.{o}": _bitwise(f"Bitwise{k.title()}", k.title())
-        for k in ("and", "or", "xor")
-        for o in ("Tensor", "Scalar")
+        for name in (f"bitwise_{k}", f"__{k}__")
+        for form in ("Tensor", "Scalar")
     },
     **{f"logical_{k}.default": _logical(k.title()) for k in ("and", "or", "xor")},
     "addcdiv.default": _addc("Div"),
     "addcmul.default": _addc("Mul"),
     "bitwise_not.default": _bitwise_not,
+    "celu.default": _celu,
     "elu.default": _elu,
     "expm1.default": _expm1,
     "gelu.default": _gelu,
     "hardsigmoid.default": unary("HardSigmoid", alpha=1 / 6, beta=0.5),
     "hardtanh.default": _hardtanh,
-    "index_put.default": _index_put,
     "isinf.default": lambda site: site.emit("IsInf", [site.tensor("self")]),
     "isnan.default": lambda site: site.emit("IsNaN", [site.tensor("self")]),
     "leaky_relu.default": _leaky,
@@ -404,6 +368,3 @@ RULES: dict[str, Rule] = {
     "threshold.default": _threshold,
     "trunc.default": _trunc,
 }
-RULES["celu.default"] = lambda site: site.emit(
-    "Celu", [_float(site)], alpha=float(site.get("alpha", 1.0))
-)

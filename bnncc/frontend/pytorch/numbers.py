@@ -1,7 +1,8 @@
-"""Tensors made of numbers, changes of type, and operators that mean nothing here."""
+"""Tensors made of numbers, selections, changes of type, and operators that mean nothing here."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bnncc.frontend.pytorch.program import Ref
@@ -57,6 +58,38 @@ def _copy(site: Site) -> Name:
     return value if source.shape == x.shape else site.expand(value, x)
 
 
+def _where(site: Site) -> Name:
+    dtype = site.out.dtype
+    yes, no = (site.operand(site.get(k), dtype) for k in ("self", "other"))
+    condition = site.cast(site.tensor("condition"), "bool")
+    return site.emit("Where", [condition, yes, no])
+
+
+def _masked_fill(site: Site) -> Name:
+    value = site.operand(site.get("value"), site.out.dtype)
+    return site.emit("Where", [site.tensor("mask"), value, site.tensor("self")])
+
+
+def _index_put(site: Site) -> Name:
+    """``x[mask] = number``: other forms scatter."""
+    mask = [i for i in site.get("indices") if i is not None]
+    values = site.tensor("values")
+    x = site.tensor("self")
+    whole = len(mask) == 1 and site.value(mask[0]).dtype == "bool"
+    if not whole or math.prod(d for d in values.shape if isinstance(d, int)) != 1:
+        raise site.refuse("only `tensor[mask] = number` is supported")
+    selected = site.value(mask[0])
+    if site.get("accumulate") or selected.rank > x.rank or site.get("indices")[0] is None:
+        raise site.refuse("only `tensor[mask] = number` is supported")
+    if selected.rank < x.rank:
+        axes = list(range(selected.rank, x.rank))
+        name = site.emit("Unsqueeze", [selected, site.ints_const(axes)])
+    else:
+        name = selected.name
+    number = site.reshape(site.cast(values, x.dtype), [])
+    return site.emit("Where", [name, number, x])
+
+
 def _scalar_tensor(site: Site) -> Name:
     return site.operand(site.first(), site.out.dtype)
 
@@ -82,6 +115,7 @@ _SAME = (
     *("alias_copy", "detach_copy", "resolve_conj", "resolve_neg"),
 )
 _TO = ("to.dtype", "to.dtype_layout", "to.device", "to.other", "to.prim_Device", "type_as.default")
+_WHERE = ("where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther")
 
 RULES: dict[str, Rule] = {
     **{f"{name}.default": _full(number) for name, number in _FULL.items()},
@@ -96,4 +130,7 @@ RULES: dict[str, Rule] = {
     "feature_dropout.default": _dropout,
     **dict.fromkeys(("item.default", "_local_scalar_dense.default"), _item),
     "scalar_tensor.default": _scalar_tensor,
+    **dict.fromkeys(_WHERE, _where),
+    **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
+    "index_put.default": _index_put,
 }

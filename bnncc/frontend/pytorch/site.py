@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,8 +37,8 @@ class Emitted:
     op: str
     inputs: list[str]
     outputs: list[str]
-    attrs: dict[str, Any]
-    label: str
+    attrs: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
 
 
 Name = Value | str
@@ -151,10 +151,9 @@ class Site:
         names = [i.name if isinstance(i, Value) else i for i in inputs]
         while names and not names[-1]:
             names.pop()
-        label = self._converter.label(self.call)
         results = [self._converter.fresh(f"{self.call.name}_") for _ in range(count)]
         given = {k: v for k, v in attrs.items() if v is not None}
-        self._converter.nodes.append(Emitted(op, names, results, given, label))
+        self._converter.nodes.append(Emitted(op, names, results, given))
         return results
 
     def const(self, value: Any, dtype: str) -> str:
