@@ -14,7 +14,7 @@ from bnncc.frontend.onnx import load
 from bnncc.options import Uint8Input
 from bnncc.quantizers import ROUNDING
 from bnncc.verify import verify
-from tests.qonnx_models import DOMAINS, Builder, Executor, annotate
+from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
 pytest.importorskip("qonnx")
 RNG = np.random.default_rng(0)
@@ -174,3 +174,61 @@ def test_bytes_of_an_annotated_input() -> None:
     np.testing.assert_allclose(artifact.run({"x": x})[out], wanted[out])
     with pytest.raises(UsageError, match="not of the type the model declares, UINT8: 0 to 255"):
         bnncc.compile(model, input_uint8=[Uint8Input("x", (0.5,), (1.0,))])
+
+
+def kinds(model: onnx.ModelProto) -> list[str]:
+    return [layer["kind"] for layer in bnncc.compile(model).manifest["report"]["layers"]]
+
+
+@pytest.mark.parametrize("op", ["MatMul", "XnorPopcountMatMul"])
+def test_lowered_convolution(op: str) -> None:
+    """A convolution as FINN lowers it: columns of a channels-last image, and a matrix."""
+    make = Builder()
+    low, scale = (0, 1.0) if op == "XnorPopcountMatMul" else (-1, 2.0)
+    attrs = {"out_dtype": "BIPOLAR", "out_scale": scale, "out_bias": float(low)}
+    signs = make.custom("MultiThreshold", "x", np.zeros((1, 1)), data_layout="NHWC", **attrs)
+    columns = make.custom(
+        "Im2Col", signs, kernel_size=[3, 2], stride=[2, 1], pad_amount=[1, 0, 1, 0],
+        input_shape="(1, 7, 6, 5)", pad_value=low, dilations=[1, 2],
+    )  # fmt: skip
+    domain = make.domain if op != "MatMul" else ""
+    dot = make.add(op, columns, RNG.choice([low, 1], (30, 8)), domain=domain)
+    table = np.sort(RNG.integers(-6, 6, (8, 1)), axis=1)
+    out = make.custom("MultiThreshold", dot, table, data_layout="NHWC", **attrs)
+    model = make.model((1, 7, 6, 5), out, 4)
+    annotate(model.graph, signs, "BIPOLAR" if low else "BINARY")
+    same(model, RNG.standard_normal((1, 7, 6, 5)).astype(np.float32))
+    assert kinds(model) == ["binary"]
+
+
+def test_columns_that_something_else_reads() -> None:
+    make = Builder()
+    attrs = {"kernel_size": [2, 2], "stride": [1, 2], "input_shape": "(1, 4, 5, 3)"}
+    out = make.custom("Im2Col", "x", **attrs)
+    model = make.model((1, 4, 5, 3), out, 4, annotation="INT8")
+    same(model, RNG.integers(-9, 9, (1, 4, 5, 3)).astype(np.float32))
+
+
+_WEIGHT = RNG.integers(-2, 3, (6, 3, 3, 3))
+_SQUARE = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("Conv", [_WEIGHT], {**_SQUARE, "dilations": [1, 1], "group": 1}),
+        ("MaxPoolNHWC", [], _SQUARE),
+        ("MaxPool", [], _SQUARE),
+        ("BatchNormalization", [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 1]], {"epsilon": 1e-5}),
+    ],
+)
+def test_channels_last_operators(op: str, inputs: list, attrs: dict) -> None:
+    plain, make = Builder(), Builder()
+    first = plain.add("Transpose", "x", perm=[0, 3, 1, 2])
+    computed = plain.add(op.removesuffix("NHWC"), first, *inputs, **attrs)
+    wanted = plain.model((1, 6, 8, 3), plain.add("Transpose", computed, perm=[0, 2, 3, 1]), 4)
+    domain = make.domain if op == "MaxPoolNHWC" else CHANNELS_LAST
+    model = make.model((1, 6, 8, 3), make.add(op, "x", *inputs, domain=domain, **attrs), 4)
+    x = {"x": RNG.integers(-9, 9, (1, 6, 8, 3)).astype(np.float32)}
+    (found,) = bnncc.compile(model).run(x).values()
+    np.testing.assert_allclose(found, *evaluate(load(wanted), x).values(), 1e-5)

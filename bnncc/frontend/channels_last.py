@@ -1,15 +1,17 @@
 """Read the operators on channels-last images that QONNX and FINN lower convolutions to.
 
     MaxPoolNHWC(x), channels_last.Conv(x, w)    ->  Transpose, MaxPool or Conv, Transpose
-    Im2Col(x)                                   ->  Pad, one Slice for each tap, Concat
-    Im2Col(x) -> MatMul(., W)                   ->  Transpose, Conv, Transpose
+    Im2Col(x)                                   ->  Transpose, Pad, Slices, Concat, Transpose
+    MatMul(Im2Col(x), W)                        ->  Transpose, Pad, Conv, Transpose
 
-The transposes vanish in `bnncc.passes.layout`.
+Most transposes vanish in `bnncc.passes.layout`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,11 +105,12 @@ def _im2col(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
         raise ShapeError(f"{where}: input of shape {list(shape)}, known sizes NHWC are wanted")
     if kernel[0] * kernel[1] > MAX_TAPS:
         raise ShapeError(f"{where}: {kernel[0]}x{kernel[1]} taps, at most {MAX_TAPS} are wanted")
+    x = make.tensor("first")
+    yield make("Transpose", node.inputs[:1], x, {"perm": [0, 3, 1, 2]})
     top, left, bottom, right = attrs["pads"]
-    x = node.inputs[0]
     if any(attrs["pads"]):
         padded = make.tensor("padded")
-        around = np.array([0, top, left, 0, 0, bottom, right, 0], np.int64)
+        around = np.array([0, 0, top, left, 0, 0, bottom, right], np.int64)
         value = make.constant(float(node.attrs.get("pad_value", 0)))
         amounts = graph.constant(around, f"{node.name}.pads")
         yield make("Pad", [x, amounts, value], padded, {"mode": "constant"})
@@ -119,7 +122,7 @@ def _im2col(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
             f"{where}: kernel spans {spans}, larger than the padded image {list(sizes)}"
         )
     counts = [(n - s) // t + 1 for n, s, t in zip(sizes, spans, strides, strict=True)]
-    axes, steps = (graph.constant(np.array(v, np.int64), node.name) for v in ([1, 2], strides))
+    axes, steps = (graph.constant(np.array(v, np.int64), node.name) for v in ([2, 3], strides))
     taps = []
     for tap in np.ndindex(*kernel):
         start = [t * d for t, d in zip(tap, dilations, strict=True)]
@@ -127,7 +130,77 @@ def _im2col(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
         bounds = [graph.constant(np.array(v, np.int64), node.name) for v in (start, end)]
         taps.append(make.tensor("tap"))
         yield make("Slice", [x, *bounds, axes, steps], taps[-1])
-    yield make("Concat", taps, node.outputs[0], {"axis": 3})
+    joined = make.tensor("columns")
+    yield make("Concat", taps, joined, {"axis": 1})
+    yield make("Transpose", [joined], node.outputs[0], {"perm": [0, 2, 3, 1]})
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What an Im2Col makes columns of.
+
+    Attributes
+    ----------
+    image : str
+        Padded, channels first.
+    window : dict
+        Attributes of a Conv on it.
+    channels : int
+        Of the image.
+    """
+
+    image: str
+    window: dict[str, Any]
+    channels: int
+
+
+def columns(node: Node, pieces: list[Node], graph: Graph) -> Columns:
+    """Return what the `pieces` in place of an Im2Col make columns of."""
+    image = next(p for p in pieces if p.op == "Slice").inputs[0]
+    attrs = {**window(node), "pads": [0] * 4}
+    return Columns(image, attrs, int(graph.types[image].shape[1]))
+
+
+def convolution(node: Node, found: Columns, graph: Graph) -> Iterator[Node] | None:
+    """Return nodes in place of a MatMul of columns with constant weights; else None.
+
+    Parameters
+    ----------
+    node : Node
+        A MatMul, or an XnorPopcountMatMul without its domain.
+    found : Columns
+        Of its first input.
+    graph : Graph
+        What comes before.
+
+    Returns
+    -------
+    iterator of Node, or None
+    """
+    weight = graph.constants.get(node.inputs[1])
+    taps = math.prod(found.window["kernel_shape"])
+    if weight is None or weight.ndim != 2 or weight.shape[0] != taps * found.channels:
+        return None
+    return _convolution(node, found, weight, Pieces(node, graph))
+
+
+def _convolution(node: Node, found: Columns, weight: Any, make: Pieces) -> Iterator[Node]:
+    image, bits = found.image, node.op == "XnorPopcountMatMul"
+    if bits:
+        weight = 2 * weight - 1
+        twice, image = make.tensor("twice"), make.tensor("signs")
+        yield make("Mul", [found.image, make.constant(2.0)], twice)
+        yield make("Sub", [twice, make.constant(1.0)], image)
+    filters = weight.T.reshape(-1, *found.window["kernel_shape"], found.channels)
+    filters = np.ascontiguousarray(filters.transpose(0, 3, 1, 2))
+    dot = make.tensor("dot")
+    yield make("Conv", [image, make.constant(filters)], dot, found.window, covers=(node.name,))
+    if bits:
+        total, dot_of_bits = make.tensor("total"), make.tensor("half")
+        yield make("Add", [dot, make.constant(float(len(weight)))], total)
+        yield make("Mul", [total, make.constant(0.5)], dot_of_bits)
+        dot = dot_of_bits
+    yield make("Transpose", [dot], node.outputs[0], {"perm": [0, 2, 3, 1]})
 
 
 OPERATORS: dict[str, Callable[[Node, Graph, Pieces], Iterator[Node]]] = {

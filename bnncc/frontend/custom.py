@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -101,6 +101,10 @@ _SCHEMAS = {
 }
 
 
+PRODUCTS = ("MatMul", "XnorPopcountMatMul")
+"""Operators that make a convolution of the columns of an Im2Col."""
+
+
 def known(op: str) -> bool:
     """Whether ``domain::Op`` can be read."""
     return op in _SCHEMAS
@@ -149,15 +153,19 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
             raise ModelError(f"{where}: attribute `{key}` is {found_kind}, {names} is wanted")
 
 
-def read(node: Node, graph: Graph) -> Iterator[Node]:
+def read(
+    node: Node, graph: Graph, lowered: MutableMapping[str, channels_last.Columns]
+) -> Iterator[Node]:
     """Yield nodes of ONNX, or internal ones, in place of `node`.
 
     Parameters
     ----------
     node : Node
-        Of a `known` operator.
+        Of a `known` operator, or a MatMul of columns in `lowered`.
     graph : Graph
         What comes before; each node is to be added to it before the next is asked for.
+    lowered : mapping of str to Columns
+        By result of an Im2Col, what it is made of; added to.
 
     Yields
     ------
@@ -165,5 +173,17 @@ def read(node: Node, graph: Graph) -> Iterator[Node]:
     """
     domain, _, op = node.op.rpartition("::")
     plain = Node(op, node.inputs, node.outputs, node.attrs, node.name, node.covers)
+    if op in PRODUCTS and node.inputs[0] in lowered:
+        made = channels_last.convolution(plain, lowered[node.inputs[0]], graph)
+        if made is not None or op == "MatMul":
+            yield from [node] if made is None else made
+            return
+    if op == "Im2Col":
+        pieces = []
+        for piece in channels_last.read(plain, graph):
+            pieces.append(piece)
+            yield piece
+        lowered[node.outputs[0]] = channels_last.columns(plain, pieces, graph)
+        return
     module = channels_last if domain in CHANNELS_LAST or op in channels_last.OPERATORS else qonnx
     yield from module.read(plain, graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, Usag
 from bnncc.evaluate import OPSET
 from bnncc.frontend import checks, custom
 from bnncc.frontend.annotations import declared, rounded_input
+from bnncc.frontend.channels_last import Columns
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
@@ -101,8 +103,7 @@ def _load(
         raise ModelError(f"{stuck.op} `{stuck.name}`: the graph has a cycle through it") from error
     checks.check_finite(order, infinities=False)
     folder_pass = Folder(graph)
-    sequences: dict[str, list[str]] = {}
-    twins: dict[str, str] = {}
+    state = _State()
     graph.datatypes = declared(proto.graph, graph)
     read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
     for name, kind in graph.datatypes.items():
@@ -113,7 +114,7 @@ def _load(
         if node.op == "Constant":
             _constant(node, graph)
             continue
-        for piece in _pieces(node, opset_of[id(node)], graph, sequences, twins):
+        for piece in _pieces(node, opset_of[id(node)], graph, state):
             folder_pass.emit(piece)
     graph = folder_pass.finish()
     _outputs(proto.graph, graph, bool(input_shapes))
@@ -121,16 +122,23 @@ def _load(
     return graph
 
 
-def _pieces(
-    node: Node, version: int, graph: Graph, sequences: dict[str, list[str]], twins: dict[str, str]
-) -> Iterator[Node]:
+@dataclass(frozen=True)
+class _State:
+    """What is known of tensors that other operators make than those which read them."""
+
+    sequences: dict[str, list[str]] = field(default_factory=dict)
+    twins: dict[str, str] = field(default_factory=dict)
+    lowered: dict[str, Columns] = field(default_factory=dict)
+
+
+def _pieces(node: Node, version: int, graph: Graph, state: _State) -> Iterator[Node]:
     """Yield a node of the file in the newest form; each is added before the next is asked for."""
-    if custom.known(node.op):
-        for part in custom.read(node, graph):
+    if custom.known(node.op) or (node.op == "MatMul" and node.inputs[0] in state.lowered):
+        for part in custom.read(node, graph, state.lowered):
             yield from normalise(part, OPSET, graph)
         return
-    for piece in normalise(plain_tensors(node, graph, sequences), version, graph):
-        floats = as_floats(piece, graph, twins)
+    for piece in normalise(plain_tensors(node, graph, state.sequences), version, graph):
+        floats = as_floats(piece, graph, state.twins)
         yield from [piece] if floats is None else floats
 
 

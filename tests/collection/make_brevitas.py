@@ -1,6 +1,6 @@
 """Write small networks as Brevitas exports them, with what the `qonnx` executor computes for them.
 
-    python tests/collection/make_brevitas.py FOLDER      # needs brevitas, torch, onnxoptimizer, qonnx
+    python tests/collection/make_brevitas.py FOLDER  # needs brevitas, torch, onnxoptimizer, qonnx
 
 The files of tests/data/brevitas were made with brevitas 0.13.4, torch 2.13.0, onnx 1.22.0 and qonnx
 1.0.0, in an environment of their own. Each NAME.onnx has a NAME.npz: inputs `x`, outputs `y`.
