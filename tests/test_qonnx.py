@@ -231,4 +231,4 @@ def test_channels_last_operators(op: str, inputs: list, attrs: dict) -> None:
     model = make.model((1, 6, 8, 3), make.add(op, "x", *inputs, domain=domain, **attrs), 4)
     x = {"x": RNG.integers(-9, 9, (1, 6, 8, 3)).astype(np.float32)}
     (found,) = bnncc.compile(model).run(x).values()
-    np.testing.assert_allclose(found, *evaluate(load(wanted), x).values(), 1e-5)
+    np.testing.assert_allclose(found, *evaluate(load(wanted), x).values(), 1e-5, 1e-4)
