@@ -31,6 +31,8 @@ class Plan:
     ----------
     trials : int
         In all, those of earlier runs in the same folder included.
+    each : int or None
+        Trials of every kernel, one after the other, instead of `trials` by their share of the time.
     time_limit : float or None
         Seconds after which no batch is begun.
     jobs : int
@@ -56,6 +58,7 @@ class Plan:
     """
 
     trials: int = 512
+    each: int | None = None
     time_limit: float | None = None
     jobs: int = 1
     measurers: int = 1

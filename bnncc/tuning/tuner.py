@@ -130,11 +130,14 @@ class Tuner:
         ):
             self.trials = Trials(self.plan, builders, measurers, Path(scratch), self.console)
             self._resume()
-            total = min(self.plan.trials, self._done() + sum(len(t.left) for t in self.tasks))
+            most = self.plan.trials if self.plan.each is None else self.plan.each * len(self.tasks)
+            total = min(most, self._done() + sum(len(t.left) for t in self.tasks))
             unit = "s" if self.setup.method == "clock" else self.setup.method
             self.progress = Progress(self.console, total, self.until, unit)
             try:
-                if self._done() < self.plan.trials:
+                if self.plan.each is not None:
+                    self._tune_each(self.plan.each)
+                elif self._done() < self.plan.trials:
                     self._tune()
             except KeyboardInterrupt:
                 self.result.interrupted = True
@@ -179,6 +182,16 @@ class Tuner:
             self._trials([(task, self.search.propose(task, min(self.plan.batch, self._rest())))])
         for task in self.tasks:
             if not self._late():
+                self._contest(task)
+
+    def _tune_each(self, trials: int) -> None:
+        self._teach()
+        for task in self.tasks:
+            before = task.trials
+            while task.left and task.trials < trials and not self._late():
+                count = min(self.plan.batch, trials - task.trials)
+                self._trials([(task, self.search.propose(task, count))])
+            if task.trials > before and not self._late():
                 self._contest(task)
 
     def _teach(self) -> None:
