@@ -3,9 +3,9 @@
     python benchmarks/tune_networks.py [GROUP ...] [--target T] [--each N] [--records DIR] [--list]
 
 Groups are networks of `networks.py` (``birealnet18``, ...), ``nine`` (the layers of `layers.py`),
-``bitstream`` and ``dabnn`` (the layers and networks of their tables). Kernels are tuned one after the
-other, those of the first groups first; what has had its trials is passed over, so the same command
-goes on after an interruption. Prune before shipping: ``bnncc records prune DIR``.
+``bitstream`` and ``dabnn`` (the layers and networks of their tables). Kernels are tuned one after
+the other, those of the first groups first; what has had its trials is passed over, so the same
+command goes on after an interruption. Prune before shipping: ``bnncc records prune DIR``.
 """
 
 from __future__ import annotations

@@ -261,6 +261,13 @@ def _tune(verbs: Any) -> None:
         "--jobs", metavar="N", type=count, default=None, help="kernels built at a time"
     )
     group.add_argument(
+        "--measure",
+        choices=("clock", "instructions"),
+        default="clock",
+        help="time on a machine, or instructions in an emulated Arm processor, which stands in for "
+        "hardware that is not there",
+    )
+    group.add_argument(
         "--lock",
         metavar="FILE",
         type=Path,

@@ -248,8 +248,14 @@ def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) 
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder of records")
     for folder in [*([shipped()] if own else []), *folders]:
-        records.add(folder / target.family)
+        for method in ("instructions", "clock"):
+            records.add(folder / folder_of(target, method))
     return records
+
+
+def folder_of(target: TargetSpec, method: str = "clock") -> str:
+    """Return the name of the folder for what was measured so: times and counts do not mix."""
+    return target.family + ("" if method == "clock" else f".{method}")
 
 
 class Writer:

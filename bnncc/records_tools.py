@@ -56,9 +56,13 @@ def described(folder: Path) -> dict[str, Any]:
     return {"kernels": kernels, "sessions": sessions, "stale": stale}
 
 
+def _target(folder: Path) -> str:
+    return folder.name.split(".")[0]
+
+
 def _default(folder: Path, workload: Workload) -> dict[str, int] | None:
     try:
-        space = schedules.space_of(workload.kernel, resolve(folder.name), workload.threads)
+        space = schedules.space_of(workload.kernel, resolve(_target(folder)), workload.threads)
     except BnnccError:  # a target of the user's own
         return None
     return dict(space.default)
@@ -67,7 +71,7 @@ def _default(folder: Path, workload: Workload) -> dict[str, int] | None:
 def _unfit(folder: Path, record: Record) -> str:
     """Return why a record does not apply; empty if it does, or the target is not known."""
     try:
-        target = resolve(folder.name)
+        target = resolve(_target(folder))
         schedules.space_of(record.workload.kernel, target, record.workload.threads).complete(
             record.point
         )

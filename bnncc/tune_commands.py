@@ -57,6 +57,7 @@ def tune(args: Namespace, console: Console) -> int:
         folder=folder,
         pattern=pattern,
         device=_device(args),
+        method=args.measure,
         trials=args.trials,
         time_limit=args.time_limit,
         jobs=args.jobs,
@@ -84,6 +85,8 @@ def _device(args: Namespace) -> dict[str, Any] | None:
             if getattr(args, option) is not None:
                 raise UsageError(f"--{option} goes with --rpc or --tracker")
         return None
+    if args.measure != "clock":
+        raise UsageError("--measure instructions needs no device")
     if args.tracker is not None and args.key is None:
         raise UsageError("--tracker needs --key, the kind of device to ask it for")
     found = {"rpc": args.rpc, "tracker": args.tracker, "key": args.key}
@@ -155,7 +158,7 @@ def _names(folder: Path, args: Namespace) -> list[str]:
     if args.target is None:
         return found
     wanted = resolve(args.target).family
-    return [name for name in found if name == wanted]
+    return [name for name in found if name.split(".")[0] == wanted]
 
 
 def _table(listed: dict[str, Any]) -> str:

@@ -244,6 +244,7 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--kernels", "("], "is no regular expression"),
         (["--kernels", "nothing like it"], "no kernel matches nothing like it"),
         (["--target", "arm64"], "this machine cannot run arm64"),
+        (["--measure", "instructions"], "is for Arm"),
         (["--tracker", "127.0.0.1:1"], "--tracker needs --key"),
         (["--untuned"], "tune takes one --records"),
     ):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnncc import schedules
+from bnncc import records, schedules
 from bnncc._version import __version__
 from bnncc.console import Console
 from bnncc.records import Writer
@@ -101,7 +101,7 @@ class Tuner:
         self, tasks: list[Task], setup: Setup, folder: Path, plan: Plan, console: Console
     ) -> None:
         self.tasks, self.setup, self.plan = tasks, setup, plan
-        self.folder = folder / setup.target.family
+        self.folder = folder / records.folder_of(setup.target, setup.method)
         self.console = console
         self.search = Search(setup.target, plan.seed, plan.from_default)
         self.result = Result(tasks)

@@ -45,7 +45,7 @@ class Worker:
         }
         self.target = TargetSpec(**fields)
         self.device, self.threads = setup["device"], setup["threads"]
-        self._where = _where(self.target, setup["method"], self.device, self.threads)
+        self._where = _where(setup["method"], self.device, self.threads)
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a job."""
@@ -94,7 +94,6 @@ class Worker:
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
         """Check and time a library."""
-        from bnncc.tuning import bench
         from bnncc.tuning.cases import Case
 
         with np.load(job["case"]) as arrays:
@@ -102,17 +101,24 @@ class Worker:
         kernel = Workload(job["spec"]).kernel
         started = time.perf_counter()
         try:
-            times = bench.run(self._where, Path(job["library"]), kernel, case, job["seconds"])
+            times = self._where.run(Path(job["library"]), kernel, case, job["seconds"])
         except DeviceError as error:
-            ended = "the session " in str(error)  # by the kernel; the device is there
-            return {"lost": str(error), "guilty": ended}
+            # The kernel may have ended the session; or the device is gone, for no fault of it.
+            guilty = "the session " in str(error)
+            if guilty or "lost the device" in str(error):
+                return {"lost": str(error), "guilty": guilty}
+            raise
         return {"times": times, "seconds": time.perf_counter() - started}
 
 
-def _where(target: TargetSpec, method: str, device: dict[str, Any] | None, threads: int) -> Any:
+def _where(method: str, device: dict[str, Any] | None, threads: int) -> Any:
     """Return what measures; connect if that is a device."""
     from bnncc.tuning import bench
 
+    if method == "instructions":
+        from bnncc.tuning.standin import Instructions
+
+        return Instructions()
     if method == "none":
         return None
     return bench.Here(threads) if device is None else bench.OnDevice(device, threads)
