@@ -90,19 +90,17 @@ def test_three_emulated_boards_of_which_one_dies(kits: dict[str, Path], tmp_path
         killer = threading.Thread(target=kill_half_way, args=(servers[1], logs))
         killer.start()
         process = devices.start(
-            *("tune", DIGITS / "digits.onnx", "--target", "arm64", "--trials", 40, "--json"),
+            *("tune", DIGITS / "digits.onnx", "--target", "arm64", "--trials", 30, "--json"),
             *("--tracker", device["tracker"], "--key", "board", "--records", logs),
-            *("--kernels", "^BinaryConv2d"),
         )
         out, err = process.communicate(timeout=900)
         killer.join()
         assert process.returncode == 0, err
     result = json.loads(out)
-    possible = sum(k["trials"] for k in result["kernels"])
-    assert possible == result["trials"] > 8
+    assert sum(k["trials"] for k in result["kernels"]) == result["trials"] == 30
     assert not any(kernel["failed"] for kernel in result["kernels"])
     artifact = bnncc.compile(DIGITS / "digits.onnx", target="arm64", records=[logs])
-    assert artifact.report["summary"]["tuned"] == 3
+    assert artifact.report["summary"]["tuned"] >= 6
     assert not artifact.report["warnings"]
 
 
