@@ -89,6 +89,9 @@ class Graph:
         By sign node: what becomes of exact zeros in front of it; for the report.
     datatypes : dict of str to Datatype
         Of the inputs that are declared to hold few values.
+    in_file : dict of str to tuple
+        By name, what layers that were rewritten are in the file: operator, shapes of the result and
+        of the weights; for the report.
     """
 
     nodes: list[Node]
@@ -99,6 +102,7 @@ class Graph:
     source: str = "model"
     sign_zero: dict[str, str] = field(default_factory=dict)
     datatypes: dict[str, Datatype] = field(default_factory=dict)
+    in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:
