@@ -17,6 +17,7 @@ from bnncc.options import (
     parse_input_shape,
     parse_input_uint8,
 )
+from bnncc.transforms import parse_input_transform
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,6 +101,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         type=option(parse_input_uint8),
         help="take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
         "or a/b/c per channel; repeatable",
+    )
+    group.add_argument(
+        "--input-transform",
+        metavar="rgb-threshold:FILE.json|gray-threshold:V|lbp",
+        default=None,
+        type=option(parse_input_transform),
+        help="take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
+        "order; with NAME= in front, that input",
     )
     group.add_argument(
         "--assume",

@@ -27,6 +27,7 @@ def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOption
         first_layer=args.first_layer,
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
+        input_transform=args.input_transform,
         dump_ir=dump_ir,
         threads=args.threads,
         records=tuple(args.records),

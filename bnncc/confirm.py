@@ -55,7 +55,8 @@ class SelfCheck:
             elif kind.dtype == "bool":
                 feeds[name] = rng.integers(0, 2, shape).astype(bool)
             elif kind.dtype.startswith(("int", "uint")):
-                feeds[name] = rng.integers(0, 127, shape).astype(kind.dtype)
+                top = 256 if kind.dtype == "uint8" else 127
+                feeds[name] = rng.integers(0, top, shape).astype(kind.dtype)
             else:
                 feeds[name] = rng.standard_normal(shape).astype(kind.dtype)
         return feeds, evaluate(self._graph, feeds)

@@ -26,6 +26,7 @@ from bnncc.image import take_uint8
 from bnncc.link import build_library
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
+from bnncc.passes.byte_signs import compare_bytes
 from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.first_layer import relax_first_layer
 from bnncc.passes.fuse import fuse
@@ -42,6 +43,7 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
 from bnncc.topi_binary.spec import BinaryConv2d, from_json
+from bnncc.transforms import InputTransform, parse_input_transform, transform_input
 
 if TYPE_CHECKING:
     import onnx
@@ -68,6 +70,7 @@ def compile(
     first_layer: str = "float32",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
+    input_transform: InputTransform | str | None = None,
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
@@ -104,6 +107,8 @@ def compile(
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : sequence of Uint8Input
         Inputs taken as bytes, with their mean and scale folded in.
+    input_transform : InputTransform or str, optional
+        How an image input taken as bytes becomes bits; text is as on the command line.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
@@ -136,6 +141,11 @@ def compile(
             first_layer=first_layer,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
+            input_transform=(
+                parse_input_transform(input_transform)
+                if isinstance(input_transform, str)
+                else input_transform
+            ),
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
@@ -295,6 +305,7 @@ def _scheduled(
         graph = load(model, input_shapes={**options.input_shapes, **sizes})
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
+    transform_input(graph, options.input_transform)
     inputs = [
         manifest.TensorInfo(
             i,
@@ -316,6 +327,7 @@ def _scheduled(
     flatten_rows(graph)
     commute_moves(graph)
     commute_pads(graph)
+    compare_bytes(graph)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in binarize(graph)]
     commute_pools(graph)
     merge_siblings(graph)

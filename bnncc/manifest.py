@@ -127,6 +127,7 @@ def make(
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
                 for u in options.input_uint8
             ],
+            "input_transform": _transform(options, inputs),
         },
         "seed": options.seed,
         "report": report.build(
@@ -135,6 +136,14 @@ def make(
     }
     members = {container.LIBRARY: library, container.SELFCHECK: check}
     return container.sealed(content, members), members
+
+
+def _transform(options: CompileOptions, inputs: Sequence[TensorInfo]) -> dict[str, Any] | None:
+    transform = options.input_transform
+    if transform is None:
+        return None
+    found = transform.name or next(t.name for t in inputs if t.dtype == "uint8")
+    return {**asdict(transform), "thresholds": list(transform.thresholds), "name": found}
 
 
 def check(content: Any, path: str) -> None:

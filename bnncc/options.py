@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
+from bnncc.transforms import InputTransform
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
@@ -82,6 +83,8 @@ class CompileOptions:
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : tuple of Uint8Input
         Inputs taken as bytes.
+    input_transform : InputTransform, optional
+        How an image input taken as bytes becomes bits.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
@@ -108,6 +111,7 @@ class CompileOptions:
     first_layer: str = "float32"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
+    input_transform: InputTransform | None = None
     dump_ir: str | Path | None = None
     threads: int | None = None
     seed: int = 0
@@ -135,6 +139,8 @@ class CompileOptions:
         names = [spec.name for spec in self.input_uint8]
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
+        if self.input_transform is not None and self.first_layer != "float32":
+            raise UsageError("first_layer rounds real inputs, input_transform makes bits of them")
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
         if self.records and not self.tuned:

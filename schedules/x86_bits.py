@@ -46,5 +46,5 @@ def moves_space(spec: Spec, target: TargetSpec, threads: int) -> Space:
 def moves(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Keep concatenation, selection and padding of bits as they are: straight code per pixel."""
+    """Keep bits of images, concatenation, selection and padding as they are: straight code."""
     return func

@@ -105,6 +105,7 @@ class Evaluated:
                 "first_layer": options.first_layer,
                 "check_finite": False,
                 "input_uint8": [],
+                "input_transform": None,
             },
         }
 

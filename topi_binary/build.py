@@ -15,6 +15,7 @@ from bnncc.topi_binary.spec import (
     Dim,
     Elementwise,
     FewBitConv2d,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
@@ -39,6 +40,7 @@ _MAKERS: dict[type, tuple[str, str]] = {
     Pool2d: ("pool", "pool2d"),
     BitwiseMaxPool: ("pool", "bitwise_maxpool"),
     Elementwise: ("bitpack", "elementwise"),
+    ImageBits: ("image_bits", "image_bits"),
     ConcatBits: ("bits", "concat_bits"),
     SliceBits: ("bits", "slice_bits"),
     PadBits: ("bits", "pad_bits"),
@@ -72,7 +74,7 @@ def output_hw(spec: Spec) -> tuple[int, int]:
     if isinstance(spec, PadBits):
         top, left, bottom, right = spec.pads
         return spec.height + top + bottom, spec.width + left + right
-    if isinstance(spec, (Elementwise, ConcatBits, SliceBits)):
+    if isinstance(spec, (Elementwise, ImageBits, ConcatBits, SliceBits)):
         return spec.height, spec.width
     if isinstance(spec, Conv2d) and spec.pool is not None:
         return output_hw(pool_of(spec))
@@ -98,7 +100,7 @@ def pool_of(spec: Conv2d) -> Pool2d:
 
 def output_channels(spec: Spec) -> int:
     """Return how many channels the outputs of `spec` have."""
-    if isinstance(spec, (BinaryConv2d, FewBitConv2d, Conv2d)):
+    if isinstance(spec, (BinaryConv2d, FewBitConv2d, Conv2d, ImageBits)):
         return spec.out_channels
     if isinstance(spec, ConcatBits):
         return sum(spec.channels)
@@ -167,7 +169,7 @@ def output_types(spec: Spec) -> list[Type]:
         return _shape(spec.n, height, width, size, output_rank(spec)), FORMS[form]
 
     plane = packed("planes")
-    if isinstance(spec, (BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
+    if isinstance(spec, (ImageBits, BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
         return [plane]
     types: list[Type] = []
     for step in spec.steps:
@@ -224,6 +226,8 @@ def _data(spec: Spec) -> Type:
     if isinstance(spec, (Conv2d, Pool2d)):
         bytewise = isinstance(spec, Conv2d) and spec.zero_points
         return _image(spec, spec.channels, "uint8" if bytewise else "float32")
+    if isinstance(spec, ImageBits):
+        return _image(spec, spec.channels, "uint8")
     if isinstance(spec, Elementwise) and not spec.packed:
         return _image(spec, spec.channels, spec.dtype)
     assert isinstance(spec, (Elementwise, BitwiseMaxPool, SliceBits, PadBits))

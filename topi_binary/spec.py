@@ -232,6 +232,35 @@ class Elementwise:
         return self.planes or 1 + self.ternary
 
 
+GREY = (299, 587, 114)
+"""Thousandths of red, green and blue in the grey of a pixel."""
+
+
+@dataclass(frozen=True)
+class ImageBits:
+    """The bits of an image of bytes, channel by channel.
+
+    Kernel input: data uint8 in `data_layout`. Output uint32 ``[n, height, width, 1]``. `kind` is
+
+    * ``threshold``: bit c is 1 where ``x[c] >= thresholds[c]`` (the other way where ``flip[c]``);
+    * ``grey``: all `out_channels` bits are 1 where the sum of the channels times `GREY` is at least
+      ``thresholds[0]``;
+    * ``lbp``: bits 0, 1, 2 are 1 where the same sum is larger at the neighbour to the top left, to
+      the right, and to the bottom left than at the pixel; it is 0 outside the image.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    kind: str
+    thresholds: tuple[int, ...] = ()
+    flip: tuple[int, ...] = ()
+    """For ``threshold``: 0 or 1 for each channel; none are 0."""
+    data_layout: str = "NCHW"
+    out_channels: int = 3
+
+
 @dataclass(frozen=True)
 class BitwiseMaxPool:
     """Max pooling of one plane of bits: OR of the words inside the image (AND if `minimum`).
@@ -303,6 +332,7 @@ Spec = (
     | Conv2d
     | Pool2d
     | Elementwise
+    | ImageBits
     | BitwiseMaxPool
     | ConcatBits
     | SliceBits

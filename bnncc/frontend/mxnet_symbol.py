@@ -103,7 +103,7 @@ class Attributes:
     def _given(self, key: str) -> str | None:
         self._read.add(key)
         value = self.values.get(key)
-        return None if value is None or value.strip() == "None" else value.strip()
+        return None if value is None or value.strip() in ("", "None") else value.strip()
 
     def integer(self, key: str, default: int | None = None, least: int = -_MAX_INT) -> int:
         """Return an integer, at least `least`."""
