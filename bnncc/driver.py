@@ -43,7 +43,7 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
 from bnncc.topi_binary.spec import BinaryConv2d, from_json
-from bnncc.transforms import InputTransform, parse_input_transform, transform_input
+from bnncc.transforms import InputTransform, as_transform, transform_input
 
 if TYPE_CHECKING:
     import onnx
@@ -141,11 +141,7 @@ def compile(
             first_layer=first_layer,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
-            input_transform=(
-                parse_input_transform(input_transform)
-                if isinstance(input_transform, str)
-                else input_transform
-            ),
+            input_transform=as_transform(input_transform),
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
@@ -301,7 +297,7 @@ def _scheduled(
         records = load_records(target, [Path(folder) for folder in options.records])
 
     graph = load(model, input_shapes=options.input_shapes)
-    if fixed and (sizes := _symbolic_as_one(graph)):
+    if fixed and (sizes := graph.symbolic_as_one()):
         graph = load(model, input_shapes={**options.input_shapes, **sizes})
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
@@ -358,16 +354,6 @@ def _scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
         activations, tuned, warnings,
     )  # fmt: skip
-
-
-def _symbolic_as_one(graph: Graph) -> dict[str, tuple[int | str, ...]]:
-    """Return shapes with 1 for symbols, of the inputs that have any."""
-    shapes = {name: graph.types[name].shape for name in graph.inputs}
-    return {
-        name: tuple(d if isinstance(d, int) else 1 for d in shape)
-        for name, shape in shapes.items()
-        if not all(isinstance(d, int) for d in shape)
-    }
 
 
 def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:

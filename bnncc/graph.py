@@ -176,5 +176,14 @@ class Graph:
             raise ValueError("the graph has a cycle")
         self.nodes = order
 
+    def symbolic_as_one(self) -> dict[str, tuple[Dim, ...]]:
+        """Return shapes with 1 for symbols, of the inputs that have any."""
+        shapes = {name: self.types[name].shape for name in self.inputs}
+        return {
+            name: tuple(d if isinstance(d, int) else 1 for d in shape)
+            for name, shape in shapes.items()
+            if not all(isinstance(d, int) for d in shape)
+        }
+
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

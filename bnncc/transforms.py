@@ -100,6 +100,11 @@ def parse_input_transform(text: str) -> InputTransform:
     return InputTransform(kind, thresholds, layout or "nchw", name)
 
 
+def as_transform(transform: InputTransform | str | None) -> InputTransform | None:
+    """Return a transform that may be given as text."""
+    return parse_input_transform(transform) if isinstance(transform, str) else transform
+
+
 def _from_file(path: Path) -> tuple[float, ...]:
     """Read three numbers: a list, or an object that holds them."""
     try:
