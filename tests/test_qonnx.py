@@ -12,7 +12,8 @@ from bnncc.errors import InputError, UsageError
 from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
 from bnncc.options import Uint8Input
-from bnncc.quantizers import ROUNDING
+from bnncc.passes.simplify import simplify
+from bnncc.quantizers import QUANT, ROUNDING
 from bnncc.verify import verify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
@@ -232,3 +233,19 @@ def test_channels_last_operators(op: str, inputs: list, attrs: dict) -> None:
     x = {"x": RNG.integers(-9, 9, (1, 6, 8, 3)).astype(np.float32)}
     (found,) = bnncc.compile(model).run(x).values()
     np.testing.assert_allclose(found, *evaluate(load(wanted), x).values(), 1e-5, 1e-4)
+
+
+def test_quantisers_between_convolutions_of_lines() -> None:
+    make = Builder()
+    attrs = {"kernel_shape": [3], "pads": [1, 1], "strides": [1], "dilations": [1], "group": 1}
+    y = make.quant("x", RNG.random((1, 3, 1)) + 0.5, 4)
+    for _ in range(2):
+        y = make.add("Conv", y, RNG.integers(-1, 2, (3, 3, 3)), **attrs)
+        y = make.custom("MultiThreshold", y, np.sort(RNG.random((3, 3)) * 9), data_layout="NCW")
+        y = make.quant(y, RNG.random((3, 1)) + 0.5, 2, signed=0)
+    model = make.model((1, 3, 20), make.add("MaxPool", y, kernel_shape=[2], strides=[2]), 3)
+    same(model, RNG.integers(-9, 10, (1, 3, 20)).astype(np.float32))
+    graph = load(model)
+    simplify(graph)
+    assert [n.op for n in graph.nodes].count("Squeeze") <= 1
+    assert all(len(graph.types[n.inputs[0]].shape) == 4 for n in graph.nodes if n.op == QUANT)

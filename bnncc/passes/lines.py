@@ -20,6 +20,7 @@ import numpy as np
 
 from bnncc.frontend.infer import ELEMENTWISE, infer_into
 from bnncc.graph import Graph, Node
+from bnncc.quantizers import MULTI_THRESHOLD, QUANT
 
 _WINDOWS = {"Conv", "ConvTranspose", "MaxPool", "AveragePool"}
 _SPATIAL = _WINDOWS | {"GlobalAveragePool", "GlobalMaxPool"}
@@ -27,7 +28,9 @@ _VIEWS = {"Reshape", "Squeeze", "Unsqueeze"}
 _NEUTRAL = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
 """Attributes with one value for each axis of places, and what the unit axis gets."""
 
-_SPREAD = ELEMENTWISE | {"BatchNormalization", "Concat", "Pad", "Slice", "Split"}
+_BY_CHANNEL = {"BatchNormalization", MULTI_THRESHOLD}
+"""Operators whose parameters belong to axis 1."""
+_SPREAD = ELEMENTWISE | _BY_CHANNEL | {QUANT, "Concat", "Pad", "Slice", "Split"}
 """Operators that may be given a unit axis, whatever they do along the others."""
 
 _AFTER_CHANNELS = 2
@@ -117,7 +120,7 @@ def _spread(node: Node, graph: Graph, where: dict[str, int]) -> None:
         if list(node.attrs["perm"]) == [0, 2, 1]:
             other = _BEFORE_PLACES + _AFTER_CHANNELS - where[known[0]]
             where.setdefault(next((n for n in lines if n != known[0]), known[0]), other)
-    elif _spreads(node, graph):
+    elif _spreads(node, graph, where[known[0]]):
         for name in lines:
             where.setdefault(name, where[known[0]])
 
@@ -128,7 +131,9 @@ def _lines(node: Node, graph: Graph) -> list[str]:
     return [n for n in names if _rank(graph, n) == 3]
 
 
-def _spreads(node: Node, graph: Graph) -> bool:
+def _spreads(node: Node, graph: Graph, axis: int) -> bool:
+    if node.op in _BY_CHANNEL and axis != _AFTER_CHANNELS:
+        return False
     if node.op not in _SPREAD or any(_rank(graph, o) != 3 for o in node.outputs if o):
         return False
     if node.op in ("Pad", "Slice", "Split") and any(i and i not in graph.constants
@@ -166,7 +171,7 @@ class _Lifter:
             return self._put(node, self._weights(node), _window_attrs(node))
         if node.op in ("ReduceMean", "ReduceMax", "ReduceSum"):
             return self._reduce(node, axis)
-        if _spreads(node, self.graph):
+        if _spreads(node, self.graph, axis):
             return self._put(node, self._constants(node, axis), _axis_attrs(node, axis))
         return False
 
@@ -220,7 +225,7 @@ class _Lifter:
     def _constants(self, node: Node, axis: int) -> dict[int, str]:
         """Return the constants of `node` that know where axes are, with one more axis."""
         constants, found = self.graph.constants, {}
-        if node.op == "BatchNormalization":
+        if node.op in _BY_CHANNEL:
             return {}
         if node.op == "Pad":
             pads = constants[node.inputs[1]].reshape(2, -1)
