@@ -130,3 +130,15 @@ def test_scales_that_do_not_fit(attrs: dict[str, int]) -> None:
     constants = {"w": np.ones((12, 7), np.int8), "s": np.ones(5, np.float32)}
     with pytest.raises(ModelError, match=r"^linear: DequantizeLinear `.*`: "):
         load(model(nodes, constants, (3, 12), 21))
+
+
+@pytest.mark.parametrize("name", ["int4", "uint2"])
+def test_packed_types_stay_inside(name: str) -> None:
+    code = getattr(TensorProto, name.upper())
+    rounds = helper.make_node("Cast", ["x"], ["y"], to=code)
+    with pytest.raises(ModelError, match=rf"output `y`: is {name}, which has less than a byte"):
+        load(model([rounds], {}, (2, 3), output=code))
+    proto = model([helper.make_node("Cast", ["x"], ["y"], to=1)], {}, (2, 3))
+    proto.graph.input[0].type.tensor_type.elem_type = code
+    with pytest.raises(ModelError, match=rf"input `x`: is {name}, which has less than a byte"):
+        load(proto)

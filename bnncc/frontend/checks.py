@@ -45,6 +45,7 @@ _PER_BYTE = {
     if hasattr(TensorProto, name)
 }
 """Elements in a byte of the types that are packed."""
+PACKED = ("int4", "uint4", "int2", "uint2")
 _LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),

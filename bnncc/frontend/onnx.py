@@ -257,8 +257,18 @@ def _inputs(
         if 0 in shape:
             raise ShapeError(f"{where}: has shape {list(shape)}, sizes above 0 are wanted")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        _refuse_packed(where, dtype)
         graph.types[value.name] = TensorType(shape, dtype)
         graph.inputs.append(value.name)
+
+
+def _refuse_packed(where: str, dtype: str) -> None:
+    if dtype in checks.PACKED:
+        raise UnsupportedOp(
+            f"{where}: is {dtype}, which has less than a byte; only weights and tensors inside of "
+            "the network can be",
+            hint="cast it to int8 or float32 in the model",
+        )
 
 
 def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:
@@ -306,6 +316,7 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
         if value.name not in graph.types:
             raise UnsupportedOp(f"{where}: is not a tensor")
         found = graph.types[value.name]
+        _refuse_packed(where, found.dtype)
         if kind.elem_type in checks.DTYPES:
             declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
             if declared != found.dtype:
