@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError, Message
@@ -219,3 +220,37 @@ def _other_value(field, model: onnx.ModelProto, rng: random.Random) -> object:
     if field.cpp_type == field.CPPTYPE_INT64:
         return rng.choice((0, 1, 2, 3, 5, 64, -1, -7, 2**31, 2**40, 2**63 - 1, -(2**63)))
     return None
+
+
+# ------------------------------------------------------------------------------------------ JSON
+
+_VALUES: tuple[Any, ...] = (
+    *(None, True, 0, 1, 2, 7, -1, 2**31, 2**63, 10**30, 1.5, float("inf"), "", "x", "0", "-1"),
+    *("99999", "4294967296", "(0, 0)", "(3, 3)", "(1000000, 1000000)", "(1,2,3,4,5)", "None"),
+    *("True", [], {}, [0, 0, 0], [[0, 0, 0]], {"kernel": "(1, 1)"}, {"as_int": -1}),
+    {"as_int": 1 << 40},
+)
+
+
+def hurt(content: Any, rng: random.Random) -> None:
+    """Walk to some place inside a JSON value, and drop, copy or replace what is there."""
+    place = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return
+        key = rng.choice(keys)
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.85:
+            place = inner
+            continue
+        break
+    kind = rng.random()
+    if kind < 0.2:
+        del place[key]
+    elif kind < 0.4 and isinstance(place, list):
+        place.insert(rng.randrange(len(place) + 1), place[rng.randrange(len(place))])
+    elif kind < 0.6:
+        place[key] = place[rng.choice(keys)]
+    else:
+        place[key] = rng.choice(_VALUES)

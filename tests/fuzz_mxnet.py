@@ -6,16 +6,8 @@ import json
 import random
 import struct
 from collections.abc import Sequence
-from typing import Any
 
-from tests.fuzz_mutations import mutated
-
-_VALUES: tuple[Any, ...] = (
-    None, True, 0, 1, 2, 7, -1, 2**31, 2**63, 10**30, 1.5, float("inf"), "", "x", "0", "-1",
-    "99999", "4294967296", "(0, 0)", "(3, 3)", "(1000000, 1000000)", "(1,2,3,4,5)", "None",
-    "True", [], {},
-    [0, 0, 0], [[0, 0, 0]], {"kernel": "(1, 1)"},
-)  # fmt: skip
+from tests.fuzz_mutations import hurt, mutated
 
 
 def mxnet(data: bytes) -> list[range]:
@@ -48,29 +40,5 @@ def mutated_mxnet(data: bytes, rng: random.Random, structure: Sequence[range]) -
         return mutated(data, rng, structure)
     content = json.loads(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        _hurt(content, rng)
+        hurt(content, rng)
     return json.dumps(content).encode()
-
-
-def _hurt(content: Any, rng: random.Random) -> None:
-    """Walk to some place inside, and drop, copy or replace what is there."""
-    place = content
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            return
-        key = rng.choice(keys)
-        inner = place[key]
-        if isinstance(inner, dict | list) and inner and rng.random() < 0.85:
-            place = inner
-            continue
-        break
-    kind = rng.random()
-    if kind < 0.2:
-        del place[key]
-    elif kind < 0.4 and isinstance(place, list):
-        place.insert(rng.randrange(len(place) + 1), place[rng.randrange(len(place))])
-    elif kind < 0.6:
-        place[key] = place[rng.choice(keys)]
-    else:
-        place[key] = rng.choice(_VALUES)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.fuzz_mutations import everything, mutated, mutated_onnx, protobuf
 from tests.fuzz_mxnet import mutated_mxnet, mxnet
+from tests.fuzz_pytorch import mutated_pytorch, pytorch
 from tests.fuzz_tflite import tflite
 
 SECONDS = 10
@@ -76,6 +77,7 @@ def _load_other(path: Path) -> object:
 READERS: dict[str, Reader] = {
     "mxnet": Reader(_load_other, mxnet, mutated_mxnet),
     "onnx": Reader(_load_onnx, protobuf, mutated_onnx),
+    "pytorch": Reader(_load_other, pytorch, mutated_pytorch),
     "tflite": Reader(_load_other, tflite),
 }
 

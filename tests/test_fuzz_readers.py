@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests import pytorch_files
 from tests.conftest import ALL, ROOT
 from tests.fuzz_readers import READERS, fuzz
 from tests.mxnet_files import Net, small
@@ -71,9 +72,14 @@ def _tflite(folder: Path) -> list[list[Path]]:
     return [[files / f"{name}.tflite"] for name in ("one_relu6", "pool_same", "mnist", "options")]
 
 
+def _pytorch(folder: Path) -> list[list[Path]]:
+    return [[pytorch_files.write(name, folder)] for name in ("perceptron", "lines", "react")]
+
+
 SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {
     "mxnet": _mxnet,
     "onnx": _onnx,
+    "pytorch": _pytorch,
     "tflite": _tflite,
 }
 
