@@ -34,8 +34,8 @@ def read(archive: Archive) -> Program:
         major = data["schema_version"]["major"]
         if major != SCHEMA:
             raise ModelError(
-                f"schema version {str(major)[:20]} of exported programs, {SCHEMA} is wanted (torch 2.9 to "
-                "2.13 write it)"
+                f"schema version {str(major)[:20]} of exported programs, {SCHEMA} is wanted "
+                "(torch 2.9 to 2.13 write it)"
             )
         module = data["graph_module"]
         calls, metas = _graph(module["graph"], "", {}, 0)
