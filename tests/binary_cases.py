@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.targets import catalog
-from bnncc.topi_binary import layout, reference
+from bnncc.topi_binary import layout, reference, tiles
 from bnncc.topi_binary.build import output_types, prim_func, step_input_types
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests import kernel_harness
@@ -123,7 +123,7 @@ def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray
 
     weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
     inputs = [packed(bits | zeros), *([packed(zeros)] if spec.ternary else [])]
-    inputs.append(layout.pack_conv_weight(weight, spec.weight_order))
+    inputs.append(tiles.pack(spec, weight))
     flat = (*shape[:3], -1)
     acc = reference.accumulate(
         spec, (bits | zeros).reshape(flat), zeros.reshape(flat), np.where(weight, 1, -1)

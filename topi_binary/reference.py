@@ -95,6 +95,10 @@ def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
         bits = words_to_bits(np.ascontiguousarray(taps), per_group)
         return np.where(bits, 1, -1).astype(np.int64)
     rows = np.empty((spec.out_channels, height * width * count), np.uint32)
+    if spec.weight_order.startswith(("strips", "fragments", "cores")):
+        places = np.indices(rows.shape)
+        rows[:] = packed[_tiled(spec.weight_order, places[0], places[1], rows.shape[1])]
+        return np.where(words_to_bits(rows.reshape(-1, height, width, count), per_group), 1, -1)
     start = 0
     for first in range(0, spec.out_channels, 16):
         lanes = min(16, spec.out_channels - first)
@@ -103,6 +107,22 @@ def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
         start += block.size
     bits = words_to_bits(rows.reshape(spec.out_channels, height, width, count), per_group)
     return np.where(bits, 1, -1).astype(np.int64)
+
+
+def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
+    """Return where a GPU kernel's weight of `channel` and `word` lies, of `run` words each."""
+    if order == "strips":
+        return (channel // 32 * (-(-run // 4) * 4) + word) * 32 + channel % 32
+    kind, width = order.split("-")
+    size = int(width)
+    thread, rest = np.divmod(channel % size, size // 4)
+    eight, column = rest // 2, 2 * thread + rest % 2
+    if kind == "fragments":
+        step = channel // size * -(-run // 16) + word // 16
+        lane = 4 * column + word % 16 // 4
+        return ((step * (size // 8) + eight) * 32 + lane) * 4 + word % 4
+    quad = (channel // size * -(-run // 8) + word // 8) * 2 + word % 8 // 4
+    return ((quad * (size // 8) + eight) * 8 + column) * 4 + word % 4
 
 
 def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> Array:
@@ -191,11 +211,7 @@ def apply_steps(
         return other.transpose(0, 2, 3, 1) if step.layout == "NCHW" else other
 
     for step in steps:
-        if step.op == "levels":
-            from bnncc.topi_binary.reference_few_bit import level_outputs
-
-            outputs += level_outputs(step, value, acc, stream)
-        elif step.op == "threshold":
+        if step.op == "threshold":
             assert acc is not None
             limit = next(stream)[:channels]
             outputs.append(bits_to_words(acc <= limit))

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import layout
+from bnncc.topi_binary import borders, layout
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
@@ -79,13 +79,7 @@ class Kernel:
 
         A class are those of which the same taps lie inside the image. They follow each other.
         """
-        spec = self.spec
-        extent, count = ((spec.height, self.height), (spec.width, self.width))[axis]
-        patterns = [
-            [0 <= self.position(axis, place, tap) < extent for tap in range(spec.kernel[axis])]
-            for place in range(count)
-        ]
-        return [i for i in range(count) if i == 0 or patterns[i] != patterns[i - 1]]
+        return borders.classes(self.spec, axis)
 
     def position(self, axis: int, place: Expr, tap: Expr) -> Expr:
         """Return the input row (`axis` 0) or column (1) of a tap of output `place`."""

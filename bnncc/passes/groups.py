@@ -18,8 +18,8 @@ from bnncc.passes.affine import Affine, affine_of, channel_vector
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
+from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import output_rank
-from bnncc.topi_binary.layout import pack_conv_weight
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, RowPool, Step
 
 Anchor = BinaryConv2d | Conv2d | Pool2d | Elementwise
@@ -162,7 +162,7 @@ def realise(group: Group, physical: Physical) -> None:
     if isinstance(spec, BinaryConv2d):
         assert group.bits is not None
         bits = group.bits ^ flip[:, None, None, None]
-        packed = pack_conv_weight(bits, spec.weight_order)
+        packed = tiles.pack(spec, bits)
         inputs.append(physical.constant(packed, f"{group.name}.weight"))
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}

@@ -1,0 +1,170 @@
+"""Binary weights in the orders that GPU kernels read: tiles of output channels, bits in quads.
+
+A filter is one run of words, tap by tap. Four words of it are a *quad*, what one thread loads at a
+time. Filters are cut into tiles of `width` output channels, the last tile filled up with zeros, as
+is the run of words:
+
+``strips``
+    ``[tile][word][channel]``, tiles of 32 channels: threads that own 32 channels of a pixel.
+``fragments-W``
+    ``[tile][4 quads][8 columns][lane][word of the quad]``: the right operand of ``mma.sync``, two
+    of k256 at a time. Lane ``4 * g + t`` holds quad ``t`` of column ``g``.
+``cores-W``
+    ``[tile][2 quads][quad][8 columns][column][word of the quad]``: what ``wgmma`` reads from shared
+    memory, core matrices of 8 rows x 16 bytes, without swizzling.
+
+Columns of a tensor core's tile are not channels in order: thread ``t`` of four gets columns
+``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those are ``W / 4``
+neighbouring channels, and a thread packs the bits it owns without asking others.
+
+Behind the filters lies a table of int32, ``[class + 1][channel]``, that makes accumulators of what
+kernels count. They see zeros outside the image, and count ``u = popcount(d) - 2 * popcount(d & w)``
+(with a zero plane, the sum over the planes ``d & ~z`` and ``d | z``). With ``D`` = 2 if the
+accumulator is doubled, ``acc = D * u + table[class of the pixel][channel]`` in every mode and for
+every padding. The last row holds ``D * popcount(w)``: an engine that counts ``popcount(d ^ w)``
+subtracts it, as ``u = popcount(d ^ w) - popcount(w)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary.spec import BinaryConv2d
+
+QUAD = 4
+"""Words that a thread loads at once: 128 bits."""
+
+STRIP = 32
+"""Output channels of a tile in the order ``strips``."""
+
+WIDTHS = (128, 64, 32)
+"""Output channels of a tile in the other orders."""
+
+_QUADS = {"strips": 1, "fragments": 4, "cores": 2}
+ORDERS = ("strips", *(f"{kind}-{width}" for kind in ("fragments", "cores") for width in WIDTHS))
+"""Values of `BinaryConv2d.weight_order` that this module knows."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the filters of a layer are cut.
+
+    Attributes
+    ----------
+    kind : str
+        ``strips``, ``fragments`` or ``cores``.
+    width : int
+        Output channels of a tile.
+    count : int
+        Tiles.
+    run : int
+        Words of a filter.
+    steps : int
+        How many times a kernel loads quads: 1, 4 or 2 quads at a time.
+    rows, columns : tuple of int
+        First output row and column of each border class.
+    """
+
+    kind: str
+    width: int
+    count: int
+    run: int
+    steps: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def filled(self) -> int:
+        """Words of a filter with zeros at the end."""
+        return self.steps * _QUADS[self.kind] * QUAD
+
+    @property
+    def filter_words(self) -> int:
+        """Words of all filters, where the table begins."""
+        return self.count * self.width * self.filled
+
+    @property
+    def classes(self) -> int:
+        """Border classes of pixels."""
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def words(self) -> int:
+        """Words of filters and table."""
+        return self.filter_words + (self.classes + 1) * self.count * self.width
+
+
+def of(spec: BinaryConv2d) -> Tiles:
+    """Return how the filters of `spec`, which has one of `ORDERS`, are cut."""
+    kind, _, width = spec.weight_order.partition("-")
+    size = int(width) if width else STRIP
+    run = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
+    rows, columns = (tuple(borders.classes(spec, axis)) for axis in (0, 1))
+    return Tiles(
+        kind, size, layout.blocks(spec.out_channels, size), run,
+        layout.blocks(run, _QUADS[kind] * QUAD), rows, columns,
+    )  # fmt: skip
+
+
+def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
+    """Pack the weights of `spec` in its order, whichever that is.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        The layer.
+    bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
+        True means +1.
+
+    Returns
+    -------
+    ndarray of uint32, one-dimensional
+    """
+    if spec.weight_order not in ORDERS:
+        return layout.pack_conv_weight(bits, spec.weight_order)
+    tiles = of(spec)
+    filters = np.zeros((tiles.count * tiles.width, tiles.filled), np.uint32)
+    filters[: spec.out_channels, : tiles.run] = layout.pack_bits(bits).reshape(len(bits), -1)
+    cut = filters.reshape(tiles.count, tiles.width, tiles.filled)
+    if tiles.kind == "strips":
+        ordered = cut.transpose(0, 2, 1)
+    else:
+        eights = cut[:, channel_of_column(tiles.width)].reshape(
+            tiles.count, -1, 8, tiles.steps, _QUADS[tiles.kind], QUAD
+        )
+        axes = (0, 3, 1, 2, 4, 5) if tiles.kind == "fragments" else (0, 3, 4, 1, 2, 5)
+        ordered = eights.transpose(axes)
+    return np.concatenate([ordered.ravel(), _table(spec, tiles, bits).ravel().view(np.uint32)])
+
+
+def channel_of_column(width: int) -> np.ndarray:
+    """Return which channel of a tile each column of the tensor core's tile holds."""
+    column = np.arange(width)
+    eight, thread, side = column // 8, column % 8 // 2, column % 2
+    return width // 4 * thread + 2 * eight + side
+
+
+def _table(spec: BinaryConv2d, tiles: Tiles, bits: np.ndarray) -> np.ndarray:
+    """Return what each border class adds, and twice or once the bits of each filter."""
+    depth, unit = bits.shape[3], 1 + spec.doubled
+    ones = bits.sum(axis=3, dtype=np.int32)  # of each tap
+    table = np.zeros((tiles.classes + 1, tiles.count * tiles.width), np.int32)
+    outer = {  # what a tap outside adds, in units of the accumulator
+        ("and", 0): 0 * ones,
+        ("and", 1): depth - 2 * ones,
+        ("xor", 0): np.full_like(ones, unit * depth // 2),
+        ("xor", 1): unit * (depth - ones),
+        ("xor", -1): unit * ones,
+    }[spec.mode, spec.pad_value]
+    inner = unit * ones if spec.mode == "xor" else 0 * ones
+    number = 0
+    for row in tiles.rows:
+        for column in tiles.columns:
+            here = np.outer(borders.inside(spec, 0, row), borders.inside(spec, 1, column))
+            table[number, : spec.out_channels] = np.where(here, inner, outer).sum(axis=(1, 2))
+            number += 1
+    table[-1, : spec.out_channels] = unit * ones.sum(axis=(1, 2))
+    return table
