@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
@@ -48,8 +49,8 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         Same name, parameters and results (float sums may be in another order); `func` itself where
         nothing could be done.
     """
-    if target.kind != "llvm":
-        return func
+    if target.kind == "cuda":
+        return _for_gpu(func, target)
     try:
         sch = s_tir.Schedule(func)
         root = sch.get_sblock("root")
@@ -71,6 +72,20 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     for key, value in (func.attrs or {}).items():
         result = result.with_attr(key, value)
     return result.with_attr("tirx.is_scheduled", True)
+
+
+def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
+    """Schedule by TVM's rules for GPUs: matrix products, sums, and one thread for each result."""
+    from tvm.s_tir import dlight
+
+    device = tvm.target.Target({"kind": "cuda", "arch": target.gpus[0]}, host="llvm")
+    rules = (dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Reduction())
+    with device:
+        for rule in (*rules, dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()):
+            done = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
+            if done.attrs is not None and done.attrs.get("tirx.is_scheduled"):
+                return done
+    return func
 
 
 def _try(sch: s_tir.Schedule, change: Callable[..., None], *args: Any) -> s_tir.Schedule:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.errors import TargetError
-from bnncc.targets import host
+from bnncc.targets import gpus, host
 from bnncc.targets.spec import TargetSpec
 
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
@@ -111,6 +111,7 @@ CATALOG = {
             vector_registers=32,
             popcount="vector",
         ),
+        *gpus.TARGETS,
     )
 }
 """Named targets; those of one architecture from the most to the least portable."""
@@ -174,13 +175,12 @@ def native() -> TargetSpec:
     """
     features = host.features()
     for spec in reversed(CATALOG.values()):
-        if features.issuperset(spec.features):
+        if spec.kind == "llvm" and features.issuperset(spec.features):
             l1, l2 = host.cache_bytes()
             more = [f for f in _DOT_PRODUCTS if f in features and spec.vector_bits == 512]
             return dataclasses.replace(
                 spec,
                 name=NATIVE,
-                base=spec.family,
                 mattr=(*spec.mattr, *(_DOT_PRODUCTS[f] for f in more)),
                 features=(*spec.features, *more),
                 l1_bytes=l1 or spec.l1_bytes,
@@ -193,9 +193,10 @@ def native() -> TargetSpec:
 
 
 def missing_features(spec: TargetSpec) -> list[str]:
-    """Return the features of `spec` that this machine lacks: empty if it runs the code."""
+    """Return what `spec` needs and this machine lacks: empty if it runs the code."""
     have = host.features()
-    return [feature for feature in spec.features if feature not in have]
+    missing = [feature for feature in spec.features if feature not in have]
+    return missing + (["such a GPU"] if spec.gpus and gpus.missing(spec.gpus) else [])
 
 
 def load(path: Path) -> TargetSpec:
@@ -228,8 +229,7 @@ def load(path: Path) -> TargetSpec:
         raise TargetError(f"target file {path}: found no JSON object")
     values: dict[str, Any] = {}
     if "base" in raw:
-        base = resolve(str(raw.pop("base")))
-        values = {**dataclasses.asdict(base), "base": base.family}
+        values = dataclasses.asdict(resolve(str(raw.pop("base"))))
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)

@@ -14,9 +14,9 @@ class TargetSpec:
     name : str
         What the user calls it.
     kind : str
-        TVM's code generator, ``llvm``.
+        TVM's code generator, ``llvm`` or ``cuda``.
     mcpu : str
-        LLVM's name of the processor.
+        LLVM's name of the processor; for GPUs, that of the machine they are in.
     mattr : tuple of str, default ()
         Features added to (``+x``) or taken from (``-x``) those of `mcpu`.
     triple : str, default ""
@@ -35,12 +35,16 @@ class TargetSpec:
         summed by the dot product of Armv8.2).
     float_abi : str, default ""
         ``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm).
-    base : str, default ""
-        The target of the catalog that this one was made from, if it is none itself.
     l1_bytes : int, default 32768
         First-level data cache of a core.
     l2_bytes : int, default 1048576
         Second-level cache of a core.
+    gpus : tuple of str, default ()
+        NVIDIA's architectures that the code is for, for example ``sm_80``.
+    engine : str, default ""
+        How a GPU multiplies bits: ``simt`` (in ordinary threads), ``mma`` (tensor cores),
+        ``wgmma`` (those of sm_90a), or ``int8`` (tensor cores that have no products of bits; as
+        ``mma``, with operands that take more registers).
     """
 
     name: str
@@ -53,14 +57,10 @@ class TargetSpec:
     vector_registers: int = 16
     popcount: str = "bytes"
     float_abi: str = ""
-    base: str = ""
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 1024 * 1024
-
-    @property
-    def family(self) -> str:
-        """The target whose tuning records are for this one too."""
-        return self.base or self.name
+    gpus: tuple[str, ...] = ()
+    engine: str = ""
 
     @property
     def has_runtime(self) -> bool:

@@ -1,0 +1,173 @@
+"""Which kernel computes a binary convolution on a GPU, and with which constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bnncc.schedules.cuda import epilogue, text, wgmma
+from bnncc.topi_binary import layout, tiles
+from bnncc.topi_binary.borders import extents
+from bnncc.topi_binary.spec import BinaryConv2d
+
+_KIND = {"simt": "strips", "mma": "fragments", "int8": "fragments", "wgmma": "cores"}
+_FUNCTION = {"strips": "conv_by_popcount", "fragments": "conv_by_mma", "cores": "conv_by_wgmma"}
+
+WARPS = 4
+"""Warps of a block."""
+
+BUSY = 4 * 132
+"""Warps that keep a large GPU at work: one for each quarter of 132 processors."""
+
+CHUNK = 18
+"""Steps of 256 bits that `wgmma` has in shared memory at a time: 3x3x512, in 110 KB."""
+
+
+def weight_order(spec: BinaryConv2d, engine: str) -> str:
+    """Return the order of weights that the kernel of `engine` reads.
+
+    Layers whose groups share a word of the result are left to ordinary threads. Tiles are the
+    widest that leave enough of them.
+    """
+    per_group = spec.out_channels // spec.groups
+    if engine == "simt" or (spec.groups > 1 and per_group % tiles.WIDTHS[-1]):
+        return "strips"
+    pixels = _pixels(spec)
+    for width in tiles.WIDTHS:
+        fits = spec.groups == 1 or per_group % width == 0
+        filled = layout.blocks(spec.out_channels, width) * width
+        small = filled > layout.blocks(spec.out_channels, tiles.WIDTHS[-1]) * tiles.WIDTHS[-1] * 1.3
+        warps = layout.blocks(pixels, 16) * (filled // width)
+        if fits and not small and (warps >= BUSY or width == tiles.WIDTHS[-1]):
+            return f"{_KIND[engine]}-{width}"
+    return f"{_KIND[engine]}-{tiles.WIDTHS[-1]}"
+
+
+def _pixels(spec: BinaryConv2d) -> int:
+    """Return the rows of the product; a batch that is not known is taken for 1."""
+    height, width = extents(spec)
+    return (spec.n if isinstance(spec.n, int) else 1) * height * width
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How work is shared.
+
+    Attributes
+    ----------
+    rows : int
+        Pixels of a warp, in units of 16 (``mma``).
+    splits : int
+        Warps, or threads, that share the words under a pixel.
+    """
+
+    rows: int = 1
+    splits: int = 1
+
+
+def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
+    """Return how the kernel of `spec` is cut: more pixels each if many, shared words if few.
+
+    The most that registers hold is 32 pixels x 128 channels; less, where operands take more.
+    """
+    how = tiles.of(spec)
+    pixels = _pixels(spec)
+    if how.kind == "strips":
+        parts = 32
+        while parts > 1 and pixels * how.count * parts > 32 * 4 * BUSY:
+            parts //= 2
+        return Cut(splits=min(parts, _power(how.steps)))
+    warps = layout.blocks(pixels, 16) * how.count
+    roomy = engine == "mma" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
+    if warps >= 8 * BUSY and roomy:
+        return Cut(rows=2)
+    splits = 1
+    while splits < min(WARPS, how.steps) and warps * splits < BUSY:
+        splits *= 2
+    return Cut(splits=splits)
+
+
+def _power(limit: int) -> int:
+    """Return the largest power of two up to `limit`."""
+    return 1 << (limit.bit_length() - 1)
+
+
+def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel:
+    """Write the kernel of `spec`.
+
+    Parameters
+    ----------
+    name : str
+        Of its function.
+    spec : BinaryConv2d
+        With one of `tiles.ORDERS`.
+    cut : Cut, optional
+        How work is shared; `default_cut` if not given.
+
+    Returns
+    -------
+    Kernel
+    """
+    cut = cut or default_cut(spec)
+    how = tiles.of(spec)
+    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
+    headers, products = ["common", "products", "binary_conv"], []
+    if how.kind == "cores":
+        headers, products = [*headers, "wgmma_conv"], [wgmma.product(how.width)]
+    operands = f"in0, {'in1' if spec.ternary else 'nullptr'}, in{1 + spec.ternary}"
+    shared = "" if how.kind == "strips" else ", (int*)shared"
+    body = f"bnncc::{_FUNCTION[how.kind]}<{name}_layer>({operands}, images{shared}, {made});"
+    parts = [
+        *products,
+        text.layer(f"{name}_layer", _constants(spec, how, cut), _border_class(how)),
+        finish,
+        text.function(name, spec, body),
+    ]
+    height, width = extents(spec)
+    pixels = height * width
+    units, per_block, taken = {
+        "strips": (pixels * cut.splits, 32 * WARPS, 0),
+        "fragments": (pixels, 16 * cut.rows * (WARPS // cut.splits), _split_bytes(how, cut)),
+        "cores": (pixels, 64, wgmma.shared_bytes(how, CHUNK)),
+    }[how.kind]
+    return text.Kernel(
+        name, text.source(headers, parts), 32 * WARPS, units, per_block, how.count, taken
+    )
+
+
+def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
+    """Return the bytes in which warps leave their sums to the one that finishes."""
+    leaving = WARPS // cut.splits * (cut.splits - 1)
+    return leaving * 32 * cut.rows * how.width // 2 * 4
+
+
+def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text.Constant]:
+    height, width = extents(spec)
+    per_group = layout.words(spec.channels // spec.groups)
+    constants: dict[str, text.Constant] = {
+        "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
+        "KERNEL_X": spec.kernel[1], "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
+        "DILATION_Y": spec.dilations[0], "DILATION_X": spec.dilations[1],
+        "PAD_TOP": spec.pads[0], "PAD_LEFT": spec.pads[1], "CHANNELS": spec.out_channels,
+        "GROUPS": spec.groups, "GROUP_OUT": spec.out_channels // spec.groups,
+        "GROUP_WORDS": per_group, "PIXEL_WORDS": spec.groups * per_group,
+        "RUN": how.run, "STEPS": how.steps, "TILE": how.width,
+        "FILTER_WORDS": how.filter_words, "FILLED_CHANNELS": how.count * how.width,
+        "CLASSES": how.classes, "TERNARY": spec.ternary, "DOUBLED": spec.doubled,
+        "ONE_GROUP": spec.groups == 1 or spec.out_channels // spec.groups % tiles.STRIP == 0,
+    }  # fmt: skip
+    if how.kind == "cores":
+        return {**constants, "CHUNK": min(how.steps, CHUNK)}
+    if how.kind == "strips":
+        return {**constants, "PARTS": cut.splits}
+    return {**constants, "ROWS": cut.rows, "SPLITS": cut.splits}
+
+
+def _border_class(how: tiles.Tiles) -> str:
+    def number(axis: str, firsts: tuple[int, ...]) -> str:
+        return " + ".join([f"({axis} >= {first})" for first in firsts[1:]]) or "0"
+
+    return (
+        "  static __device__ __forceinline__ int border_class(int y, int x) {\n"
+        f"    return ({number('y', how.rows)}) * {len(how.columns)} + {number('x', how.columns)};\n"
+        "  }"
+    )

@@ -1,0 +1,183 @@
+"""An epilogue as a function object: called with the numbers of neighbouring channels of a pixel.
+
+Four channels are done at a time, which is what one load takes: parameters are padded to that. Sums
+and products are spelled out as rounded operations, so that no compiler fuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bnncc.schedules.cuda.text import number
+from bnncc.topi_binary.build import (
+    aliases,
+    input_types,
+    output_channels,
+    output_hw,
+    output_rank,
+    output_types,
+)
+from bnncc.topi_binary.spec import Spec, Step, step_inputs
+
+_CHANNEL_STEPS = {
+    "affine": "__fmaf_rn(v[k], p0[k], p1[k])",
+    "scale": "__fmul_rn(v[k], p0[k])",
+    "shift": "__fadd_rn(v[k], p0[k])",
+    "prelu": "v[k] >= 0.0f ? v[k] : __fmul_rn(v[k], p0[k])",
+}
+_TENSOR_STEPS = {
+    "add": "__fadd_rn(v[k], t[k])",
+    "rsub": "__fsub_rn(t[k], v[k])",
+    "mul": "__fmul_rn(v[k], t[k])",
+    "gate": "__fmul_rn(v[k], t[k])",
+}
+
+
+def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
+    """Write the epilogue of `spec`.
+
+    Parameters
+    ----------
+    name : str
+        Of the struct.
+    spec : Spec
+        The kernel.
+    steps : tuple of Step
+        Its epilogue.
+
+    Returns
+    -------
+    text : str
+        The struct.
+    value : str
+        What makes one inside the function of `text.function`.
+    """
+    return _Writer(name, spec, steps).write()
+
+
+class _Writer:
+    def __init__(self, name: str, spec: Spec, steps: tuple[Step, ...]) -> None:
+        self.name, self.spec, self.steps = name, spec, steps
+        self.channels = output_channels(spec)
+        self.height, self.width = output_hw(spec)
+        first = len(input_types(spec)) - sum(map(step_inputs, steps))
+        self.inputs = iter(range(first, len(input_types(spec))))
+        self.outputs = iter(range(len(output_types(spec))))
+        self.fields: dict[str, tuple[str, str]] = {}  # type, and what it is set to
+        self.planes: list[tuple[str, int]] = []
+
+    def write(self) -> tuple[str, str]:
+        body = [line for step in self.steps for line in self._step(step)]
+        declared = [f"    unsigned bits{k} = 0;" for _, k in self.planes]
+        stored = [
+            f"    bnncc::store_bits<LANES, {self.channels}>({plane}, at, bits{k});"
+            for plane, k in self.planes
+        ]
+        text = "\n".join([
+            f"struct {self.name} {{",
+            *(f"  {kind} {field};" for field, (kind, _) in self.fields.items()),
+            "  template <int LANES, typename T>",
+            "  __device__ __forceinline__ void operator()(const bnncc::Place& at,",
+            "                                             const T (&raw)[LANES]) const {",
+            *declared,
+            "#pragma unroll",
+            "    for (int i = 0; i < LANES; i += 4) {",
+            "      const int c = at.first + i;",
+            f"      if (c >= {self.channels}) continue;",
+            "      float v[4];",
+            *_each("v[k] = (float)raw[i + k];"),
+            *(f"      {line}" for line in body),
+            "    }",
+            *stored,
+            "  }",
+            "};",
+        ])  # fmt: skip
+        values = ", ".join(value for _, value in self.fields.values())
+        return text, f"{self.name}{{{values}}}"
+
+    def _field(self, kind: str, name: str, value: str = "") -> str:
+        self.fields[name] = (kind, value or name)
+        return name
+
+    def _output(self, kind: str) -> str:
+        position = next(self.outputs)
+        over = aliases(self.spec)[position]
+        # What is stored in place: the tensor that was added, which only its owner reads.
+        value = f"const_cast<{kind}*>(in{over})" if over >= 0 else ""
+        return self._field(f"{kind}*", f"out{position}", value)
+
+    def _step(self, step: Step) -> Iterator[str]:
+        kind = "int" if step.op == "threshold" else "float"
+        taken = [
+            self._field(f"const {kind}*", f"in{next(self.inputs)}")
+            for _ in range(step_inputs(step))
+        ]
+        yield "{"
+        if step.op in _CHANNEL_STEPS:
+            for k, pointer in enumerate(taken):
+                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + c);"
+            yield from _each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
+        elif step.op in _TENSOR_STEPS:
+            yield from self._fetch(step, taken[0])
+            yield from _each(f"v[k] = {_TENSOR_STEPS[step.op]};")
+        elif step.op == "relu":
+            yield from _each("v[k] = fmaxf(v[k], 0.0f);")
+        elif step.op == "clip":
+            yield from _each(f"v[k] = fminf(fmaxf(v[k], {number(step.lo)}), {number(step.hi)});")
+        elif step.op == "store":
+            yield from self._store(step)
+        elif step.op == "bits":
+            test = ">=" if step.compare == "ge" else ">"
+            yield from self._bits(f"v[k] {test} 0.0f")
+            if step.zero:
+                yield from self._bits("v[k] == 0.0f")
+        else:
+            for k, pointer in enumerate(taken):
+                yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + c);"
+            yield from self._bits("raw[i + k] <= p0[k]")
+            if step.zero:
+                yield from self._bits("raw[i + k] <= p0[k] && raw[i + k] > p1[k]")
+        yield "}"
+
+    def _bits(self, test: str) -> Iterator[str]:
+        number = len(self.planes)
+        self.planes.append((self._output("unsigned"), number))
+        yield from _each(f"bits{number} |= (unsigned)({test}) << (i + k);")
+
+    def _planar(self, step: Step) -> bool:
+        return step.layout == "NCHW" and output_rank(self.spec) == 4
+
+    def _planar_at(self) -> str:
+        area = self.height * self.width
+        return f"((size_t)at.image * {self.channels} + c + k) * {area} + at.y * {self.width} + at.x"
+
+    def _fetch(self, step: Step, pointer: str) -> Iterator[str]:
+        yield "  float t[4];"
+        if step.op != "gate" and self._planar(step):
+            yield from _each(
+                f"t[k] = c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f;"
+            )
+            return
+        channels = step.period or self.channels
+        row = "(size_t)at.image" if step.op == "gate" else "(size_t)at.pixel"
+        channel = f"c % {channels}" if step.period else "c"
+        whole = str(channels % 4 == 0).lower()
+        yield (
+            f"  bnncc::fetch4<{whole}>(t, {pointer} + {row} * {channels} + {channel}, "
+            f"{channels} - {channel});"
+        )
+
+    def _store(self, step: Step) -> Iterator[str]:
+        pointer = self._output("float")
+        if self._planar(step):
+            yield from _each(f"if (c + k < {self.channels}) {pointer}[{self._planar_at()}] = v[k];")
+            return
+        whole = str(self.channels % 4 == 0).lower()
+        yield (
+            f"  bnncc::store4<{whole}>({pointer} + (size_t)at.pixel * {self.channels} + c, v, "
+            f"{self.channels} - c);"
+        )
+
+
+def _each(statement: str) -> list[str]:
+    return ["#pragma unroll", f"  for (int k = 0; k < 4; ++k) {statement}"]

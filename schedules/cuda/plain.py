@@ -1,0 +1,204 @@
+"""Kernels of everything but binary convolution: float layers, pooling, bits that move.
+
+One thread makes neighbouring channels of one pixel, or one word of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bnncc.schedules.cuda import epilogue, text
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.bits_table import needs_table, terms
+from bnncc.topi_binary.build import output_channels, output_hw
+from bnncc.topi_binary.spec import (
+    BitwiseMaxPool,
+    ConcatBits,
+    Conv2d,
+    Elementwise,
+    PadBits,
+    Pool2d,
+    SliceBits,
+    Spec,
+)
+
+THREADS = 128
+"""Threads of a block."""
+
+_FLOATS, _BITS = ("common", "floats"), ("common", "bits")
+
+
+def kernel(name: str, spec: Spec) -> text.Kernel:
+    """Write the kernel of `spec`, which is no binary convolution.
+
+    Parameters
+    ----------
+    name : str
+        Of its function.
+    spec : Spec
+        A float convolution is direct, of float32, without pooling.
+
+    Returns
+    -------
+    Kernel
+    """
+    return _MAKERS[type(spec)](name, spec)
+
+
+def _conv2d(name: str, spec: Conv2d) -> text.Kernel:
+    per_group = spec.out_channels // spec.groups
+    whole: dict[str, text.Constant] = {
+        "DEPTH": spec.channels // spec.groups, "GROUP_OUT": per_group,
+        "ONE_GROUP": spec.groups == 1 or per_group % layout.LANES == 0,
+        "PIXELS_FIRST": True,  # a warp reads the same filters
+    }  # fmt: skip
+    if spec.rank == 2:
+        return _with_epilogue(
+            name, spec, whole, layout.LANES, "bnncc::dense<{layer}>(in0, in1, images, {finish});",
+            threads_each=32,
+        )  # fmt: skip
+    return _with_epilogue(
+        name, spec, whole, layout.LANES, _each_place("bnncc::Convolution<{layer}>{{in0, in1}}")
+    )
+
+
+def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
+    constants: dict[str, text.Constant] = {
+        "MAXIMUM": spec.kind == "max", "INSIDE_ONLY": spec.kind == "avg",
+        "CEIL": spec.ceil_extra != (0, 0), "PIXELS_FIRST": spec.data_layout == "NCHW",
+    }  # fmt: skip
+    anchor = "bnncc::Pooling<{layer}>{{in0}}"
+    return _with_epilogue(name, spec, constants, _lanes(spec), _each_place(anchor))
+
+
+def _elementwise(name: str, spec: Elementwise) -> text.Kernel:
+    planar = any(step.layout == "NCHW" for step in spec.steps) or spec.data_layout == "NCHW"
+    constants: dict[str, text.Constant] = {"PIXELS_FIRST": planar and spec.rank == 4}
+    if spec.from_bits:
+        constants |= {"TERNARY": spec.ternary, "LOW": 0.0 if spec.mode == "and" else -1.0}
+        zero = "in1" if spec.ternary else "nullptr"
+        anchor = f"bnncc::Bits<{{layer}}>{{{{in0, {zero}}}}}"
+        return _with_epilogue(name, spec, constants, 8, _each_place(anchor))
+    kind = "float" if spec.dtype == "float32" else "unsigned char"
+    anchor = f"bnncc::Tensor<{{layer}}, {kind}>{{{{in0}}}}"
+    return _with_epilogue(name, spec, constants, _lanes(spec), _each_place(anchor))
+
+
+def _lanes(spec: Pool2d | Elementwise) -> int:
+    """Return the channels of a thread: one load, or as many bits as can be stored."""
+    return 8 if any(step.op == "bits" for step in spec.steps) else 4
+
+
+def _each_place(anchor: str) -> str:
+    return f"bnncc::each_place<{{layer}}, {{lanes}}>(images, {anchor}, {{finish}});"
+
+
+def _with_epilogue(
+    name: str,
+    spec: Conv2d | Pool2d | Elementwise,
+    constants: dict[str, text.Constant],
+    lanes: int,
+    body: str,
+    threads_each: int = 1,
+) -> text.Kernel:
+    """Write a kernel that ends in an epilogue; `body` has places for names and lanes."""
+    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
+    height, width = output_hw(spec)
+    channels = output_channels(spec)
+    packs = any(step.op == "bits" for step in spec.steps)
+    filled = layout.words(channels) * layout.WORD_BITS if packs else channels
+    blocks = -(-filled // lanes)
+    constants = {**_window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
+    call = body.format(layer=f"{name}_layer", lanes=lanes, finish=made)
+    parts = [text.layer(f"{name}_layer", constants), finish, text.function(name, spec, call)]
+    units = height * width * blocks * threads_each
+    return text.Kernel(name, text.source(_FLOATS, parts), THREADS, units, THREADS)
+
+
+def _window(spec: Spec) -> dict[str, text.Constant]:
+    """Return the constants of an image and of a window that slides over it."""
+    height, width = output_hw(spec)
+    constants: dict[str, text.Constant] = {
+        "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
+        "PLANAR": getattr(spec, "data_layout", "NHWC") == "NCHW",
+    }  # fmt: skip
+    if isinstance(spec.channels, int):
+        constants["IN_CHANNELS"] = spec.channels
+    if isinstance(spec, (Conv2d, Pool2d, BitwiseMaxPool)):
+        constants |= {
+            "KERNEL_Y": spec.kernel[0], "KERNEL_X": spec.kernel[1],
+            "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
+            "DILATION_Y": spec.dilations[0], "DILATION_X": spec.dilations[1],
+        }  # fmt: skip
+    pads = getattr(spec, "pads", (0, 0, 0, 0))
+    names = ("PAD_TOP", "PAD_LEFT", "PAD_BOTTOM", "PAD_RIGHT")
+    return {**constants, **dict(zip(names, pads, strict=True))}
+
+
+def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
+    flip = "in1" if spec.flip else "nullptr"
+    return _of_words(
+        name, spec, f"bnncc::Pooled<{name}_layer>{{in0, {flip}}}", MINIMUM=spec.minimum
+    )
+
+
+def _pad_bits(name: str, spec: PadBits) -> text.Kernel:
+    anchor = f"bnncc::Padded<{name}_layer>{{in0}}"
+    return _of_words(name, spec, anchor, CHANNELS=spec.channels, BIT=bool(spec.bit))
+
+
+def _concat_bits(name: str, spec: ConcatBits) -> text.Kernel:
+    starts = np.cumsum([0, *spec.channels])
+    lines = []
+    for number, (start, channels) in enumerate(zip(starts[:-1], spec.channels, strict=True)):
+        words = layout.words(channels)
+        row = f"in{number} + (size_t)at.pixel * {words}"
+        lines.append(f"  bits |= bnncc::bits_at<{words}>({row}, at.first - {start});")
+    return _of_words(name, spec, _lambda(["  unsigned bits = 0;", *lines, "  return bits;"]))
+
+
+def _slice_bits(name: str, spec: SliceBits) -> text.Kernel:
+    words = layout.words(spec.channels)
+    if needs_table(spec):
+        return _of_words(name, spec, f"bnncc::Gathered<{name}_layer>{{in0, in1}}", IN_WORDS=words)
+    cases = []
+    for number, shifts in enumerate(terms(spec.index)):
+        made = [_shifted(f"(row[{t.word}] & {t.mask}u)", t.shift) for t in shifts]
+        cases.append(f"    case {number}: return {' | '.join(made) or '0'};")
+    row = f"  const unsigned* const row = in0 + (size_t)at.pixel * {words};"
+    switch = ["  switch (at.first / 32) {", *cases, "  }", "  return 0u;"]
+    return _of_words(name, spec, _lambda([row, *switch]))
+
+
+def _shifted(value: str, shift: int) -> str:
+    return f"{value} << {shift}" if shift >= 0 else f"{value} >> {-shift}"
+
+
+def _lambda(lines: list[str]) -> str:
+    body = "\n".join(lines)
+    return f"[=](const bnncc::Place& at) -> unsigned {{\n{body}\n}}"
+
+
+def _of_words(name: str, spec: Spec, make: str, **constants: text.Constant) -> text.Kernel:
+    """Write a kernel in which `make` returns each word of the result."""
+    height, width = output_hw(spec)
+    words = layout.words(output_channels(spec))
+    constants = {**_window(spec), **constants, "OUT_WORDS": words}
+    body = f"bnncc::each_word<{name}_layer>(images, out0, {make});"
+    parts = [text.layer(f"{name}_layer", constants), text.function(name, spec, body)]
+    units = height * width * words
+    return text.Kernel(name, text.source(_BITS, parts), THREADS, units, THREADS)
+
+
+_MAKERS: dict[type, Callable[[str, Any], text.Kernel]] = {
+    Conv2d: _conv2d,
+    Pool2d: _pool2d,
+    Elementwise: _elementwise,
+    BitwiseMaxPool: _bitwise_maxpool,
+    PadBits: _pad_bits,
+    ConcatBits: _concat_bits,
+    SliceBits: _slice_bits,
+}

@@ -1,0 +1,114 @@
+"""The text of a CUDA kernel: device code shared by all, the constants of one layer, a function.
+
+What runs is in ``device/*.cuh``, ordinary CUDA C++ whose templates take a layer: a struct of
+constants. Written here are only that struct, the epilogue, and the function that puts both
+together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.spec import Spec
+
+_DEVICE = Path(__file__).parent / "device"
+_C_TYPES = {"float32": "float", "int32": "int", "uint32": "unsigned", "uint8": "unsigned char"}
+
+Constant = int | bool | float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, ready to be launched.
+
+    Attributes
+    ----------
+    name : str
+        Of its device function, different for different kernels.
+    source : str
+        The function and all it needs; it takes inputs, outputs, the batch and shared memory.
+    threads : int
+        Threads of a block.
+    units, per_block : int
+        There are ``ceil(batch * units / per_block)`` blocks in the first dimension of the grid,
+    tiles : int
+        and so many in the second.
+    shared : int
+        Bytes of shared memory.
+    """
+
+    name: str
+    source: str
+    threads: int
+    units: int
+    per_block: int
+    tiles: int = 1
+    shared: int = 0
+
+
+def source(headers: Sequence[str], parts: Sequence[str]) -> str:
+    """Return a kernel's text: files of ``device/``, then `parts`."""
+    return "\n".join([*(_header(name) for name in headers), *parts])
+
+
+@functools.cache
+def _header(name: str) -> str:
+    return (_DEVICE / f"{name}.cuh").read_text(encoding="utf-8")
+
+
+def layer(name: str, constants: Mapping[str, Constant], members: str = "") -> str:
+    """Return the struct of a layer's constants.
+
+    Examples
+    --------
+    >>> print(layer("conv_layer", {"WIDTH": 3, "DOUBLED": True}))
+    struct conv_layer {
+      static constexpr int WIDTH = 3;
+      static constexpr bool DOUBLED = true;
+    };
+    """
+    lines = [f"  static constexpr {_typed(key, value)};" for key, value in constants.items()]
+    return "\n".join([f"struct {name} {{", *lines, *([members] if members else []), "};"])
+
+
+def _typed(name: str, value: Constant) -> str:
+    if isinstance(value, bool):
+        return f"bool {name} = {str(value).lower()}"
+    return f"float {name} = {value}f" if isinstance(value, float) else f"int {name} = {value}"
+
+
+def number(value: float) -> str:
+    """Return a float32 as an expression, exactly.
+
+    Examples
+    --------
+    >>> number(1.0)
+    '__int_as_float(0x3f800000)'
+    """
+    return f"__int_as_float(0x{int(np.float32(value).view(np.uint32)):08x})"
+
+
+def parameters(spec: Spec) -> list[tuple[str, str]]:
+    """Return type and name of each pointer a kernel takes: inputs, then outputs of its own."""
+    inputs = [(f"const {_C_TYPES[t]}*", f"in{i}") for i, (_, t) in enumerate(input_types(spec))]
+    outputs = [
+        (f"{_C_TYPES[t]}*", f"out{i}")
+        for i, (_, t) in enumerate(output_types(spec))
+        if aliases(spec)[i] < 0
+    ]
+    return [*inputs, *outputs]
+
+
+def function(name: str, spec: Spec, body: str) -> str:
+    """Return the function that TVM's kernel consists of."""
+    takes = [" ".join(pair) for pair in parameters(spec)]
+    return (
+        f"__device__ __forceinline__ void {name}({', '.join(takes)}, int images, void* shared) {{\n"
+        f"  {body}\n}}\n"
+    )
