@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnncc import container, manifest, report
+from bnncc import container, gpu, manifest, report
 from bnncc.errors import ArtifactError, InputError
 from bnncc.files import read_npz, write_atomic
+from bnncc.gpu_session import GpuSession
 from bnncc.manifest import TensorInfo
 from bnncc.session import Session, check_tensor, load_library
 
@@ -40,7 +41,8 @@ class Artifact:
     def __init__(self, content: dict[str, Any], members: dict[str, bytes]) -> None:
         self.manifest = content
         self.inputs, self.outputs = (
-            tuple(TensorInfo.of(t) for t in content[key]) for key in ("inputs", "outputs")
+            tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtype"]) for t in content[key])
+            for key in ("inputs", "outputs")
         )
         self.device: Device | None = None
         self._members = members
@@ -180,7 +182,9 @@ class Artifact:
             with self._lock:
                 if self._module is None:
                     self._module = self._load(self._members[container.LIBRARY])
-                if self.device is None:
+                if self.device is None and self._gpus:
+                    session = GpuSession(self._module, self.inputs, check_finite=check_finite)
+                elif self.device is None:
                     session = Session(self._module, self.inputs, check_finite=check_finite)
                 else:
                     session = self.device.session(
@@ -216,7 +220,13 @@ class Artifact:
         twin._lock, twin._local, twin._module = threading.Lock(), threading.local(), None
         return twin
 
+    @property
+    def _gpus(self) -> tuple[str, ...]:
+        return tuple(self.manifest["target"]["spec"].get("gpus", ()))
+
     def _load(self, library: bytes) -> Any:
+        if self._gpus and self.device is None:
+            gpu.load_runtime(stand_ins=False)
         return load_library(library) if self.device is None else self.device.load(library)
 
     def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:

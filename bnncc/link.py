@@ -60,8 +60,10 @@ def build_library(executable: Any, target: TargetSpec) -> bytes:
         return (Path(folder) / LIBRARY).read_bytes()
 
 
-def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
-    """Link `objects` in `folder` into the shared library `output`.
+def link(
+    folder: Path, objects: list[str], output: str, *, triple: str, options: tuple[str, ...] = ()
+) -> None:
+    """Link `objects` in `folder` into the shared library `output`; `options` are a linker's own.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def link(folder: Path, objects: list[str], output: str, *, triple: str) -> None:
     """
     caches = {f"ZIG_{which}_CACHE_DIR": str(folder / "zig") for which in ("GLOBAL", "LOCAL")}
     failures = first_success(
-        [[*command, "-o", output, *objects] for command in _linkers(triple)],
+        [[*command, "-o", output, *objects] for command in _linkers(triple, options)],
         lambda lines: lines[-1],
         folder=folder,
         env={**os.environ, **caches, "LC_ALL": "C"},
@@ -145,22 +147,24 @@ def first_success(
     return failures
 
 
-def _linkers(triple: str) -> Iterator[list[str]]:
+def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
     """Yield the start of each usable link command, best first."""
+    through = [f"-Wl,{option}" for option in options]  # a compiler driver
     arch = normal_arch(triple.split("-")[0] or platform.machine())
     system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
     here = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
     if here and (found := shutil.which("cc")):
-        yield [found, *_DRIVER_FLAGS]
+        yield [found, *_DRIVER_FLAGS, *through]
     if found := shutil.which("ld.lld"):
-        yield [found, *_EMULATIONS.get(arch, ()), "-shared", *_LINKER_FLAGS]
+        yield [found, *_EMULATIONS.get(arch, ()), "-shared", *_LINKER_FLAGS, *options]
     if not here:
         if found := shutil.which(f"{arch}-{system}-ld"):
-            yield [found, "-shared", *_LINKER_FLAGS]
+            yield [found, "-shared", *_LINKER_FLAGS, *options]
         if found := shutil.which(f"{arch}-{system}-gcc"):
-            yield [found, *_DRIVER_FLAGS]
+            yield [found, *_DRIVER_FLAGS, *through]
     if importlib.util.find_spec("ziglang") is not None:
-        yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}", *_DRIVER_FLAGS]
+        zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}"]
+        yield [*zig, *_DRIVER_FLAGS, *through]
 
 
 def normal_arch(name: str) -> str:

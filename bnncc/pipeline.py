@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,9 @@ from tvm import relax, tirx
 from tvm.relax import backend, transform
 
 import bnncc.schedules.generic as generic
-from bnncc import memory, schedules
+from bnncc import gpu, memory, schedules
 from bnncc.ops import OPERATORS, register
-from bnncc.records import Records
+from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
 
 SPEC = "bnncc.spec"
@@ -72,9 +73,7 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
     )(module)
 
 
-def schedule(
-    module: tvm.IRModule, target: TargetSpec, threads: int, records: Records | None = None
-) -> tuple[tvm.IRModule, frozenset[str]]:
+def schedule(module: tvm.IRModule, target: TargetSpec, threads: int) -> tvm.IRModule:
     """Schedule every PrimFunc.
 
     Parameters
@@ -85,42 +84,20 @@ def schedule(
         The machine.
     threads : int
         How many threads kernels may use.
-    records : Records, optional
-        What tuning found. One that does not apply to its kernel is named in ``records.stale``.
 
     Returns
     -------
-    module : tvm.IRModule
-        Scheduled.
-    tuned : frozenset of str
-        Kernels whose schedule is from a record.
+    tvm.IRModule
     """
-    tuned: set[str] = set()
     out = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
     for var, func in module.functions_items():
         if not isinstance(func, tirx.PrimFunc):
             continue
         if func.attrs is not None and SPEC in func.attrs:
-            out[var], recorded = _ours(func, target, threads, records)
-            tuned |= {var.name_hint} if recorded else set()
+            out[var] = schedules.schedule(func, target, threads)
         else:
             out[var] = generic.schedule(func, target, threads)
-    return out, frozenset(tuned)
-
-
-def _ours(
-    func: tirx.PrimFunc, target: TargetSpec, threads: int, records: Records | None
-) -> tuple[tirx.PrimFunc, bool]:
-    """Return a kernel of ours, scheduled as a record says if there is one that applies."""
-    found = records.find(str(func.attrs[SPEC]), threads) if records is not None else None
-    if found is not None and records is not None:
-        point, where = found
-        try:
-            return schedules.schedule(func, target, threads, point), True
-        except Exception as error:  # it may be of another version, or damaged: nothing is fatal
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            records.stale.append(f"{where}: {reason[-1]}")
-    return schedules.schedule(func, target, threads), False
+    return out
 
 
 def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
@@ -188,9 +165,11 @@ def build(
     dict
         Scratch memory by kernel.
     """
+    on_gpu = target.kind == "cuda"
     pipeline = tvm.transform.Sequential(
         [
             *_plan_passes(),
+            *([transform.RewriteCUDAGraph()] if on_gpu else []),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),
@@ -200,9 +179,10 @@ def build(
             transform.AttachGlobalSymbol(),
         ]
     )
+    gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
     # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
-    options = {"tirx.disable_cse_tir": True}
-    with tvm.transform.PassContext(config=options), memory.recorded() as scratch:
+    options = {"tirx.disable_cse_tir": True, "relax.backend.use_cuda_graph": on_gpu}
+    with tvm.transform.PassContext(config=options), memory.recorded() as scratch, gpu_code:
         executable = relax.build(
             module,
             tvm_target(target),
@@ -236,11 +216,18 @@ def _order_shape_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
 
 def tvm_target(target: TargetSpec) -> tvm.target.Target:
     """Return TVM's description of `target`."""
-    config: dict[str, Any] = {"kind": target.kind, "mcpu": target.mcpu}
+    config: dict[str, Any] = {"kind": "llvm", "mcpu": target.mcpu}
     if target.mattr:
         config["mattr"] = list(target.mattr)
     if target.triple:
         config["mtriple"] = target.triple
     if target.float_abi:
         config["mfloat-abi"] = target.float_abi
-    return tvm.target.Target(config)
+    if target.kind == "llvm":
+        return tvm.target.Target(config)
+    device = {
+        "kind": "cuda",
+        "arch": target.gpus[0],  # the text of a kernel does not depend on it
+        "max_shared_memory_per_block": shared_bytes(target.gpus),
+    }
+    return tvm.target.Target(device, host=tvm.target.Target(config))

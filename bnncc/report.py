@@ -33,8 +33,6 @@ class Layer:
         As in the file.
     bits : tuple of int
         Bits per value of data and weight; 32 for float.
-    assumed : str
-        What the model does not say of it but the user has asked for.
     """
 
     name: str
@@ -47,7 +45,6 @@ class Layer:
     output_shape: tuple[Dim, ...] = ()
     weight_shape: tuple[Dim, ...] = ()
     bits: tuple[int, int] = (32, 32)
-    assumed: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ def text(report: Mapping[str, Any]) -> str:
     """Render `report` for a terminal: one line per layer, then totals."""
     rows = [("layer", "op", "kind", "output", "Mmac", "")]
     for layer in report["layers"]:
-        why = layer["reason"] or layer["assumed"]
+        why = layer["reason"]
         if layer["remedy"]:
             why += f"; {layer['remedy']}" if why else layer["remedy"]
         rows.append(

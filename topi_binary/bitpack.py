@@ -66,28 +66,18 @@ def elementwise(spec: Elementwise, tile: Tile | None = None) -> tirx.PrimFunc:
     """
     tile = tile or Tile()
     flat = _flattened(spec)
-    layouts = _layouts(spec)
+    layouts = {step.layout for step in spec.steps if step.op in TENSORS}
+    if not spec.from_bits:
+        layouts.add(spec.data_layout)
     with Kernel(spec) as kernel:
         kernel.reshape(flat)
-        if in_vectors(spec):
+        if spec.rank == 2 or layouts <= {"NHWC"}:
             _write_rows(kernel, flat, tile)
-        elif layouts == {"NCHW"} and not spec.packed:
+        elif layouts == {"NCHW"} and not spec.from_bits:
             write_planar(kernel, flat, tile.parallel)
         else:
             write_squares(kernel, flat, tile.parallel)
     return kernel.func
-
-
-def in_vectors(spec: Elementwise) -> bool:
-    """Return whether lanes are channels, several vectors of which can be in one turn of a loop."""
-    return spec.rank == 2 or _layouts(spec) <= {"NHWC"}
-
-
-def _layouts(spec: Elementwise) -> set[str]:
-    layouts = {step.layout for step in spec.steps if step.op in TENSORS}
-    if any(step.op == "levels" for step in spec.steps):
-        layouts.add("NHWC")
-    return layouts if spec.packed else layouts | {spec.data_layout}
 
 
 def _flattened(spec: Elementwise) -> Elementwise:
@@ -98,11 +88,11 @@ def _flattened(spec: Elementwise) -> Elementwise:
 
 
 def _write_rows(kernel: Kernel, spec: Elementwise, tile: Tile) -> None:
-    count = spec.data_tensors
+    count = 1 + spec.ternary
     outputs = views(spec.steps, kernel.outputs, spec.channels)
     params = kernel.inputs[count:]
     data = kernel.inputs[:count]
-    if spec.packed:
+    if spec.from_bits:
         data = [half_view(plane, spec.channels) for plane in data]
     full, tail = divmod(spec.channels, LANES)
     whole, rest = divmod(full, tile.vectors)

@@ -20,7 +20,6 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.graph import Graph, Node, TensorType
-from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
@@ -76,6 +75,8 @@ def fuse(graph: Graph, float_conv: str = "filtered", target: TargetSpec | None =
 class _Fuser:
     def __init__(self, graph: Graph, float_conv: str, target: TargetSpec | None) -> None:
         self.graph, self.target = graph, target
+        # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
+        self.on_gpu = target is not None and target.kind == "cuda"
         self.float_conv = float_conv
         self.physical = Physical(graph)
         self.router = Router(self.physical)
@@ -101,9 +102,7 @@ class _Fuser:
             kind = self.kinds[id(node)]
             if kind == "route" and self.router.route(node, self.values):
                 continue
-            if kind == "image-bits":
-                write_image_bits(node, self.physical, self.values)
-            elif kind in self.starters:
+            if kind in self.starters:
                 group = self.starters[kind](node)
                 self._grow(group)
                 realise(group, self.physical)
@@ -163,7 +162,7 @@ class _Fuser:
     def _row_pool(self, group: Group) -> Node | None:
         """Return the max-pooling that alone reads a convolution, if it can take row by row."""
         spec, tip = group.spec, group.tip
-        if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4:
+        if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4 or self.on_gpu:
             return None
         readers = self.consumers.get(tip, [])
         if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
@@ -242,7 +241,8 @@ class _Fuser:
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
         exact = data not in self.graph.inputs and filtering.integral(weight)
-        wish = "direct" if exact or self.look.zeros_matter(node) else self.float_conv
+        direct = exact or self.on_gpu or self.look.zeros_matter(node)
+        wish = "direct" if direct else self.float_conv
         method = filtering.choose(spec, wish, *output_hw(spec))
         spec = replace(spec, method=method)
         rows = weight.transpose(0, 2, 3, 1)

@@ -1,0 +1,151 @@
+"""Compile CUDA C++ to machine code for GPUs with NVRTC, which needs neither a GPU nor a driver.
+
+The library is that of the ``nvidia-cuda-nvrtc`` wheel, or of an installed CUDA toolkit. No headers
+are needed: what the text that TVM writes around kernels includes is given here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from bnncc.errors import TargetError
+
+MAJOR = 13
+"""Version of CUDA whose runtime library TVM's wheel is linked to."""
+
+_OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=--register-usage-level=0")
+_HEADERS = {
+    "cuda/std/cstdint": """#pragma once
+namespace cuda { namespace std {
+typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+} }
+""",
+    "cuda/std/type_traits": """#pragma once
+namespace cuda { namespace std {
+template <typename T, typename U> struct is_same { static constexpr bool value = false; };
+template <typename T> struct is_same<T, T> { static constexpr bool value = true; };
+template <typename T, typename U> constexpr bool is_same_v = is_same<T, U>::value;
+template <typename T> struct is_floating_point {
+  static constexpr bool value = is_same_v<T, float> || is_same_v<T, double>; };
+template <typename T> struct is_integral { static constexpr bool value = false; };
+#define BNNCC_INTEGRAL(T) template <> struct is_integral<T> { static constexpr bool value = true; };
+BNNCC_INTEGRAL(bool) BNNCC_INTEGRAL(char) BNNCC_INTEGRAL(signed char) BNNCC_INTEGRAL(unsigned char)
+BNNCC_INTEGRAL(short) BNNCC_INTEGRAL(unsigned short) BNNCC_INTEGRAL(int) BNNCC_INTEGRAL(unsigned)
+BNNCC_INTEGRAL(long) BNNCC_INTEGRAL(unsigned long) BNNCC_INTEGRAL(long long)
+BNNCC_INTEGRAL(unsigned long long)
+template <typename T> struct is_signed { static constexpr bool value = T(-1) < T(0); };
+template <typename T> struct is_unsigned { static constexpr bool value = !(T(-1) < T(0)); };
+template <bool B, typename T = void> struct enable_if {};
+template <typename T> struct enable_if<true, T> { typedef T type; };
+template <bool B, typename T, typename U> struct conditional { typedef T type; };
+template <typename T, typename U> struct conditional<false, T, U> { typedef U type; };
+} }
+""",
+}  # fmt: skip
+
+
+def wheel_folders(kind: str) -> Iterator[Path]:
+    """Yield the folders called `kind` (``lib``, ``bin``) of NVIDIA's wheels."""
+    found = importlib.util.find_spec("nvidia")
+    for place in found.submodule_search_locations or () if found else ():
+        folder = Path(place, f"cu{MAJOR}", kind)
+        if folder.is_dir():
+            yield folder
+
+
+def open_library(name: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL | None:
+    """Load a shared library of CUDA, from where the system finds it or from NVIDIA's wheels."""
+    for path in (name, *(str(folder / name) for folder in wheel_folders("lib"))):
+        try:
+            return ctypes.CDLL(path, mode)
+        except OSError:
+            continue
+    return None
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    # It looks for its other half by name, and finds what is loaded already.
+    for folder in wheel_folders("lib"):
+        for other in folder.glob("libnvrtc-builtins.so.*"):
+            open_library(other.name)
+    return open_library(f"libnvrtc.so.{MAJOR}")
+
+
+def available() -> bool:
+    """Whether there is a compiler."""
+    return _nvrtc() is not None
+
+
+def cubin(source: str, arch: str) -> bytes:
+    """Compile `source`.
+
+    Parameters
+    ----------
+    source : str
+        CUDA C++ that includes nothing, or what TVM's own text does.
+    arch : str
+        For example ``sm_90a``.
+
+    Returns
+    -------
+    bytes
+        An ELF file for GPUs of this architecture.
+
+    Raises
+    ------
+    TargetError
+        If there is no NVRTC, or it does not know the architecture.
+    RuntimeError
+        If it refuses the text: its log, shortened.
+    """
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        raise TargetError(
+            f"code for {arch} needs NVRTC {MAJOR}, which is not installed",
+            hint="`pip install 'bnncc[cuda]'` is enough",
+        )
+    program = ctypes.c_void_p()
+    count = len(_HEADERS)
+    texts, names = (
+        (ctypes.c_char_p * count)(*[text.encode() for text in side])
+        for side in (_HEADERS.values(), _HEADERS)
+    )
+    _check(
+        nvrtc,
+        nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"kernels.cu", count, texts, names
+        ),
+    )
+    try:
+        options = [f"--gpu-architecture={arch}", *_OPTIONS]
+        given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
+        if failed and "gpu-architecture" in log:
+            raise TargetError(f"NVRTC {MAJOR} has no code for {arch}: {log.splitlines()[-1]}")
+        if failed:
+            raise RuntimeError(f"NVRTC refuses a kernel for {arch}: {log[:2000]}")
+        return _fetch(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _fetch(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    data = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, data))
+    return data.raw
+
+
+def _check(nvrtc: ctypes.CDLL, code: int) -> None:
+    if code:
+        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(code).decode()}")

@@ -1,1 +1,0 @@
-"""Autotuning: search the rules' spaces for the points that are fastest on a machine."""

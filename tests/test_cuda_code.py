@@ -1,0 +1,272 @@
+"""Machine code for GPUs, made without one: NVRTC compiles, SASS is read, artifacts carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bnncc
+from bnncc import fatbin, nvrtc
+from bnncc.schedules import cuda
+from bnncc.schedules.cuda import binary, text
+from bnncc.targets import catalog, gpus
+from bnncc.topi_binary.spec import BinaryConv2d, Spec, Step
+from tests.cuda_emulator import COMPILER
+from tests.devices import DIGITS
+from tests.test_cuda_kernels import FEW, PLAIN
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = next((f for f in nvrtc.wheel_folders("bin") if (f / "cuobjdump").exists()), None)
+compiles = pytest.mark.skipif(
+    not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
+)
+reads_code = pytest.mark.skipif(
+    not nvrtc.available() or TOOLS is None,
+    reason="needs NVRTC, cuobjdump and nvdisasm: pip install 'bnncc[cuda-test]'",
+)
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+NETWORK_TARGETS = ("cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90a", "cuda-sm120")
+PRODUCT = {"mma": "BMMA", "wgmma": "BGMMA", "int8": "IMMA", "simt": "POPC"}
+
+SMALL = BinaryConv2d(1, 14, 14, 256, 256, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+LARGE = dataclasses.replace(SMALL, n=256)
+LAYERS = (
+    *FEW, SMALL, LARGE,
+    dataclasses.replace(LARGE, ternary=True, steps=(Step("threshold", zero=True),)),
+    dataclasses.replace(LARGE, height=56, width=56, channels=64, out_channels=64),
+    dataclasses.replace(LARGE, steps=(
+        Step("affine"), Step("add"), Step("store", in_place=True), Step("prelu"), Step("bits"))),
+)  # fmt: skip
+
+
+def launched(spec: Spec, kernel: text.Kernel) -> str:
+    """Return `kernel` as TVM launches it."""
+    pointers = text.parameters(spec)
+    takes = ", ".join(f"{kind} __restrict__ {name}" for kind, name in pointers)
+    passed = ", ".join(name for _, name in pointers)
+    return (
+        f'{kernel.source}\nextern "C" __global__ void __launch_bounds__({kernel.threads}) '
+        f"main_kernel({takes}, int images) {{ extern __shared__ __align__(64) int shared[]; "
+        f"{kernel.name}({passed}, images, shared); }}"
+    )
+
+
+def disassembled(code: bytes, folder: Path, option: str) -> str:
+    path = folder / "code.cubin"
+    path.write_bytes(code)
+    env = {**os.environ, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(TOOLS / "cuobjdump"), option, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    return done.stdout
+
+
+def kernels_of(code: bytes, folder: Path) -> Iterator[tuple[str, Counter[str], str]]:
+    """Yield name, instructions and resources of each kernel."""
+    usage = disassembled(code, folder, "-res-usage")
+    resources = dict(re.findall(r"Function (\w+):\s*\n?\s*(REG:.*)", usage))
+    for part in disassembled(code, folder, "-sass").split("Function : ")[1:]:
+        name = part.split()[0]
+        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]+)", part)
+        yield name, Counter(found), resources[name]
+
+
+def check_code(code: bytes, folder: Path, products: dict[str, str] | None = None) -> int:
+    """Check every kernel in `code`; `products` are the instructions that some must have."""
+    count = 0
+    for name, instructions, resources in kernels_of(code, folder):
+        count += 1
+        assert "STACK:0" in resources, (name, resources)
+        assert re.search(r"LOCAL:0\b", resources), (name, resources)
+        kinds = {instruction.split(".")[0] for instruction in instructions}
+        assert not kinds & {"LDL", "STL"}, name
+        # Nothing is called: what is called returns. (ptxas writes some jumps as CALL.REL.NOINC.)
+        assert "RET" not in kinds, name
+        wanted = (products or {}).get(name)
+        if wanted:
+            assert wanted in kinds, (name, wanted)
+            assert any(i.startswith("LDG.") and ".128" in i for i in instructions), name
+    return count
+
+
+def compiled(spec: Spec, target: str, folder: Path) -> None:
+    """Compile a kernel for `target` and check its code."""
+    chosen = catalog.resolve(target)
+    cut, wanted = None, None
+    if isinstance(spec, BinaryConv2d):
+        spec = dataclasses.replace(spec, weight_order=binary.weight_order(spec, chosen.engine))
+        cut = binary.default_cut(spec, chosen.engine)
+        wanted = PRODUCT["simt" if spec.weight_order == "strips" else chosen.engine]
+    source = launched(spec, cuda.kernel(spec, cut))
+    for gpu in chosen.gpus:
+        assert check_code(nvrtc.cubin(source, gpu), folder, {"main_kernel": wanted or ""}) == 1
+
+
+@reads_code
+@pytest.mark.parametrize("target", ["cuda-sm80", "cuda-sm90a"])
+def test_code_of_a_layer(target: str, tmp_path: Path) -> None:
+    compiled(SMALL, target, tmp_path)
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("arch", ARCHS)
+def test_code_of_all_kernels(arch: str, tmp_path: Path) -> None:
+    for spec in (*LAYERS, *PLAIN):
+        compiled(spec, f"cuda-{arch.replace('_', '')}", tmp_path)
+
+
+@pytest.mark.slow
+@reads_code
+def test_code_of_ordinary_threads(tmp_path: Path) -> None:
+    for spec in LAYERS:
+        spec = dataclasses.replace(spec, weight_order="strips")
+        source = launched(spec, cuda.kernel(spec))
+        for arch in ("sm_75", "sm_80", "sm_90a", "sm_120"):
+            check_code(nvrtc.cubin(source, arch), tmp_path, {"main_kernel": "POPC"})
+
+
+def built(model: object, target: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Compile a network; return its machine code by architecture."""
+    codes: dict[str, bytes] = {}
+    real = nvrtc.cubin
+
+    def noted(source: str, arch: str) -> bytes:
+        codes[arch] = real(source, arch)
+        return codes[arch]
+
+    monkeypatch.setattr(nvrtc, "cubin", noted)
+    artifact = bnncc.compile(model, target=target)  # type: ignore[arg-type]
+    library = artifact._members["lib.so"]
+    image = next(iter(codes.values())) if len(codes) == 1 else fatbin.pack(codes)
+    assert image in library
+    assert b"__global__" not in library
+    return codes
+
+
+@reads_code
+def test_digits_have_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = built(DIGITS / "digits.onnx", "cuda-sm80", monkeypatch)
+    assert check_code(codes["sm_80"], tmp_path) >= 4
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("target", [*NETWORK_TARGETS[1:], "cuda"])
+def test_digits_for_every_gpu(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = built(DIGITS / "digits.onnx", target, monkeypatch)
+    assert tuple(codes) == catalog.resolve(target).gpus
+    for code in codes.values():
+        assert check_code(code, tmp_path) >= 4
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("target", NETWORK_TARGETS)
+def test_bi_real_net_for_every_gpu(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import networks
+
+    (code,) = built(networks.birealnet18(), target, monkeypatch).values()
+    names = [name for name, _, _ in kernels_of(code, tmp_path) if name.startswith("binary_conv2d")]
+    wanted = PRODUCT[catalog.resolve(target).engine]
+    assert len(names) >= 8
+    check_code(code, tmp_path, dict.fromkeys(names, wanted))
+
+
+@pytest.mark.skipif(shutil.which("fatbinary") is None, reason="needs fatbinary of CUDA's toolkit")
+@compiles
+def test_fat_images_are_those_of_nvidias_tool(tmp_path: Path) -> None:
+    source = 'extern "C" __global__ void k(int* p) { p[threadIdx.x] = 1; }'
+    codes = {arch: nvrtc.cubin(source, arch) for arch in ("sm_80", "sm_90a")}
+    images = []
+    for arch, code in codes.items():
+        Path(tmp_path, f"{arch}.cubin").write_bytes(code)
+        version = arch.removeprefix("sm_")
+        images.append(f"--image3=kind=elf,sm={version},file={tmp_path}/{arch}.cubin")
+    subprocess.run(["fatbinary", "-64", f"--create={tmp_path}/fat", *images], check=True)
+    assert fatbin.pack(codes) == Path(tmp_path, "fat").read_bytes()
+
+
+def test_which_gpu_runs_which_code() -> None:
+    assert gpus.runs("sm_87", ("sm_86",))
+    assert not gpus.runs("sm_80", ("sm_86",))
+    assert gpus.runs("sm_90", ("sm_80", "sm_90a"))
+    assert not gpus.runs("sm_120", ("sm_90a", "sm_100"))
+
+
+@compiles
+@pytest.mark.skipif(gpus.here().startswith("sm_"), reason="this machine has a GPU")
+def test_without_a_driver_loading_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "digits.bnncc"
+    script = f"import bnncc; bnncc.compile({str(DIGITS / 'digits.onnx')!r}, target='cuda-sm80')"
+    subprocess.run([sys.executable, "-c", f"{script}.save({str(path)!r})"], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "bnncc", "run", str(path), "--input", "x.npz", "--output", "y"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "needs an NVIDIA GPU for sm_80, but there is no NVIDIA driver" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def on_emulated_gpu(script: str, folder: Path, gpu: str = "80") -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script)
+    env = {**os.environ, "BNNCC_FAKE_GPU": gpu, "BNNCC_FAKE_GPU_LOG": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cuda_gpu", str(path)], capture_output=True, text=True,
+        cwd=ROOT, env=env, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_digits_run_on_an_emulated_gpu(tmp_path: Path) -> None:
+    # Compiling runs the artifact and compares it with the model (bnncc/confirm.py).
+    done = on_emulated_gpu(
+        "import bnncc, numpy\n"
+        f"made = bnncc.compile({str(DIGITS / 'digits.onnx')!r}, target='cuda-sm80')\n"
+        f"test = numpy.load({str(DIGITS / 'test_images.npz')!r})\n"
+        "print(made.run({'images': test['images'][:2]})['logits'].argmax(1), test['labels'][:2])\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, wanted = done.stdout.strip().split("] [")
+    assert found.strip("[") == wanted.strip("]")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_a_fixed_batch_is_one_graph(tmp_path: Path) -> None:
+    done = on_emulated_gpu(
+        "import bnncc, numpy\n"
+        f"model = {str(DIGITS / 'digits.onnx')!r}\n"
+        "shapes = {'images': (2, 1, 8, 8)}\n"
+        "made = bnncc.compile(model, target='cuda-sm80', input_shapes=shapes)\n"
+        f"test = numpy.load({str(DIGITS / 'test_images.npz')!r})\n"
+        "for first in (0, 2):\n"
+        "    images = test['images'][first : first + 2]\n"
+        "    assert (made.run({'images': images})['logits'].argmax(1)\n"
+        "            == test['labels'][first : first + 2]).all()\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("graph of 6 launches") >= 2
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_another_gpu_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "digits.bnncc"
+    bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80").save(path)
+    done = on_emulated_gpu(f"import bnncc; bnncc.Artifact.load({str(path)!r})", tmp_path, "90")
+    assert "needs an NVIDIA GPU for sm_80, but the GPU here is sm_90" in done.stderr
