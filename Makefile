@@ -7,6 +7,9 @@ SOURCES := bnncc schedules targets topi_binary tune_logs
 # Which results `make bench` renews: all, or some by name (benchmarks/tables.py).
 BENCH ?=
 PYTEST_ARGS ?=
+# How many tests run at once: a number, 0 for none beside pytest's own process, or auto.
+JOBS ?= auto
+PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
 # Thread counts are part of what is measured and tested, so none is inherited.
 unexport TVM_NUM_THREADS
@@ -39,11 +42,11 @@ demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runti
 
 test: $(VENV)/.installed ## run the tests, but for the slow ones
 	$(PY) -m pytest --doctest-modules --quiet bnncc
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PYTEST)
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
 	$(PY) -m pytest --doctest-modules --quiet bnncc
-	BNNCC_TEST_ALL=1 $(PY) -m pytest $(PYTEST_ARGS)
+	BNNCC_TEST_ALL=1 $(PYTEST)
 
 lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check .

@@ -28,9 +28,9 @@ from tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bnncc.emulator import Library, compiled
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d
-from tests.arm_emulator import Library, compiled
 
 # Channels and size of the image: the residual blocks of an ImageNet network.
 LAYERS = ((64, 56), (128, 28), (256, 14), (512, 7))

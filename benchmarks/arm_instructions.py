@@ -25,8 +25,8 @@ from tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bnncc.emulator import Library, compiled
 from bnncc.targets import catalog
-from tests.arm_emulator import Library, compiled
 
 
 def instructions(func: Any, arrays: list[np.ndarray], target: str) -> int:

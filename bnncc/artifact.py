@@ -41,8 +41,7 @@ class Artifact:
     def __init__(self, content: dict[str, Any], members: dict[str, bytes]) -> None:
         self.manifest = content
         self.inputs, self.outputs = (
-            tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtype"]) for t in content[key])
-            for key in ("inputs", "outputs")
+            tuple(TensorInfo.of(t) for t in content[key]) for key in ("inputs", "outputs")
         )
         self.device: Device | None = None
         self._members = members

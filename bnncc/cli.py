@@ -12,32 +12,25 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from bnncc import commands
+from bnncc import commands, tune_commands
 from bnncc._version import __version__
+from bnncc.arguments import (
+    Parser,
+    add_verb,
+    count,
+    device_options,
+    json_option,
+    model_options,
+    params_option,
+    threads_option,
+)
 from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
-from bnncc.options import FIRST_LAYER, FLOAT_CONV, SIGN_ZERO, parse_input_shape, parse_input_uint8
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse, with its messages in the form of ours."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print `message` and how to get help; exit with 2."""
-        self.exit(2, f"error: {message}\n\nhint: `{self.prog} --help` lists the options\n")
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults where there are any."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, 0, []):
-            return action.help
-        return super()._get_help_string(action)
+_MODEL = "file of ONNX, PyTorch (.pt2) or TensorFlow Lite, or network of MXNet (NAME-symbol.json)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,145 +106,26 @@ def _quiet_libraries(verbose: int) -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def _option(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Let argparse report what `convert` refuses."""
-
-    def parse(text: str) -> Any:
-        try:
-            return convert(text)
-        except BnnccError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdigit() else 0
-    if not 0 < value <= 10**9:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a positive number")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="bnncc",
         description="Compile binary and few-bit neural networks to exact, fast machine code.",
         epilog="`bnncc VERB --help` lists a verb's options.",
     )
     parser.add_argument("--version", action="version", version=f"bnncc {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (_compile, _run, _bench, _explain, _verify, _deploy, _device_kit, _targets):
+    for add in (
+        *(_compile, _run, _bench, _explain, _verify, _tune, _records),
+        *(_deploy, _device_kit, _targets),
+    ):
         add(verbs)
     return parser
 
 
-def _verb(
-    verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace, Console], int]
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run)
-    group = parser.add_argument_group("messages")
-    group.add_argument("-v", "--verbose", action="count", default=0, help="say more")
-    group.add_argument("-q", "--quiet", action="count", default=0, help="say errors only")
-    return parser
-
-
-def _model_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--input-shape",
-        metavar="NAME:1x3x224x224",
-        action="append",
-        default=[],
-        type=_option(parse_input_shape),
-        help="shape of an input in place of the file's; a word is a symbolic dimension; repeatable",
-    )
-    group.add_argument(
-        "--input-uint8",
-        metavar="NAME:mean,scale[:nhwc]",
-        action="append",
-        default=[],
-        type=_option(parse_input_uint8),
-        help="take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
-        "or a/b/c per channel; repeatable",
-    )
-    group.add_argument(
-        "--sign-zero",
-        choices=SIGN_ZERO,
-        default="exact",
-        help="sign of an exact zero where the model says 0",
-    )
-    group.add_argument(
-        "--float-conv",
-        choices=FLOAT_CONV,
-        default="filtered",
-        help="how float convolutions may be computed: with all products, or fewer, rounding more",
-    )
-    group.add_argument(
-        "--first-layer",
-        choices=FIRST_LAYER,
-        default="float32",
-        help="what data and weights of convolutions that read an input are rounded to",
-    )
-    group.add_argument(
-        "--check-finite",
-        action="store_true",
-        help="refuse inputs with NaN or infinity at run time",
-    )
-    group = parser.add_argument_group("code")
-    group.add_argument(
-        "--target",
-        metavar="T",
-        default="native",
-        help="name (`bnncc targets` lists them) or target file",
-    )
-    _threads_option(group, "threads that kernels are cut for, and that the self-check uses")
-
-
-def _json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _threads_option(parser: Any, help_text: str = "threads that kernels use at most") -> None:
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=_count,
-        default=None,
-        help=f"{help_text}; by default the CPUs this process may use",
-    )
-
-
-def _device_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")
-    group.add_argument(
-        "--rpc", metavar="HOST:PORT", default=None, help="where the device's server listens"
-    )
-    group.add_argument(
-        "--tracker", metavar="HOST:PORT", default=None, help="TVM RPC tracker that knows devices"
-    )
-    group.add_argument(
-        "--key", metavar="K", default=None, help="kind of device to ask the tracker for"
-    )
-    group.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=_count,
-        default=None,
-        help="how long to wait for a free device of the tracker, and for any answer (300)",
-    )
-
-
 def _compile(verbs: Any) -> None:
-    parser = _verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
-    _model_options(parser)
+    parser = add_verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
+    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
+    model_options(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
         "-o",
@@ -270,7 +144,7 @@ def _compile(verbs: Any) -> None:
 
 
 def _run(verbs: Any) -> None:
-    parser = _verb(verbs, "run", "run an artifact on arrays from a file", commands.run)
+    parser = add_verb(verbs, "run", "run an artifact on arrays from a file", commands.run)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
     group = parser.add_argument_group("data")
     group.add_argument(
@@ -279,67 +153,68 @@ def _run(verbs: Any) -> None:
     group.add_argument(
         "--output", metavar="OUT.npz", type=Path, required=True, help="arrays by output name"
     )
-    _threads_option(parser)
-    _device_options(parser)
+    threads_option(parser)
+    device_options(parser)
 
 
 def _bench(verbs: Any) -> None:
-    parser = _verb(verbs, "bench", "time an artifact and each of its kernels", commands.bench)
+    parser = add_verb(verbs, "bench", "time an artifact and each of its kernels", commands.bench)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
-    _threads_option(parser)
-    _device_options(parser)
+    threads_option(parser)
+    device_options(parser)
     parser.add_argument(
-        "--repeat", metavar="N", type=_count, default=200, help="timed runs of the network"
+        "--repeat", metavar="N", type=count, default=200, help="timed runs of the network"
     )
-    _json_option(parser)
+    json_option(parser)
 
 
 def _explain(verbs: Any) -> None:
-    parser = _verb(
+    parser = add_verb(
         verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
     )
     parser.add_argument(
-        "file", metavar="MODEL|ARTIFACT", type=Path, help="ONNX file or compiled artifact"
+        "file", metavar="MODEL|ARTIFACT", type=Path, help=f"{_MODEL}, or compiled artifact"
     )
-    _model_options(parser)
-    _json_option(parser)
+    model_options(parser)
+    json_option(parser)
 
 
 def _verify(verbs: Any) -> None:
-    parser = _verb(
+    parser = add_verb(
         verbs, "verify", "compare an artifact with its model, layer by layer", commands.verify
     )
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="compiled from it")
+    params_option(parser)
     group = parser.add_argument_group("data")
     group.add_argument(
         "--input", metavar="IN.npz", type=Path, default=None, help="arrays instead of random ones"
     )
     group.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs")
-    _threads_option(parser)
-    _device_options(parser)
-    _json_option(parser)
+    threads_option(parser)
+    device_options(parser)
+    json_option(parser)
 
 
 def _deploy(verbs: Any) -> None:
-    parser = _verb(
+    parser = add_verb(
         verbs, "deploy", "bring an artifact to a device, check and time it there", commands.deploy
     )
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
-    _device_options(parser)
-    _threads_option(parser)
+    device_options(parser)
+    threads_option(parser)
     parser.add_argument(
         "--repeat",
         metavar="N",
-        type=_count,
+        type=count,
         default=None,
         help="timed runs; by default about two seconds of them",
     )
-    _json_option(parser)
+    json_option(parser)
 
 
 def _device_kit(verbs: Any) -> None:
-    parser = _verb(
+    parser = add_verb(
         verbs, "device-kit", "put together the server and runtime of a device", commands.device_kit
     )
     parser.add_argument(
@@ -354,6 +229,82 @@ def _device_kit(verbs: Any) -> None:
 
 
 def _targets(verbs: Any) -> None:
-    parser = _verb(verbs, "targets", "list the targets, or describe one", commands.targets)
+    parser = add_verb(verbs, "targets", "list the targets, or describe one", commands.targets)
     parser.add_argument("name", metavar="NAME", nargs="?", default=None, help="target or file")
-    _json_option(parser)
+    json_option(parser)
+
+
+def _tune(verbs: Any) -> None:
+    parser = add_verb(
+        verbs, "tune", "search the fastest schedule of each kernel of a model", tune_commands.tune
+    )
+    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    model_options(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--trials",
+        metavar="N",
+        type=count,
+        default=512,
+        help="kernels to try in all, those of earlier runs into the same records included",
+    )
+    group.add_argument(
+        "--time-limit", metavar="SECONDS", type=count, default=None, help="begin nothing later"
+    )
+    group.add_argument(
+        "--kernels",
+        metavar="REGEX",
+        default=None,
+        help="only kernels whose description, as the table shows it, matches",
+    )
+    group.add_argument(
+        "--jobs", metavar="N", type=count, default=None, help="kernels built at a time"
+    )
+    group.add_argument(
+        "--measure",
+        choices=("clock", "instructions"),
+        default="clock",
+        help="time on a machine, or instructions in an emulated Arm processor, which stands in for "
+        "hardware that is not there",
+    )
+    group.add_argument(
+        "--lock",
+        metavar="FILE",
+        type=Path,
+        default=None,
+        help="hold a lock on this file while kernels are measured, where others measure too",
+    )
+    device_options(parser)
+    json_option(parser)
+
+
+def _records(verbs: Any) -> None:
+    parser = add_verb(
+        verbs, "records", "list, prune or merge tuning records", tune_commands.records
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    for name, text in (
+        ("list", "what is on record"),
+        ("prune", "keep the best records of each kernel"),
+        ("merge", "add the records of other folders"),
+    ):
+        action = actions.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        if name == "merge":
+            action.add_argument("sources", metavar="FROM", type=Path, nargs="+", help="folder")
+        action.add_argument(
+            "folder",
+            metavar="DIR" if name != "list" else "[DIR]",
+            type=Path,
+            nargs="?" if name == "list" else None,
+            help="folder of records" + ("; by default bnncc's own" if name == "list" else ""),
+        )
+        action.add_argument(
+            "--target", metavar="T", default=None, help="of this target only, a name or file"
+        )
+        if name == "prune":
+            action.add_argument(
+                "--keep", metavar="N", type=count, default=1, help="records of each kernel (1)"
+            )
+        json_option(action)

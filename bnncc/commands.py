@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import stat
 import sys
 import time
 from argparse import Namespace
@@ -13,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnncc.asked import as_json, check_model, options_of
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
@@ -40,12 +39,13 @@ def compile_(args: Namespace, console: Console) -> int:
         Exit code.
     """
     start = time.perf_counter()
-    options = _options(args, dump_ir=args.dump_ir)
+    options = options_of(args, dump_ir=args.dump_ir)
+    from bnncc.files import model_stem
     from bnncc.targets.catalog import resolve
 
     target = resolve(args.target)
     suffix = "bnncc" if target.has_runtime else "tar"
-    output = args.output or Path(f"{args.model.stem}.{_target_label(args.target)}.{suffix}")
+    output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     for path in (output, args.report):
         _check_folder(path)
     artifact = _compiled(args.model, options, console)
@@ -54,7 +54,7 @@ def compile_(args: Namespace, console: Console) -> int:
     if args.report is not None:
         from bnncc.files import write_atomic
 
-        write_atomic(args.report, [_json(report).encode()])
+        write_atomic(args.report, [as_json(report).encode()])
     summary = report["summary"]
     layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
     tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
@@ -116,7 +116,7 @@ def bench(args: Namespace, console: Console) -> int:
 
     with _loaded(args) as artifact:
         result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
-    sys.stdout.write(_json(result) if args.json else runner.bench_text(result) + "\n")
+    sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 
 
@@ -141,8 +141,8 @@ def explain(args: Namespace, console: Console) -> int:
     if _is_artifact(args.file):
         content = Artifact.load(args.file, for_this_machine=False).report
     else:
-        content = _compiled(args.file, _options(args), console).report
-    sys.stdout.write(_json(content) if args.json else report.text(content) + "\n")
+        content = _compiled(args.file, options_of(args), console).report
+    sys.stdout.write(as_json(content) if args.json else report.text(content) + "\n")
     return 0
 
 
@@ -163,11 +163,13 @@ def verify(args: Namespace, console: Console) -> int:
     """
     from bnncc import verify as verification
 
-    _check_model(args.model)
+    check_model(args.model)
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = verification.verify(args.model, artifact, arrays, seed=args.seed)
-    sys.stdout.write(_json(result) if args.json else verification.text(result) + "\n")
+        result = verification.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params
+        )
+    sys.stdout.write(as_json(result) if args.json else verification.text(result) + "\n")
     return 0 if result["right"] else 1
 
 
@@ -200,7 +202,7 @@ def deploy(args: Namespace, console: Console) -> int:
 
     with _loaded(args) as artifact:
         result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
-    sys.stdout.write(_json(result) if args.json else deployment.text(result) + "\n")
+    sys.stdout.write(as_json(result) if args.json else deployment.text(result) + "\n")
     if not result["right"]:
         raise VerificationError(
             f"{args.artifact}: wrong outputs on the device",
@@ -277,7 +279,7 @@ def targets(args: Namespace, console: Console) -> int:
         here = f"no, lacks {', '.join(missing)}" if missing else "yes"
         rows.append((name, spec.mcpu, f"{spec.vector_bits} bits", here))
     if args.json:
-        sys.stdout.write(_json(data if args.name is None else data[0]))
+        sys.stdout.write(as_json(data if args.name is None else data[0]))
     elif args.name is None:
         sys.stdout.write("\n".join(table(rows)) + "\n")
     else:
@@ -289,25 +291,8 @@ def targets(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _options(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
-    names = [name for name, _ in args.input_shape]
-    if len(set(names)) != len(names):
-        raise UsageError("--input-shape names an input twice")
-    return CompileOptions(
-        target=args.target,
-        input_shapes=dict(args.input_shape),
-        sign_zero=args.sign_zero,
-        float_conv=args.float_conv,
-        first_layer=args.first_layer,
-        check_finite=args.check_finite,
-        input_uint8=tuple(args.input_uint8),
-        dump_ir=dump_ir,
-        threads=args.threads,
-    )
-
-
 def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact | CNetwork:
-    _check_model(model)
+    check_model(model)
     from bnncc.targets.catalog import resolve
 
     target = resolve(str(options.target))  # before TVM costs seconds
@@ -357,16 +342,6 @@ def _is_artifact(path: Path) -> bool:
     return path.suffix == ".bnncc"
 
 
-def _check_model(path: Path) -> None:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            raise UsageError(f"{path}: is not a regular file")
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
 def _check_folder(path: Path | None) -> None:
     """Refuse an output path before the work is done, not after."""
     if path is None:
@@ -388,7 +363,3 @@ def _runtime_only(args: Namespace) -> None:
     """Load TVM without its compiler, which is all that running needs."""
     if args.own_process and "tvm" not in sys.modules:
         os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, sort_keys=False) + "\n"

@@ -50,10 +50,13 @@ class SelfCheck:
         for name in self._graph.inputs:
             kind = self._graph.types[name]
             shape = tuple(d if isinstance(d, int) else 1 for d in kind.shape)
-            if kind.dtype == "bool":
+            if name in self._graph.datatypes:
+                feeds[name] = self._graph.datatypes[name].random(rng, shape)
+            elif kind.dtype == "bool":
                 feeds[name] = rng.integers(0, 2, shape).astype(bool)
             elif kind.dtype.startswith(("int", "uint")):
-                feeds[name] = rng.integers(0, 127, shape).astype(kind.dtype)
+                top = 256 if kind.dtype == "uint8" else 127
+                feeds[name] = rng.integers(0, top, shape).astype(kind.dtype)
             else:
                 feeds[name] = rng.standard_normal(shape).astype(kind.dtype)
         return feeds, evaluate(self._graph, feeds)
@@ -67,7 +70,7 @@ def copy_of(graph: Graph) -> Graph:
     ]
     return Graph(
         nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
-        graph.source,
+        graph.source, datatypes=graph.datatypes,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,18 +96,8 @@ def request(tracker: Address, key: str, seconds: float) -> tuple[Address, str]:
     DeviceError
         If there is no such tracker, it knows no such device, or none becomes free.
     """
-    stranger = DeviceError(
-        f"{tracker}: is no TVM RPC tracker", hint="a device itself is given with --rpc"
-    )
-    with _connected(tracker, "tracker", "start it: python -m tvm.exec.rpc_tracker") as sock:
-        try:
-            sock.sendall(struct.pack("<i", _TRACKER_MAGIC))
-            if struct.unpack("<i", receive(sock, 4)) != (_TRACKER_MAGIC,):
-                raise stranger
-            servers = _ask(sock, [_TRACKER_SUMMARY])[1]["server_info"]
-            keys = sorted({str(s["key"]).removeprefix("server:") for s in servers})
-        except (OSError, ValueError, LookupError, TypeError, struct.error) as error:
-            raise stranger from error
+    with _tracker(tracker) as (sock, found):
+        keys = sorted(set(found))
         if key not in keys:
             raise DeviceError(
                 f"tracker {tracker} has no device with key `{key}`",
@@ -125,6 +116,40 @@ def request(tracker: Address, key: str, seconds: float) -> tuple[Address, str]:
         if status != 0:
             raise DeviceError(f"tracker {tracker}: refused a device with key `{key}`")
         return Address(str(host), int(port)), str(match)
+
+
+def summary(tracker: Address) -> list[str]:
+    """Return the keys of the devices that a TVM RPC tracker knows, one for each device.
+
+    Parameters
+    ----------
+    tracker : Address
+        Where it listens.
+
+    Returns
+    -------
+    list of str
+    """
+    with _tracker(tracker) as (_, keys):
+        return keys
+
+
+@contextlib.contextmanager
+def _tracker(tracker: Address) -> Iterator[tuple[socket.socket, list[str]]]:
+    """Connect to a tracker, and ask for the keys of its devices."""
+    stranger = DeviceError(
+        f"{tracker}: is no TVM RPC tracker", hint="a device itself is given with --rpc"
+    )
+    with _connected(tracker, "tracker", "start it: python -m tvm.exec.rpc_tracker") as sock:
+        try:
+            sock.sendall(struct.pack("<i", _TRACKER_MAGIC))
+            if struct.unpack("<i", receive(sock, 4)) != (_TRACKER_MAGIC,):
+                raise stranger
+            servers = _ask(sock, [_TRACKER_SUMMARY])[1]["server_info"]
+            keys = [str(s["key"]).removeprefix("server:") for s in servers]
+        except (OSError, ValueError, LookupError, TypeError, struct.error) as error:
+            raise stranger from error
+        yield sock, keys
 
 
 def _ask(sock: socket.socket, question: Any) -> Any:

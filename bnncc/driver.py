@@ -7,36 +7,43 @@ load -> simplify -> recognise signs -> binarize -> commute -> fuse
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc import manifest, report
+from bnncc import manifest, notices, report
 from bnncc.artifact import Artifact
+from bnncc.bitstream import bitstream
 from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
 from bnncc.dump import Dumper
 from bnncc.errors import TargetError
+from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
 from bnncc.graph import Graph
 from bnncc.image import take_uint8
 from bnncc.link import build_library
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.binarize import binarize
-from bnncc.passes.commute import commute_pads, commute_pools
-from bnncc.passes.first_layer import Relaxed, relax_first_layer
+from bnncc.passes.byte_signs import compare_bytes
+from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
+from bnncc.passes.first_layer import relax_first_layer
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
 from bnncc.passes.physical import KERNEL
+from bnncc.passes.plain import write_plain
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.schedules import dot_product_missing
+from bnncc.records import Records
+from bnncc.records import load as load_records
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
-from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, from_json
+from bnncc.transforms import InputTransform, as_transform, transform_input
 
 if TYPE_CHECKING:
     import onnx
@@ -50,29 +57,45 @@ CORES = 4
 
 
 def compile(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: Model,
+    example_inputs: Any = None,
     *,
     target: str | Path | TargetSpec = "native",
+    params: str | Path | None = None,
+    dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
+    assume: str = "nothing",
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
+    input_transform: InputTransform | str | None = None,
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
+    records: Sequence[str | Path] = (),
+    tuned: bool = True,
 ) -> Artifact:
     """Compile a model.
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
-        The network as its training framework exported it.
+    model : path, onnx.ModelProto, torch.nn.Module or torch.export.ExportedProgram
+        The network as its training framework exported it, or a module as it is.
+    example_inputs : tensor or tuple of tensors, optional
+        For a module: arguments of its ``forward``, whose shapes the network gets.
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
+    params : path, optional
+        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
+    dynamic_shapes : optional
+        For a module: which sizes may vary, as ``torch.export.export`` takes it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
+    assume : {"nothing", "dabnn"}
+        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
+        convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
@@ -84,12 +107,18 @@ def compile(
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : sequence of Uint8Input
         Inputs taken as bytes, with their mean and scale folded in.
+    input_transform : InputTransform or str, optional
+        How an image input taken as bytes becomes bits; text is as on the command line.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
         How many threads kernels are cut for; by default the CPUs this process may use.
     seed : int
         Of the self-check's random input.
+    records : sequence of path
+        Folders of tuning records (see `bnncc tune`), beside those that come with bnncc.
+    tuned : bool
+        Whether to use any records at all.
 
     Returns
     -------
@@ -101,30 +130,33 @@ def compile(
         See `bnncc.errors` for which; the message is one line.
     """
     return compile_model(
-        model,
+        captured(model, example_inputs, dynamic_shapes),
         CompileOptions(
             target=target,
+            params=params,
             input_shapes=dict(input_shapes or {}),
+            assume=assume,
             sign_zero=sign_zero,
             float_conv=float_conv,
             first_layer=first_layer,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
+            input_transform=as_transform(input_transform),
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
+            records=tuple(records),
+            tuned=tuned,
         ),
     )
 
 
-def compile_model(
-    model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions | None = None
-) -> Artifact:
+def compile_model(model: Model, options: CompileOptions | None = None) -> Artifact:
     """Compile a model with checked options.
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network.
     options : CompileOptions, optional
         All defaults if not given.
@@ -145,7 +177,8 @@ def compile_model(
             f"TVM has no runtime for {target.name}, so there can be no artifact",
             hint="`bnncc compile` makes an object file and C for it",
         )
-    network = _scheduled(model, options, target)
+    model, assumed = opened(model, options)
+    network = _scheduled(model, options, target, assumed=assumed)
     from bnncc import pipeline
 
     executable, scratch = pipeline.build(network.module, target)
@@ -165,12 +198,12 @@ def compile_model(
     return confirmed(packed, model, options.threads)
 
 
-def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions) -> CNetwork:
+def compile_c(model: Model, options: CompileOptions) -> CNetwork:
     """Compile a model to an object file and C that need no runtime.
 
     Parameters
     ----------
-    model : path or onnx.ModelProto
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network; symbolic dimensions become 1.
     options : CompileOptions
         What was asked; its threads make no difference.
@@ -187,7 +220,8 @@ def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileO
     target = _target(options)
     if options.check_finite:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
-    network = _scheduled(model, replace(options, threads=1), target, fixed=True)
+    model, assumed = opened(model, options)
+    network = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
     from bnncc import c_network
 
     files, scratch = c_network.make(
@@ -199,6 +233,29 @@ def compile_c(model: str | os.PathLike[str] | onnx.ModelProto, options: CompileO
         code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
     return c_network.CNetwork(files, content)
+
+
+def kernels(
+    model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions
+) -> list[tuple[str, int]]:
+    """Return the distinct kernels of a compiled network, for tuning.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        The network.
+    options : CompileOptions
+        What was asked.
+
+    Returns
+    -------
+    list of (str, int)
+        JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
+    """
+    model, assumed = opened(model, options)
+    network = _scheduled(model, options, _target(options), assumed=assumed)
+    counts = Counter(call.spec for call in network.calls if call.spec)
+    return list(counts.items())
 
 
 def _target(options: CompileOptions) -> TargetSpec:
@@ -221,6 +278,7 @@ class _Scheduled:
     layers: list[report.Layer]
     calls: list[KernelCall]
     activations: memory.Plan
+    tuned: frozenset[str]
     warnings: tuple[str, ...]
 
 
@@ -229,17 +287,29 @@ def _scheduled(
     options: CompileOptions,
     target: TargetSpec,
     fixed: bool = False,
+    assumed: Mapping[str, str] | None = None,
 ) -> _Scheduled:
     """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
+    assumed = assumed or {}
     dump = Dumper(options.dump_ir)
+    records = Records()
+    if options.tuned:
+        records = load_records(target, [Path(folder) for folder in options.records])
 
     graph = load(model, input_shapes=options.input_shapes)
-    if fixed and (sizes := _symbolic_as_one(graph)):
+    if fixed and (sizes := graph.symbolic_as_one()):
         graph = load(model, input_shapes={**options.input_shapes, **sizes})
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
+    transform_input(graph, options.input_transform)
     inputs = [
-        manifest.TensorInfo(i, graph.types[i].shape, graph.types[i].dtype) for i in graph.inputs
+        manifest.TensorInfo(
+            i,
+            graph.types[i].shape,
+            graph.types[i].dtype,
+            graph.datatypes[i].name if i in graph.datatypes else "",
+        )
+        for i in graph.inputs
     ]
     outputs = [
         manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs
@@ -251,10 +321,13 @@ def _scheduled(
     dump.graph("simplify", graph)
     recognise_signs(graph, sign_zero=options.sign_zero)
     flatten_rows(graph)
+    commute_moves(graph)
     commute_pads(graph)
-    layers = binarize(graph)
+    compare_bytes(graph)
+    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in binarize(graph)]
     commute_pools(graph)
     merge_siblings(graph)
+    write_plain(graph)
     dump.graph("binarize", graph)
     physical = fuse(graph, options.float_conv, target)
     store_in_place(physical)
@@ -269,24 +342,18 @@ def _scheduled(
     calls = pipeline.kernel_calls(module)
     activations = pipeline.memory_plan(module)
     threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
-    module = pipeline.schedule(module, target, threads)
+    module, tuned = pipeline.schedule(module, target, threads, records)
     dump.module("schedule", module)
 
-    warnings = (*_warnings(layers), *_first_layer_warnings(options.first_layer, relaxed, target))
+    warnings = (
+        *notices.layers(layers, assumed),
+        *notices.first_layer(options.first_layer, relaxed, target),
+        *notices.stale_records(records),
+    )
     return _Scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
-        activations, warnings,
+        activations, tuned, warnings,
     )  # fmt: skip
-
-
-def _symbolic_as_one(graph: Graph) -> dict[str, tuple[int | str, ...]]:
-    """Return shapes with 1 for symbols, of the inputs that have any."""
-    shapes = {name: graph.types[name].shape for name in graph.inputs}
-    return {
-        name: tuple(d if isinstance(d, int) else 1 for d in shape)
-        for name, shape in shapes.items()
-        if not all(isinstance(d, int) for d in shape)
-    }
 
 
 def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
@@ -305,6 +372,7 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
+                tuned=call.name in network.tuned,
                 zeros=(1,) if getattr(spec, "ternary", False) else (),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, bitstream=bitstream(spec),
@@ -326,44 +394,3 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
         network.warnings,
     )
-
-
-def bitstream(spec: Spec | None) -> tuple[int, int] | None:
-    """Return what BitStream's formulas count for a binary convolution; None for other kernels.
-
-    They are for a convolution with threshold and 2x2 pooling, as many outputs as inputs, and floats
-    of 4 bytes: its equation 16 (float convolution as a matrix product), and 17 (packed data).
-
-    Examples
-    --------
-    >>> bitstream(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)))
-    (9257472, 1085056)
-    """
-    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1:
-        return None
-    pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
-    return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))
-
-
-def _warnings(layers: list[report.Layer]) -> tuple[str, ...]:
-    floats = [layer.name for layer in layers if layer.kind == "float"]
-    if not layers or len(floats) < len(layers):
-        return ()
-    return ("no layer is binary: the network was compiled in float (`bnncc explain` says why)",)
-
-
-def _first_layer_warnings(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
-    """Say where ``--first-layer`` changes nothing, or gains nothing."""
-    if operands == "float32":
-        return ()
-    option = f"--first-layer {operands}"
-    lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
-    if not relaxed.layers and not lines:
-        lines.append(f"{option}: no float convolution reads an input of the network")
-    missing = dot_product_missing(operands, target)
-    if relaxed.layers and missing:
-        lines.append(
-            f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
-            "float32, and nothing is gained"
-        )
-    return tuple(lines)

@@ -17,6 +17,11 @@ import numpy as np
 from bnncc.errors import BnnccError, InputError
 
 
+def model_stem(path: Path) -> str:
+    """Return the name of a model: that of its file, for MXNet without ``-symbol.json``."""
+    return path.stem.removesuffix("-symbol") if path.suffix == ".json" else path.stem
+
+
 def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
     """Write `chunks` to `path` under a temporary name in the same folder, then rename.
 

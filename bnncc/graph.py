@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.datatypes import Datatype
+
 Dim = int | str
 """A dimension: a number, or the name of a symbol (dynamic batch)."""
 
@@ -85,6 +87,11 @@ class Graph:
         What to call the model in messages (the file name).
     sign_zero : dict of str to str
         By sign node: what becomes of exact zeros in front of it; for the report.
+    datatypes : dict of str to Datatype
+        Of the inputs that are declared to hold few values.
+    in_file : dict of str to tuple
+        By name, what layers that were rewritten are in the file: operator, shapes of the result and
+        of the weights; for the report.
     """
 
     nodes: list[Node]
@@ -94,6 +101,8 @@ class Graph:
     types: dict[str, TensorType]
     source: str = "model"
     sign_zero: dict[str, str] = field(default_factory=dict)
+    datatypes: dict[str, Datatype] = field(default_factory=dict)
+    in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:
@@ -166,6 +175,15 @@ class Graph:
         if len(order) != len(self.nodes):
             raise ValueError("the graph has a cycle")
         self.nodes = order
+
+    def symbolic_as_one(self) -> dict[str, tuple[Dim, ...]]:
+        """Return shapes with 1 for symbols, of the inputs that have any."""
+        shapes = {name: self.types[name].shape for name in self.inputs}
+        return {
+            name: tuple(d if isinstance(d, int) else 1 for d in shape)
+            for name, shape in shapes.items()
+            if not all(isinstance(d, int) for d in shape)
+        }
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

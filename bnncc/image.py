@@ -45,6 +45,7 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
                     f"--input-uint8: {len(values)} values of {what} for the {channels} channels "
                     f"of `{item.name}`"
                 )
+        _check_declared(graph, item)
         n, c, h, w = kind.shape
         image = graph.fresh(f"{item.name}.float")
         for node in graph.nodes:
@@ -70,6 +71,21 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
         prefix.append(Node("Mul", [tip, scale], [image], {}, f"{item.name}.scale"))
         graph.types[image] = kind
         graph.nodes = prefix + graph.nodes
+
+
+def _check_declared(graph: Graph, item: Uint8Input) -> None:
+    """Refuse means and scales that take bytes to numbers other than the model declares."""
+    declared = graph.datatypes.pop(item.name, None)
+    if declared is None:
+        return
+    pixels = np.arange(256, dtype=np.float32).reshape(-1, 1)
+    mean, scale = (np.array(v, np.float32) for v in (item.mean, item.scale))
+    values = (pixels - mean) * scale
+    if not declared.holds(values).all():
+        raise UsageError(
+            f"--input-uint8: the mean and scale of `{item.name}` make numbers of bytes that are "
+            f"not of the type the model declares, {declared}"
+        )
 
 
 def _append(

@@ -104,11 +104,21 @@ class _Lowering:
             results = [self.bb.emit(relax.op.reshape(self._value(node.inputs[0]), shape))]
         elif node.op == "bnncc.FloatSign":
             results = [self.bb.emit(_float_sign(self._value(node.inputs[0]), node.attrs))]
+        elif node.op == "Cast" and (kind := self._narrow(node)):
+            # TVM's converter copies its operand a dozen times, each time with all that is fused.
+            whole = relax.op.astype(self._value(node.inputs[0]), "int64")
+            results = [self.bb.emit(relax.op.astype(whole, kind))]
         else:
             results = self._convert(node)
         for name, value in zip(node.outputs, results, strict=False):
             if name:
                 self.values[name] = value
+
+    def _narrow(self, node: Node) -> str:
+        """Return the type of a Cast from float32 to few bits, else nothing."""
+        kinds = self.graph.types[node.inputs[0]].dtype, self.graph.types[node.outputs[0]].dtype
+        narrow = kinds[0] == "float32" and kinds[1] in ("int8", "uint8", "int16", "uint16")
+        return kinds[1] if narrow else ""
 
     def _explicit(self, node: Node) -> list[str]:
         """Return the node's inputs, with the bounds of a Slice as plain positions.

@@ -12,6 +12,7 @@ import numpy as np
 
 from bnncc import container, report
 from bnncc._version import __version__
+from bnncc.datatypes import datatype
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.files import npz_bytes
 from bnncc.link import normal_arch
@@ -31,11 +32,30 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, shape and dtype of an input or output; a str in `shape` is a symbolic dimension."""
+    """An input or output.
+
+    Attributes
+    ----------
+    name : str
+        As in the model.
+    shape : tuple of int or str
+        A str is a symbolic dimension.
+    dtype : str
+        NumPy's name.
+    datatype : str
+        Of an input that holds few values: their type (`bnncc.datatypes`); else empty.
+    """
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str
+    datatype: str = ""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> TensorInfo:
+        """Return what a manifest says of an input or output."""
+        shape = tuple(content["shape"])
+        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""))
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -98,6 +118,7 @@ def make(
         "inputs": [_info(t) for t in inputs],
         "outputs": [_info(t) for t in outputs],
         "semantics": {
+            "assume": options.assume,
             "sign_zero": options.sign_zero,
             "float_conv": options.float_conv,
             "first_layer": options.first_layer,
@@ -106,6 +127,7 @@ def make(
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
                 for u in options.input_uint8
             ],
+            "input_transform": _transform(options, inputs),
         },
         "seed": options.seed,
         "report": report.build(
@@ -114,6 +136,14 @@ def make(
     }
     members = {container.LIBRARY: library, container.SELFCHECK: check}
     return container.sealed(content, members), members
+
+
+def _transform(options: CompileOptions, inputs: Sequence[TensorInfo]) -> dict[str, Any] | None:
+    transform = options.input_transform
+    if transform is None:
+        return None
+    found = transform.name or next(t.name for t in inputs if t.dtype == "uint8")
+    return {**asdict(transform), "thresholds": list(transform.thresholds), "name": found}
 
 
 def check(content: Any, path: str) -> None:
@@ -193,7 +223,8 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
 
 
 def _info(tensor: TensorInfo) -> dict[str, Any]:
-    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    content = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    return {**content, "datatype": tensor.datatype} if tensor.datatype else content
 
 
 @dataclass(frozen=True)
@@ -219,6 +250,7 @@ class _Checker:
             self.require(len(set(names)) == len(names), f"{key} (a name occurs twice)")
         semantics = self.typed(content, "semantics", dict)
         self.typed(semantics, "check_finite", bool, "semantics.")
+        self.typed(semantics, "assume", str, "semantics.")
         self.typed(semantics, "sign_zero", str, "semantics.")
         self.typed(semantics, "float_conv", str, "semantics.")
         self.typed(semantics, "first_layer", str, "semantics.")
@@ -268,6 +300,9 @@ class _Checker:
         self.typed(tensor, "name", str, f"{where}.")
         self.shape(self.typed(tensor, "shape", list, f"{where}."), f"{where}.shape")
         self.require(self.typed(tensor, "dtype", str, f"{where}.") in DTYPES, f"{where}.dtype")
+        declared = tensor.get("datatype", "")
+        ok = not declared or (isinstance(declared, str) and datatype(declared) is not None)
+        self.require(ok, f"{where}.datatype")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:

@@ -11,7 +11,9 @@ from onnx import helper
 
 from bnncc import numeric, shaping
 from bnncc.errors import UnsupportedOp
+from bnncc.image_bits import IMAGE_BITS, image_bits
 from bnncc.quantized import QUANTIZED_CONV, quantized_conv
+from bnncc.quantizers import MULTI_THRESHOLD, QUANT, multi_threshold, quant
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -315,6 +317,9 @@ FUNCTIONS: dict[str, Function] = {
     "Transpose": shaping.transpose,
     "Unsqueeze": shaping.unsqueeze,
     "Where": _where,
+    IMAGE_BITS: image_bits,
     QUANTIZED_CONV: quantized_conv,
+    QUANT: quant,
+    MULTI_THRESHOLD: multi_threshold,
 }
 """Evaluator of each operator, called with attributes, inputs and the number of outputs."""

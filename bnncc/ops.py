@@ -24,6 +24,7 @@ from bnncc.topi_binary.spec import (
     ConcatBits,
     Conv2d,
     Elementwise,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
@@ -37,7 +38,7 @@ _NEVER_MIXED = 2
 
 OPERATORS = (
     "binary_conv2d", "binary_dense", "conv2d", "dense", "pool2d", "bitpack", "elementwise",
-    "bitwise_maxpool", "concat_bits", "slice_bits", "pad_bits",
+    "bitwise_maxpool", "image_bits", "concat_bits", "slice_bits", "pad_bits",
 )  # fmt: skip
 """Operator names, without the ``relax.bnncc.`` in front."""
 
@@ -52,7 +53,7 @@ def operator_name(spec: Spec) -> str:
         return "bitpack" if all(s.op != "store" for s in spec.steps) else "elementwise"
     names = {
         Pool2d: "pool2d", BitwiseMaxPool: "bitwise_maxpool", ConcatBits: "concat_bits",
-        SliceBits: "slice_bits", PadBits: "pad_bits",
+        SliceBits: "slice_bits", PadBits: "pad_bits", ImageBits: "image_bits",
     }  # fmt: skip
     return names[type(spec)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
+from bnncc.transforms import InputTransform
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
@@ -21,6 +22,9 @@ FLOAT_CONV = ("direct", "filtered", "filtered-2d")
 
 FIRST_LAYER = ("float32", "bfloat16", "int8")
 """Accepted values of `CompileOptions.first_layer`."""
+
+ASSUMPTIONS = ("nothing", "dabnn")
+"""Accepted values of `CompileOptions.assume`."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -61,8 +65,13 @@ class CompileOptions:
     ----------
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file.
+    params : path, optional
+        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple
         Shapes that replace those in the file; a str is a symbolic dimension.
+    assume : {"nothing", "dabnn"}
+        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
+        convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
         What the sign of an exact zero is where the graph says 0: itself, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
@@ -74,6 +83,8 @@ class CompileOptions:
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : tuple of Uint8Input
         Inputs taken as bytes.
+    input_transform : InputTransform, optional
+        How an image input taken as bytes becomes bits.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
@@ -82,25 +93,35 @@ class CompileOptions:
         what was cut for more than 1, but shares may be less equal.
     seed : int
         Of the self-check's random input.
+    records : tuple of path
+        Folders of tuning records, beside those that come with bnncc; later ones come first.
+    tuned : bool
+        Whether to use any records at all.
     confirm : bool
         Run the result on the self-check's input, where this machine can, and refuse to return what
         is wrong.
     """
 
     target: str | Path | TargetSpec = "native"
+    params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    assume: str = "nothing"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
+    input_transform: InputTransform | None = None
     dump_ir: str | Path | None = None
     threads: int | None = None
     seed: int = 0
+    records: tuple[str | Path, ...] = ()
+    tuned: bool = True
     confirm: bool = True
 
     def __post_init__(self) -> None:
         for option, values in (
+            ("assume", ASSUMPTIONS),
             ("sign_zero", SIGN_ZERO),
             ("float_conv", FLOAT_CONV),
             ("first_layer", FIRST_LAYER),
@@ -118,8 +139,12 @@ class CompileOptions:
         names = [spec.name for spec in self.input_uint8]
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
+        if self.input_transform is not None and self.first_layer != "float32":
+            raise UsageError("first_layer rounds real inputs, input_transform makes bits of them")
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
+        if self.records and not self.tuned:
+            raise UsageError("records are given, but are not to be used")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
 

@@ -13,6 +13,7 @@ from tvm.relax import backend, transform
 import bnncc.schedules.generic as generic
 from bnncc import gpu, memory, schedules
 from bnncc.ops import OPERATORS, register
+from bnncc.records import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
 
@@ -73,7 +74,9 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
     )(module)
 
 
-def schedule(module: tvm.IRModule, target: TargetSpec, threads: int) -> tvm.IRModule:
+def schedule(
+    module: tvm.IRModule, target: TargetSpec, threads: int, records: Records | None = None
+) -> tuple[tvm.IRModule, frozenset[str]]:
     """Schedule every PrimFunc.
 
     Parameters
@@ -84,20 +87,42 @@ def schedule(module: tvm.IRModule, target: TargetSpec, threads: int) -> tvm.IRMo
         The machine.
     threads : int
         How many threads kernels may use.
+    records : Records, optional
+        What tuning found. One that does not apply to its kernel is named in ``records.stale``.
 
     Returns
     -------
-    tvm.IRModule
+    module : tvm.IRModule
+        Scheduled.
+    tuned : frozenset of str
+        Kernels whose schedule is from a record.
     """
+    tuned: set[str] = set()
     out = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
     for var, func in module.functions_items():
         if not isinstance(func, tirx.PrimFunc):
             continue
         if func.attrs is not None and SPEC in func.attrs:
-            out[var] = schedules.schedule(func, target, threads)
+            out[var], recorded = _ours(func, target, threads, records)
+            tuned |= {var.name_hint} if recorded else set()
         else:
             out[var] = generic.schedule(func, target, threads)
-    return out
+    return out, frozenset(tuned)
+
+
+def _ours(
+    func: tirx.PrimFunc, target: TargetSpec, threads: int, records: Records | None
+) -> tuple[tirx.PrimFunc, bool]:
+    """Return a kernel of ours, scheduled as a record says if there is one that applies."""
+    found = records.find(str(func.attrs[SPEC]), threads) if records is not None else None
+    if found is not None and records is not None:
+        point, where = found
+        try:
+            return schedules.schedule(func, target, threads, point), True
+        except Exception as error:  # it may be of another version, or damaged: nothing is fatal
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            records.stale.append(f"{where}: {reason[-1]}")
+    return schedules.schedule(func, target, threads), False
 
 
 def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:

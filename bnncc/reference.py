@@ -27,7 +27,7 @@ DECISIONS = frozenset((
 ))  # fmt: skip
 """Operators whose output jumps where their first input crosses a threshold."""
 
-PRODUCTS = frozenset(("Conv", "Gemm", "MatMul"))
+PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "XnorPopcountMatMul"))
 
 
 @dataclass

@@ -33,6 +33,8 @@ class Layer:
         As in the file.
     bits : tuple of int
         Bits per value of data and weight; 32 for float.
+    assumed : str
+        What the model does not say of it but the user has asked for.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Layer:
     output_shape: tuple[Dim, ...] = ()
     weight_shape: tuple[Dim, ...] = ()
     bits: tuple[int, int] = (32, 32)
+    assumed: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def text(report: Mapping[str, Any]) -> str:
     """Render `report` for a terminal: one line per layer, then totals."""
     rows = [("layer", "op", "kind", "output", "Mmac", "")]
     for layer in report["layers"]:
-        why = layer["reason"]
+        why = layer["reason"] or layer["assumed"]
         if layer["remedy"]:
             why += f"; {layer['remedy']}" if why else layer["remedy"]
         rows.append(

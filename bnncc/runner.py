@@ -9,6 +9,7 @@ import numpy as np
 
 from bnncc import report
 from bnncc.artifact import Artifact
+from bnncc.datatypes import datatype
 from bnncc.errors import UsageError
 from bnncc.manifest import TensorInfo
 from bnncc.session import Session, aligned_empty
@@ -22,7 +23,7 @@ PERCENTILES = (10, 50, 90, 99)
 def random_inputs(
     inputs: Sequence[TensorInfo], *, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Make inputs: normally distributed floats, and integers from the whole range of bytes.
+    """Make inputs: normally distributed floats, whole bytes, and what the model declares.
 
     Parameters
     ----------
@@ -43,6 +44,8 @@ def random_inputs(
     for info in inputs:
         shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d, 1) for d in info.shape)
         arrays[info.name] = _random(rng, shape, info.dtype)
+        if kind := datatype(info.datatype):
+            arrays[info.name][...] = kind.random(rng, shape)
     return arrays
 
 

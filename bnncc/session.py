@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bnncc import container, threads
+from bnncc.datatypes import datatype
 from bnncc.errors import ArtifactError, BnnccError, InputError
 from bnncc.manifest import TensorInfo
 
@@ -118,6 +119,8 @@ class Session:
         check_tensor(info, array.shape, array.dtype.newbyteorder("="), symbols)
         if self._check_finite and array.dtype.kind == "f":
             _require_finite(info, array)
+        if info.datatype:
+            _require_declared(info, array)
         return self._placed(info, owner, array)
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
@@ -243,6 +246,18 @@ def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
             f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
             "and the network was compiled with --check-finite"
         )
+
+
+def _require_declared(info: TensorInfo, array: np.ndarray) -> None:
+    kind = datatype(info.datatype)
+    if kind is None or (right := kind.holds(array)).all():
+        return
+    bad = np.argwhere(~right)
+    index = tuple(int(i) for i in bad[0])
+    raise InputError(
+        f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), and "
+        f"the model declares it {kind}"
+    )
 
 
 def load_library(data: bytes) -> Any:

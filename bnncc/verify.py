@@ -20,12 +20,16 @@ from bnncc import reference, report
 from bnncc.artifact import Artifact
 from bnncc.errors import BnnccError, VerificationError
 from bnncc.frontend.checks import read
+from bnncc.frontend.dabnn import assume_dabnn
+from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.image_bits import image_bits
 from bnncc.magnitude import magnitudes
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.relaxed import FirstLayer
 from bnncc.runner import random_inputs
 from bnncc.targets.spec import TargetSpec
+from bnncc.transforms import InputTransform
 
 Array = np.ndarray[Any, Any]
 
@@ -45,19 +49,22 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     *,
     seed: int = 0,
+    params: str | Path | None = None,
 ) -> dict[str, Any]:
     """Compare `artifact` with the model it was compiled from.
 
     Parameters
     ----------
-    model : path or ModelProto
-        The model.
+    model : path, ModelProto or torch.export.ExportedProgram
+        The model, of any format.
     artifact : Artifact
         Compiled from it.
     inputs : mapping of str to ndarray, optional
         The artifact's inputs; random ones by default.
     seed : int
         Of the random inputs.
+    params : path, optional
+        Parameters of an MXNet network, if not beside it.
 
     Returns
     -------
@@ -66,16 +73,25 @@ def verify(
     """
     shapes = {t.name: t.shape for t in artifact.inputs}
     uint8 = {u["name"]: _uint8(u) for u in artifact.manifest["semantics"]["input_uint8"]}
+    transform = _transform(artifact)
+    wanted_shapes = {n: _model_shape(s, uint8.get(n)) for n, s in shapes.items()}
+    if transform is not None:
+        wanted_shapes.pop(transform.name)
+    model = as_onnx(model, params=params, input_shapes=wanted_shapes)
+    if artifact.manifest["semantics"]["assume"] == "dabnn":
+        model, _ = assume_dabnn(model, wanted_shapes)
     fixed_shapes = {
         n: [d for d in s if isinstance(d, int)]
         for n, s in shapes.items()
-        if n not in uint8 and all(isinstance(d, int) for d in s)
+        if n in wanted_shapes and n not in uint8 and all(isinstance(d, int) for d in s)
     }
     _check_names(model, artifact)
     load(model, input_shapes=fixed_shapes)  # refuses what the reference would choke on
     proto = reference.read_model(model)
     arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
     feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
+    if transform is not None:
+        feeds[transform.name] = _bits(transform, arrays[transform.name], proto)
 
     runner = reference.Reference()
     ours = artifact.run(arrays)
@@ -113,6 +129,14 @@ def verify(
         "deviation": [] if first is None else deviation,
         "note": note,
     }
+
+
+def _model_shape(shape: tuple[Any, ...], image: Uint8Input | None) -> tuple[Any, ...]:
+    """Return the shape of the model's input, of which an artifact may take images as NHWC."""
+    if image is None or image.layout == "nchw":
+        return shape
+    n, height, width, channels = shape
+    return n, channels, height, width
 
 
 def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> None:
@@ -285,7 +309,8 @@ def _options(artifact: Artifact) -> CompileOptions:
         k: tuple(v) if isinstance(v, list) else v for k, v in content["target"]["spec"].items()
     }
     images = tuple(_uint8(u) for u in content["semantics"]["input_uint8"])
-    bytewise = {u.name for u in images}
+    transform = _transform(artifact)
+    bytewise = {u.name for u in images} | ({transform.name} if transform else set())
     return CompileOptions(
         target=TargetSpec(**spec),
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
@@ -294,8 +319,21 @@ def _options(artifact: Artifact) -> CompileOptions:
         first_layer=content["semantics"]["first_layer"],
         check_finite=content["semantics"]["check_finite"],
         input_uint8=images,
+        input_transform=transform,
         confirm=False,
     )
+
+
+def _transform(artifact: Artifact) -> InputTransform | None:
+    raw = artifact.manifest["semantics"]["input_transform"]
+    return raw and InputTransform(**{**raw, "thresholds": tuple(raw["thresholds"])})
+
+
+def _bits(transform: InputTransform, image: Array, model: onnx.ModelProto) -> Array:
+    """Return what the model sees of an image that becomes bits."""
+    graph = load(model)
+    attrs = transform.attributes(int(graph.types[transform.name].shape[1]))
+    return image_bits(attrs, [image], 1)[0]
 
 
 def _uint8(raw: Mapping[str, Any]) -> Uint8Input:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bnncc.schedules.space import Point, Space, UnfitPoint
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, from_json
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
 
-def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.PrimFunc:
+def schedule(
+    func: tirx.PrimFunc, target: TargetSpec, threads: int = 1, point: Point | None = None
+) -> tirx.PrimFunc:
     """Schedule the kernel of a spec for `target`.
 
     Parameters
@@ -26,12 +29,19 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         The machine.
     threads : int, default 1
         How many threads the kernel may use. Only kernels long enough to gain from it do.
+    point : mapping of str to int, optional
+        Values for choices of `space_of`; the rule's own for those left out.
 
     Returns
     -------
     tirx.PrimFunc
         Same name and parameters. A definition whose loops are already the schedule comes back as it
         is.
+
+    Raises
+    ------
+    UnfitPoint
+        If `point` is not in the space of the kernel.
     """
     spec = from_json(str(func.attrs["bnncc.spec"]))
     if target.kind == "cuda":
@@ -39,14 +49,34 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
 
         result = cuda.schedule(spec, target)
     else:
-        result = _rule(type(spec).__name__)(func, spec, target, threads)
+        chosen = space_of(spec, target, threads).complete(point)
+        result = _function(spec, 1)(func, spec, target, threads, chosen)
     if result is None:
         return func
-    if not isinstance(result, type(func)):
-        result = result.mod["main"]
     if "global_symbol" in func.attrs:
         result = result.with_attr("global_symbol", func.attrs["global_symbol"])
     return result.with_attr("tirx.is_scheduled", True)
+
+
+def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
+    """Return what can be chosen for the kernel of `spec`: what autotuning searches.
+
+    Parameters
+    ----------
+    spec : Spec
+        The kernel.
+    target : TargetSpec
+        The machine.
+    threads : int, default 1
+        How many threads the kernel may use.
+
+    Returns
+    -------
+    Space
+        Its default is what `schedule` takes by itself.
+    """
+    made: Space = _function(spec, 0)(spec, target, threads)
+    return made
 
 
 def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
@@ -100,25 +130,38 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
 
 _RULES = {
-    "BinaryConv2d": ("x86", "apply"),
-    "BitwiseMaxPool": ("x86_float", "bitwise_maxpool"),
-    "ConcatBits": ("x86_bits", "moves"),
-    "Conv2d": ("x86_float", "conv2d"),
-    "Elementwise": ("x86_bits", "elementwise"),
-    "PadBits": ("x86_bits", "moves"),
-    "Pool2d": ("x86_float", "pool2d"),
-    "SliceBits": ("x86_bits", "moves"),
+    "BinaryConv2d": ("x86", "space", "apply"),
+    "BitwiseMaxPool": ("x86_float", "bitwise_maxpool_space", "bitwise_maxpool"),
+    "ConcatBits": ("x86_bits", "moves_space", "moves"),
+    "Conv2d": ("x86_float", "conv2d_space", "conv2d"),
+    "Elementwise": ("x86_bits", "elementwise_space", "elementwise"),
+    "FewBitConv2d": ("few_bit", "space", "apply"),
+    "ImageBits": ("x86_bits", "moves_space", "moves"),
+    "PadBits": ("x86_bits", "moves_space", "moves"),
+    "Pool2d": ("x86_float", "pool2d_space", "pool2d"),
+    "SliceBits": ("x86_bits", "moves_space", "moves"),
 }
-"""Module and function of the rule for each class of spec.
+"""Module of the rule for each class of spec, and its two functions.
 
-A rule takes the definition, its spec, the target and the number of threads, and returns a schedule,
-a function or, where the target is not its own, None.
+The first takes spec, target and number of threads, and returns the space. The second takes the
+definition, its spec, target, number of threads and a point of that space, and returns a function
+or, where the target is not its own, None.
 """
 
 
-def _rule(kind: str) -> Callable[..., Any]:
-    module, name = _RULES[kind]
-    return getattr(importlib.import_module(f"bnncc.schedules.{module}"), name)
+def _function(spec: Spec, number: int) -> Callable[..., Any]:
+    module, *names = _RULES[type(spec).__name__]
+    return getattr(importlib.import_module(f"bnncc.schedules.{module}"), names[number])
 
 
-__all__ = ["Spec", "dot_product_missing", "schedule", "with_packed_operands", "with_weight_order"]
+__all__ = [
+    "Point",
+    "Space",
+    "Spec",
+    "UnfitPoint",
+    "dot_product_missing",
+    "schedule",
+    "space_of",
+    "with_packed_operands",
+    "with_weight_order",
+]

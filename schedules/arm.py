@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tvm import tirx
 
 from bnncc.schedules import grain
 from bnncc.schedules.columns import cut
+from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quad_order
 from bnncc.topi_binary.conv2d import conv2d, image
@@ -18,23 +21,46 @@ spills some of them where it schedules for processors that execute in order. It 
 where as many sums of 16 bits are in use: then the last tile has 1 instead."""
 
 
-def apply(spec: BinaryConv2d, target: TargetSpec, threads: int) -> tirx.PrimFunc:
+MAX_VECTORS = 4
+"""The most data vectors that a tile is tried with."""
+
+
+def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for `spec`, whose weights are in ``vectors`` or ``halves``."""
+    places = _places(spec)
+    choices: dict[str, Iterable[int]] = {
+        "tiles": {-(-places // size) for size in range(1, MAX_VECTORS + 1)}
+    }
+    divided = grain.shared(spec, target, threads)
+    return with_threads(choices, choose(spec, target), threads > 1, divided)
+
+
+def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     """Return the kernel of `spec`, whose weights are in the order ``vectors`` or ``halves``."""
-    parallel = grain.shared(spec, target, threads)
-    return conv2d(spec, tiling=choose(spec, target, parallel))
-
-
-def choose(spec: BinaryConv2d, target: TargetSpec, parallel: bool = False) -> quad_order.Quads:
-    """Return the default tiling of `spec`, from the registers of `target`."""
+    places, count = _places(spec), point["tiles"]
+    unit = _unit(spec)
+    sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
+    sizes[-1] -= places * unit - image(spec)[2]
     arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
-    unit = 2 if spec.weight_order == "halves" else 1
-    _, _, width = image(spec)
-    places = -(-width // unit)
+    machine = Machine(arch, target.popcount == "neon-dot")
+    parallel = bool(point.get("divide", 0))
+    return conv2d(spec, tiling=quad_order.Quads(machine, cut(spec, sizes), parallel))
+
+
+def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default for one thread, from the registers of `target`."""
+    places = _places(spec)
     words = layout.words(spec.channels // spec.groups)
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_STEPS or spec.ternary)
-    count = -(-places // VECTORS) if wide else max(1, places // VECTORS)
-    sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
-    sizes[-1] -= places * unit - width
-    machine = Machine(arch, target.popcount == "neon-dot")
-    return quad_order.Quads(machine, cut(spec, sizes), parallel)
+    return {"tiles": -(-places // VECTORS) if wide else max(1, places // VECTORS)}
+
+
+def _unit(spec: BinaryConv2d) -> int:
+    """Return how many columns share a data vector."""
+    return 2 if spec.weight_order == "halves" else 1
+
+
+def _places(spec: BinaryConv2d) -> int:
+    """Return how many data vectors cover the width."""
+    return -(-image(spec)[2] // _unit(spec))

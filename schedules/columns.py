@@ -36,6 +36,18 @@ def cut(spec: BinaryConv2d, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]
     return tuple(pieces)
 
 
+def shares(width: int, tile: int) -> list[int]:
+    """Return the widths of as few tiles up to `tile` as cover `width`, that differ by at most one.
+
+    Examples
+    --------
+    >>> shares(13, 5)
+    [5, 4, 4]
+    """
+    count = -(-width // tile)
+    return [width // count + (i < width % count) for i in range(count)]
+
+
 def _inside(spec: BinaryConv2d, start: int, size: int) -> bool:
     """Whether no tap of the output columns from `start` lies left or right of the image."""
     first = start * spec.strides[1] - spec.pads[1]

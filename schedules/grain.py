@@ -15,8 +15,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import input_types, output_hw, output_types
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 
 MIN_US = 15.0
 """Shorter kernels run on one thread: divided in two they would gain less than 5 us."""
@@ -69,7 +70,7 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
     """
     width = target.vector_bits / 512
     products = 0.0
-    if isinstance(spec, (BinaryConv2d, Conv2d)):
+    if isinstance(spec, (BinaryConv2d, FewBitConv2d, Conv2d)):
         whole = spec.unpooled if isinstance(spec, Conv2d) else spec
         height, columns = output_hw(whole)
         images = spec.n if isinstance(spec.n, int) else 1
@@ -78,6 +79,11 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
         if isinstance(spec, BinaryConv2d):
             way = target.popcount if target.popcount != "lookup" else _way(spec)
             products = macs / (_BITS[way] * width)
+        elif isinstance(spec, FewBitConv2d):
+            pairs = few_bit_data.weight_planes(spec) * few_bit_data.data_tensors(spec)
+            bits = few_bit_data.FORM[spec.method] == "planes"
+            rate = _BITS[target.popcount] / pairs if bits else _FLOATS
+            products = macs / (rate * width)
         else:
             part = 1 / spec.packed if spec.method == "direct" else _FILTERED
             products = macs * part / (_FLOATS * width)

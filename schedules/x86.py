@@ -9,16 +9,18 @@ which the tests for taps outside fold away, those between run as one loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from tvm import s_tir, tirx
 
 from bnncc.schedules import arm, grain, x86_lookup
-from bnncc.schedules.columns import cut
+from bnncc.schedules.columns import cut, shares
+from bnncc.schedules.space import Point, Space, powers, tile_sizes
+from bnncc.schedules.space import space as make
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, threes
 from bnncc.topi_binary.conv2d import conv2d, image, pieces
-from bnncc.topi_binary.spec import BinaryConv2d, Spec
+from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.taps import Piece
 
 SPARE_REGISTERS = 4
@@ -35,91 +37,118 @@ LONG_REDUCTION = 8
 """Words of a pixel from which moving accumulators to memory and back once costs less than smaller
 tiles do."""
 
-DENSE_TILE = (5, 4)
+DENSE_TILE = (4, 4)
 """Rows and vectors in a tile of a dense layer: where sums are long, neither its data nor its
 weights stay in the first-level cache, and the squarer tile loads least."""
 
 MAX_UNROLLED = 256
 """Products in one unrolled loop body."""
 
+MAX_VECTORS = 8
+"""Vectors of output channels in a tile."""
 
-@dataclass(frozen=True)
-class Tiling:
-    """How one kernel is cut.
+MAX_UNROLL = 4
+"""Words of a pixel in one loop body."""
 
-    Attributes
-    ----------
-    columns : tuple of tuple (width, tile)
-        Pieces of the width, each a multiple of its tile.
-    blocks : tuple of tuple (count, tile)
-        Pieces of the full channel blocks, each a multiple of its tile.
-    blocks_outside : bool
-        Whether the loop over channel blocks is outermost, so that the weights of a tile stay in the
-        first-level cache from row to row.
-    carry_save : bool, default False
-        Whether to count three products at once.
-    """
+DIVIDED = ("", "rows", "blocks")
+"""What threads may share; with blocks, rows too."""
 
-    columns: tuple[tuple[int, int], ...]
-    blocks: tuple[tuple[int, int], ...]
-    blocks_outside: bool
-    carry_save: bool = False
+
+ORDERS = (("n", "h", "w", "o"), ("n", "h", "o", "w"), ("o", "n", "h", "w"))
+"""Nests of loops over images, rows, tiles of columns and tiles of channels. With the last, weights
+of a tile stay in the first-level cache from row to row."""
+
+
+def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for `spec`, whose weights are in any order."""
+    if spec.weight_order == "nibbles":
+        return x86_lookup.space(spec, target, threads)
+    if spec.weight_order != "words":
+        return arm.space(spec, target, threads)
+    _, _, width = image(spec)
+    full = max(1, spec.out_channels // layout.LANES)
+    threed = _counts_threes(spec, target)
+    words = layout.words(spec.channels // spec.groups)
+    choices: dict[str, Iterable[int]] = {
+        "columns": tile_sizes(width, MAX_TILE),
+        "vectors": range(1, min(full, MAX_VECTORS) + 1),
+        "order": range(len(ORDERS)) if full > 1 else (0,),
+        "carry_save": (0, 1) if threed else (0,),
+        "rolled": (0, 1) if spec.kernel[1] > 1 else (0,),
+        "unroll": [u for u in powers(MAX_UNROLL) if words % u == 0],
+    }
+    default = choose(spec, target)
+    if threads > 1:
+        choices["divide"] = range(len(DIVIDED))
+        default["divide"] = DIVIDED.index(_divided(spec, target, threads))
+    per_vector = target.registers_per_vector(layout.LANES)
+    registers = max(2, (target.vector_registers - SPARE_REGISTERS) // per_vector)
+
+    def fits(point: Point) -> bool:
+        tile = point["columns"] * point["vectors"]
+        body = tile * point["unroll"] * (1 if point["rolled"] else spec.kernel[1])
+        if point["carry_save"] and (point["rolled"] or point["unroll"] > 1):
+            return False
+        return tile * (1 + point["carry_save"]) <= registers and body <= MAX_UNROLLED
+
+    return make(choices, default, fits)
 
 
 def apply(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
-) -> s_tir.Schedule | tirx.PrimFunc | None:
-    """Schedule `func` if it is a binary convolution for an x86 processor."""
-    if not isinstance(spec, BinaryConv2d) or target.kind != "llvm":
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a binary convolution as `point` says."""
+    if target.kind != "llvm":
         return None
     if spec.weight_order == "nibbles":
-        return x86_lookup.apply(spec, target, threads)
+        return x86_lookup.apply(spec, point)
     if spec.weight_order != "words":
-        return arm.apply(spec, target, threads)
+        return arm.apply(spec, target, point)
     # 1 normalise: write the definition in pieces, borders apart from the rest
-    threads = threads if grain.shared(spec, target, threads) else 1
-    return grain.one_region(tiled(spec, choose(spec, target), threads).mod["main"])
+    return grain.one_region(tiled(spec, point).mod["main"])
 
 
-def tiled(spec: BinaryConv2d, tiling: Tiling, threads: int = 1) -> s_tir.Schedule:
-    """Schedule the kernel of `spec` as `tiling` says, divided among `threads` if more than 1."""
-    columns = [width for width, _ in tiling.columns]
-    blocks = [count for count, _ in tiling.blocks]
-    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, tiling.carry_save))
+def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
+    """Schedule the kernel of `spec` as `point` says."""
+    sizes = shares(image(spec)[2], point["columns"])
+    wide, tall = cut(spec, sizes), _blocks(spec, point["vectors"])
+    columns = [width for width, _ in wide]
+    blocks = [count for count, _ in tall]
+    carry_save = bool(point["carry_save"])
+    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, carry_save))
     tiles = [
         (width_tile, block_tile)
-        for block_tile in [t for _, t in tiling.blocks] + [1] * _has_tail(spec)
-        for _, width_tile in tiling.columns
+        for block_tile in [t for _, t in tall] + [1] * _has_tail(spec)
+        for _, width_tile in wide
     ]
-    divided = _divided(spec, threads)
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, spec, str(i), piece, tile, tiling, divided)
+        _piece(sch, str(i), piece, tile, point)
     for scope in ["ordinary", "with_zeros"][: 1 + spec.ternary]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
             if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
                 _table(sch, block)
     if spec.ternary:
         for i in range(len(pieces(spec))):
-            _compact(sch, f"zero_{i}", bool(divided))
+            _compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
     return sch
 
 
-def _divided(spec: BinaryConv2d, threads: int) -> str:
+def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
     """Return what threads share: nothing, rows, or (where rows are few) also channel blocks."""
-    if threads == 1:
+    if not grain.shared(spec, target, threads):
         return ""
     n, height, _ = image(spec)
     rows = (n if isinstance(n, int) else 1) * height
     return "rows" if grain.balanced(rows, threads) else "blocks"
 
 
-def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
-    """Return the default tiling of `spec`, from the registers and caches of `target`."""
+def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default for one thread, from the registers and caches of `target`."""
     _, _, width = image(spec)
     budget = accumulators(target)
-    carry_save = target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
+    carry_save = _counts_threes(spec, target)
     words = layout.words(spec.channels // spec.groups)
     floats = any(step.op != "threshold" for step in spec.steps)
     if carry_save and floats and words < LONG_REDUCTION:
@@ -128,15 +157,29 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> Tiling:
     dense = spec.rank == 2 and width > 1 and target.popcount == "vector" and full >= DENSE_TILE[1]
     if dense:
         budget = DENSE_TILE[0]
-    count = -(-width // budget)
-    sizes = [width // count + (i < width % count) for i in range(count)]
-    columns = cut(spec, sizes)
-    tile = DENSE_TILE[1] if dense else max(1, min(budget // sizes[0], 8, full))
-    main, rest = divmod(full, tile)
-    blocks = tuple(b for b in ((main * tile, tile), (rest, rest)) if b[0])
+    columns = shares(width, budget)[0]
+    vectors = DENSE_TILE[1] if dense else max(1, min(budget // columns, MAX_VECTORS, full))
     per_block = spec.kernel[0] * spec.kernel[1] * words * 64
     weight_bytes = per_block * layout.blocks(spec.out_channels)
-    return Tiling(columns, blocks, weight_bytes > target.l2_bytes // 2, carry_save)
+    unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
+    return {
+        "columns": columns,
+        "vectors": vectors,
+        "order": 2 if weight_bytes > target.l2_bytes // 2 else 0,
+        "carry_save": int(carry_save),
+        "rolled": int(not carry_save and not unrolled),
+        "unroll": 1,
+    }
+
+
+def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    return target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
+
+
+def _blocks(spec: BinaryConv2d, vectors: int) -> list[tuple[int, int]]:
+    """Return pieces of the full channel blocks as (count, tile), each a multiple of its tile."""
+    main, rest = divmod(spec.out_channels // layout.LANES, vectors)
+    return [b for b in ((main * vectors, vectors), (rest, rest)) if b[0]]
 
 
 def accumulators(target: TargetSpec) -> int:
@@ -152,28 +195,23 @@ def _has_tail(spec: BinaryConv2d) -> bool:
 
 
 def _piece(
-    sch: s_tir.Schedule,
-    spec: BinaryConv2d,
-    name: str,
-    piece: Piece,
-    tile: tuple[int, int],
-    tiling: Tiling,
-    divided: str,
+    sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point
 ) -> None:
+    divided = DIVIDED[point.get("divide", 0)]
     # 2 tile
     n, h, w, o = sch.get_loops(f"out_{name}")
     w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
     o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
-    outer, shared = [n, h, w1, o1], [n, h]
-    if divided == "blocks":
-        outer, shared = [n, h, o1, w1], [n, h, o1]
-    if tiling.blocks_outside:
-        outer = [o1, n, h, w1]
-        shared = outer[:3] if divided == "blocks" else shared
+    order = ORDERS[point["order"]]
+    if divided == "blocks" and order[2] == "w":
+        order = ORDERS[1]
+    named = {"n": n, "h": h, "w": w1, "o": o1}
+    outer = [named[axis] for axis in order]
+    shared = outer[:3] if divided == "blocks" else [n, h]
     sch.reorder(*outer, w2, o2)
     acc = sch.get_sblock(f"acc_{name}")
     sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
-    if tiling.carry_save:
+    if point["carry_save"]:
         # 3 cache: the sums of the rows under one row of outputs, made again for each
         sums = sch.get_sblock(f"sums_{name}")
         sch.compute_at(sums, shared[-1], preserve_unit_loops=True)
@@ -183,7 +221,7 @@ def _piece(
         sch.parallel(sch.fuse(*shared))
     sch.unroll(w2)
     sch.unroll(o2)
-    if tiling.carry_save:
+    if point["carry_save"]:
         *_, w, o, part, kh, c = sch.get_loops(acc)
         sch.reorder(kh, c, w, o, part)
         init = sch.decompose_reduction(acc, kh)
@@ -191,10 +229,15 @@ def _piece(
             sch.unroll(loop)
         return
     *_, w, o, lane, kh, kw, c = sch.get_loops(acc)
-    sch.reorder(kh, c, kw, w, o, lane)
+    body = [kw, w, o, lane]
+    if point["unroll"] > 1:
+        c, inner = sch.split(c, [None, point["unroll"]])
+        body = [inner, *body]
+        sch.unroll(inner)
+    sch.reorder(kh, c, *body)
     sch.unroll(w)
     sch.unroll(o)
-    if spec.kernel[1] * tile[0] * tile[1] <= MAX_UNROLLED:
+    if not point["rolled"]:
         sch.unroll(kw)
     sch.vectorize(lane)
     init = sch.decompose_reduction(acc, kh)

@@ -5,26 +5,46 @@ from __future__ import annotations
 from tvm import tirx
 
 from bnncc.schedules import grain
+from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import bitpack, layout
-from bnncc.topi_binary.spec import ConcatBits, Elementwise, PadBits, SliceBits, Spec
+from bnncc.topi_binary.spec import Elementwise, Spec
+
+VECTORS = 4
+"""Vectors of channels in one turn of the loop over pixels."""
+
+MAX_VECTORS = 16
+"""The most that are tried."""
+
+
+def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for an elementwise kernel."""
+    blocks = layout.blocks(spec.channels)
+    return with_threads(
+        {"vectors": powers(min(MAX_VECTORS, blocks)) if bitpack.in_vectors(spec) else ()},
+        {"vectors": min(VECTORS, blocks)},
+        threads > 1,
+        grain.shared(spec, target, threads),
+    )
 
 
 def elementwise(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+    func: tirx.PrimFunc, spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Unroll over a few channel vectors."""
-    if not isinstance(spec, Elementwise) or target.kind != "llvm":
+    if target.kind != "llvm":
         return None
-    tile = bitpack.Tile(
-        vectors=min(4, layout.blocks(spec.channels)),
-        parallel=grain.shared(spec, target, threads),
-    )
+    tile = bitpack.Tile(point["vectors"], bool(point.get("divide", 0)))
     return grain.one_region(bitpack.elementwise(spec, tile))
 
 
+def moves_space(spec: Spec, target: TargetSpec, threads: int) -> Space:
+    """Return a space without choices."""
+    return Space()
+
+
 def moves(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
-) -> tirx.PrimFunc | None:
-    """Keep concatenation, selection and padding of bits as they are: straight code per pixel."""
-    return func if isinstance(spec, (ConcatBits, SliceBits, PadBits)) else None
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
+    """Keep bits of images, concatenation, selection and padding as they are: straight code."""
+    return func

@@ -11,6 +11,7 @@ from dataclasses import replace
 from tvm import tirx
 
 from bnncc.schedules import grain, x86_quantized
+from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import (
     filtered_conv2d,
@@ -21,7 +22,7 @@ from bnncc.topi_binary import (
     quantized_conv2d,
 )
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d, Spec
+from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
 
 MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
@@ -41,25 +42,114 @@ UNROLLED_CHANNELS = 4
 MIN_CHUNK = 4
 """Rows of the output that are worth transforming the rows around them again, for a thread."""
 
+MAX_COLUMNS, MAX_VECTORS, MAX_STRIP, MAX_POOLED = 28, 7, 8, 14
+"""The largest that are tried: columns, vectors and rows of a strip, and vectors of a pooling."""
+
+MAX_GATHERED = 16
+"""Products in the body of a loop where each collects data that are no neighbours in memory."""
+
+MAX_SHARES = 4
+"""Pieces of the images for each thread."""
+
+
+def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a float convolution or dense layer."""
+    made = _one_thread(spec, target)
+    if threads == 1:
+        return made
+    images = spec.n if isinstance(spec.n, int) else 1
+    chunked = spec.method != "direct" or spec.operands != "float32" or spec.pool is not None
+    chunks = _chunks(spec, threads) if chunked else 1
+    most = max(1, output_hw(spec)[0] // MIN_CHUNK)
+    fitting = [c for c in range(1, most + 1) if chunked and images * c <= MAX_SHARES * threads]
+    return space(
+        {**made.choices, "divide": (0, 1), "chunks": fitting},
+        {**made.default, "divide": int(grain.shared(spec, target, threads)), "chunks": chunks},
+        made.fits,
+    )
+
 
 def conv2d(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Tile a float convolution or dense layer."""
-    if not isinstance(spec, Conv2d) or target.kind != "llvm":
+    """Tile a float convolution or dense layer as `point` says."""
+    if target.kind != "llvm":
         return None
-    threads = threads if grain.shared(spec, target, threads) else 1
+    parallel = bool(point.get("divide", 0))
+    chunks = point.get("chunks", 1) if parallel else 1
+    columns, vectors = point["columns"], point["vectors"]
     if spec.method != "direct":
-        return filtered_conv2d.conv2d(spec, choose_filtered(spec, target, threads))
+        filtered = filtered_conv2d.Tile(
+            columns, vectors, point["rows"], point["unroll"], chunks, parallel
+        )
+        return filtered_conv2d.conv2d(spec, filtered)
     if spec.operands != "float32":
-        chunks = _chunks(spec, threads) if threads > 1 else 1
-        tiled = replace(x86_quantized.choose(spec, target), chunks=chunks, parallel=threads > 1)
+        tiled = quantized_conv2d.Tile(columns, vectors, chunks=chunks, parallel=parallel)
         return quantized_conv2d.conv2d(spec, tiled)
-    tile = choose(spec.unpooled, target)
-    if threads > 1:
-        rows, chunks = _flat_rows(spec, tile, threads), _chunks(spec, threads)
-        tile = replace(tile, parallel=True, flat_rows=rows, chunks=chunks)
+    tile = float_conv2d.Tile(
+        columns=columns,
+        vectors=vectors,
+        kw_inside=bool(point["kw_inside"]),
+        rows_outside=bool(point["rows_outside"]),
+        unroll=point["unroll"],
+        parallel=parallel,
+        chunks=chunks,
+    )
+    if parallel:
+        tile = replace(tile, flat_rows=_flat_rows(spec, tile, threads))
     return grain.one_region(float_conv2d.conv2d(spec, tile))
+
+
+def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
+    """Return the choices of a tile."""
+    per_vector = target.registers_per_vector(layout.LANES)
+    registers = target.vector_registers // per_vector
+    blocks = layout.blocks(spec.out_channels)
+
+    def held(point: Point) -> bool:
+        """Whether accumulators, a vector of weights each, a datum and a spare have registers."""
+        return (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2)
+
+    if spec.operands != "float32":
+        default = x86_quantized.choose(spec, target)
+        most = output_hw(spec.unpooled)[1]
+        sizes = tile_sizes(most, min(registers, MAX_COLUMNS))
+        vectors = range(1, min(blocks, x86_quantized.VECTORS) + 1)
+        return space({"columns": sizes, "vectors": vectors}, default, held)
+    if spec.method != "direct":
+        _, across = filtering.axes(spec)
+        tiles = -(-output_hw(spec.unpooled)[1] // across.outputs)
+        return space(
+            {
+                "columns": tile_sizes(tiles, MAX_COLUMNS),
+                "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
+                "rows": powers(MAX_STRIP),
+                "unroll": [u for u in range(1, UNROLLED_CHANNELS + 1) if spec.channels % u == 0],
+            },
+            choose_filtered(spec, target),
+            held,
+        )
+    depth = spec.channels // spec.groups
+    width = output_hw(float_conv2d.flattened(spec.unpooled))[1]
+    gathered = spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES > 0
+
+    def fits(point: Point) -> bool:
+        body = point["columns"] * point["vectors"] * point["unroll"]
+        body *= spec.kernel[1] if point["kw_inside"] else 1
+        fewest = gathered and body > MAX_GATHERED
+        return held(point) and body <= MAX_UNROLLED and not fewest
+
+    return space(
+        {
+            "columns": tile_sizes(width, MAX_COLUMNS),
+            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
+            "kw_inside": (0, 1) if spec.kernel[1] > 1 else (),
+            "rows_outside": (0, 1),
+            "unroll": [u for u in powers(UNROLLED_CHANNELS) if depth % u == 0],
+        },
+        choose(spec.unpooled, target),
+        fits,
+    )
 
 
 def _budget(target: TargetSpec) -> int:
@@ -70,8 +160,8 @@ def _budget(target: TargetSpec) -> int:
     return max(2, min(14, (target.vector_registers - spare) // per_vector))
 
 
-def choose_filtered(spec: Conv2d, target: TargetSpec, threads: int = 1) -> filtered_conv2d.Tile:
-    """Return the default tile of a filtered `spec`."""
+def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of a filtered `spec`, for one thread."""
     budget = _budget(target)
     vertical, columns = filtering.axes(spec)
     height, width = output_hw(spec.unpooled)
@@ -89,8 +179,7 @@ def choose_filtered(spec: Conv2d, target: TargetSpec, threads: int = 1) -> filte
     steps = -(-height // (vertical.outputs if vertical else 1))
     rows = 1 if weight_bytes < target.l2_bytes // 4 else min(steps, STRIP)
     unroll = max(u for u in range(1, UNROLLED_CHANNELS + 1) if spec.channels % u == 0)
-    chunks = _chunks(spec, threads)
-    return filtered_conv2d.Tile(side, vectors, rows, unroll, chunks, threads > 1)
+    return {"columns": side, "vectors": vectors, "rows": rows, "unroll": unroll}
 
 
 def _chunks(spec: Conv2d, threads: int) -> int:
@@ -112,8 +201,8 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     return next((r for r in fitting if grain.balanced(r * blocks, threads)), max([1, *fitting]))
 
 
-def choose(spec: Conv2d, target: TargetSpec) -> float_conv2d.Tile:
-    """Return the default tile of `spec`."""
+def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of `spec`, for one thread."""
     flat = float_conv2d.flattened(spec)
     width = output_hw(flat)[1]
     per_vector = target.registers_per_vector(layout.LANES)
@@ -125,9 +214,9 @@ def choose(spec: Conv2d, target: TargetSpec) -> float_conv2d.Tile:
         if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
             vectors = 2 if budget >= 8 else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
-            return float_conv2d.Tile(columns, vectors, False, True)
+            return _tile(columns, vectors, rows_outside=True)
         columns = min(7, budget) if spec.groups == spec.channels else 1
-        return float_conv2d.Tile(columns, kw_inside=False)
+        return _tile(columns, 1)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)
@@ -135,37 +224,70 @@ def choose(spec: Conv2d, target: TargetSpec) -> float_conv2d.Tile:
     data_bytes = spec.channels * spec.height * spec.width * 4
     weight_bytes = spec.channels // spec.groups * spec.kernel[0] * spec.kernel[1] * 4
     weight_bytes *= spec.out_channels
-    return float_conv2d.Tile(
-        columns=columns,
-        vectors=vectors,
+    return _tile(
+        columns,
+        vectors,
         # Where registers are few, LLVM would keep data for several taps and spill accumulators.
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
     )
 
 
-def pool2d(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
-) -> tirx.PrimFunc | None:
-    """Tile a float pooling."""
-    if not isinstance(spec, Pool2d) or target.kind != "llvm":
-        return None
+def _tile(
+    columns: int, vectors: int, kw_inside: bool = False, rows_outside: bool = False
+) -> dict[str, int]:
+    order = {"kw_inside": int(kw_inside), "rows_outside": int(rows_outside)}
+    return {"columns": columns, "vectors": vectors, **order, "unroll": 1}
+
+
+def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a float pooling."""
     per_vector = target.registers_per_vector(layout.LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
+    blocks = layout.blocks(spec.channels)
     columns = min(budget, output_hw(spec)[1])
-    tile = pool.Tile(
-        columns=columns,
-        vectors=max(1, min(POOLED_VECTORS, budget // columns, layout.blocks(spec.channels))),
-        parallel=grain.shared(spec, target, threads),
+    default = {
+        "columns": columns,
+        "vectors": max(1, min(POOLED_VECTORS, budget // columns, blocks)),
+    }
+    most = max(2, (target.vector_registers - 4) // per_vector)
+    return with_threads(
+        {
+            "columns": tile_sizes(output_hw(spec)[1], MAX_POOLED),
+            "vectors": range(1, min(blocks, MAX_POOLED) + 1),
+        },
+        default,
+        threads > 1,
+        grain.shared(spec, target, threads),
+        lambda point: point["columns"] * point["vectors"] <= min(MAX_POOLED, most),
     )
+
+
+def pool2d(
+    func: tirx.PrimFunc, spec: Pool2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Tile a float pooling as `point` says."""
+    if target.kind != "llvm":
+        return None
+    tile = pool.Tile(point["columns"], point["vectors"], bool(point.get("divide", 0)))
     return pool.pool2d(spec, tile)
 
 
+def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a pooling of bits."""
+    return with_threads(
+        {"columns": tile_sizes(output_hw(spec)[1], MAX_POOLED)},
+        {"columns": 4},
+        threads > 1,
+        grain.shared(spec, target, threads),
+    )
+
+
 def bitwise_maxpool(
-    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int
+    func: tirx.PrimFunc, spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Tile a pooling of bits."""
-    if not isinstance(spec, BitwiseMaxPool) or target.kind != "llvm":
+    """Tile a pooling of bits as `point` says."""
+    if target.kind != "llvm":
         return None
-    tile = pool.Tile(columns=4, parallel=grain.shared(spec, target, threads))
+    tile = pool.Tile(columns=point["columns"], parallel=bool(point.get("divide", 0)))
     return pool.bitwise_maxpool(spec, tile)

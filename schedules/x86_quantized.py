@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, quantization, quantized_conv2d
+from bnncc.topi_binary import layout, quantization
 from bnncc.topi_binary.spec import Conv2d
 
 INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}
@@ -19,11 +19,15 @@ def packed(operands: str, target: TargetSpec) -> int:
     return quantization.PACKED[operands] if has else 1
 
 
-def choose(spec: Conv2d, target: TargetSpec) -> quantized_conv2d.Tile:
-    """Return the default tile of `spec` for one thread."""
+def limits(spec: Conv2d, target: TargetSpec) -> tuple[int, int]:
+    """Return the most vectors in a tile, and how many registers of 16 lanes there are."""
     per_vector = target.registers_per_vector(layout.LANES)
     registers = target.vector_registers // per_vector
-    vectors = min(VECTORS if registers >= 32 else 1, layout.blocks(spec.out_channels))
+    return min(VECTORS if registers >= 32 else 1, layout.blocks(spec.out_channels)), registers
+
+
+def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of `spec`, for one thread."""
+    vectors, registers = limits(spec, target)
     # Besides accumulators: a vector of weights each, a datum and a spare.
-    columns = max(1, (registers - vectors - 2) // vectors)
-    return quantized_conv2d.Tile(columns, vectors)
+    return {"columns": max(1, (registers - vectors - 2) // vectors), "vectors": vectors}

@@ -181,6 +181,7 @@ def native() -> TargetSpec:
             return dataclasses.replace(
                 spec,
                 name=NATIVE,
+                base=spec.family,
                 mattr=(*spec.mattr, *(_DOT_PRODUCTS[f] for f in more)),
                 features=(*spec.features, *more),
                 l1_bytes=l1 or spec.l1_bytes,
@@ -229,7 +230,8 @@ def load(path: Path) -> TargetSpec:
         raise TargetError(f"target file {path}: found no JSON object")
     values: dict[str, Any] = {}
     if "base" in raw:
-        values = dataclasses.asdict(resolve(str(raw.pop("base"))))
+        base = resolve(str(raw.pop("base")))
+        values = {**dataclasses.asdict(base), "base": base.family}
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)

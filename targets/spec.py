@@ -35,6 +35,8 @@ class TargetSpec:
         summed by the dot product of Armv8.2).
     float_abi : str, default ""
         ``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm).
+    base : str, default ""
+        The target of the catalog that this one was made from, if it is none itself.
     l1_bytes : int, default 32768
         First-level data cache of a core.
     l2_bytes : int, default 1048576
@@ -57,10 +59,16 @@ class TargetSpec:
     vector_registers: int = 16
     popcount: str = "bytes"
     float_abi: str = ""
+    base: str = ""
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 1024 * 1024
     gpus: tuple[str, ...] = ()
     engine: str = ""
+
+    @property
+    def family(self) -> str:
+        """The target whose tuning records are for this one too."""
+        return self.base or self.name
 
     @property
     def has_runtime(self) -> bool:

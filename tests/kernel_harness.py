@@ -46,7 +46,7 @@ TARGETS = [*HERE, *EMULATED[:1]]
 def build(functions: dict[str, Any], target: TargetSpec) -> Any:
     """Compile scheduled functions: to be called by name, here or in an emulated processor."""
     if not runs_here(target):
-        from tests.arm_emulator import Module
+        from bnncc.emulator import Module
 
         return Module(functions, target)
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}

@@ -43,7 +43,7 @@ def fixed(spec: Any) -> Any:
 
 def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Compile, link and call a kernel; its outputs start as garbage."""
-    from tests.arm_emulator import Library
+    from bnncc.emulator import Library
 
     functions = {"kernel": schedules.schedule(prim_func(spec), ARMV7, 1)}
     content, _ = bare.build(functions, tvm_target(ARMV7))

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 import bnncc
 from bnncc import memory, report
-from bnncc.driver import bitstream
+from bnncc.bitstream import bitstream
 from bnncc.pipeline import tvm_target
 from bnncc.schedules import schedule
 from bnncc.targets import catalog

@@ -99,11 +99,13 @@ class Evaluated:
             "model": "net.onnx",
             "target": {"spec": dict(vars(resolve("x86-64-v2")))},
             "semantics": {
+                "assume": options.assume,
                 "sign_zero": options.sign_zero,
                 "float_conv": options.float_conv,
                 "first_layer": options.first_layer,
                 "check_finite": False,
                 "input_uint8": [],
+                "input_transform": None,
             },
         }
 

@@ -66,18 +66,28 @@ def elementwise(spec: Elementwise, tile: Tile | None = None) -> tirx.PrimFunc:
     """
     tile = tile or Tile()
     flat = _flattened(spec)
-    layouts = {step.layout for step in spec.steps if step.op in TENSORS}
-    if not spec.from_bits:
-        layouts.add(spec.data_layout)
+    layouts = _layouts(spec)
     with Kernel(spec) as kernel:
         kernel.reshape(flat)
-        if spec.rank == 2 or layouts <= {"NHWC"}:
+        if in_vectors(spec):
             _write_rows(kernel, flat, tile)
-        elif layouts == {"NCHW"} and not spec.from_bits:
+        elif layouts == {"NCHW"} and not spec.packed:
             write_planar(kernel, flat, tile.parallel)
         else:
             write_squares(kernel, flat, tile.parallel)
     return kernel.func
+
+
+def in_vectors(spec: Elementwise) -> bool:
+    """Return whether lanes are channels, several vectors of which can be in one turn of a loop."""
+    return spec.rank == 2 or _layouts(spec) <= {"NHWC"}
+
+
+def _layouts(spec: Elementwise) -> set[str]:
+    layouts = {step.layout for step in spec.steps if step.op in TENSORS}
+    if any(step.op == "levels" for step in spec.steps):
+        layouts.add("NHWC")
+    return layouts if spec.packed else layouts | {spec.data_layout}
 
 
 def _flattened(spec: Elementwise) -> Elementwise:
@@ -88,11 +98,11 @@ def _flattened(spec: Elementwise) -> Elementwise:
 
 
 def _write_rows(kernel: Kernel, spec: Elementwise, tile: Tile) -> None:
-    count = 1 + spec.ternary
+    count = spec.data_tensors
     outputs = views(spec.steps, kernel.outputs, spec.channels)
     params = kernel.inputs[count:]
     data = kernel.inputs[:count]
-    if spec.from_bits:
+    if spec.packed:
         data = [half_view(plane, spec.channels) for plane in data]
     full, tail = divmod(spec.channels, LANES)
     whole, rest = divmod(full, tile.vectors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from bnncc.topi_binary import filtering, layout, quantization, tiles
+from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, tiles
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -14,15 +14,15 @@ from bnncc.topi_binary.spec import (
     Conv2d,
     Dim,
     Elementwise,
+    FewBitConv2d,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
     Spec,
-    Step,
     output_size,
-    step_inputs,
-    step_outputs,
 )
+from bnncc.topi_binary.step import FORMS, Step, output_kinds, step_inputs, step_outputs
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -35,10 +35,12 @@ SPEC_ATTR = "bnncc.spec"
 
 _MAKERS: dict[type, tuple[str, str]] = {
     BinaryConv2d: ("conv2d", "conv2d"),
+    FewBitConv2d: ("few_bit", "conv2d"),
     Conv2d: ("float_conv2d", "conv2d"),
     Pool2d: ("pool", "pool2d"),
     BitwiseMaxPool: ("pool", "bitwise_maxpool"),
     Elementwise: ("bitpack", "elementwise"),
+    ImageBits: ("image_bits", "image_bits"),
     ConcatBits: ("bits", "concat_bits"),
     SliceBits: ("bits", "slice_bits"),
     PadBits: ("bits", "pad_bits"),
@@ -74,7 +76,7 @@ def output_hw(spec: Spec) -> tuple[int, int]:
     if isinstance(spec, PadBits):
         top, left, bottom, right = spec.pads
         return spec.height + top + bottom, spec.width + left + right
-    if isinstance(spec, (Elementwise, ConcatBits, SliceBits)):
+    if isinstance(spec, (Elementwise, ImageBits, ConcatBits, SliceBits)):
         return spec.height, spec.width
     if isinstance(spec, Conv2d) and spec.pool is not None:
         return output_hw(pool_of(spec))
@@ -100,7 +102,7 @@ def pool_of(spec: Conv2d) -> Pool2d:
 
 def output_channels(spec: Spec) -> int:
     """Return how many channels the outputs of `spec` have."""
-    if isinstance(spec, (BinaryConv2d, Conv2d)):
+    if isinstance(spec, (BinaryConv2d, FewBitConv2d, Conv2d, ImageBits)):
         return spec.out_channels
     if isinstance(spec, ConcatBits):
         return sum(spec.channels)
@@ -119,6 +121,11 @@ def input_types(spec: Spec) -> list[Type]:
     types = [_data(spec)]
     if getattr(spec, "ternary", False):
         types.append(types[0])
+    if isinstance(spec, Elementwise) and spec.planes:
+        types *= spec.planes
+    if isinstance(spec, FewBitConv2d):
+        types *= few_bit_data.data_tensors(spec)
+        types += few_bit_data.constants(spec)
     if isinstance(spec, (BinaryConv2d, Conv2d)):
         types.append(_weight(spec))
     if isinstance(spec, BitwiseMaxPool) and spec.flip:
@@ -141,6 +148,15 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
         return [((spec.n, output_channels(spec)), "float32")]
     if step.op == "threshold":
         return [((lanes,), "int32")] * (1 + step.zero)
+    if step.op == "levels":
+        shared: dict[str, list[Type]] = {
+            "acc": [((step.count, lanes), "int32")],
+            "acc-scale": [((lanes,), "float32")] * 2,
+            "value": [((step.count, lanes), "float32")],
+            "search": [((step.count + 4,), "float32")],
+            "whole": [],
+        }
+        return shared[step.way] + [((lanes,), "int32")] * step.flip
     vectors = {"affine": 2, "scale": 1, "shift": 1, "prelu": 1}
     return [((lanes,), "float32")] * vectors.get(step.op, 0)
 
@@ -148,18 +164,22 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
 def output_types(spec: Spec) -> list[Type]:
     """Return shape and dtype of each kernel output of `spec`, in order."""
     height, width = output_hw(spec)
-    plane: Type = (
-        _shape(spec.n, height, width, layout.words(output_channels(spec)), output_rank(spec)),
-        "uint32",
-    )
-    if isinstance(spec, (BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
+    channels = output_channels(spec)
+
+    def packed(form: str) -> Type:
+        size = layout.level_words(channels, form)
+        return _shape(spec.n, height, width, size, output_rank(spec)), FORMS[form]
+
+    plane = packed("planes")
+    if isinstance(spec, (ImageBits, BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
         return [plane]
     types: list[Type] = []
     for step in spec.steps:
-        if step.op == "store":
-            types.append(_float_output(spec, step))
-        elif step.op in ("bits", "threshold"):
-            types += [plane] * (1 + step.zero)
+        for kind in output_kinds(step):
+            if kind in ("store", "value"):
+                types.append(_float_output(spec, step))
+            else:
+                types.append(plane if kind == "bits" else packed(kind))
     return types
 
 
@@ -202,10 +222,15 @@ def _data(spec: Spec) -> Type:
     if isinstance(spec, BinaryConv2d):
         last = spec.groups * layout.words(spec.channels // spec.groups)
         return _image(spec, last, "uint32")
+    if isinstance(spec, FewBitConv2d):
+        form = few_bit_data.FORM[spec.method]
+        return _image(spec, layout.level_words(spec.channels, form), FORMS[form])
     if isinstance(spec, (Conv2d, Pool2d)):
         bytewise = isinstance(spec, Conv2d) and spec.zero_points
         return _image(spec, spec.channels, "uint8" if bytewise else "float32")
-    if isinstance(spec, Elementwise) and not spec.from_bits:
+    if isinstance(spec, ImageBits):
+        return _image(spec, spec.channels, "uint8")
+    if isinstance(spec, Elementwise) and not spec.packed:
         return _image(spec, spec.channels, spec.dtype)
     assert isinstance(spec, (Elementwise, BitwiseMaxPool, SliceBits, PadBits))
     return _image(spec, layout.words(spec.channels), "uint32")

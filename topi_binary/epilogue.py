@@ -14,12 +14,15 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import layout
+from bnncc.topi_binary import layout, levels
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
 
 Buffer = Any
 Expr = Any
+
+NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
+"""Type of one level, in the forms of `step.FORMS` where each is a number."""
 
 F32 = f"float32x{LANES}"
 I32 = f"int32x{LANES}"
@@ -112,11 +115,17 @@ def half_view(plane: Buffer, channels: int) -> Buffer:
 
 def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
     """Replace the packed ones among a kernel's `outputs` by their `half_view`."""
-    kinds = [step.op for step in steps for _ in range(step_outputs(step))]
-    return [
-        buffer if kind == "store" else half_view(buffer, channels)
-        for kind, buffer in zip(kinds, outputs, strict=True)
-    ]
+    kinds = [kind for step in steps for kind in output_kinds(step)]
+    return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
+
+
+def _view(kind: str, buffer: Buffer, channels: int) -> Buffer:
+    if kind in ("bits", "planes"):
+        return half_view(buffer, channels)
+    if kind not in NUMBERS or kind == "floats":
+        return buffer
+    shape = [*buffer.shape[:-1], layout.blocks(channels) * LANES]
+    return T.decl_buffer(shape, NUMBERS[kind], data=buffer.data)
 
 
 def regions(
@@ -150,10 +159,12 @@ def regions(
                 reads.append(buffer[at.n, at.span])
             else:
                 reads.append(buffer[at.padded_span])
-        for _ in range(step_outputs(step)):
+        for kind in output_kinds(step):
             buffer = next(results)
-            if step.op == "store":
+            if kind in ("store", "value"):
                 writes.append(buffer[tuple(at.index(at.span, step.layout))])
+            elif kind in NUMBERS:
+                writes.append(buffer[tuple(at.index(at.padded_span))])
             else:
                 writes.append(buffer[tuple(at.index(at.halves()))])
     return reads, writes
@@ -205,7 +216,11 @@ def emit(
         if halved_value and step.op not in ("threshold", "affine"):
             value = value * _fill(2.0)
             halved_value = False
-        if step.op == "store":
+        if step.op == "levels":
+            if not step.way.startswith("acc"):
+                value = T.Bind(value)
+            _store_levels(step, T.Bind(levels.find(step, value, acc, taken, at)), made, at)
+        elif step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
             _store(made[0], value, at, step.layout)
@@ -262,7 +277,7 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def _used_later(steps: Sequence[Step]) -> bool:
-    return any(step.op != "threshold" for step in steps)
+    return any(step.op != "threshold" and not step.way.startswith("acc") for step in steps)
 
 
 def _fill(number: float) -> Expr:
@@ -293,6 +308,20 @@ def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
     T.buffer_store(lanes, value, [T.Ramp(0, 1, LANES)])
     with T.unroll(at.lanes) as lane:
         T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
+
+
+def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) -> None:
+    plane = 0
+    for kind, buffer in zip(output_kinds(step), made, strict=True):
+        if kind == "planes":
+            _store_bits(buffer, levels.bit(level, plane), at)
+            plane += 1
+        elif kind == "value":
+            value = fma(T.Cast(F32, level), _fill(step.hi), _fill(step.lo))
+            _store(buffer, value, at, step.layout)
+        else:
+            number = T.Cast(f"{NUMBERS[kind]}x{LANES}", level)
+            T.buffer_store(buffer, number, at.index(at.vector))
 
 
 def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:

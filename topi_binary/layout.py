@@ -44,6 +44,17 @@ def blocks(channels: int, lanes: int = LANES) -> int:
     return -(-channels // lanes)
 
 
+def level_words(channels: int, form: str) -> int:
+    """Return how many words of a pixel hold levels of `channels`, in a form of `step.FORMS`.
+
+    Planes are packed like signs, one plane for each bit of the levels. In other forms, pixels are
+    filled up to whole vectors of channels; what lies beyond the last channel is arbitrary.
+    """
+    if form == "planes":
+        return words(channels)
+    return blocks(channels) * LANES // {"bytes": 4, "pairs": 2, "floats": 1}[form]
+
+
 def pack_bits(bits: np.ndarray) -> np.ndarray:
     """Pack the last axis of a bool array into words.
 

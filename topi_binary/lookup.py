@@ -10,7 +10,7 @@ w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,9 @@ class Lookup:
         Whether threads share the rows.
     unroll : int, default 1
         Nibbles in one loop body.
+    shared : bool, default False
+        Whether a row of the table stays in a register for all taps of a kernel row that read the
+        same pixel, with the taps unrolled; else it is loaded again for each tap.
     """
 
     size: int
@@ -58,6 +61,7 @@ class Lookup:
     vectors: int
     parallel: bool = False
     unroll: int = 1
+    shared: bool = False
 
 
 def fits(spec: BinaryConv2d) -> bool:
@@ -220,13 +224,19 @@ class Writer:
                     with T.serial(0, kernel.group_words // self.chunk) as part:
                         sums.clear()
                         tap = (plane, n, h, column, block, kh, part)
+                        taps = range(spec.kernel[1])
                         if not fixed or not any(kernel.leaves(1, piece)):
-                            with T.serial(0, spec.kernel[1]) as kw:
-                                self._tap(sums, range(columns), kw, tap, split, slot)
+                            inside = {kw: list(range(columns)) for kw in taps}
                         else:
-                            for kw in range(spec.kernel[1]):
-                                inside = self._inside(piece, kw)
-                                self._tap(sums, inside, kw, tap, split, slot)
+                            inside = {kw: self._inside(piece, kw) for kw in taps}
+                        if self.tiling.shared:
+                            self._taps(sums, inside, tap, split, slot)
+                        elif all(len(c) == columns for c in inside.values()):
+                            with T.serial(0, spec.kernel[1]) as kw:
+                                self._taps(sums, {kw: inside[0]}, tap, split, slot)
+                        else:
+                            for kw in taps:
+                                self._taps(sums, {kw: inside[kw]}, tap, split, slot)
                         sums.widen()
 
                 test = kernel.inside(0, h, kh, piece)
@@ -245,39 +255,52 @@ class Writer:
         places = [self.kernel.position(1, piece.column + c, kw) for c in range(piece.columns)]
         return [c for c, place in enumerate(places) if 0 <= place < width]
 
-    def _tap(
+    def _taps(
         self,
         sums: Sums,
-        inside: Sequence[int],
-        kw: Expr,
+        inside: Mapping[Expr, Sequence[int]],
         tap: tuple[Any, ...],
         split: Buffer,
         slot: Expr,
     ) -> None:
-        """Write the lookups of one kernel column: all words of a part, for the columns inside."""
-        kernel, size = self.kernel, self.tiling.size
+        """Write the lookups of some taps of a kernel row: all words of a part.
+
+        `inside` names them, each with the columns for which it is inside the image.
+        """
+        kernel, spec = self.kernel, self.kernel.spec
         plane, n, h, column, block, kh, part = tap
-        if not inside:
+        pixels: dict[Any, list[tuple[int, Expr]]] = {}
+        for kw, columns in inside.items():
+            for c in columns:
+                alone = (c, 0) if len(inside) == 1 else c * spec.strides[1] + kw * spec.dilations[1]
+                pixels.setdefault(alone, []).append((c, kw))
+        if not pixels:
             return
-        depth = kernel.spec.groups * kernel.group_words * NIBBLES
+        depth = spec.groups * kernel.group_words * NIBBLES
         word = kernel.word(Piece(0, 1, 0, 1, LANES), block, 0, part * self.chunk)
-        line = h if kernel.spec.rank == 2 else kernel.position(0, h, kh)
+        line = h if spec.rank == 2 else kernel.position(0, h, kh)
         unroll = self.tiling.unroll
         with T.serial(0, self.chunk * NIBBLES // unroll) as step, T.unroll(0, unroll) as one:
             nibble = step * unroll + one
-            row = (kh * kernel.spec.kernel[1] + kw) * kernel.group_words + part * self.chunk
-            weights = [
-                self._weight(split, slot, row * NIBBLES + nibble, o) for o in range(sums.vectors)
-            ]
-            for c in inside:
+            weights = {}
+            for kw, columns in inside.items():
+                row = (kh * spec.kernel[1] + kw) * kernel.group_words + part * self.chunk
+                if columns:
+                    weights[kw] = [
+                        self._weight(split, slot, row * NIBBLES + nibble, o)
+                        for o in range(sums.vectors)
+                    ]
+            for readers in pixels.values():
+                c, kw = readers[0]
                 position = column + c
-                if kernel.spec.rank == 4:
+                if spec.rank == 4:
                     position = kernel.position(1, position, kw)
                 offset = self.offsets[plane, n, line, position * depth + word * NIBBLES + nibble]
                 first = T.Cast("int32", offset) * (ROW // ROW_UNIT)
-                found = T.Bind(self.table[T.Ramp(first, 1, size)])
-                for o, weight in enumerate(weights):
-                    sums.add(c, o, found, weight)
+                found = T.Bind(self.table[T.Ramp(first, 1, self.tiling.size)])
+                for c, kw in readers:
+                    for o, weight in enumerate(weights[kw]):
+                        sums.add(c, o, found, weight)
 
     def _finish(
         self,

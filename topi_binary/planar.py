@@ -31,7 +31,8 @@ from bnncc.topi_binary.emit import (
 from bnncc.topi_binary.epilogue import fma
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.source import to_float
-from bnncc.topi_binary.spec import Elementwise, Step, step_inputs, step_outputs
+from bnncc.topi_binary.spec import Elementwise
+from bnncc.topi_binary.step import Step, step_inputs, step_outputs
 
 
 def write_planar(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:

@@ -211,7 +211,11 @@ def apply_steps(
         return other.transpose(0, 2, 3, 1) if step.layout == "NCHW" else other
 
     for step in steps:
-        if step.op == "threshold":
+        if step.op == "levels":
+            from bnncc.topi_binary.reference_few_bit import level_outputs
+
+            outputs += level_outputs(step, value, acc, stream)
+        elif step.op == "threshold":
             assert acc is not None
             limit = next(stream)[:channels]
             outputs.append(bits_to_words(acc <= limit))

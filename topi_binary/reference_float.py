@@ -21,8 +21,8 @@ from bnncc.topi_binary.spec import (
     Pool2d,
     SliceBits,
     Step,
-    step_inputs,
 )
+from bnncc.topi_binary.step import step_inputs
 
 Array = Any
 

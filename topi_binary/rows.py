@@ -21,7 +21,8 @@ from bnncc.topi_binary.epilogue import Place, emit, views
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.pool import Windows
 from bnncc.topi_binary.row_max import RowMax
-from bnncc.topi_binary.spec import Conv2d, step_inputs
+from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.step import step_inputs
 from bnncc.topi_binary.window import row_taps, segments
 
 POOLED_COLUMNS = 2

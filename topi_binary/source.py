@@ -28,6 +28,12 @@ def value_of(spec: Elementwise, data: list[Expr], at: Place) -> Expr:
     Expr of float32x16
         Undefined in lanes beyond the last channel.
     """
+    if spec.planes:
+        level = f32(0.0)
+        for number, plane in enumerate(data):
+            ones = _lanes_of(plane[tuple(at.index(at.block))])
+            level = level + T.Select(ones, f32(2.0**number), f32(0.0))
+        return level
     if not spec.from_bits:
         return to_float(load(data[0], at.index(at.channel()), at.lanes), spec.dtype)
     ones = _lanes_of(data[0][tuple(at.index(at.block))])

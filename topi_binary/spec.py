@@ -13,75 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from bnncc.topi_binary.step import Step as Step
+
 Dim = int | str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of an epilogue, applied to the vector value ``v`` (float32, one lane per channel).
-
-    ``v`` starts as the anchor's raw value: the float result of a float anchor, or ``float(acc)`` of
-    a binary anchor, where ``acc`` is the integer accumulator of the anchor's definition (NOT the
-    dot product: passes fold ``dot = K - 2 * acc`` into the first ``affine``).
-
-    ==============  ===========================  ==================================================
-    op              parameters (kernel inputs)   effect
-    ==============  ===========================  ==================================================
-    ``affine``      scale, bias: f32 vectors     ``v = fma(v, scale[c], bias[c])``
-    ``scale``       scale: f32 vector            ``v = v * scale[c]``
-    ``shift``       bias: f32 vector             ``v = v + bias[c]``
-    ``add``         tensor f32, `layout`         ``v = v + t``; shape of the output
-    ``rsub``        tensor f32, `layout`         ``v = t - v``
-    ``mul``         tensor f32, `layout`         ``v = v * t``
-    ``gate``        tensor f32 ``[N, C]``        ``v = v * t[n, c]`` (squeeze-and-excite)
-    ``relu``                                     ``v = max(v, 0)``
-    ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
-    ``prelu``       slope: f32 vector            ``v = v >= 0 ? v : v * slope[c]``
-    ``store``       output f32, `layout`         ``out = v``
-    ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
-                                                 is ``ge``, ``v > 0`` if ``gt``; with `zero` a
-                                                 second output: the plane ``v == 0``
-    ``threshold``   thr: i32 vector [, gthr]     bit = ``acc <= thr[c]``; with `zero` a second
-                                                 vector and output: the zero plane
-                                                 ``gthr[c] < acc <= thr[c]``. Binary anchors
-                                                 only; reads ``acc``, leaves ``v``
-    ==============  ===========================  ==================================================
-
-    Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are
-    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones.
-    """
-
-    op: str
-    layout: str = "NHWC"
-    lo: float = 0.0
-    hi: float = 0.0
-    compare: str = "ge"
-    zero: bool = False
-    period: int = 0
-    """For ``add`` in a binary convolution: the tensor (NHWC) has so many channels, whole blocks of
-    lanes, and repeats: channel ``c`` adds its channel ``c % period``."""
-    in_place: bool = False
-    """For ``store``: over the tensor of the nearest ``add`` before it, which nobody reads later
-    (binary convolutions only; the kernel then has no output of its own for this step)."""
-
-
-INPUTS_OF_STEP = {
-    "affine": 2, "scale": 1, "shift": 1, "add": 1, "rsub": 1, "mul": 1, "gate": 1, "relu": 0,
-    "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
-}  # fmt: skip
-"""Kernel inputs each step takes (``threshold`` takes one more with `zero`)."""
-
-
-def step_inputs(step: Step) -> int:
-    """Return how many kernel inputs `step` takes."""
-    return INPUTS_OF_STEP[step.op] + (step.op == "threshold" and step.zero)
-
-
-def step_outputs(step: Step) -> int:
-    """Return how many kernel outputs `step` makes."""
-    if step.op == "store":
-        return 1
-    return 1 + step.zero if step.op in ("bits", "threshold") else 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +77,40 @@ class BinaryConv2d:
         if self.mode == "and":
             return -1, 0
         return (-1, self.taps) if self.doubled else (-2, self.taps)
+
+
+@dataclass(frozen=True)
+class FewBitConv2d:
+    """Convolution of small integers: ``acc = sum(k * q)`` of data levels k and weights q.
+
+    Levels are from 0 to ``2**data_bits - 1``. What they and the weights are stored as follows from
+    `method`, see `few_bit_data`. Kernel inputs: the data (`data_bits` planes, or one tensor of
+    numbers), the weights (1-d), if `starts` int32 start values (1-d), then the steps' inputs.
+
+    The sum goes over the taps inside the image. If `starts`, a start value of the output channel
+    and of the border class of the pixel is added; if `doubled`, the sum counts twice beside it.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    groups: int = 1
+    """With more than one, groups fill whole words of data and whole vectors of outputs."""
+    data_bits: int = 1
+    weight_bits: int = 1
+    """Planes of weights; only for planes."""
+    method: str = "and"
+    """One of `few_bit_data.METHODS`."""
+    starts: bool = False
+    doubled: bool = False
+    steps: tuple[Step, ...] = ()
+    rank: int = 4
 
 
 @dataclass(frozen=True)
@@ -250,6 +218,47 @@ class Elementwise:
     mode: str = "xor"
     dtype: str = "float32"
     """Of the data; ``uint8`` images are converted on the way."""
+    planes: int = 0
+    """If not 0: the inputs are so many planes of levels, and ``v`` starts as the level."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether the data are bits."""
+        return self.from_bits or self.planes > 0
+
+    @property
+    def data_tensors(self) -> int:
+        """How many tensors the data are."""
+        return self.planes or 1 + self.ternary
+
+
+GREY = (299, 587, 114)
+"""Thousandths of red, green and blue in the grey of a pixel."""
+
+
+@dataclass(frozen=True)
+class ImageBits:
+    """The bits of an image of bytes, channel by channel.
+
+    Kernel input: data uint8 in `data_layout`. Output uint32 ``[n, height, width, 1]``. `kind` is
+
+    * ``threshold``: bit c is 1 where ``x[c] >= thresholds[c]`` (the other way where ``flip[c]``);
+    * ``grey``: all `out_channels` bits are 1 where the sum of the channels times `GREY` is at least
+      ``thresholds[0]``;
+    * ``lbp``: bits 0, 1, 2 are 1 where the same sum is larger at the neighbour to the top left, to
+      the right, and to the bottom left than at the pixel; it is 0 outside the image.
+    """
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+    kind: str
+    thresholds: tuple[int, ...] = ()
+    flip: tuple[int, ...] = ()
+    """For ``threshold``: 0 or 1 for each channel; none are 0."""
+    data_layout: str = "NCHW"
+    out_channels: int = 3
 
 
 @dataclass(frozen=True)
@@ -318,7 +327,16 @@ class PadBits:
 
 
 Spec = (
-    BinaryConv2d | Conv2d | Pool2d | Elementwise | BitwiseMaxPool | ConcatBits | SliceBits | PadBits
+    BinaryConv2d
+    | FewBitConv2d
+    | Conv2d
+    | Pool2d
+    | Elementwise
+    | ImageBits
+    | BitwiseMaxPool
+    | ConcatBits
+    | SliceBits
+    | PadBits
 )
 
 _KINDS = {kind.__name__: kind for kind in get_args(Spec)}
@@ -342,6 +360,14 @@ def ceil_extra(out: int, size: int, kernel: int, stride: int, dilation: int, pad
     return max(0, (out - 1) * stride + dilation * (kernel - 1) + 1 - size - pads)
 
 
+def taps_inside(spec: Any, axis: int, position: int) -> range:
+    """Return the taps along `axis` (0 rows, 1 columns) of the window at `position`."""
+    first = position * spec.strides[axis] - spec.pads[axis]
+    step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
+    low = max(0, -(first // step))
+    return range(low, max(low, min(spec.kernel[axis], -((first - extent) // step))))
+
+
 def to_json(spec: Spec) -> str:
     """Serialize `spec`, with sorted keys."""
     return json.dumps({"spec": type(spec).__name__, **dataclasses.asdict(spec)}, sort_keys=True)
@@ -358,5 +384,5 @@ def from_json(text: str) -> Spec:
 
 
 def _fields(raw: dict[str, Any]) -> dict[str, Any]:
-    steps = {k: tuple(Step(**s) for s in raw[k]) for k in ("steps", "before") if k in raw}
+    steps = {k: tuple(Step(**_fields(s)) for s in raw[k]) for k in ("steps", "before") if k in raw}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in (raw | steps).items()}

@@ -17,7 +17,8 @@ from bnncc.topi_binary.epilogue import Place, emit, half_view, views
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.planar import apply, combine
 from bnncc.topi_binary.source import to_float, value_of
-from bnncc.topi_binary.spec import Elementwise, Step, step_inputs, step_outputs
+from bnncc.topi_binary.spec import Elementwise
+from bnncc.topi_binary.step import Step, step_inputs, step_outputs
 
 
 def write_squares(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
@@ -65,7 +66,7 @@ class _Square:
 
     def write(self) -> None:
         """Load, apply all steps, store."""
-        count = 1 + self.spec.ternary
+        count = self.spec.data_tensors
         self._load(self.kernel.inputs[:count])
         inputs, results = iter(self.kernel.inputs[count:]), iter(self.outputs)
         for step in self.spec.steps:
@@ -76,9 +77,9 @@ class _Square:
             if step.op == "store":
                 for number, value in enumerate(self.values):
                     store(made[0], self._at(number), value, self._valid)
-            elif step.op == "bits":
+            elif step.op in ("bits", "levels"):
                 for number, value in enumerate(self.values):
-                    emit([step], value, [], made, self._place(number))
+                    emit([step], value, taken, made, self._place(number))
             elif step.op in ("add", "rsub", "mul"):
                 self.values = [
                     combine(step, value, load(taken[0], self._at(number), self._valid))
@@ -91,8 +92,8 @@ class _Square:
                 ]
 
     def _load(self, data: list[Any]) -> None:
-        self.planar = not self.spec.from_bits and self.spec.data_layout == "NCHW"
-        if self.spec.from_bits:
+        self.planar = not self.spec.packed and self.spec.data_layout == "NCHW"
+        if self.spec.packed:
             data = [half_view(plane, self.spec.channels) for plane in data]
         for number in range(self._count):
             if self.planar:
@@ -133,7 +134,7 @@ class _Square:
     def _turn(self, step: Step) -> None:
         """Transpose the square if `step` needs it the other way."""
         wanted = self.planar
-        if step.op == "bits":
+        if step.op in ("bits", "levels"):
             wanted = False
         elif step.op in ("store", "add", "rsub", "mul"):
             wanted = step.layout == "NCHW"

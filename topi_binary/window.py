@@ -9,9 +9,10 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.emit import Expr, bind, const
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
+from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
+from bnncc.topi_binary.spec import taps_inside as taps_inside
 
-Windowed = Conv2d | Pool2d | BitwiseMaxPool
+Windowed = Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
 
 
 class Segment(NamedTuple):
@@ -53,14 +54,6 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
         first, *rest = group
         out.append(Segment(first[0], size, 1 + len(rest), taps))
     return out
-
-
-def taps_inside(spec: Windowed, axis: int, position: int) -> range:
-    """Return the taps along `axis` (0 rows, 1 columns) of the window at `position`."""
-    first = position * spec.strides[axis] - spec.pads[axis]
-    step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
-    low = max(0, -(first // step))
-    return range(low, max(low, min(spec.kernel[axis], -((first - extent) // step))))
 
 
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:

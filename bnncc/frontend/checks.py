@@ -16,6 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.frontend import custom
+from bnncc.frontend.rawfile import read_bytes
 from bnncc.graph import Dim, Graph, Node
 
 MIN_OPSET = 9
@@ -23,7 +25,6 @@ MAX_OPSET = onnx.defs.onnx_opset_version()
 MAX_ELEMENTS = 1 << 29
 """Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
 MAX_CONSTANT_BYTES = 8 << 30
-MAX_FILE_BYTES = 2 << 30
 MAX_NODES = 200_000
 MAX_RANK = 8
 
@@ -34,9 +35,17 @@ DTYPES = {
     for name in (
         *("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "BOOL"),
         *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
-        *("INT4", "UINT4"),
+        *("INT4", "UINT4", "INT2", "UINT2"),
     )
+    if hasattr(TensorProto, name)  # two bits came with onnx 1.20
 }
+_PER_BYTE = {
+    getattr(TensorProto, name): per_byte
+    for name, per_byte in (("INT4", 2), ("UINT4", 2), ("INT2", 4), ("UINT2", 4))
+    if hasattr(TensorProto, name)
+}
+"""Elements in a byte of the types that are packed."""
+PACKED = ("int4", "uint4", "int2", "uint2")
 _LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
@@ -45,7 +54,10 @@ RANDOM = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
     "RandomUniformLike",
 }
-INFINITE_OK = {"Clip", "Max", "Min", "Pad", "Where", "ConstantOfShape", "Concat", "Expand"}
+INFINITE_OK = {
+    *("Clip", "Concat", "ConstantOfShape", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less"),
+    *("LessOrEqual", "Max", "Min", "Pad", "Where"),
+}
 """Operators that may read an infinite constant."""
 
 _MAGIC = (
@@ -57,6 +69,7 @@ _MAGIC = (
     (b"\x89HDF", "an HDF5 file"),
     (b"\x93NUMPY", "a NumPy array"),
     (b"\x7fELF", "an ELF file"),
+    (b"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
 )
 
 
@@ -79,20 +92,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         If there is no such file, or if it is not an ONNX model.
     """
     file = Path(path)
-    try:
-        if file.is_dir():
-            raise ModelError(f"{file}: is a directory, not an ONNX file")
-        if file.exists() and not file.is_file():
-            raise ModelError(f"{file}: is not a regular file")
-        size = file.stat().st_size
-        if size == 0:
-            raise ModelError(f"{file}: the file is empty, not an ONNX model")
-        if size > MAX_FILE_BYTES:
-            raise ModelError(f"{file}: {size} bytes, an ONNX file holds at most {MAX_FILE_BYTES}")
-        data = file.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelError(f"{file}: cannot be read: {reason}") from error
+    data = read_bytes(file, "an ONNX file")
     for magic, what in _MAGIC:
         if data.startswith(magic):
             raise ModelError(f"{file}: this is {what}, not an ONNX model")
@@ -154,13 +154,6 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         raise ModelError("the graph has no inputs")
     if not graph.output:
         raise ModelError("the graph has no outputs")
-    for node in nodes:
-        for text in (node.name, *node.inputs, *node.outputs):
-            if not isinstance(text, str):  # how protobuf hands over what it cannot decode
-                raise ModelError(f"{node.op}: the name {text!r} is not UTF-8")
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        if not isinstance(value.name, str):
-            raise ModelError(f"the tensor name {value.name!r} is not UTF-8")
     defined: dict[str, str] = {}
     for value in graph.input:
         if not value.name:
@@ -253,15 +246,15 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
             )
         return
     held = len(getattr(tensor, field))
-    wanted = size if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else count
+    wanted = size if tensor.data_type in _PER_BYTE else count
     if held != wanted:
         raise ModelError(f"{where}: holds {held} values, shape {list(tensor.dims)} needs {wanted}")
 
 
 def stored_bytes(data_type: int, count: int) -> int:
     """Return the bytes of `count` elements in raw_data or an external file."""
-    if data_type in (TensorProto.INT4, TensorProto.UINT4):
-        return (count + 1) // 2
+    if data_type in _PER_BYTE:
+        return -(-count // _PER_BYTE[data_type])
     return count * int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
 
 
@@ -288,6 +281,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             unknown.append(f"{op_name(node)} `{name}` (control flow)")
         elif node.op_type in RANDOM and node.domain in DEFAULT_DOMAINS:
             unknown.append(f"{node.op_type} `{name}` (random)")
+        elif custom.known(op_name(node)):
+            custom.check(node, name, versions.get(node.domain, 1))
         elif node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
             unknown.append(f"{op_name(node)} `{name}`")
         else:

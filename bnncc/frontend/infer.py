@@ -19,6 +19,7 @@ from bnncc.evaluate import OPSET, make_attribute
 from bnncc.frontend.checks import MAX_RANK, elements
 from bnncc.frontend.shaperules import RULES, Partial, broadcast, dynamic
 from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.quantizers import MULTI_THRESHOLD, QUANT
 
 UNARY = {
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos"),
@@ -35,6 +36,8 @@ BROADCAST = {
 """Elementwise operators of several tensors that keep the dtype."""
 COMPARE = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 ELEMENTWISE = UNARY | BROADCAST | COMPARE | {"Where", "Cast", "IsNaN", "IsInf"}
+QUANTISERS = {QUANT, MULTI_THRESHOLD}
+"""Internal operators that frontends make."""
 _LOGIC = {"And", "Or", "Xor", "Not"}
 
 
@@ -69,6 +72,10 @@ def infer(
         outs = [_elementwise(node, types, where)]
     elif node.op in RULES:
         outs = [RULES[node.op](node, graph, partial or {}, where)]
+    elif node.op in QUANTISERS:
+        first = graph.types[node.inputs[0]]
+        shapes = [graph.types[i].shape for i in node.inputs[: 3 if node.op == QUANT else 1]]
+        outs = [TensorType(broadcast(shapes, where), first.dtype)]
     elif node.op.startswith("bnncc."):  # a pass made it, and typed it
         outs = [graph.types[name] for name in node.outputs]
     else:
@@ -137,6 +144,7 @@ _CASTS = {
         *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
         *(TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT4),
+        *(getattr(TensorProto, k) for k in ("INT2", "UINT2") if hasattr(TensorProto, k)),
     )
 }
 _CODES = {name: code for code, name in _CASTS.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, UsageError
-from bnncc.frontend import checks
+from bnncc.evaluate import OPSET
+from bnncc.frontend import checks, custom
+from bnncc.frontend.annotations import declared, rounded_input
+from bnncc.frontend.channels_last import Columns
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Located, inline
+from bnncc.frontend.linear import as_floats
 from bnncc.frontend.normalise import normalise
 from bnncc.frontend.sequences import plain_tensors
+from bnncc.frontend.text import check_text
 from bnncc.graph import Dim, Graph, Node, TensorType
 
 
@@ -67,6 +73,7 @@ def _load(
     source: str,
     input_shapes: Mapping[str, Sequence[Dim]],
 ) -> Graph:
+    check_text(proto)
     versions = checks.opsets(proto)
     if proto.graph.sparse_initializer:
         raise UnsupportedOp("sparse initializers are not supported")
@@ -96,18 +103,43 @@ def _load(
         raise ModelError(f"{stuck.op} `{stuck.name}`: the graph has a cycle through it") from error
     checks.check_finite(order, infinities=False)
     folder_pass = Folder(graph)
-    sequences: dict[str, list[str]] = {}
+    state = _State()
+    graph.datatypes = declared(proto.graph, graph)
+    read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
+    for name, kind in graph.datatypes.items():
+        for piece in rounded_input(name, read_as[name], kind, graph):
+            folder_pass.emit(piece)
     for node in order.nodes:
+        node.inputs = [read_as.get(i, i) for i in node.inputs]
         if node.op == "Constant":
             _constant(node, graph)
             continue
-        version = opset_of[id(node)]
-        for piece in normalise(plain_tensors(node, graph, sequences), version, graph):
+        for piece in _pieces(node, opset_of[id(node)], graph, state):
             folder_pass.emit(piece)
     graph = folder_pass.finish()
     _outputs(proto.graph, graph, bool(input_shapes))
     checks.check_finite(graph, infinities=True)
     return graph
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of tensors that other operators make than those which read them."""
+
+    sequences: dict[str, list[str]] = field(default_factory=dict)
+    twins: dict[str, str] = field(default_factory=dict)
+    lowered: dict[str, Columns] = field(default_factory=dict)
+
+
+def _pieces(node: Node, version: int, graph: Graph, state: _State) -> Iterator[Node]:
+    """Yield a node of the file in the newest form; each is added before the next is asked for."""
+    if custom.known(node.op) or (node.op == "MatMul" and node.inputs[0] in state.lowered):
+        for part in custom.read(node, graph, state.lowered):
+            yield from normalise(part, OPSET, graph)
+        return
+    for piece in normalise(plain_tensors(node, graph, state.sequences), version, graph):
+        floats = as_floats(piece, graph, state.twins)
+        yield from [piece] if floats is None else floats
 
 
 def _names(located: Sequence[Located]) -> list[str]:
@@ -225,8 +257,18 @@ def _inputs(
         if 0 in shape:
             raise ShapeError(f"{where}: has shape {list(shape)}, sizes above 0 are wanted")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        _refuse_packed(where, dtype)
         graph.types[value.name] = TensorType(shape, dtype)
         graph.inputs.append(value.name)
+
+
+def _refuse_packed(where: str, dtype: str) -> None:
+    if dtype in checks.PACKED:
+        raise UnsupportedOp(
+            f"{where}: is {dtype}, which has less than a byte; only weights and tensors inside of "
+            "the network can be",
+            hint="cast it to int8 or float32 in the model",
+        )
 
 
 def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:
@@ -274,6 +316,7 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
         if value.name not in graph.types:
             raise UnsupportedOp(f"{where}: is not a tensor")
         found = graph.types[value.name]
+        _refuse_packed(where, found.dtype)
         if kind.elem_type in checks.DTYPES:
             declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
             if declared != found.dtype:

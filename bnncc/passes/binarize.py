@@ -79,7 +79,8 @@ def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
     reason, remedy = ("", "") if isinstance(made, Node) else made
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
-    return Layer(node.name, node.op, kind, reason, remedy, macs, "", out, weight, bits)
+    op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
+    return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 
 
 def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:

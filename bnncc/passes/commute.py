@@ -1,11 +1,13 @@
 """Move signs in front of operators that cost less on bits.
 
+    commute_moves   before: f = Flatten(x); s = Sign(f)
+                    after:  t = Sign(x); s = Flatten(t)
     commute_pads    before: p = Pad(x, v); s = Sign(p)
                     after:  t = Sign(x); s = Pad(t, sign(v))
     commute_pools   before: y = Conv(b); m = MaxPool(y); z = BatchNormalization(m); s = Sign(z)
                     after:  y = Conv(b); z = BatchNormalization(y); t = Sign(z); s = BitPool(t)
 
-Both are exact: a sign is elementwise, and a monotone function commutes with the maximum. Where the
+All are exact: a sign is elementwise, and a monotone function commutes with the maximum. Where the
 function between pool and sign goes down (a negative BatchNormalization scale), the sign of that
 channel is inverted in front of the pool and again behind it (attribute ``flip``): the maximum of
 falling values is the AND of their bits.
@@ -35,6 +37,35 @@ _MONOTONE = {
 _SAMPLES = np.concatenate([-np.logspace(6, -6, 25), [0.0], np.logspace(-6, 6, 25)]).astype(
     np.float32
 )
+
+
+def commute_moves(graph: Graph) -> None:
+    """Sign first, flatten then: what lies in front of both is an image, which kernels sign.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    producers, consumers = graph.producers(), graph.consumers()
+    for position, node in enumerate(graph.nodes):
+        if node.op != "bnncc.Sign":
+            continue
+        move = producers.get(node.inputs[0])
+        if move is None or move.op not in ("Flatten", "Reshape"):
+            continue
+        if not _single_reader(graph, move.outputs[0], consumers):
+            continue
+        image = move.inputs[0]
+        inner = graph.fresh(f"{node.outputs[0]}.inner")
+        graph.types[inner] = graph.types[image]
+        sign = Node("bnncc.Sign", [image], [inner], dict(node.attrs), node.name)
+        after = [inner, *move.inputs[1:]]
+        moved = Node(move.op, after, [node.outputs[0]], dict(move.attrs), move.name)
+        graph.nodes[graph.nodes.index(move)] = sign
+        graph.nodes[position] = moved
+        producers.update({inner: sign, node.outputs[0]: moved})
+    graph.prune()
 
 
 def commute_pads(graph: Graph) -> None:

@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.graph import Graph, Node, TensorType
+from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.kinds import Kinds
 from bnncc.passes.physical import Physical
@@ -102,7 +103,9 @@ class _Fuser:
             kind = self.kinds[id(node)]
             if kind == "route" and self.router.route(node, self.values):
                 continue
-            if kind in self.starters:
+            if kind == "image-bits":
+                write_image_bits(node, self.physical, self.values)
+            elif kind in self.starters:
                 group = self.starters[kind](node)
                 self._grow(group)
                 realise(group, self.physical)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bnncc.graph import Graph, Node
+from bnncc.image_bits import IMAGE_BITS
 from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.routes import ROUTES
@@ -62,14 +63,16 @@ class Kinds:
         -------
         str
             ``binary``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel. ``glue``:
-            elementwise. ``image``: bytes to float. ``route``: moves bits. ``relayout``: the same
-            memory under another layout. ``absent``: folded into the dense layers that read it.
-            ``generic``: left to TVM.
+            elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits. ``route``: moves
+            bits. ``relayout``: the same memory under another layout. ``absent``: folded into the
+            dense layers that read it. ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
         if node.op == ADD_REPEATED:
             return "glue"
+        if node.op == IMAGE_BITS:
+            return "image-bits"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
             return "absent"
         if node.op in ROUTES and node.outputs[0] in self._values:

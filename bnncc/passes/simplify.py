@@ -15,6 +15,7 @@ from bnncc.graph import Graph, Node
 from bnncc.passes.cancel import cancel
 from bnncc.passes.dense import dense_bias, gemm
 from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
+from bnncc.passes.lines import lift_lines
 from bnncc.passes.rewrite import Result, Walk, alias_outputs, settle_outputs, walk
 
 _ROUNDS = 12
@@ -43,6 +44,7 @@ def simplify(graph: Graph) -> None:
         s - c + c                                       ->  s
         Not(Less(x, c))                                 ->  GreaterOrEqual(x, c)
         Conv -> Transpose -> Sign -> Transpose -> Conv  ->  Conv -> Sign -> Conv
+        Conv of lines                                   ->  Conv of images of one row
 
     Parameters
     ----------
@@ -60,6 +62,7 @@ def simplify(graph: Graph) -> None:
     cancellation of straight-through residues leaves out a rounding (`bnncc.passes.cancel`), and a
     Gemm's `alpha` and `beta`, and a MatMul's bias, are applied before or after a rounding.
     """
+    lift_lines(graph)
     for _ in range(_ROUNDS):
         _merge_constants(graph)
         changed = walk(graph, _local)

@@ -13,6 +13,7 @@ import numpy as np
 
 from bnncc.evaluate import evaluate_node
 from bnncc.graph import Graph, Node
+from bnncc.image_bits import IMAGE_BITS
 
 WEIGHT_TOLERANCE = 1e-5
 """Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues
@@ -194,6 +195,10 @@ def _sign(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | 
     return TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]), node.attrs["zero"] == "mid")
 
 
+def _image_bits(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
+    return TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]))
+
+
 def _same(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
     if node.op == "MaxPool" and (
         len([o for o in node.outputs if o]) > 1 or len(graph.types[node.inputs[0]].shape) != 4
@@ -256,6 +261,7 @@ REMAPS = {"Neg", "Mul", "Add", "Sub", "Div", "Clip", "Relu"}
 
 _TRANSFER = {
     "bnncc.Sign": _sign,
+    IMAGE_BITS: _image_bits,
     "bnncc.BitPool": _same,
     "MaxPool": _same,
     "Pad": _pad,

@@ -17,7 +17,8 @@ from bnncc.topi_binary.build import (
     output_rank,
     output_types,
 )
-from bnncc.topi_binary.spec import Spec, Step, step_inputs
+from bnncc.topi_binary.spec import Spec, Step
+from bnncc.topi_binary.step import step_inputs
 
 _CHANNEL_STEPS = {
     "affine": "__fmaf_rn(v[k], p0[k], p1[k])",

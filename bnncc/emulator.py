@@ -233,6 +233,11 @@ class Library:
             Contiguous.
         count : bool, default False
             Whether to count instructions, which is slow.
+
+        Raises
+        ------
+        RuntimeError
+            If the kernel fails.
         """
         uc = self._uc
         self._free, self._error = _HEAP, ""

@@ -1,0 +1,51 @@
+"""What a command line asks, checked; and the form in which it is answered."""
+
+from __future__ import annotations
+
+import json
+import stat
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from bnncc.errors import UsageError
+from bnncc.options import CompileOptions
+
+
+def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
+    """Return what the command line asks of a compilation."""
+    names = [name for name, _ in args.input_shape]
+    if len(set(names)) != len(names):
+        raise UsageError("--input-shape names an input twice")
+    return CompileOptions(
+        target=args.target,
+        params=args.params,
+        input_shapes=dict(args.input_shape),
+        assume=args.assume,
+        sign_zero=args.sign_zero,
+        float_conv=args.float_conv,
+        first_layer=args.first_layer,
+        check_finite=args.check_finite,
+        input_uint8=tuple(args.input_uint8),
+        input_transform=args.input_transform,
+        dump_ir=dump_ir,
+        threads=args.threads,
+        records=tuple(args.records),
+        tuned=not args.untuned,
+    )
+
+
+def check_model(path: Path) -> None:
+    """Refuse a model that cannot be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise UsageError(f"{path}: is not a regular file")
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def as_json(data: Any) -> str:
+    """Return `data` as text that is easy to read."""
+    return json.dumps(data, indent=2, sort_keys=False) + "\n"

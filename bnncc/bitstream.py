@@ -1,0 +1,22 @@
+"""BitStream's memory formulas, to be shown beside what kernels take."""
+
+from __future__ import annotations
+
+from bnncc.topi_binary.spec import BinaryConv2d, Spec
+
+
+def bitstream(spec: Spec | None) -> tuple[int, int] | None:
+    """Return what BitStream's formulas count for a binary convolution; None for other kernels.
+
+    They are for a convolution with threshold and 2x2 pooling, as many outputs as inputs, and floats
+    of 4 bytes: its equation 16 (float convolution as a matrix product), and 17 (packed data).
+
+    Examples
+    --------
+    >>> bitstream(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)))
+    (9257472, 1085056)
+    """
+    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1:
+        return None
+    pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
+    return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))

@@ -1,0 +1,68 @@
+"""Use the data types that QONNX's and FINN's annotations (``finn_datatype``) declare for inputs.
+
+Only inputs: what other tensors hold is known from what computes them, and an annotation that said
+otherwise would be wrong. An input is rounded to its type, which changes no value of it; so every
+pass knows what it can hold, and an array of other values cannot do harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from bnncc.datatypes import Datatype, datatype
+from bnncc.frontend.pieces import Pieces
+from bnncc.graph import Graph, Node
+from bnncc.quantizers import QUANT
+
+KEY = "finn_datatype"
+
+
+def declared(proto: onnx.GraphProto, graph: Graph) -> dict[str, Datatype]:
+    """Return the narrow types of float inputs; none where annotations contradict each other."""
+    said: dict[str, set[str]] = {}
+    for annotation in proto.quantization_annotation:
+        for pair in annotation.quant_parameter_tensor_names:
+            if pair.key == KEY:
+                said.setdefault(annotation.tensor_name, set()).add(pair.value)
+    found = {
+        name: datatype(next(iter(said[name])))
+        for name in graph.inputs
+        if len(said.get(name, ())) == 1 and graph.types[name].dtype == "float32"
+    }
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def rounded_input(name: str, out: str, kind: Datatype, graph: Graph) -> Iterator[Node]:
+    """Yield nodes that round an input to its type.
+
+    Parameters
+    ----------
+    name, out : str
+        The input, and what is to be read in its place.
+    kind : Datatype
+        What it holds.
+    graph : Graph
+        Gets constants.
+
+    Yields
+    ------
+    Node
+    """
+    make = Pieces(Node("Input", [name], [out], {}, name), graph)
+    if kind.count == 2:
+        cut = make.constant(kind.low + kind.step / 2)
+        high, low = make.constant(kind.low + kind.step), make.constant(kind.low)
+        positive = make.tensor("positive")
+        yield make("GreaterOrEqual", [name, cut], positive)
+        yield make("Where", [positive, high, low], out)
+        return
+    bits = (kind.count - 1).bit_length()
+    attrs = {
+        "signed": int(kind.low < 0),
+        "narrow": int(kind.count % 2),
+        "rounding_mode": "ROUND",
+    }
+    parameters = [make.constant(v) for v in (kind.step, 0, bits)]
+    yield make(QUANT, [name, *parameters], out, attrs)

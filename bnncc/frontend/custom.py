@@ -1,0 +1,189 @@
+"""Operators that are not ONNX's own: which are known, in which domains, and their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import AttributeProto
+
+from bnncc.errors import ModelError
+from bnncc.frontend import channels_last, qonnx
+from bnncc.graph import Graph, Node
+
+_INT, _INTS = AttributeProto.INT, AttributeProto.INTS
+_FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING
+
+QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+"""Three names of one domain: today's, the one Brevitas wrote first, and FINN's."""
+CHANNELS_LAST = ("qonnx.custom_op.channels_last",)
+MAX_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What an operator takes.
+
+    Attributes
+    ----------
+    inputs : tuple of int
+        The numbers of inputs it may have.
+    required, optional : mapping of str to tuple of int
+        By attribute, the types it may have in the file.
+    """
+
+    inputs: tuple[int, ...]
+    required: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+_MODE = {"rounding_mode": (_STRING,)}
+_QUANT = Schema((4,), {"signed": (_INT,), "narrow": (_INT,)}, _MODE)
+_NUMBER, _SIZES = (_FLOAT, _INT), (_INT, _INTS)
+_POOL = {"kernel_shape": (_INTS,), "strides": (_INTS,)}
+_WINDOW = {k: (_INTS,) for k in ("kernel_shape", "strides", "dilations", "pads")}
+
+_GENERAL: dict[str, Schema] = {
+    "BipolarQuant": Schema((2,)),
+    "Im2Col": Schema(
+        (1,),
+        {"stride": _SIZES, "kernel_size": _SIZES},
+        {
+            "dilations": _SIZES,
+            "input_shape": (_STRING,),
+            "pad_amount": _SIZES,
+            "pad_value": (_INT,),
+            "depthwise": (_INT,),
+        },
+    ),
+    "IntQuant": _QUANT,
+    "MaxPoolNHWC": Schema((1,), _POOL, {"pads": (_INTS,), "ceil_mode": (_INT,)}),
+    "MultiThreshold": Schema(
+        (2,),
+        {},
+        {
+            "out_dtype": (_STRING,),
+            "out_scale": _NUMBER,
+            "out_bias": _NUMBER,
+            "data_layout": (_STRING,),
+        },
+    ),
+    "Quant": _QUANT,
+    "Trunc": Schema((5, 6), {}, {**_MODE, "signed": (_INT,), "narrow": (_INT,)}),
+    "XnorPopcountMatMul": Schema((2,)),
+}
+_CHANNELS_LAST: dict[str, Schema] = {
+    "BatchNormalization": Schema(
+        (5,),
+        {},
+        {"epsilon": (_FLOAT,), "momentum": (_FLOAT,), "training_mode": (_INT,)},
+    ),
+    "Conv": Schema((2, 3), {}, {**_WINDOW, "group": (_INT,), "auto_pad": (_STRING,)}),
+    "MaxPool": Schema(
+        (1,),
+        {"kernel_shape": (_INTS,)},
+        {
+            **_WINDOW,
+            "auto_pad": (_STRING,),
+            "ceil_mode": (_INT,),
+            "storage_order": (_INT,),
+        },
+    ),
+}
+_SCHEMAS = {
+    **{f"{domain}::{op}": schema for domain in QONNX for op, schema in _GENERAL.items()},
+    **{
+        f"{domain}::{op}": schema
+        for domain in CHANNELS_LAST
+        for op, schema in _CHANNELS_LAST.items()
+    },
+}
+
+
+PRODUCTS = ("MatMul", "XnorPopcountMatMul")
+"""Operators that make a convolution of the columns of an Im2Col."""
+
+
+def known(op: str) -> bool:
+    """Whether ``domain::Op`` can be read."""
+    return op in _SCHEMAS
+
+
+def check(node: onnx.NodeProto, name: str, version: int) -> None:
+    """Check a node against the schema of its operator.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Of a `known` operator.
+    name : str
+        For messages.
+    version : int
+        Of its domain; real files often lack the import, which is version 1 then.
+
+    Raises
+    ------
+    ModelError
+        If inputs, outputs or attributes do not fit.
+    """
+    where = f"{node.op_type} `{name}`"
+    schema = _SCHEMAS[f"{node.domain}::{node.op_type}"]
+    if not 1 <= version <= MAX_VERSION:
+        raise ModelError(
+            f"{where}: version {version} of {node.domain}, 1 to {MAX_VERSION} is wanted"
+        )
+    if len(node.input) not in schema.inputs or not all(node.input):
+        counts = " or ".join(map(str, schema.inputs))
+        found = sum(bool(i) for i in node.input)
+        raise ModelError(f"{where}: has {found} inputs, {counts} are wanted")
+    if len(node.output) != 1 or not node.output[0]:
+        raise ModelError(f"{where}: has {len(node.output)} outputs, 1 is wanted")
+    given = {a.name: a.type for a in node.attribute}
+    if len(given) != len(node.attribute):
+        raise ModelError(f"{where}: an attribute is given twice")
+    for key in schema.required:
+        if key not in given:
+            raise ModelError(f"{where}: required attribute `{key}` is missing")
+    kinds = {**schema.required, **schema.optional}
+    for key, kind in given.items():
+        if key in kinds and kind not in kinds[key]:
+            names = " or ".join(AttributeProto.AttributeType.Name(k) for k in kinds[key])
+            found_kind = AttributeProto.AttributeType.Name(kind)
+            raise ModelError(f"{where}: attribute `{key}` is {found_kind}, {names} is wanted")
+
+
+def read(
+    node: Node, graph: Graph, lowered: MutableMapping[str, channels_last.Columns]
+) -> Iterator[Node]:
+    """Yield nodes of ONNX, or internal ones, in place of `node`.
+
+    Parameters
+    ----------
+    node : Node
+        Of a `known` operator, or a MatMul of columns in `lowered`.
+    graph : Graph
+        What comes before; each node is to be added to it before the next is asked for.
+    lowered : mapping of str to Columns
+        By result of an Im2Col, what it is made of; added to.
+
+    Yields
+    ------
+    Node
+    """
+    domain, _, op = node.op.rpartition("::")
+    plain = Node(op, node.inputs, node.outputs, node.attrs, node.name, node.covers)
+    if op in PRODUCTS and node.inputs[0] in lowered:
+        made = channels_last.convolution(plain, lowered[node.inputs[0]], graph)
+        if made is not None or op == "MatMul":
+            yield from [node] if made is None else made
+            return
+    if op == "Im2Col":
+        pieces = []
+        for piece in channels_last.read(plain, graph):
+            pieces.append(piece)
+            yield piece
+        lowered[node.outputs[0]] = channels_last.columns(plain, pieces, graph)
+        return
+    module = channels_last if domain in CHANNELS_LAST or op in channels_last.OPERATORS else qonnx
+    yield from module.read(plain, graph)

@@ -1,0 +1,114 @@
+"""Which reader a model file is for; whatever it is, what comes out is ONNX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+
+from bnncc.errors import UsageError
+from bnncc.frontend import mxnet, pytorch, tflite
+from bnncc.frontend.dabnn import assume_dabnn
+from bnncc.graph import Dim
+from bnncc.options import CompileOptions
+
+Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+"""What has been read, or will be; a torch.export.ExportedProgram is one too."""
+
+
+def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
+    """Return a PyTorch module as ONNX, and everything else as it is.
+
+    Parameters
+    ----------
+    model : Model or torch.nn.Module
+        The network.
+    example_inputs, dynamic_shapes
+        What ``torch.export.export`` wants to know of a module, or None.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    UsageError
+        If there are example inputs, and no module that they could be for.
+    """
+    if pytorch.is_torch(model):
+        return pytorch.read_module(model, example_inputs, dynamic_shapes)
+    if example_inputs is not None or dynamic_shapes is not None:
+        raise UsageError("example_inputs and dynamic_shapes go with a torch.nn.Module")
+    return model
+
+
+def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
+    """Return a model as ONNX says it, with all that was asked for.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
+        Of any format.
+    options : CompileOptions
+        Where its parts are, and what it implies.
+
+    Returns
+    -------
+    model : path or onnx.ModelProto
+        ONNX.
+    assumed : dict of str to str
+        By layer, what the file does not say of it.
+    """
+    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
+    if options.assume == "nothing":
+        return model, {}
+    return assume_dabnn(model, options.input_shapes)
+
+
+def as_onnx(
+    model: Model,
+    *,
+    params: str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[Dim]] | None = None,
+) -> Model:
+    """Return a model as `bnncc.frontend.onnx.load` takes it.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
+        Of any format: ONNX, PyTorch's ``.pt2``, TensorFlow Lite, or MXNet's ``-symbol.json``.
+    params : path, optional
+        Where MXNet's parameters are, if not beside the network.
+    input_shapes : mapping of str to sequence of int or str, optional
+        Shapes of inputs, which some formats lack.
+
+    Returns
+    -------
+    path or onnx.ModelProto
+        ONNX, as it was given or converted.
+
+    Raises
+    ------
+    UsageError
+        If parameters are given with a format that has none.
+    """
+    path = None
+    if not isinstance(model, onnx.ModelProto) and not pytorch.is_torch(model):
+        path = Path(model)
+    if path is not None and mxnet.is_symbol(path):
+        return mxnet.read_mxnet(path, params, input_shapes)
+    if params is not None:
+        raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
+    if pytorch.is_torch(model):
+        return pytorch.read_module(model)
+    for belongs, read in _READERS:
+        if path is not None and belongs(path):
+            return read(path)
+    return model
+
+
+_READERS = ((pytorch.is_pt2, pytorch.read), (tflite.is_tflite, tflite.read))
+"""By content: whether a file is a reader's, and the reader."""

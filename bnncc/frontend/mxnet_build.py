@@ -1,0 +1,154 @@
+"""What MXNet's operators are put together with: ONNX nodes, constants, parameters, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from bnncc.errors import ModelError
+from bnncc.evaluate import make_attribute
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Builder:
+    """The ONNX nodes made so far.
+
+    Attributes
+    ----------
+    params : mapping of str to ndarray
+        The network's parameters.
+    source : str
+        Where they are from, for messages.
+    variables : set of str
+        Names of the network's variables: parameters, inputs and labels.
+    ranks : dict of str to int
+        Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it.
+    nodes : list of NodeProto
+        In order.
+    stored : dict of str to ndarray
+        Initializers: parameters that are read, and constants.
+    """
+
+    params: Mapping[str, Array]
+    source: str
+    variables: set[str] = field(default_factory=set)
+    ranks: dict[str, int] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    stored: dict[str, Array] = field(default_factory=dict)
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        out: str,
+        *,
+        name: str = "",
+        outputs: int = 1,
+        rank: int | None = None,
+        **attrs: Any,
+    ) -> str:
+        """Append a node.
+
+        Parameters
+        ----------
+        op : str
+            ONNX operator.
+        inputs : sequence of str
+            Tensors.
+        out : str
+            Its output; several are called ``out0``, ``out1``, ...
+        name : str
+            The node's; by default that of its output.
+        outputs : int
+            How many outputs it has.
+        rank : int, optional
+            Axes of its outputs; by default the most that an input has.
+        **attrs : Any
+            ONNX attributes; those that are None are left out.
+
+        Returns
+        -------
+        str
+            `out`.
+        """
+        names = [out] if outputs == 1 else [f"{out}{k}" for k in range(outputs)]
+        node = helper.make_node(op, list(inputs), names, name or out)
+        node.attribute.extend(make_attribute(k, v) for k, v in attrs.items() if v is not None)
+        self.nodes.append(node)
+        if rank is None:
+            rank = max((self.rank(i) for i in inputs if i), default=0)
+        self.ranks.update(dict.fromkeys(names, rank))
+        return out
+
+    def constant(self, value: Any, out: str, dtype: Any = np.float32) -> str:
+        """Store a constant under the name `out`."""
+        self.stored[out] = np.asarray(value, dtype)
+        return out
+
+    def rank(self, name: str) -> int:
+        """Return the number of axes of a tensor; 4 where nobody knows."""
+        if name in self.stored:
+            return self.stored[name].ndim
+        if name in self.params and name in self.variables:
+            return self.params[name].ndim
+        return self.ranks.get(name, 4)
+
+    def param(self, name: str, where: str) -> Array:
+        """Return the value of a parameter.
+
+        Raises
+        ------
+        ModelError
+            If it is missing, or no parameter but computed.
+        """
+        if name not in self.variables:
+            raise ModelError(f"{where}: `{name}` is computed, a stored parameter is wanted")
+        if name not in self.params:
+            raise ModelError(f"{where}: its parameter `{name}` is not in {self.source}")
+        return self.params[name]
+
+    def weight(self, name: str, where: str) -> str:
+        """Return `name`, which is a parameter that must be there, or computed."""
+        if name in self.variables:
+            self.param(name, where)
+        return name
+
+    def proto(
+        self, inputs: Mapping[str, Sequence[int | str]], outputs: Sequence[str], name: str
+    ) -> onnx.ModelProto:
+        """Return the model that computes `outputs`; nodes they do not need are left out."""
+        live, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if live.intersection(node.output):
+                kept.append(node)
+                live.update(i for i in node.input if i)
+        read = {n: self.params[n] for n in self.variables & live if n in self.params}
+        stored = {**read, **{n: v for n, v in self.stored.items() if n in live}}
+        graph = helper.make_graph(
+            kept[::-1],
+            name,
+            [helper.make_tensor_value_info(n, 1, list(s)) for n, s in inputs.items()],
+            [onnx.ValueInfoProto(name=o) for o in outputs],
+            [numpy_helper.from_array(_float32(v), n) for n, v in sorted(stored.items())],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    def free(self, outputs: Sequence[str]) -> list[str]:
+        """Return the variables without a value that `outputs` depend on."""
+        live = set(outputs)
+        for node in reversed(self.nodes):
+            if live.intersection(node.output):
+                live.update(i for i in node.input if i)
+        return sorted(n for n in self.variables & live if n not in self.params)
+
+
+def _float32(value: Array) -> Array:
+    narrow = value.dtype.kind == "f" and value.dtype != np.float32
+    return value.astype(np.float32) if narrow else value

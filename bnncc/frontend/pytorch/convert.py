@@ -1,0 +1,352 @@
+"""Turn an exported program into an ONNX model: one walk, one rule for each ATen operator.
+
+Exported programs may change tensors in place, also through views of them (``x[:, :8] += y``). Each
+tensor of the program has a current ONNX value here. A write makes a new value, and puts it back
+into the tensor that the written one is a view of; other views are computed again when they are
+read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from bnncc.errors import BnnccError, ModelError, UnsupportedOp
+from bnncc.evaluate import make_attribute
+from bnncc.frontend.pytorch import (
+    elementwise,
+    layers,
+    numbers,
+    products,
+    reductions,
+    shapes,
+    views,
+)
+from bnncc.frontend.pytorch.archive import Archive
+from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
+from bnncc.frontend.pytorch.schema import read
+from bnncc.frontend.pytorch.site import Emitted, Name, Rule, Site, Value
+
+OPSET = 22
+"""Of the models made."""
+
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **numbers.RULES,
+    **shapes.RULES,
+    **reductions.RULES,
+    **products.RULES,
+    **layers.RULES,
+}
+"""What becomes of each ATen operator."""
+
+_IN_PLACE = re.compile(r"(_?[a-z]\w*[^_\W])_(\.\w+)")
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_RESHAPING = {"squeeze", "unsqueeze", "transpose", "t", "swapaxes", "set", "resize", "as_strided"}
+"""Operators whose in-place form changes a tensor's shape, for all its names."""
+
+
+def to_onnx(content: bytes) -> onnx.ModelProto:
+    """Return the ONNX model of a ``.pt2`` file.
+
+    Parameters
+    ----------
+    content : bytes
+        The file.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Inputs are named as the arguments of ``forward``, layers as their modules.
+
+    Raises
+    ------
+    ModelError
+        If the file is damaged, or not one; `UnsupportedOp` and `ShapeError` are its kinds.
+    """
+    archive = Archive(content)
+    return Converter(read(archive), archive).model()
+
+
+@dataclass
+class _View:
+    """A tensor that shares its elements with another."""
+
+    call: Call
+    parent: str
+    version: int
+
+
+class Converter:
+    """The state of the walk.
+
+    Parameters
+    ----------
+    program : Program
+        What to convert.
+    archive : Archive
+        Holds its weights.
+    """
+
+    def __init__(self, program: Program, archive: Archive) -> None:
+        self.program, self.archive = program, archive
+        self.nodes: list[Emitted] = []
+        self.initializers: dict[str, np.ndarray] = {}
+        self.metas: dict[str, Meta] = dict(program.metas)
+        self._names: set[str] = {*program.inputs}
+        self._labels: set[str] = set()
+        self._current: dict[str, str] = {name: name for name in program.inputs}
+        self._views: dict[str, _View] = {}
+        self._versions: dict[str, int] = {}
+        self._stored: dict[object, str] = {}
+
+    def model(self) -> onnx.ModelProto:
+        """Walk the program and return the model."""
+        program = self.program
+        calls = live_calls(program, lambda call: functional(call) is not None)
+        self._check_known(calls)
+        for call in calls:
+            self._convert(call)
+        outputs = self._outputs()
+        inputs = [self._input(name) for name in program.inputs]
+        used = {i for node in self.nodes for i in node.inputs} | set(outputs)
+        graph = helper.make_graph(
+            [self._proto(node) for node in self.nodes],
+            "model",
+            inputs,
+            [onnx.ValueInfoProto(name=name) for name in outputs],
+            [numpy_helper.from_array(v, k) for k, v in self.initializers.items() if k in used],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+
+    def _check_known(self, calls: list[Call]) -> None:
+        """Name every unsupported operator at once."""
+        unknown = [c for c in calls if (functional(c) or c.target) not in RULES]
+        if not unknown:
+            return
+        kinds = {c.target for c in unknown}
+        more = f", and {len(kinds) - 1} other kinds" if len(kinds) > 1 else ""
+        first = unknown[0]
+        inside = f" in `{first.module}`" if first.module else ""
+        raise UnsupportedOp(
+            f"{len(unknown)} nodes have an operator that is not supported: {first.where}{inside}"
+            f"{more}",
+            hint="write it with other operators, or export with "
+            "torch.export.export(...).run_decompositions()",
+        )
+
+    # ------------------------------------------------------------------------------------- one call
+
+    def _convert(self, call: Call) -> None:
+        target = functional(call)
+        if target is None:
+            values = self._results(call, call.target)
+            for name, value in zip(call.outputs, values, strict=False):
+                if name:
+                    self._current[name] = value
+                    self._note_number(call, name)
+            self._note_views(call)
+            return
+        changed = next(iter(call.args.values()))
+        if not isinstance(changed, Ref) or target.partition(".")[0] in _RESHAPING:
+            raise UnsupportedOp(f"{call.where}: changes a tensor in a way that is not supported")
+        value = self._results(call, target)[0]
+        self._write(changed.name, value, call)
+        for name in filter(None, call.outputs):
+            alias = Call("alias.default", {"self": changed}, (name,), call.name, call.module)
+            self._current[name] = value
+            self._note_views(alias)
+
+    def _results(self, call: Call, target: str) -> list[str]:
+        """Emit a call; its last nodes take the names of its outputs, where these are free."""
+        start = len(self.nodes)
+        site = Site(self, call)
+        try:
+            made = RULES[target](site)
+        except BnnccError as error:
+            kind = type(error) if isinstance(error, ModelError) else ModelError
+            text = str(error)
+            if not text.startswith(call.target.removesuffix(".default")):
+                text = f"{call.where}: {text}"
+            raise kind(text, hint=error.hint) from error
+        except Exception as error:  # arguments of a damaged file may be anything
+            reason = f"{type(error).__name__} {error}"[:200]
+            raise ModelError(f"{call.where}: its arguments make no sense: {reason}") from error
+        if nodes := self.nodes[start:]:
+            main = next((n for n in reversed(nodes) if n.op in _PRODUCTS), nodes[-1])
+            main.label = main.label or self._label(call, main.op in _PRODUCTS)
+        values = made if isinstance(made, list) else [made]
+        names = [_text(v) for v in values]
+        wanted = dict(zip(names, call.outputs, strict=False))
+        for node in self.nodes[start:]:
+            for k, old in enumerate(node.outputs):
+                new = wanted.get(old)
+                if new and new not in self._names:
+                    self._names.add(new)
+                    self._rename(start, old, new)
+                    names = [new if n == old else n for n in names]
+                    node.outputs[k] = new
+        return names
+
+    def _rename(self, start: int, old: str, new: str) -> None:
+        for node in self.nodes[start:]:
+            node.inputs = [new if i == old else i for i in node.inputs]
+
+    # ----------------------------------------------------------------------------- values and views
+
+    def value(self, name: str) -> Value:
+        """Return the current value of a tensor, or of a number known at run time."""
+        meta = self.metas[name]
+        if not meta.dtype:
+            raise UnsupportedOp(f"tensor `{name}` has a type that is not supported")
+        return Value(self._read(name), meta.dtype, meta.shape)
+
+    def _read(self, name: str) -> str:
+        chain: list[str] = []
+        root = name
+        while root in self._views:
+            chain.append(root)
+            root = self._views[root].parent
+        version = self._versions.get(root, 0)
+        if version and root in self.program.stored:
+            raise UnsupportedOp(
+                f"`{self.program.stored[root]}` is changed while the network runs, and read again",
+                hint="a network whose state changes from run to run cannot be compiled; call "
+                "model.eval() before torch.export.export",
+            )
+        if root not in self._current:
+            self._current[root] = self._load(root)
+        for view in reversed(chain):
+            if self._views[view].version != version:
+                call = self._views[view].call
+                values = self._results(call, call.target)
+                for out, value in zip(call.outputs, values, strict=False):
+                    if out:
+                        self._current[out] = value
+                        self._views[out].version = version
+        return self._current[name]
+
+    def _load(self, name: str) -> str:
+        """Add a parameter, buffer or constant to the model; tied ones once."""
+        key = self.program.stored[name]
+        if name in self.program.mutated:
+            raise UnsupportedOp(
+                f"`{key}` changes from run to run", hint="export the model after model.eval()"
+            )
+        payload = self.archive.weights.get(key) or self.archive.constants.get(key)
+        if payload is None:
+            raise ModelError(f"parameter `{key[:80]}` is not in the archive")
+        if payload not in self._stored:
+            value = self.archive.tensor(payload, f"parameter `{key[:80]}`")
+            self._stored[payload] = self.fresh(f"{key}.value" if key in self.metas else key)
+            self.initializers[self._stored[payload]] = value
+        meta = self.metas[name]
+        if meta.shape != payload.shape or meta.dtype != payload.dtype.name:
+            raise ModelError(
+                f"parameter `{key[:80]}`: stored as {payload.dtype.name} {list(payload.shape)}, "
+                f"the program wants {meta.dtype} {list(meta.shape)}"
+            )
+        return self._stored[payload]
+
+    def _note_number(self, call: Call, name: str) -> None:
+        """Remember the type of a result that is no tensor to torch."""
+        if name not in self.metas:
+            item = call.target in ("item.default", "_local_scalar_dense.default")
+            dtype = self.value(call.refs()[0]).dtype if item else "int64"
+            self.metas[name] = Meta(dtype, () if item else (1,))
+
+    def _note_views(self, call: Call) -> None:
+        parent = views.shares(call, self.metas)
+        if parent is None:
+            return
+        root = parent
+        while root in self._views:
+            root = self._views[root].parent
+        for name in filter(None, call.outputs):
+            self._views[name] = _View(call, parent, self._versions.get(root, 0))
+
+    def _write(self, name: str, written: str, call: Call) -> None:
+        chain: list[str] = []
+        value: Name = written
+        while name in self._views:
+            view = self._views[name]
+            parent = self._read(view.parent)
+            self._current[name] = _text(value)
+            chain.append(name)
+            value = views.put_back(Site(self, view.call), name, parent, value, call)
+            name = view.parent
+        self._current[name] = _text(value)
+        self._versions[name] = self._versions.get(name, 0) + 1
+        for view_name in chain:
+            self._views[view_name].version = self._versions[name]
+
+    # ------------------------------------------------------------------------------- names and ONNX
+
+    def fresh(self, stem: str) -> str:
+        """Return an unused tensor name."""
+        name, serial = stem, 0
+        while name in self._names:
+            serial += 1
+            name = f"{stem}.{serial}"
+        self._names.add(name)
+        return name
+
+    def _label(self, call: Call, product: bool) -> str:
+        """Return an unused node name: the module's path, for its first product."""
+        stem = call.module if call.leaf or product else ""
+        if not stem or stem in self._labels:
+            stem = f"{call.module}/{call.name}" if call.module else call.name
+        name, serial = stem, 0
+        while name in self._labels:
+            serial += 1
+            name = f"{stem}.{serial}"
+        self._labels.add(name)
+        return name
+
+    def _proto(self, node: Emitted) -> onnx.NodeProto:
+        proto = helper.make_node(node.op, node.inputs, node.outputs, node.label or node.outputs[0])
+        proto.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
+        return proto
+
+    def _input(self, name: str) -> onnx.ValueInfoProto:
+        meta = self.metas[name]
+        if not meta.dtype:
+            raise UnsupportedOp(f"input `{name}` has a type that is not supported")
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(meta.dtype))
+        first = self.metas[self.program.inputs[0]].shape[:1]
+        dims: list[int | str] = []
+        for axis, dim in enumerate(meta.shape):
+            if isinstance(dim, str) and (dim,) == first:
+                dim = "N"
+            elif isinstance(dim, str) and not dim.isidentifier():
+                dim = f"{name}_dim{axis}"
+            dims.append(dim)
+        return helper.make_tensor_value_info(name, kind or TensorProto.UNDEFINED, dims)
+
+    def _outputs(self) -> list[str]:
+        names: list[str] = []
+        for out in self.program.outputs:
+            if not isinstance(out, Ref) or out.name not in self.program.metas:
+                continue  # None, or a number that forward returned as it was given
+            name = self._read(out.name)
+            if name in names or name in self.program.inputs or name in self.initializers:
+                source, name = name, self.fresh(f"{out.name}.output")
+                self.nodes.append(Emitted("Identity", [source], [name]))
+            names.append(name)
+        return names
+
+
+def _text(value: Name) -> str:
+    return value.name if isinstance(value, Value) else value
+
+
+def functional(call: Call) -> str | None:
+    """Return what an operator that changes its first argument computes; None for the others."""
+    match = _IN_PLACE.fullmatch(call.target)
+    if match is None or call.target in RULES:
+        return None
+    return match[1] + match[2]

@@ -1,0 +1,254 @@
+"""Normalisations, pools, pads and resizing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bnncc.frontend.pytorch.products import batched
+from bnncc.frontend.pytorch.site import Name, Rule, Site
+
+_EVAL = "call model.eval() before torch.export.export"
+
+
+# -------------------------------------------------------------------------------------- normalising
+
+
+def _batch_norm(site: Site) -> Name | list[Any]:
+    x = site.tensor("input")
+    if site.get("training") or site.get("use_input_stats"):
+        raise site.refuse("is in training mode", hint=_EVAL)
+    if not site.has("running_mean") or not site.has("running_var"):
+        raise site.refuse(
+            "has no running statistics, so it depends on the rest of the batch",
+            hint="build the layer with track_running_stats=True",
+        )
+    mean, variance = site.tensor("running_mean"), site.tensor("running_var")
+    channels = mean.shape[0]
+    ones, zeros = (site.const(np.full(int(channels), k), mean.dtype) for k in (1, 0))
+    scale = site.optional("weight") or ones
+    bias = site.optional("bias") or zeros
+    made = site.emit(
+        "BatchNormalization", [x, scale, bias, mean, variance], epsilon=float(site.get("eps", 1e-5))
+    )
+    return [made] if len(site.call.outputs) > 1 else made
+
+
+def _layer_norm(site: Site) -> Name | list[Any]:
+    x, shape = site.tensor("input"), site.get("normalized_shape")
+    dtype = x.dtype
+    scale = site.optional("weight") or site.const(np.ones(shape), dtype)
+    made = site.emit(
+        "LayerNormalization", [x, scale, site.optional("bias")],
+        axis=x.rank - len(shape), epsilon=float(site.get("eps", 1e-5)),
+    )  # fmt: skip
+    return [made] if len(site.call.outputs) > 1 else made
+
+
+def _group_norm(site: Site) -> Name | list[Any]:
+    x = site.value(site.first())
+    groups, shape = site.get("num_groups", site.get("group")), site.shape_of(x)
+    ones, zeros = (site.const(np.full(groups, k), x.dtype) for k in (1, 0))
+    eps = float(site.get("eps", 1e-5))
+    flat = site.reshape(x, [0, groups, -1])
+    made = site.emit("InstanceNormalization", [flat, ones, zeros], epsilon=eps)
+    made = site.emit("Reshape", [made, shape])
+    for op, key in (("Mul", "weight"), ("Add", "bias")):
+        if site.has(key):
+            factor = site.tensor(key)
+            made = site.emit(op, [made, site.reshape(factor, [-1, *[1] * (x.rank - 2)])])
+    return [made] if len(site.call.outputs) > 1 else made
+
+
+def _instance_norm(site: Site) -> Name:
+    x = site.tensor("input")
+    if not site.get("use_input_stats"):
+        return _batch_norm(site)  # type: ignore[return-value]
+    channels = int(x.shape[1])
+    scale = site.optional("weight") or site.const(np.ones(channels), x.dtype)
+    bias = site.optional("bias") or site.const(np.zeros(channels), x.dtype)
+    return site.emit("InstanceNormalization", [x, scale, bias], epsilon=float(site.get("eps")))
+
+
+def _rms_norm(site: Site) -> Name:
+    x, shape = site.tensor("input"), site.get("normalized_shape")
+    axes = site.ints_const([*range(x.rank - len(shape), x.rank)])
+    eps = site.get("eps")
+    eps = float(np.finfo(x.dtype).eps) if eps is None else eps
+    mean = site.emit("ReduceMean", [site.emit("Mul", [x, x]), axes], keepdims=1)
+    root = site.emit("Sqrt", [site.emit("Add", [mean, site.const(eps, x.dtype)])])
+    made = site.emit("Div", [x, root])
+    return site.emit("Mul", [made, site.tensor("weight")]) if site.has("weight") else made
+
+
+def _softmax(op: str) -> Rule:
+    def rule(site: Site) -> Name:
+        x = site.tensor("self")
+        data = site.cast(x, site.out.dtype)
+        return site.emit(op, [data], axis=site.axis("dim", x.rank, -1))
+
+    return rule
+
+
+# -------------------------------------------------------------------------------------------- pools
+
+
+def _max_pool(site: Site) -> Name | list[Any]:
+    x = site.tensor("self")
+    rank = _pool_rank(site)
+    kernel = site.ints("kernel_size", rank, 1)
+    made = batched(
+        site, x, rank,
+        lambda data: site.emit(
+            "MaxPool", [data], kernel_shape=kernel, strides=site.ints("stride", rank, kernel),
+            pads=site.ints("padding", rank, 0) * 2, dilations=site.ints("dilation", rank, 1),
+            ceil_mode=int(site.get("ceil_mode", False)),
+        ),
+    )  # fmt: skip
+    return [made] if len(site.call.outputs) > 1 else made
+
+
+def _pool_rank(site: Site) -> int:
+    return int(site.call.target.partition("pool")[2][0])
+
+
+def _average_pool(site: Site) -> Name:
+    x = site.tensor("self")
+    rank = _pool_rank(site)
+    kernel = site.ints("kernel_size", rank, 1)
+    divisor = site.get("divisor_override")
+    whole = divisor is not None or site.get("count_include_pad", True)
+    if divisor is not None and site.get("ceil_mode"):
+        raise site.refuse("with both ceil_mode and divisor_override")
+    made = batched(
+        site, x, rank,
+        lambda data: site.emit(
+            "AveragePool", [data], kernel_shape=kernel, strides=site.ints("stride", rank, kernel),
+            pads=site.ints("padding", rank, 0) * 2, count_include_pad=int(whole),
+            ceil_mode=int(site.get("ceil_mode", False)),
+        ),
+    )  # fmt: skip
+    if divisor is None:
+        return made
+    return site.emit("Mul", [made, site.const(math.prod(kernel) / divisor, x.dtype)])
+
+
+def _adaptive(op: str) -> Rule:
+    """Return the rule of a pool to a given size: windows of one size, where it divides."""
+
+    def rule(site: Site) -> Name | list[Any]:
+        x = site.tensor("self")
+        rank = _pool_rank(site)
+        wanted = site.get("output_size")
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        wanted = wanted * rank if len(wanted) == 1 else wanted
+        several = len(site.call.outputs) > 1
+        made: Name
+        if all(n == 1 for n in wanted) and x.rank == rank + 2:
+            made = site.emit(f"Global{op}", [x])
+            return [made] if several else made
+        sizes = x.shape[-rank:]
+        kernel = []
+        for have, want in zip(sizes, wanted, strict=True):
+            if not isinstance(have, int) or not isinstance(want, int) or have % want:
+                raise site.refuse(
+                    f"pools {list(sizes)} to {wanted}: windows of several sizes",
+                    hint="use an output size that divides the input's",
+                )
+            kernel.append(have // want)
+        made = batched(
+            site, x, rank, lambda data: site.emit(op, [data], kernel_shape=kernel, strides=kernel)
+        )
+        return [made] if several else made
+
+    return rule
+
+
+# -------------------------------------------------------------------------------- pads and resizing
+
+
+def _pad(site: Site) -> Name:
+    x, given = site.tensor("self"), site.get("pad", site.get("padding"))
+    mode = site.get("mode", "constant")
+    mode = next((m for m in ("reflection", "replication") if m in site.call.target), mode)
+    modes = {
+        **{"constant": "constant", "reflect": "reflect", "reflection": "reflect"},
+        **{"replicate": "edge", "replication": "edge", "circular": "wrap"},
+    }
+    if mode not in modes or len(given) % 2 or len(given) > 2 * x.rank:
+        raise site.refuse(f"mode `{mode}` with {len(given)} sizes")
+    if not all(isinstance(n, int) for n in given):
+        raise site.refuse("its sizes are dynamic")
+    if not any(given):
+        return x
+    rank, count = x.rank, len(given) // 2
+    front, back = [0] * rank, [0] * rank
+    for k in range(count):  # from the last axis on
+        front[rank - 1 - k], back[rank - 1 - k] = given[2 * k : 2 * k + 2]
+    value = site.const(site.get("value") or 0, x.dtype) if mode == "constant" else ""
+    return site.emit("Pad", [x, site.ints_const([*front, *back]), value], mode=modes[mode])
+
+
+def _upsample(mode: str) -> Rule:
+    def rule(site: Site) -> Name:
+        x = site.value(site.first())
+        rank = x.rank - 2
+        sizes = site.get("output_size")
+        factors = site.get("scale_factors")
+        if factors is None:
+            factors = [s for s in (site.get("scales_h"), site.get("scales_w")) if s is not None]
+        attrs: dict[str, Any] = {"mode": mode}
+        if mode == "nearest":
+            attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        else:
+            corners = bool(site.get("align_corners"))
+            kind = "align_corners" if corners else "half_pixel"
+            attrs |= {"coordinate_transformation_mode": kind, "cubic_coeff_a": -0.75}
+        if len(factors) == rank and factors and not (mode != "nearest" and corners):
+            scales = site.const([1, 1, *factors], "float32")
+            return site.emit("Resize", [x, "", scales], **attrs)
+        if sizes is None:
+            sizes = site.out.shape[2:]
+        if not all(isinstance(n, int) for n in sizes) or not isinstance(x.shape[1], int):
+            raise site.refuse("to a dynamic size")
+        wanted = site.ints_const(list(sizes))
+        return site.emit("Resize", [x, "", "", wanted], axes=list(range(2, x.rank)), **attrs)
+
+    return rule
+
+
+_POOLS = (1, 2, 3)
+_UPSAMPLE = {
+    **{f"upsample_nearest{k}d": "nearest" for k in _POOLS},
+    **{"upsample_linear1d": "linear", "upsample_bilinear2d": "linear"},
+    **{"upsample_trilinear3d": "linear", "upsample_bicubic2d": "cubic"},
+}
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("batch_norm.default", "native_batch_norm.default"), _batch_norm),
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
+    **dict.fromkeys(("layer_norm.default", "native_layer_norm.default"), _layer_norm),
+    **dict.fromkeys(("group_norm.default", "native_group_norm.default"), _group_norm),
+    **{f"max_pool{k}d.default": _max_pool for k in _POOLS},
+    **{f"max_pool{k}d_with_indices.default": _max_pool for k in _POOLS},
+    **{f"avg_pool{k}d.default": _average_pool for k in _POOLS},
+    **{
+        f"{u}adaptive_avg_pool{k}d.default": _adaptive("AveragePool")
+        for k in _POOLS
+        for u in ("", "_")
+    },
+    **{f"adaptive_max_pool{k}d.default": _adaptive("MaxPool") for k in _POOLS},
+    **dict.fromkeys(("softmax.int", "_softmax.default"), _softmax("Softmax")),
+    **dict.fromkeys(("log_softmax.int", "_log_softmax.default"), _softmax("LogSoftmax")),
+    **dict.fromkeys(("pad.default", "constant_pad_nd.default"), _pad),
+    **{f"{name}_pad{k}d.default": _pad for name in ("reflection", "replication") for k in _POOLS},
+    **{
+        f"{name}.{k}": _upsample(mode)
+        for name, mode in _UPSAMPLE.items()
+        for k in ("vec", "default")
+    },
+    "instance_norm.default": _instance_norm,
+    "rms_norm.default": _rms_norm,
+}

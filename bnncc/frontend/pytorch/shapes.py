@@ -1,0 +1,383 @@
+"""Operators that move elements, and the arithmetic of shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bnncc.frontend.pytorch.program import Ref
+from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+
+_END = (1 << 63) - 1
+
+
+def _view(site: Site) -> Name:
+    x = site.value(site.first())
+    if site.has("dtype"):
+        raise site.refuse("views a tensor's bytes as another type")
+    return site.reshape(x, site.get("size", site.get("shape")))
+
+
+def _view_as(site: Site) -> Name:
+    return site.emit("Reshape", [site.tensor("self"), site.shape_of(site.tensor("other"))])
+
+
+def _flatten(site: Site) -> Name:
+    x = site.tensor("self")
+    start, end = site.axis("start_dim", x.rank), site.axis("end_dim", x.rank, -1)
+    if start == 1 and end == x.rank - 1:
+        return site.emit("Flatten", [x], axis=1)
+    return site.reshape(x, [*[0] * start, -1, *_behind(site, x, end)])
+
+
+def _behind(site: Site, x: Value, axis: int) -> list[int]:
+    """Return the sizes of the axes behind `axis`."""
+    sizes = [d for d in x.shape[axis + 1 :] if isinstance(d, int)]
+    if len(sizes) != x.rank - axis - 1 and x.rank:
+        raise site.refuse(f"an axis behind axis {axis} is dynamic")
+    return sizes
+
+
+def _unflatten(site: Site) -> Name:
+    x = site.tensor("self")
+    axis = site.axis("dim", x.rank)
+    return site.reshape(x, [*[0] * axis, *site.get("sizes"), *_behind(site, x, axis)])
+
+
+def _unsqueeze(site: Site) -> Name:
+    x = site.tensor("self")
+    return site.emit("Unsqueeze", [x, site.ints_const([site.axis("dim", x.rank + 1)])])
+
+
+def _squeeze(site: Site) -> Name:
+    x = site.tensor("self")
+    given = site.get("dim", list(range(x.rank)))
+    axes = [d % max(1, x.rank) for d in (given if isinstance(given, list) else [given])]
+    axes = [a for a in axes if x.rank and x.shape[a] == 1]
+    return site.emit("Squeeze", [x, site.ints_const(axes)]) if axes else x
+
+
+def _permute(site: Site) -> Name:
+    x = site.tensor("self")
+    return site.transpose(x, [d % x.rank for d in site.get("dims")])
+
+
+def _swap(site: Site) -> Name:
+    x = site.tensor("self")
+    names = ("dim0", "dim1") if "dim0" in site.call.args else ("axis0", "axis1")
+    a, b = (site.axis(k, x.rank) for k in names)
+    return _swapped(site, x, a, b)
+
+
+def _swapped(site: Site, x: Value, a: int, b: int) -> Name:
+    perm = list(range(x.rank))
+    perm[a], perm[b] = b, a
+    return site.transpose(x, perm)
+
+
+def _t(site: Site) -> Name:
+    x = site.tensor("self")
+    return _swapped(site, x, 0, 1) if x.rank == 2 else x
+
+
+def _turned(last: bool) -> Rule:
+    """``x.mT`` swaps the last two axes, ``x.T`` all of them."""
+
+    def rule(site: Site) -> Name:
+        x = site.tensor("self")
+        if last:
+            return _swapped(site, x, x.rank - 2, x.rank - 1)
+        return site.transpose(x, list(range(x.rank))[::-1])
+
+    return rule
+
+
+def _scatter(site: Site) -> Name:
+    """Copy a tensor, with a part along one axis replaced."""
+    x, source = site.tensor("self"), site.tensor("src")
+    axis = site.axis("dim", x.rank)
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise site.refuse(f"axis {axis} is dynamic")
+    part: Name = source
+    if site.call.target.startswith("select"):
+        start = site.get("index") % size
+        end, step = start + 1, 1
+        part = site.emit("Unsqueeze", [source, site.ints_const([axis])])
+    else:
+        bounds = slice(site.get("start"), site.get("end"), site.get("step", 1))
+        start, end, step = bounds.indices(size)
+    if step != 1:
+        raise site.refuse("with a step other than 1")
+    return replaced(site, x, part, axis, start, max(start, end))
+
+
+def replaced(site: Site, x: Value, part: Name, axis: int, start: int, end: int) -> Name:
+    """Return `x` with what lies between `start` and `end` replaced by `part`."""
+    parts: list[Name] = [part]
+    if start > 0:
+        parts.insert(0, site.slice(x, axis, 0, start))
+    if end < int(x.shape[axis]):
+        parts.append(site.slice(x, axis, end, int(x.shape[axis])))
+    return part if len(parts) == 1 else site.emit("Concat", parts, axis=axis)
+
+
+def _movedim(site: Site) -> Name:
+    x = site.tensor("self")
+    source, place = site.axis("source", x.rank), site.axis("destination", x.rank)
+    perm = [k for k in range(x.rank) if k != source]
+    perm.insert(place, source)
+    return site.transpose(x, perm)
+
+
+def _expand(site: Site) -> Name:
+    sizes = [1 if d == -1 else d for d in site.get("size")]  # 1 keeps a size
+    return site.emit("Expand", [site.tensor("self"), site.shape(sizes)])
+
+
+def _expand_as(site: Site) -> Name:
+    return site.expand(site.tensor("self"), site.tensor("other"))
+
+
+def _repeat(site: Site) -> Name:
+    x = site.tensor("self")
+    counts = site.get("repeats", site.get("dims"))
+    if len(counts) < x.rank:
+        counts = [1] * (x.rank - len(counts)) + counts
+    if len(counts) > x.rank:
+        axes = list(range(len(counts) - x.rank))
+        return site.emit(
+            "Tile", [site.emit("Unsqueeze", [x, site.ints_const(axes)]), site.shape(counts)]
+        )
+    return site.emit("Tile", [x, site.shape(counts)])
+
+
+def _cat(site: Site) -> Name:
+    values = [site.value(r) for r in site.get("tensors")]
+    values = [v for v in values if v.shape != (0,)] or values
+    axis = site.axis("dim", values[0].rank)
+    parts = [site.cast(v, site.out.dtype) for v in values]
+    return parts[0] if len(parts) == 1 else site.emit("Concat", parts, axis=axis)
+
+
+def _stack(site: Site) -> Name:
+    values = [site.value(r) for r in site.get("tensors")]
+    axis = site.axis("dim", values[0].rank + 1)
+    at = site.ints_const([axis])
+    parts = [site.emit("Unsqueeze", [site.cast(v, site.out.dtype), at]) for v in values]
+    return site.emit("Concat", parts, axis=axis)
+
+
+def _split(site: Site) -> list[Any]:
+    """``split``, ``split_with_sizes`` and ``chunk``: torch wrote down how large the parts are."""
+    x = site.value(site.first())
+    axis = site.axis("dim", x.rank)
+    sizes = [meta.shape[axis] for meta in site.outs()]
+    if len(sizes) == 1:
+        return [x]
+    if not all(isinstance(n, int) for n in sizes):
+        raise site.refuse(f"splits axis {axis}, which is dynamic")
+    given = site.ints_const([n for n in sizes if isinstance(n, int)])
+    return [*site.emit_many("Split", [x, given], len(sizes), axis=axis)]
+
+
+def _unbind(site: Site) -> list[Any]:
+    x = site.tensor("self")
+    axis = site.axis("dim", x.rank)
+    at = site.ints_const([axis])
+    return [
+        site.emit("Squeeze", [site.slice(x, axis, k, k + 1), at])
+        for k in range(len(site.call.outputs))
+    ]
+
+
+def _select(site: Site) -> Name:
+    x, index = site.tensor("self"), site.get("index")
+    axis = site.axis("dim", x.rank)
+    if isinstance(index, Ref):
+        position: Name = site.reshape(site.value(index), [])
+    else:
+        position = site.const(index, "int64")
+    return site.emit("Gather", [x, position], axis=axis)
+
+
+def _slice(site: Site) -> Name:
+    x = site.tensor("self")
+    axis = site.axis("dim", x.rank)
+    start, end, step = site.get("start"), site.get("end"), site.get("step", 1)
+    start = 0 if start is None else start
+    end = _END if end is None else end
+    if start == 0 and end == _END and step == 1:
+        return x
+    bounds = [site.shape([n]) for n in (start, end)]
+    return site.emit("Slice", [x, *bounds, site.ints_const([axis]), site.ints_const([step])])
+
+
+def _narrow(site: Site) -> Name:
+    x, start, length = site.tensor("self"), site.get("start"), site.get("length")
+    axis = site.axis("dim", x.rank)
+    if not isinstance(start, int) or not isinstance(length, int):
+        raise site.refuse("its bounds are dynamic")
+    start = start + int(x.shape[axis]) if start < 0 else start
+    return site.slice(x, axis, start, start + length)
+
+
+def _index_select(site: Site) -> Name:
+    x = site.tensor("self")
+    return site.emit("Gather", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
+
+
+def _embedding(site: Site) -> Name:
+    return site.emit("Gather", [site.tensor("weight"), site.tensor("indices")], axis=0)
+
+
+def _gather(site: Site) -> Name:
+    x = site.tensor("self")
+    return site.emit("GatherElements", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
+
+
+def _index(site: Site) -> Name:
+    """``x[:, indices]``: one vector of indices."""
+    x, given = site.tensor("self"), site.get("indices")
+    axes = [k for k, i in enumerate(given) if i is not None]
+    if len(axes) != 1:
+        raise site.refuse("indices along several axes")
+    indices = site.value(given[axes[0]])
+    if indices.dtype == "bool":
+        raise site.refuse("the result's shape depends on data", hint="use torch.where instead")
+    return site.emit("Gather", [x, site.cast(indices, "int64")], axis=axes[0])
+
+
+def _flip(site: Site) -> Name:
+    x: Name = site.tensor("self")
+    for dim in site.get("dims"):
+        x = site.slice(x, dim % site.tensor("self").rank, -1, -_END, -1)
+    return x
+
+
+def _roll(site: Site) -> Name:
+    x, dims = site.tensor("self"), site.get("dims")
+    if not dims:
+        raise site.refuse("without axes")
+    value: Name = x
+    for shift, dim in zip(site.get("shifts"), dims, strict=True):
+        axis, size = dim % x.rank, x.shape[dim]
+        if not isinstance(size, int):
+            raise site.refuse(f"axis {axis} is dynamic")
+        if shift % size:
+            cut = size - shift % size
+            parts = [site.slice(value, axis, cut, size), site.slice(value, axis, 0, cut)]
+            value = site.emit("Concat", parts, axis=axis)
+    return value
+
+
+def _pixel_shuffle(site: Site) -> Name:
+    block = site.get("upscale_factor")
+    return site.emit("DepthToSpace", [site.tensor("self")], blocksize=block, mode="CRD")
+
+
+def _pixel_unshuffle(site: Site) -> Name:
+    x, r = site.tensor("self"), site.get("downscale_factor")
+    _, channels, height, width = x.shape
+    if not all(isinstance(d, int) for d in (channels, height, width)):
+        raise site.refuse("its image is dynamic")
+    cut = site.reshape(x, [0, channels, height // r, r, width // r, r])
+    turned = site.transpose(cut, [0, 1, 3, 5, 2, 4])
+    return site.reshape(turned, [0, channels * r * r, height // r, width // r])
+
+
+def _channel_shuffle(site: Site) -> Name:
+    x, groups = site.tensor("self"), site.get("groups")
+    channels, *rest = x.shape[1:]
+    if not all(isinstance(d, int) for d in (channels, *rest)):
+        raise site.refuse("its image is dynamic")
+    cut = site.reshape(x, [0, groups, channels // groups, *rest])
+    turned = site.transpose(cut, [0, 2, 1, *range(3, 3 + len(rest))])
+    return site.reshape(turned, [0, channels, *rest])
+
+
+def _triangle(upper: int) -> Rule:
+    def rule(site: Site) -> Name:
+        k = site.const(site.get("diagonal", 0), "int64")
+        return site.emit("Trilu", [site.tensor("self"), k], upper=upper)
+
+    return rule
+
+
+# --------------------------------------------------------------------------------- shape arithmetic
+
+
+def _size(site: Site) -> Name:
+    x = site.value(site.first())
+    axis = site.axis("dim", x.rank)
+    return site.emit("Shape", [x], start=axis, end=axis + 1)
+
+
+def _numel(site: Site) -> Name:
+    return site.reshape(site.emit("Size", [site.value(site.first())]), [1])
+
+
+def _number(op: str) -> Rule:
+    """Return the rule of an operator on sizes."""
+
+    def rule(site: Site) -> Name:
+        operands = [
+            site.value(a) if isinstance(a, Ref) else site.ints_const([a])
+            for a in site.call.args.values()
+        ]
+        return site.emit(op, operands)
+
+    return rule
+
+
+_NUMBERS = {
+    **{"_operator.add": "Add", "_operator.sub": "Sub", "_operator.mul": "Mul"},
+    **{"_operator.floordiv": "Div", "_operator.neg": "Neg", "torch.sym_max": "Max"},
+    **{"torch.sym_min": "Min", "_operator.mod": "Mod"},
+}
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("view.default", "reshape.default", "_unsafe_view.default"), _view),
+    **dict.fromkeys(("view_copy.default", "_reshape_copy.default"), _view),
+    **dict.fromkeys(("view_as.default", "reshape_as.default"), _view_as),
+    **dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze),
+    **dict.fromkeys(("squeeze_copy.dim", "squeeze_copy.dims"), _squeeze),
+    **dict.fromkeys(("permute.default", "permute_copy.default"), _permute),
+    **dict.fromkeys(("transpose.int", "swapaxes.default", "swapdims.default"), _swap),
+    **dict.fromkeys(("transpose_copy.int",), _swap),
+    **dict.fromkeys(("expand.default", "broadcast_to.default", "expand_copy.default"), _expand),
+    **dict.fromkeys(("repeat.default", "tile.default"), _repeat),
+    **dict.fromkeys(("cat.default", "concat.default", "concatenate.default"), _cat),
+    **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "chunk.default"), _split),
+    **dict.fromkeys(("split_copy.Tensor", "split_with_sizes_copy.default", "split.sizes"), _split),
+    **dict.fromkeys(("slice.Tensor", "slice_copy.Tensor"), _slice),
+    **dict.fromkeys(("select.int", "select_copy.int"), _select),
+    **dict.fromkeys(("unsqueeze.default", "unsqueeze_copy.default"), _unsqueeze),
+    **dict.fromkeys(
+        ("channel_shuffle.default", "native_channel_shuffle.default"), _channel_shuffle
+    ),
+    **{name: _number(op) for name, op in _NUMBERS.items()},
+    "embedding.default": _embedding,
+    "expand_as.default": _expand_as,
+    "flatten.using_ints": _flatten,
+    "flip.default": _flip,
+    "gather.default": _gather,
+    "index.Tensor": _index,
+    "index_select.default": _index_select,
+    "mT.default": _turned(last=True),
+    "movedim.int": _movedim,
+    "narrow.default": _narrow,
+    "numpy_T.default": _turned(last=False),
+    "pixel_shuffle.default": _pixel_shuffle,
+    "pixel_unshuffle.default": _pixel_unshuffle,
+    "roll.default": _roll,
+    "select_scatter.default": _scatter,
+    "slice_scatter.default": _scatter,
+    "stack.default": _stack,
+    "sym_numel.default": _numel,
+    "sym_size.int": _size,
+    "t.default": _t,
+    "tril.default": _triangle(0),
+    "triu.default": _triangle(1),
+    "unbind.int": _unbind,
+    "unflatten.int": _unflatten,
+}

@@ -1,0 +1,136 @@
+"""Tensors that share their elements with another, and how a write to one reaches the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bnncc.errors import UnsupportedOp
+from bnncc.frontend.pytorch.program import Call, Meta, Ref
+from bnncc.frontend.pytorch.shapes import replaced
+from bnncc.frontend.pytorch.site import Name, Site, Value
+
+_WHOLE = {
+    *("alias.default", "detach.default", "view.default", "unsqueeze.default", "squeeze.dim"),
+    *("squeeze.default", "squeeze.dims", "unflatten.int", "lift_fresh.default", "view_as.default"),
+}
+"""Views of all elements in the same order."""
+_IF_CONTIGUOUS = {
+    *("reshape.default", "flatten.using_ints", "contiguous.default", "reshape_as.default"),
+    "view_copy.default",
+}
+_IF_SAME_TYPE = {
+    *("to.dtype", "to.dtype_layout", "to.device", "to.other", "to.prim_Device", "type_as.default"),
+}
+_TRANSPOSED = {"permute.default", "transpose.int", "t.default", "movedim.int", "swapaxes.default"}
+_PART = {"slice.Tensor", "select.int", "narrow.default"}
+_PARTS = {"split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int"}
+_REPEATED = {"expand.default", "expand_as.default", "broadcast_to.default"}
+
+
+def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:
+    """Return the tensor whose elements a call's results may share; None if they are new."""
+    first = next(iter(call.args.values()), None)
+    if not isinstance(first, Ref) or first.name not in metas or not any(call.outputs):
+        return None
+    target, source = call.target, metas[first.name]
+    out = metas.get(next(o for o in call.outputs if o))
+    same = out is not None and out.dtype == source.dtype
+    dropped = target in ("dropout.default", "feature_dropout.default")
+    if (
+        target in _WHOLE | _TRANSPOSED | _PART | _PARTS | _REPEATED
+        or (target in _IF_CONTIGUOUS and source.contiguous)
+        or (target in _IF_SAME_TYPE and same)
+        or dropped
+    ):
+        return first.name
+    return None
+
+
+def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> Name:
+    """Return `parent` with the elements of its view replaced.
+
+    Parameters
+    ----------
+    site : Site
+        The call that made the view.
+    name : str
+        Which of its results was written.
+    parent : str
+        ONNX value of what it is a view of.
+    value : str
+        What was written.
+    writer : Call
+        For messages.
+
+    Returns
+    -------
+    str
+        The parent's new value.
+
+    Raises
+    ------
+    UnsupportedOp
+        If the view has a form that cannot be written through.
+    """
+    call = site.call
+    source = Value(parent, *_type(site))
+    if call.target in _IF_SAME_TYPE or (source.shape == site.out.shape and call.target in _WHOLE):
+        return value
+    if call.target in _WHOLE | _IF_CONTIGUOUS:
+        return site.emit("Reshape", [value, site.shape_of(source)])
+    if call.target == "permute.default":
+        dims = [d % source.rank for d in call.args["dims"]]
+        return site.transpose(value, [dims.index(k) for k in range(source.rank)])
+    if call.target == "transpose.int":
+        a, b = (call.args[k] % source.rank for k in ("dim0", "dim1"))
+        perm = list(range(source.rank))
+        perm[a], perm[b] = perm[b], perm[a]
+        return site.transpose(value, perm)
+    place = _place(site, name, source)
+    if place is None:
+        raise UnsupportedOp(
+            f"{writer.where}: writes through `{call.target}`, which is not supported",
+            hint="put the parts together with torch.cat or torch.where instead",
+        )
+    axis, start, end, gone = place
+    if gone:
+        value = site.emit("Unsqueeze", [value, site.ints_const([axis])])
+    return replaced(site, source, value, axis, start, end)
+
+
+def _type(site: Site) -> tuple[str, tuple[int | str, ...]]:
+    source = site.value(next(iter(site.call.args.values())))
+    return source.dtype, source.shape
+
+
+def _place(site: Site, name: str, source: Value) -> tuple[int, int, int, bool] | None:
+    """Return axis, start and end of a part, and whether the axis is gone from it."""
+    call, rank = site.call, source.rank
+    if call.target not in _PART | _PARTS:
+        return None
+    axis = site.axis("dim", rank)
+    size = source.shape[axis]
+    if not isinstance(size, int):
+        return None
+    if call.target == "select.int":
+        start = call.args["index"] % size
+        return axis, start, start + 1, True
+    if call.target == "unbind.int":
+        start = call.outputs.index(name)
+        return axis, start, start + 1, True
+    if call.target == "slice.Tensor":
+        start, end, step = (call.args.get(k) for k in ("start", "end", "step"))
+        start, end, step = slice(start, end, step).indices(size)
+        return (axis, start, max(start, end), False) if step == 1 else None
+    if call.target == "narrow.default":
+        start = call.args["start"]
+        return (axis, start, start + call.args["length"], False) if isinstance(start, int) else None
+    start = 0
+    for out, meta in zip(call.outputs, site.outs(), strict=True):
+        width = meta.shape[axis]
+        if not isinstance(width, int):
+            return None
+        if out == name:
+            return axis, start, start + width, False
+        start += width
+    return None

@@ -1,0 +1,155 @@
+"""Read TensorFlow Lite files, those of Larq Compute Engine among them, as ONNX models.
+
+    model.tflite -> tables, checked -> tensors and operators -> ONNX nodes
+
+The result is an ordinary ONNX model of the same network: passes, report and `bnncc verify` need not
+know where it came from. `bnncc.frontend.tflite_ops` and `bnncc.frontend.lce` say which nodes stand
+for which operator.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from bnncc.errors import BnnccError, UnsupportedOp
+from bnncc.frontend import lce, tflite_ops
+from bnncc.frontend.rawfile import read_bytes
+from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, parse
+from bnncc.frontend.tflite_writer import Writer, quantized
+
+_LIST_LENGTH = 250
+_INT8_HINT = (
+    "convert without int8: binary layers stay as small and exact, and the others run in float32"
+)
+
+
+def is_tflite(path: str | os.PathLike[str]) -> bool:
+    """Tell by its content, or by its name if it is shorter, whether a file is TensorFlow Lite's."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(8)
+    except (OSError, ValueError):
+        return False
+    return head[4:8] == IDENTIFIER or Path(path).suffix == ".tflite"
+
+
+def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read a TensorFlow Lite file as an ONNX model.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Tensors have the file's names and layout; those that hold bits are float, +1 and -1, and
+        integers that stand for real numbers are float too, but for inputs and outputs.
+
+    Raises
+    ------
+    ModelError
+        If the file is damaged or not supported; `UnsupportedOp` and `ShapeError` are its kinds.
+    """
+    file = Path(path)
+    data = read_bytes(file, "a TensorFlow Lite file")
+    try:
+        return translate(parse(data), file.name)
+    except BnnccError as error:
+        raise type(error)(f"{file}: {error}", hint=error.hint) from error.__cause__
+
+
+def translate(network: Network, name: str) -> onnx.ModelProto:
+    """Return the ONNX model of a network.
+
+    Parameters
+    ----------
+    network : Network
+        From `tflite_file.parse`.
+    name : str
+        What to call it.
+
+    Returns
+    -------
+    onnx.ModelProto
+
+    Raises
+    ------
+    ModelError
+        If an operator is unknown, or one of its forms is not supported.
+    """
+    _check_operators(network)
+    writer = Writer(network)
+    lce.find_packed(network, writer)
+    for tensor in network.inputs:
+        writer.where = f"input `{tensor.name}`"
+        if tensor in writer.channels:
+            lce.unpack_input(writer, tensor)
+        elif quantized(tensor):
+            writer.cast_input(tensor)
+    for operator in network.operators:
+        op = _name(operator)
+        writer.begin(operator, op)
+        if operator.op:
+            lce.OPERATORS[op](writer, operator)
+            continue
+        _check_types(writer, operator, op)
+        tflite_ops.OPERATORS[operator.code][1](writer, operator)
+    for tensor in network.outputs:
+        writer.where = f"output `{tensor.name}`"
+        if tensor in writer.channels:
+            lce.pack_output(writer, tensor)
+        elif quantized(tensor):
+            writer.cast_output(tensor)
+    return writer.model(name)
+
+
+def _name(operator: Operator) -> str:
+    if operator.code == CUSTOM:
+        return operator.op
+    known = tflite_ops.OPERATORS.get(operator.code)
+    return known[0] if known else tflite_ops.NAMES.get(operator.code, f"operator {operator.code}")
+
+
+def _check_operators(network: Network) -> None:
+    """Refuse operators that are not known, all in one line."""
+    unknown = [
+        f"{_name(o)} `{o.outputs[0].name}`"
+        for o in network.operators
+        if (o.op not in lce.OPERATORS if o.op else o.code not in tflite_ops.OPERATORS)
+    ]
+    if not unknown:
+        return
+    shown = unknown[0]
+    for k, text in enumerate(unknown[1:], 1):
+        if len(shown) + len(text) > _LIST_LENGTH:
+            shown += f" and {len(unknown) - k} more"
+            break
+        shown += f", {text}"
+    have = "nodes have" if len(unknown) > 1 else "node has"
+    raise UnsupportedOp(
+        f"{len(unknown)} {have} an operator that is not supported: {shown}",
+        hint="replace it in the Keras model, or cut the network before it",
+    )
+
+
+def _check_types(writer: Writer, operator: Operator, op: str) -> None:
+    """Refuse bits where only numbers make sense, and arithmetic on quantised integers."""
+    for tensor in operator.inputs:
+        if tensor is not None and tensor in writer.channels:
+            raise writer.fail(f"reads `{tensor.name}`, which Larq Compute Engine packed into bits")
+    values = [t for t in (*operator.inputs, *operator.outputs) if t is not None and quantized(t)]
+    if not values or op in ("QUANTIZE", "DEQUANTIZE"):
+        return
+    if op not in tflite_ops.EXACT:
+        raise writer.fail(f"computes in {values[0].dtype}, which is not supported", _INT8_HINT)
+    first = values[0].quantization
+    if any(not t.quantization.same(first) for t in values if t.quantization is not None):
+        raise writer.fail(f"changes the scale of {values[0].dtype} numbers", _INT8_HINT)
+    if any(np.size(t.quantization.scale) > 1 for t in values if t.quantization is not None):
+        raise writer.fail("moves numbers with several scales", _INT8_HINT)

@@ -1,0 +1,223 @@
+"""TensorFlow Lite's operators that only move numbers, as ONNX nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import helper
+
+from bnncc.errors import ModelError, ShapeError
+from bnncc.frontend.tflite_file import Operator, Tensor
+from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
+from bnncc.frontend.tflite_writer import LAST, Writer, quantized
+
+_END = np.iinfo(np.int64).max
+
+
+def _blocks(op: str) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        (x,) = operands(writer, operator, 1)
+        writer.image(x)
+        size = int(option(operator, 0, "int32"))
+        made = writer.node(op, writer.first(writer.read(x)), blocksize=size)
+        writer.bind(operator.outputs[0], writer.node("Transpose", made, perm=LAST))
+
+    return rule
+
+
+def _int64(writer: Writer, tensor: Tensor, what: str) -> str:
+    """Return integers as ONNX wants sizes; they need not be constant."""
+    if tensor.data is not None:
+        return writer.constant(writer.ints(tensor, what))
+    return str(writer.node("Cast", writer.read(tensor), to=7))
+
+
+def _reshape(writer: Writer, operator: Operator) -> None:
+    x, shape = operands(writer, operator, 1, 2)
+    if shape is not None:
+        target = _int64(writer, shape, "shape")
+    else:
+        target = writer.constant([int(d) for d in options_of(writer, operator).numbers(0, "int32")])
+    writer.bind(operator.outputs[0], writer.node("Reshape", writer.read(x), target))
+
+
+def _squeeze(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    axes = [] if operator.options is None else operator.options.numbers(0, "int32").tolist()
+    more = [writer.constant([int(a) for a in axes])] if axes else []
+    writer.bind(operator.outputs[0], writer.node("Squeeze", writer.read(x), *more))
+
+
+def _expand_dims(writer: Writer, operator: Operator) -> None:
+    x, axis = operands(writer, operator, 2)
+    axes = writer.constant(writer.ints(axis, "axis"))
+    writer.bind(operator.outputs[0], writer.node("Unsqueeze", writer.read(x), axes))
+
+
+def _transpose(writer: Writer, operator: Operator) -> None:
+    x, perm = operands(writer, operator, 2)
+    order = writer.ints(perm, "permutation")
+    writer.bind(operator.outputs[0], writer.node("Transpose", writer.read(x), perm=order))
+
+
+def _pad(mode: str = "constant") -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        x, pads, value = operands(writer, operator, 2, 3)
+        both = writer.ints(pads, "padding")
+        if mode == "reflect" and option(operator, 0, "int8"):
+            raise writer.fail("symmetric padding is not supported", "use mode REFLECT")
+        if mode == "constant" and value is None and quantized(x) and x.quantization is not None:
+            value_name = writer.constant(float(x.quantization.zero_point[0]))
+        else:
+            value_name = "" if value is None else writer.read(value)
+        inputs = [writer.read(x), writer.constant(both[::2] + both[1::2]), value_name]
+        made = writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
+        writer.bind(operator.outputs[0], made)
+
+    return rule
+
+
+def _concat(writer: Writer, operator: Operator) -> None:
+    names = [writer.read(t) for t in operator.inputs]
+    if not names:
+        raise ModelError(f"{writer.where}: has no inputs")
+    made = writer.node("Concat", *names, axis=int(option(operator, 0, "int32")))
+    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 1, "int8")))
+
+
+def _split(writer: Writer, operator: Operator) -> None:
+    axis, x = operands(writer, operator, 2)
+    _cut(writer, operator, x, axis, None)
+
+
+def _split_v(writer: Writer, operator: Operator) -> None:
+    x, sizes, axis = operands(writer, operator, 3)
+    _cut(writer, operator, x, axis, writer.ints(sizes, "sizes"))
+
+
+def _cut(
+    writer: Writer, operator: Operator, x: Tensor, axis: Tensor, sizes: list[int] | None
+) -> None:
+    (number,) = writer.ints(axis, "axis")[:1] or [0]
+    count = len(operator.outputs)
+    rank = rank_of(writer, x)
+    if sizes is None or -1 in sizes:
+        size = x.shape[number] if -rank <= number < rank else 0
+        known = sum(s for s in sizes or [] if s != -1)
+        if not isinstance(size, int) or (sizes is None and size % count):
+            raise ShapeError(f"{writer.where}: {size} elements are cut into {count} parts")
+        rest = size - known
+        sizes = (
+            [size // count] * count if sizes is None else [rest if s == -1 else s for s in sizes]
+        )
+    parts = writer.node("Split", writer.read(x), writer.constant(sizes), outputs=count, axis=number)
+    for tensor, part in zip(operator.outputs, [parts] if count == 1 else parts, strict=True):
+        writer.bind(tensor, part)
+
+
+def _slice(writer: Writer, operator: Operator) -> None:
+    x, begin, size = operands(writer, operator, 3)
+    starts = writer.ints(begin, "begin")
+    ends = [
+        _END if n == -1 else b + n for b, n in zip(starts, writer.ints(size, "size"), strict=False)
+    ]
+    if len(ends) != len(starts):
+        raise ShapeError(f"{writer.where}: {len(starts)} begins and {len(ends)} sizes")
+    bounds = writer.constant(starts), writer.constant(ends)
+    writer.bind(operator.outputs[0], writer.node("Slice", writer.read(x), *bounds))
+
+
+def _strided_slice(writer: Writer, operator: Operator) -> None:
+    x, begin, end, strides = operands(writer, operator, 4)
+    options = options_of(writer, operator)
+    begins, ends, new_axes, shrunk = (int(options.scalar(slot, "int32")) for slot in (0, 1, 3, 4))
+    if options.scalar(2, "int32") or new_axes:
+        raise writer.fail("an ellipsis or a new axis in a slice is not supported")
+    steps = writer.ints(strides, "strides")
+    starts, stops = writer.ints(begin, "begin"), writer.ints(end, "end")
+    if not len(steps) == len(starts) == len(stops) or 0 in steps:
+        raise ShapeError(f"{writer.where}: begin {starts}, end {stops}, strides {steps}")
+    if options.scalar(5, "bool", False):
+        stops = [a + b for a, b in zip(starts, stops, strict=True)]
+    for k, step in enumerate(steps):
+        if shrunk >> k & 1:
+            steps[k], stops[k] = 1, starts[k] + 1 if starts[k] != -1 else _END
+            continue
+        if begins >> k & 1:
+            starts[k] = 0 if step > 0 else _END
+        if ends >> k & 1:
+            stops[k] = _END if step > 0 else -_END
+    axes = list(range(len(steps)))
+    lists = (writer.constant(v) for v in (starts, stops, axes, steps))
+    made = writer.node("Slice", writer.read(x), *lists)
+    gone = [k for k in axes if shrunk >> k & 1]
+    if gone:
+        made = writer.node("Squeeze", made, writer.constant(gone))
+    writer.bind(operator.outputs[0], made)
+
+
+def _gather(writer: Writer, operator: Operator) -> None:
+    x, index = operands(writer, operator, 2)
+    if option(operator, 1, "int32"):
+        raise writer.fail("gathering in batches is not supported")
+    axis = int(option(operator, 0, "int32"))
+    made = writer.node("Gather", writer.read(x), writer.read(index), axis=axis)
+    writer.bind(operator.outputs[0], made)
+
+
+def _pack(writer: Writer, operator: Operator) -> None:
+    axis = int(option(operator, 1, "int32"))
+    axes = writer.constant([axis])
+    parts = [writer.node("Unsqueeze", writer.read(t), axes) for t in operator.inputs]
+    if not parts:
+        raise ModelError(f"{writer.where}: has no inputs")
+    writer.bind(operator.outputs[0], writer.node("Concat", *parts, axis=axis))
+
+
+def _unpack(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    axis, count = int(option(operator, 1, "int32")), len(operator.outputs)
+    sizes = writer.constant([1] * count)
+    parts = writer.node("Split", writer.read(x), sizes, outputs=count, axis=axis)
+    for tensor, part in zip(operator.outputs, [parts] if count == 1 else parts, strict=True):
+        writer.bind(tensor, writer.node("Squeeze", part, writer.constant([axis])))
+
+
+def _sized(op: str) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        x, sizes = operands(writer, operator, 2)
+        made = writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
+        writer.bind(operator.outputs[0], made)
+
+    return rule
+
+
+def _shape(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
+    sizes = writer.node("Shape", writer.read(x))
+    writer.bind(operator.outputs[0], writer.node("Cast", sizes, to=to))
+
+
+MOVES: dict[str, Rule] = {
+    "BROADCAST_TO": _sized("Expand"),
+    "CONCATENATION": _concat,
+    "DEPTH_TO_SPACE": _blocks("DepthToSpace"),
+    "EXPAND_DIMS": _expand_dims,
+    "GATHER": _gather,
+    "MIRROR_PAD": _pad("reflect"),
+    "PACK": _pack,
+    "PAD": _pad(),
+    "PADV2": _pad(),
+    "RESHAPE": _reshape,
+    "SHAPE": _shape,
+    "SLICE": _slice,
+    "SPACE_TO_DEPTH": _blocks("SpaceToDepth"),
+    "SPLIT": _split,
+    "SPLIT_V": _split_v,
+    "SQUEEZE": _squeeze,
+    "STRIDED_SLICE": _strided_slice,
+    "TILE": _sized("Tile"),
+    "TRANSPOSE": _transpose,
+    "UNPACK": _unpack,
+}
+"""What writes each of them."""

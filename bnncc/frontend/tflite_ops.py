@@ -1,0 +1,353 @@
+"""TensorFlow Lite's builtin operators as ONNX nodes.
+
+Images are channels-last in the file, and stay so: convolutions and pools get a transpose before and
+behind them, which passes then move out of the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from bnncc.errors import ModelError, ShapeError
+from bnncc.frontend.tflite_file import Operator, Tensor
+from bnncc.frontend.tflite_moves import MOVES
+from bnncc.frontend.tflite_names import CODES, NAMES
+from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
+from bnncc.frontend.tflite_writer import Writer, quantized
+from bnncc.graph import Dim
+
+EXACT = {
+    "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "MAX_POOL_2D", "CONCATENATION", "SPLIT",
+    "SPLIT_V", "SLICE", "STRIDED_SLICE", "GATHER", "PACK", "UNPACK", "DEPTH_TO_SPACE",
+    "SPACE_TO_DEPTH", "TILE", "PAD", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN",
+}  # fmt: skip
+"""Operators that are exact on quantised integers, as long as these mean the same everywhere."""
+
+# --------------------------------------------------------------------------------------- layers
+
+
+def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Return padding and strides; `slots` are those of the width and height of strides, dilations.
+
+    Padding SAME is ONNX's SAME_UPPER: the larger half goes behind.
+    """
+    options = options_of(writer, operator)
+    padding = options.scalar(0, "int8")
+    if padding not in (0, 1):
+        raise ModelError(f"{writer.where}: `padding` is {padding}, SAME (0) or VALID (1) is wanted")
+    values = [options.scalar(s, "int32", 1 if k > 1 else 0) for k, s in enumerate(slots)]
+    if min(values) < 1:
+        raise ModelError(f"{writer.where}: a stride or dilation is {min(values)}")
+    return {
+        "auto_pad": "VALID" if padding else "SAME_UPPER",
+        "strides": [values[1], values[0]],
+        "dilations": [values[3], values[2]],
+    }
+
+
+def _conv(writer: Writer, operator: Operator) -> None:
+    x, weight, bias = operands(writer, operator, 2, 3)
+    attrs = _window(writer, operator, (1, 2, 4, 5))
+    depth, channels = _filter(writer, weight)[3], writer.image(x)[3]
+    group = 1
+    if isinstance(depth, int) and isinstance(channels, int) and depth and channels % depth == 0:
+        group = channels // depth
+    _convolve(writer, operator, x, writer.turned(weight, [0, 3, 1, 2]), bias, group, 3, attrs)
+
+
+def _depthwise(writer: Writer, operator: Operator) -> None:
+    x, weight, bias = operands(writer, operator, 2, 3)
+    attrs = _window(writer, operator, (1, 2, 5, 6))
+    channels = writer.image(x)[3]
+    if not isinstance(channels, int):
+        raise ShapeError(f"{writer.where}: the number of its channels is not known")
+    _filter(writer, weight)
+    _convolve(writer, operator, x, writer.turned(weight, [3, 0, 1, 2]), bias, channels, 4, attrs)
+
+
+def _filter(writer: Writer, weight: Tensor) -> tuple[Dim, ...]:
+    if len(weight.shape) != 4:
+        raise ShapeError(f"{writer.where}: filter of shape {list(weight.shape)}, 4 axes are wanted")
+    return weight.shape
+
+
+def _convolve(
+    writer: Writer,
+    operator: Operator,
+    x: Tensor,
+    weight: str,
+    bias: Tensor | None,
+    group: int,
+    activation: int,
+    attrs: dict[str, Any],
+) -> None:
+    inputs = [writer.first(writer.read(x)), weight]
+    if bias is not None:
+        inputs.append(writer.read(bias))
+    made = writer.last(writer.node("Conv", *inputs, group=group, **attrs))
+    code = option(operator, activation, "int8")
+    writer.bind(operator.outputs[0], writer.activated(made, code))
+
+
+def _pool(kind: str) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        (x,) = operands(writer, operator, 1)
+        writer.image(x)
+        options = options_of(writer, operator)
+        attrs = _window(writer, operator, (1, 2, 1, 2))
+        del attrs["dilations"]
+        kernel = [options.scalar(4, "int32"), options.scalar(3, "int32")]
+        if min(kernel) < 1:
+            raise ModelError(f"{writer.where}: its window is {kernel}")
+        made = writer.node(kind, writer.first(writer.read(x)), kernel_shape=kernel, **attrs)
+        code = options.scalar(5, "int8")
+        writer.bind(operator.outputs[0], writer.activated(writer.last(made), code))
+
+    return rule
+
+
+def _dense(writer: Writer, operator: Operator) -> None:
+    x, weight, bias = operands(writer, operator, 2, 3)
+    if option(operator, 1, "int8"):
+        raise writer.fail("its weights are shuffled for a CPU; convert the model without that")
+    if len(weight.shape) != 2 or not isinstance(weight.shape[1], int):
+        raise ShapeError(f"{writer.where}: weights of shape {list(weight.shape)}, 2 are wanted")
+    data, keep = writer.read(x), bool(option(operator, 2, "bool", False))
+    rank = rank_of(writer, x)
+    if rank != 2 and not keep:
+        data = writer.node("Reshape", data, writer.constant([-1, weight.shape[1]]))
+    if rank == 2 or not keep:
+        inputs = [data, writer.read(weight)] + ([] if bias is None else [writer.read(bias)])
+        made = writer.node("Gemm", *inputs, transB=1)
+    else:
+        made = writer.node("MatMul", data, writer.turned(weight, [1, 0]))
+        if bias is not None:
+            made = writer.node("Add", made, writer.read(bias))
+    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 0, "int8")))
+
+
+def _batch_matmul(writer: Writer, operator: Operator) -> None:
+    x, y = operands(writer, operator, 2)
+    names = []
+    for k, tensor in enumerate((x, y)):
+        name, rank = writer.read(tensor), rank_of(writer, tensor)
+        if option(operator, k, "bool", False):
+            if rank < 2:
+                raise ShapeError(f"{writer.where}: `{tensor.name}` is no matrix")
+            perm = [*range(rank - 2), rank - 1, rank - 2]
+            name = writer.node("Transpose", name, perm=perm)
+        names.append(name)
+    writer.bind(operator.outputs[0], writer.node("MatMul", *names))
+
+
+# --------------------------------------------------------------------------------- elementwise
+
+
+def _simple(op: str, count: int = 1, activation: bool = False, **attrs: Any) -> Rule:
+    """Stand for an operator that ONNX has as it is."""
+
+    def rule(writer: Writer, operator: Operator) -> None:
+        made = writer.node(op, *map(writer.read, operands(writer, operator, count)), **attrs)
+        code = option(operator, 0, "int8") if activation else 0
+        writer.bind(operator.outputs[0], writer.activated(made, code))
+
+    return rule
+
+
+def _fused(code: int) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        (x,) = operands(writer, operator, 1)
+        writer.bind(operator.outputs[0], writer.activated(writer.read(x), code))
+
+    return rule
+
+
+def _clip01(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    bounds = writer.constant(0.0), writer.constant(1.0)
+    writer.bind(operator.outputs[0], writer.node("Clip", writer.read(x), *bounds))
+
+
+def _leaky(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    alpha = float(option(operator, 0, "float32", 0.0))
+    writer.bind(operator.outputs[0], writer.node("LeakyRelu", writer.read(x), alpha=alpha))
+
+
+def _softmax(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    name, beta = writer.read(x), float(option(operator, 0, "float32", 0.0))
+    if beta != 1.0:
+        name = writer.node("Mul", name, writer.constant(beta))
+    writer.bind(operator.outputs[0], writer.node("Softmax", name, axis=-1))
+
+
+def _composed(*steps: str) -> Rule:
+    """Stand for an operator that is several unary ones, one after the other."""
+
+    def rule(writer: Writer, operator: Operator) -> None:
+        (x,) = operands(writer, operator, 1)
+        name = writer.read(x)
+        for step in steps:
+            name = writer.node(step, name)
+        writer.bind(operator.outputs[0], name)
+
+    return rule
+
+
+def _square(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    writer.bind(operator.outputs[0], writer.node("Mul", writer.read(x), writer.read(x)))
+
+
+def _squared_difference(writer: Writer, operator: Operator) -> None:
+    difference = writer.node("Sub", *map(writer.read, operands(writer, operator, 2)))
+    writer.bind(operator.outputs[0], writer.node("Mul", difference, difference))
+
+
+def _not_equal(writer: Writer, operator: Operator) -> None:
+    equal = writer.node("Equal", *map(writer.read, operands(writer, operator, 2)))
+    writer.bind(operator.outputs[0], writer.node("Not", equal))
+
+
+def _normalise(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    length = writer.node("ReduceL2", writer.read(x), writer.constant([-1]), keepdims=1)
+    bounded = writer.node("Max", length, writer.constant(1e-6))
+    made = writer.node("Div", writer.read(x), bounded)
+    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 0, "int8")))
+
+
+def _gelu(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    form = "tanh" if option(operator, 0, "bool", False) else "none"
+    writer.bind(operator.outputs[0], writer.node("Gelu", writer.read(x), approximate=form))
+
+
+def _cast(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
+    writer.bind(operator.outputs[0], writer.node("Cast", writer.read(x), to=to))
+
+
+def _quantize(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    made = operator.outputs[0]
+    if x.dtype != "float32" or not quantized(made) or made.dtype == "int16":
+        raise writer.fail(f"{x.dtype} to {made.dtype}: float32 to int8 or uint8 is wanted")
+    scale, zero = writer.quantization(made)
+    value = writer.node("Div", writer.read(x), scale)
+    value = writer.rounded(value, made.dtype, zero)
+    writer.bind(made, value)
+
+
+def _dequantize(writer: Writer, operator: Operator) -> None:
+    (x,) = operands(writer, operator, 1)
+    made = operator.outputs[0]
+    if made.dtype != "float32" or not (quantized(x) or x.dtype == "float16"):
+        raise writer.fail(f"{x.dtype} to {made.dtype} is not supported")
+    if x.dtype == "float16":
+        writer.bind(made, writer.node("Cast", writer.read(x), to=1))
+        return
+    scale, zero = writer.quantization(x)
+    value = writer.node("Sub", writer.read(x), zero)
+    writer.bind(made, writer.node("Mul", value, scale))
+
+
+# ------------------------------------------------------------------------------------ reductions
+
+
+def _reduce(op: str) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        x, axes = operands(writer, operator, 2)
+        listed = writer.constant(writer.ints(axes, "axes"))
+        keep = int(option(operator, 0, "bool", False))
+        made = writer.node(op, writer.read(x), listed, keepdims=keep)
+        writer.bind(operator.outputs[0], made)
+
+    return rule
+
+
+def _arg(op: str) -> Rule:
+    def rule(writer: Writer, operator: Operator) -> None:
+        x, axis = operands(writer, operator, 2)
+        (number,) = writer.ints(axis, "axis")[:1] or [0]
+        found = writer.node(op, writer.read(x), axis=number, keepdims=0)
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
+        writer.bind(operator.outputs[0], writer.node("Cast", found, to=to))
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    **MOVES,
+    "ABS": _simple("Abs"),
+    "ADD": _simple("Add", 2, activation=True),
+    "ARG_MAX": _arg("ArgMax"),
+    "ARG_MIN": _arg("ArgMin"),
+    "AVERAGE_POOL_2D": _pool("AveragePool"),
+    "BATCH_MATMUL": _batch_matmul,
+    "CAST": _cast,
+    "CEIL": _simple("Ceil"),
+    "CONV_2D": _conv,
+    "COS": _simple("Cos"),
+    "DEPTHWISE_CONV_2D": _depthwise,
+    "DEQUANTIZE": _dequantize,
+    "DIV": _simple("Div", 2, activation=True),
+    "ELU": _simple("Elu"),
+    "EQUAL": _simple("Equal", 2),
+    "EXP": _simple("Exp"),
+    "FLOOR": _simple("Floor"),
+    "FULLY_CONNECTED": _dense,
+    "GELU": _gelu,
+    "GREATER": _simple("Greater", 2),
+    "GREATER_EQUAL": _simple("GreaterOrEqual", 2),
+    "HARD_SWISH": _simple("HardSwish"),
+    "L2_NORMALIZATION": _normalise,
+    "LEAKY_RELU": _leaky,
+    "LESS": _simple("Less", 2),
+    "LESS_EQUAL": _simple("LessOrEqual", 2),
+    "LOG": _simple("Log"),
+    "LOGICAL_AND": _simple("And", 2),
+    "LOGICAL_NOT": _simple("Not"),
+    "LOGICAL_OR": _simple("Or", 2),
+    "LOGISTIC": _simple("Sigmoid"),
+    "LOG_SOFTMAX": _simple("LogSoftmax", axis=-1),
+    "MAXIMUM": _simple("Max", 2),
+    "MAX_POOL_2D": _pool("MaxPool"),
+    "MEAN": _reduce("ReduceMean"),
+    "MINIMUM": _simple("Min", 2),
+    "MUL": _simple("Mul", 2, activation=True),
+    "NEG": _simple("Neg"),
+    "NOT_EQUAL": _not_equal,
+    "POW": _simple("Pow", 2),
+    "PRELU": _simple("PRelu", 2),
+    "QUANTIZE": _quantize,
+    "REDUCE_MAX": _reduce("ReduceMax"),
+    "REDUCE_MIN": _reduce("ReduceMin"),
+    "REDUCE_PROD": _reduce("ReduceProd"),
+    "RELU": _fused(1),
+    "RELU6": _fused(3),
+    "RELU_0_TO_1": _clip01,
+    "RELU_N1_TO_1": _fused(2),
+    "ROUND": _simple("Round"),
+    "RSQRT": _composed("Sqrt", "Reciprocal"),
+    "SELECT": _simple("Where", 3),
+    "SELECT_V2": _simple("Where", 3),
+    "SIGN": _simple("Sign"),
+    "SIN": _simple("Sin"),
+    "SOFTMAX": _softmax,
+    "SQRT": _simple("Sqrt"),
+    "SQUARE": _square,
+    "SQUARED_DIFFERENCE": _squared_difference,
+    "SUB": _simple("Sub", 2, activation=True),
+    "SUM": _reduce("ReduceSum"),
+    "TANH": _simple("Tanh"),
+}
+OPERATORS = {CODES[name]: (name, rule) for name, rule in _RULES.items()}
+"""Name of each builtin operator, and what writes it, by code."""
+
+__all__ = ["EXACT", "NAMES", "OPERATORS"]

@@ -1,0 +1,254 @@
+"""Builds the ONNX model that stands for a TensorFlow Lite network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.frontend.tflite_file import Network, Operator, Tensor
+from bnncc.graph import Dim
+
+Array = np.ndarray[Any, Any]
+
+OPSET = 20
+FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
+"""Transposes from channels-last to channels-first, and back."""
+
+WORD_BITS = 32
+_PRODUCTS = {"Conv", "Gemm", "MatMul", "ConvTranspose"}
+_ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}
+_SLACK = 1 << 24
+_GROWTH = 64
+"""How many bytes of ONNX constants a byte of the file may become, beyond `_SLACK`: 32 if it holds
+bits."""
+
+
+def words(channels: int) -> int:
+    """Return how many words hold `channels` bits."""
+    return -(-channels // WORD_BITS)
+
+
+class Writer:
+    """Collects ONNX nodes, operator by operator.
+
+    Parameters
+    ----------
+    network : Network
+        What they are to compute.
+
+    Attributes
+    ----------
+    channels : dict of Tensor to int
+        How many channels the packed tensors hold.
+    where : str
+        The operator at hand, for messages.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.nodes: list[onnx.NodeProto] = []
+        self.channels: dict[Tensor, int] = {}
+        self.where = self._label = ""
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._known: dict[Tensor, str] = {}
+        self._makers: dict[str, tuple[onnx.NodeProto, int]] = {}
+        self._called: set[str] = set()
+        self._serial = 0
+        self._budget = _SLACK + _GROWTH * network.size
+
+    def begin(self, operator: Operator, op: str) -> None:
+        """Start with an operator."""
+        self._label = operator.outputs[0].name
+        self.where = f"{op} `{self._label}`"
+
+    # ---- tensors ----------------------------------------------------------------------------
+
+    def name(self, tensor: Tensor) -> str:
+        """Return what the ONNX model calls the numbers of a tensor.
+
+        Bits and quantised integers are float inside the model; inputs and outputs keep their name.
+        """
+        if tensor in self.channels:
+            return f"{tensor.name}/signs"
+        return f"{tensor.name}/values" if quantized(tensor) else tensor.name
+
+    def read(self, tensor: Tensor | None) -> str:
+        """Return the name of an operand, after writing it down if it is a constant."""
+        if tensor is None:
+            raise ModelError(f"{self.where}: an input is missing")
+        if tensor.data is None:
+            return self.name(tensor)
+        if tensor not in self._known:
+            data = tensor.data.astype(np.float32) if quantized(tensor) else tensor.data
+            self._known[tensor] = self.constant(data, tensor.name)
+        return self._known[tensor]
+
+    def numbers(self, tensor: Tensor | None, what: str) -> Array:
+        """Return the value of an operand that must be constant."""
+        if tensor is None or tensor.data is None:
+            raise UnsupportedOp(f"{self.where}: its {what} is not constant")
+        return tensor.data
+
+    def ints(self, tensor: Tensor | None, what: str) -> list[int]:
+        """Return a constant vector of integers."""
+        values = self.numbers(tensor, what)
+        if values.dtype.kind not in "iu" or values.size > 64:
+            raise ModelError(f"{self.where}: its {what} is {values.dtype} {list(values.shape)}")
+        return [int(v) for v in values.reshape(-1)]
+
+    def constant(self, value: Array | float | Sequence[int], stem: str = "") -> str:
+        """Write down a constant; Python's floats are float32, its integers int64."""
+        if not isinstance(value, np.ndarray | np.generic):
+            value = np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
+        value = np.asarray(value)
+        self._budget -= value.nbytes
+        if self._budget < 0:
+            raise ModelError(f"{self.where}: the constants are larger than the file can hold")
+        if value.dtype == bool:  # files hold bytes, of which only 0 is false
+            value = value.view(np.uint8) != 0
+        name = self._fresh(stem or f"{self._label}/constant")
+        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        return name
+
+    def _fresh(self, stem: str) -> str:
+        self._serial += 1
+        return f"{stem}.{self._serial}"
+
+    # ---- nodes ------------------------------------------------------------------------------
+
+    def node(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
+        """Append a node and return the name of its output, or their names."""
+        label = self._label if op in _PRODUCTS else f"{self._label}/{op}"
+        names = [self._fresh(label) for _ in range(outputs)]
+        called = label if label not in self._called else names[0]
+        self._called.add(called)
+        made = helper.make_node(op, list(inputs), names, called, **attrs)
+        self.nodes.append(made)
+        for used in inputs:
+            self._makers.pop(used, None)
+        self._makers.update({n: (made, k) for k, n in enumerate(names)})
+        return names[0] if outputs == 1 else names
+
+    def bind(self, tensor: Tensor, name: str) -> None:
+        """Say which result is a tensor of the file."""
+        wanted = self.name(tensor)
+        if name in self._makers:  # nobody has read it yet, so it can still be called that
+            self.rename(name, wanted)
+        else:
+            self.nodes.append(helper.make_node("Identity", [name], [wanted], f"{wanted}/Identity"))
+
+    def first(self, name: str) -> str:
+        """Turn an image channels-first."""
+        return str(self.node("Transpose", name, perm=FIRST))
+
+    def last(self, name: str) -> str:
+        """Turn an image channels-last."""
+        return str(self.node("Transpose", name, perm=LAST))
+
+    def turned(self, tensor: Tensor | None, perm: Sequence[int]) -> str:
+        """Return a transposed operand."""
+        if tensor is not None and tensor.data is not None and not quantized(tensor):
+            return self.constant(np.ascontiguousarray(tensor.data.transpose(perm)), tensor.name)
+        return str(self.node("Transpose", self.read(tensor), perm=list(perm)))
+
+    def activated(self, name: str, code: int) -> str:
+        """Apply a fused activation."""
+        if code not in _ACTIVATIONS:
+            raise UnsupportedOp(f"{self.where}: fused activation {code} is not supported")
+        if code == 0:
+            return name
+        if code in (1, 4):
+            return str(self.node("Relu" if code == 1 else "Tanh", name))
+        low, high = activation_range(code)
+        return str(self.node("Clip", name, self.constant(low), self.constant(high)))
+
+    def rounded(self, name: str, dtype: str, offset: str = "") -> str:
+        """Round to integers, halves away from 0, add `offset` and saturate.
+
+        With the float before 0.5, adding and flooring is right for all floats below 2**23.
+        """
+        half = self.constant(np.nextafter(np.float32(0.5), np.float32(0)))
+        limits = self.constant(-65536.0), self.constant(65536.0)
+        value = self.node("Clip", name, *limits)
+        up = self.node("Floor", self.node("Add", self.node("Relu", value), half))
+        mirrored = self.node("Relu", self.node("Neg", value))
+        down = self.node("Floor", self.node("Add", mirrored, half))
+        whole = self.node("Sub", up, down)
+        if offset:
+            whole = self.node("Add", whole, offset)
+        info = np.iinfo(dtype)
+        ends = self.constant(float(info.min)), self.constant(float(info.max))
+        return str(self.node("Clip", whole, *ends))
+
+    def quantization(self, tensor: Tensor) -> tuple[str, str]:
+        """Return scale and zero point of a tensor as float constants that broadcast against it."""
+        known = tensor.quantization
+        assert known is not None
+        shape = [1] * len(tensor.shape)
+        if known.scale.size > 1:
+            shape[known.axis] = known.scale.size
+        values = (known.scale, known.zero_point.astype(np.float32))
+        scale, zero = (v.reshape(shape) if v.size > 1 else v.reshape(()) for v in values)
+        return self.constant(scale), self.constant(zero)
+
+    def cast_input(self, tensor: Tensor) -> None:
+        """Make float numbers of an input of quantised integers."""
+        self.bind(tensor, str(self.node("Cast", tensor.name, to=onnx.TensorProto.FLOAT)))
+
+    def cast_output(self, tensor: Tensor) -> None:
+        """Make quantised integers again for an output."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+        self.rename(str(self.node("Cast", self.name(tensor), to=kind)), tensor.name)
+
+    def rename(self, name: str, wanted: str) -> None:
+        """Call a result that nothing has read yet by another name."""
+        made, k = self._makers.pop(name)
+        made.output[k] = wanted
+
+    def fail(self, what: str, hint: str | None = None) -> UnsupportedOp:
+        """Make an error about the operator at hand."""
+        return UnsupportedOp(f"{self.where}: {what}", hint=hint)
+
+    def image(self, tensor: Tensor | None) -> tuple[Dim, ...]:
+        """Return the shape of an operand that must be an image, channels last."""
+        if tensor is None or len(tensor.shape) != 4:
+            found = "nothing" if tensor is None else list(tensor.shape)
+            raise ShapeError(f"{self.where}: its input has shape {found}, 4 axes are wanted")
+        return tensor.shape
+
+    # ---- the whole --------------------------------------------------------------------------
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """Return the ONNX model."""
+        inputs = [_info(t) for t in self.network.inputs]
+        outputs = [_info(t) for t in self.network.outputs]
+        for tensor in self.network.outputs:
+            if tensor.data is not None:
+                self.nodes.append(
+                    helper.make_node("Identity", [self.read(tensor)], [tensor.name], tensor.name)
+                )
+        graph = helper.make_graph(self.nodes, name, inputs, outputs, list(self._constants.values()))
+        opset = helper.make_opsetid("", OPSET)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def quantized(tensor: Tensor) -> bool:
+    """Whether the integers of a tensor stand for real numbers."""
+    return tensor.quantization is not None and tensor.dtype in ("int8", "uint8", "int16")
+
+
+def activation_range(code: int) -> tuple[float, float]:
+    """Return the bounds of a fused RELU, RELU_N1_TO_1 or RELU6; of NONE, the largest floats."""
+    most = float(np.finfo(np.float32).max)
+    return {0: (-most, most), 1: (0.0, most), 2: (-1.0, 1.0), 3: (0.0, 6.0)}[code]
+
+
+def _info(tensor: Tensor) -> onnx.ValueInfoProto:
+    dims = [d if isinstance(d, int) else None for d in tensor.shape]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return helper.make_tensor_value_info(tensor.name, kind, dims)

@@ -1,0 +1,52 @@
+"""What a compilation should be warned of: lines for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bnncc import report
+from bnncc.passes.first_layer import Relaxed
+from bnncc.records import Records
+from bnncc.schedules import dot_product_missing
+from bnncc.targets.spec import TargetSpec
+
+
+def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
+    """Say what was assumed, and that a network has no binary layer if it has layers at all."""
+    lines = []
+    if assumed:
+        lines.append(
+            f"--assume dabnn: the model does not say that {len(assumed)} of its convolutions take "
+            "the sign of their data"
+        )
+    floats = [layer.name for layer in found if layer.kind == "float"]
+    if found and len(floats) == len(found):
+        lines.append(
+            "no layer is binary: the network was compiled in float (`bnncc explain` says why)"
+        )
+    return tuple(lines)
+
+
+def stale_records(records: Records) -> tuple[str, ...]:
+    """Say, in one line, that tuning records were passed over."""
+    if not records.stale:
+        return ()
+    more = f" (and {len(records.stale) - 1} more)" if len(records.stale) > 1 else ""
+    return (f"a tuning record does not apply and was passed over: {records.stale[0]}{more}",)
+
+
+def first_layer(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
+    """Say where ``--first-layer`` changes nothing, or gains nothing."""
+    if operands == "float32":
+        return ()
+    option = f"--first-layer {operands}"
+    lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
+    if not relaxed.layers and not lines:
+        lines.append(f"{option}: no float convolution reads an input of the network")
+    missing = dot_product_missing(operands, target)
+    if relaxed.layers and missing:
+        lines.append(
+            f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
+            "float32, and nothing is gained"
+        )
+    return tuple(lines)

@@ -1,0 +1,77 @@
+"""Write quantisers that no kernel took in ONNX's own operators.
+
+    before: y = bnncc.Quant(x, s, z, bits)    after: y = (Round(Clip(x / s + z)) - z) * s
+    before: y = bnncc.MultiThreshold(x, T)    after: y = a * ReduceSum(Cast(x[..., None] >= T)) + b
+
+Operator for operator this is what `bnncc.quantizers` evaluates, so it is exact, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bnncc.frontend.infer import infer_into
+from bnncc.frontend.pieces import Pieces
+from bnncc.frontend.rounding import rounded
+from bnncc.graph import Graph, Node
+from bnncc.quantizers import MULTI_THRESHOLD, QUANT, integer_range
+
+
+def write_plain(graph: Graph) -> None:
+    """Replace internal quantisers of `graph` in place."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        rule = _RULES.get(node.op)
+        if rule is None:
+            nodes.append(node)
+            continue
+        for piece in rule(node, graph, Pieces(node, graph)):
+            infer_into(piece, graph)
+            nodes.append(piece)
+    graph.nodes = nodes
+
+
+def _quant(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
+    x, scale, zero, width = node.inputs
+    shift, out = bool(graph.constants[zero].any()), node.outputs[0]
+    scaled, level, limited, whole, back = (
+        make.tensor(k) for k in ("scaled", "level", "limited", "whole", "back")
+    )
+    yield make("Div", [x, scale], scaled)
+    if shift:
+        yield make("Add", [scaled, zero], level)
+        scaled = level
+    bits, signed = float(graph.constants[width].reshape(-1)[0]), bool(node.attrs["signed"])
+    if bits == 1 and signed:
+        yield make("GreaterOrEqual", [scaled, make.constant(0)], limited)
+        yield make("Where", [limited, make.constant(1), make.constant(-1)], whole)
+    else:
+        limits = integer_range(bits, signed=signed, narrow=bool(node.attrs["narrow"]))
+        yield make("Clip", [scaled, *map(make.constant, limits)], limited)
+        yield from rounded(make, node.attrs["rounding_mode"], limited, whole)
+    if shift:
+        yield make("Sub", [whole, zero], back)
+        whole = back
+    yield make("Mul", [whole, scale], out)
+
+
+def _multi_threshold(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
+    x, name = node.inputs
+    table, rank = graph.constants[name], len(graph.types[x].shape)
+    last = graph.constant(np.array([-1], np.int64), f"{node.name}.axes")
+    spread, reached, ones, count, scaled = (
+        make.tensor(k) for k in ("spread", "reached", "ones", "count", "scaled")
+    )
+    column = make.constant(table.reshape(-1, *(1,) * (rank - 2), table.shape[1]))
+    yield make("Unsqueeze", [x, last], spread)
+    yield make("GreaterOrEqual", [spread, column], reached)
+    yield make("Cast", [reached], ones, {"to": 1})
+    yield make("ReduceSum", [ones, last], count, {"keepdims": 0})
+    scale, bias = node.attrs["out_scale"], node.attrs["out_bias"]
+    yield make("Mul", [count, make.constant(scale)], scaled)
+    yield make("Add", [scaled, make.constant(bias)], node.outputs[0])
+
+
+_RULES = {QUANT: _quant, MULTI_THRESHOLD: _multi_threshold}

@@ -1,0 +1,113 @@
+"""Quantisers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
+
+`QUANT` takes (data, scale, zero point, bit width) and has the attributes ``signed``, ``narrow`` and
+``rounding_mode``; `MULTI_THRESHOLD` takes (data, thresholds) and has ``out_scale`` and
+``out_bias``, channels being axis 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import UnsupportedOp
+
+Array = np.ndarray[Any, Any]
+
+QUANT = "bnncc.Quant"
+"""Operator: rounding to integers of some bits, and back to numbers."""
+
+MULTI_THRESHOLD = "bnncc.MultiThreshold"
+"""Operator: how many thresholds a value reaches."""
+
+
+def _away(x: Array) -> Array:
+    return np.copysign(np.ceil(np.abs(x)), x)
+
+
+def _half_away(x: Array) -> Array:
+    whole = np.trunc(x)
+    return np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)
+
+
+def _half_to_zero(x: Array) -> Array:
+    whole = np.trunc(x)
+    return np.where(np.abs(x - whole) > 0.5, whole + np.sign(x), whole)
+
+
+ROUNDING: dict[str, Callable[[Array], Array]] = {
+    "ROUND": np.rint,
+    "HALF_EVEN": np.rint,
+    "HALF_UP": _half_away,
+    "HALF_DOWN": _half_to_zero,
+    "CEIL": np.ceil,
+    "FLOOR": np.floor,
+    "UP": _away,
+    "DOWN": np.trunc,
+}
+"""Rounding by the (upper-case) name of the mode; ``UP`` is away from 0, ``DOWN`` towards it."""
+
+
+def integer_range(bits: float, *, signed: bool, narrow: bool) -> tuple[float, float]:
+    """Return the smallest and the largest integer that QONNX's Quant rounds to.
+
+    Parameters
+    ----------
+    bits : float
+        Bit width, at least 1. Fractions are allowed, as in QONNX.
+    signed : bool
+        Whether integers can be negative.
+    narrow : bool
+        Whether one end is left out: the lowest if signed, else the highest.
+
+    Returns
+    -------
+    tuple of float
+
+    Examples
+    --------
+    >>> integer_range(2, signed=True, narrow=True), integer_range(4, signed=False, narrow=False)
+    ((-1.0, 1.0), (0.0, 15.0))
+    """
+    if signed:
+        return float(-(2 ** (bits - 1)) + narrow), float(2 ** (bits - 1) - 1)
+    return 0.0, float(2**bits - 1 - narrow)
+
+
+def quant(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `QUANT`: ``(round(clip(x / scale + zero, low, high)) - zero) * scale``.
+
+    Signed integers of one bit are -1 and +1, the sign of ``x / scale + zero`` with +1 at 0.
+
+    Raises
+    ------
+    UnsupportedOp
+        If the rounding mode is not one of `ROUNDING`.
+    """
+    x, scale, zero, width = ins
+    mode = str(attrs.get("rounding_mode", "ROUND")).upper()
+    if mode not in ROUNDING:
+        raise UnsupportedOp(
+            f"Quant: its rounding mode is `{mode}`, not one of {', '.join(ROUNDING)}"
+        )
+    bits, signed = float(np.asarray(width).reshape(-1)[0]), bool(attrs.get("signed", 1))
+    level = x / scale.astype(x.dtype) + zero.astype(x.dtype)
+    if bits == 1 and signed:
+        level = np.where(level >= 0, x.dtype.type(1), x.dtype.type(-1))
+    else:
+        low, high = integer_range(bits, signed=signed, narrow=bool(attrs.get("narrow", 0)))
+        level = ROUNDING[mode](np.clip(level, x.dtype.type(low), x.dtype.type(high)))
+    return [((level - zero.astype(x.dtype)) * scale.astype(x.dtype)).astype(x.dtype)]
+
+
+def multi_threshold(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `MULTI_THRESHOLD`: ``out_scale * count(x >= thresholds[channel]) + out_bias``."""
+    x, thresholds = ins
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    count = np.zeros(x.shape, x.dtype)
+    for step in range(thresholds.shape[1]):
+        count += x >= thresholds[:, step].reshape(column)
+    scale, bias = (x.dtype.type(attrs.get(k, d)) for k, d in (("out_scale", 1), ("out_bias", 0)))
+    return [scale * count + bias]

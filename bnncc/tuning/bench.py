@@ -1,0 +1,147 @@
+"""Check and time one kernel's library: here, or on a device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.spec import Spec
+from bnncc.tuning.cases import Case, empty_outputs
+
+CALL_SECONDS = 2e-4
+"""Of one repeat: several calls of a short kernel."""
+
+KEPT = 5
+"""How many of the shortest repeats go on record: what is longer was disturbed."""
+
+LEAST = 3
+"""Repeats of a kernel that takes longer than all of them should."""
+
+
+class WrongResult(Exception):
+    """A kernel computes something else than its oracle."""
+
+
+class _Clock:
+    """Takes the time of libraries where TVM's runtime is."""
+
+    cpu: Any
+
+    def load(self, library: Path) -> Any:
+        """Return a library's module."""
+        raise NotImplementedError
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor of its own."""
+        raise NotImplementedError
+
+    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+        """Check one kernel, then time it.
+
+        Parameters
+        ----------
+        library : Path
+            With the kernel as ``main``.
+        spec : Spec
+            The kernel.
+        case : Case
+            Its inputs and outputs.
+        seconds : float
+            That timing may take, more or less.
+
+        Returns
+        -------
+        list of float
+            The shortest times of a call, in seconds.
+
+        Raises
+        ------
+        WrongResult
+            If it computes something else.
+        """
+        module = self.load(library)
+        inputs = [self.tensor(array) for array in case.inputs]
+        over = aliases(spec)
+        fresh = [self.tensor(array) for array in empty_outputs(spec)]
+        args = [*inputs, *(out for out, alias in zip(fresh, over, strict=True) if alias < 0)]
+        module["main"](*args)
+        made = [(fresh[i] if alias < 0 else inputs[alias]).numpy() for i, alias in enumerate(over)]
+        if wrong := case.difference(made):
+            raise WrongResult(wrong)
+        first = module.time_evaluator("main", self.cpu, number=1, repeat=2)(*args).min
+        number = max(1, round(CALL_SECONDS / max(first, 1e-9)))
+        repeat = int(min(500, max(LEAST, seconds / (number * max(first, 1e-9)))))
+        times = module.time_evaluator("main", self.cpu, number=number, repeat=repeat)(*args).results
+        return sorted(float(t) for t in times)[:KEPT]
+
+
+class Here(_Clock):
+    """Runs libraries in this process, on one CPU if kernels use one thread.
+
+    Parameters
+    ----------
+    threads : int
+        That kernels use.
+    """
+
+    def __init__(self, threads: int) -> None:
+        from bnncc.threads import prepare
+
+        if threads == 1 and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        prepare(threads)
+        import tvm
+
+        self.cpu = tvm.cpu()
+
+    def load(self, library: Path) -> Any:
+        """Return a library's module."""
+        import tvm
+
+        return tvm.runtime.load_module(str(library))
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor of its own."""
+        import tvm
+
+        return tvm.runtime.tensor(array)
+
+
+class OnDevice(_Clock):
+    """Runs libraries on a device, through TVM's RPC.
+
+    Parameters
+    ----------
+    address : dict
+        Arguments of `bnncc.remote.connect`.
+    threads : int
+        That kernels use.
+    """
+
+    def __init__(self, address: dict[str, Any], threads: int) -> None:
+        from bnncc.remote import connect
+
+        self.device = connect(**address)
+        if self.device.info:
+            self.device.set_threads(threads)
+        self.cpu = self.device.cpu
+
+    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+        """Check one kernel there, then time it by the device's clock."""
+        with self.device.speaking("measuring"):
+            return super().run(library, spec, case, seconds)
+
+    def load(self, library: Path) -> Any:
+        """Send a library, and return its module there."""
+        return self.device.load(library.read_bytes())
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor there."""
+        import tvm
+
+        with self.device.speaking("sending inputs"):
+            return tvm.runtime.tensor(array, self.device.cpu)

@@ -1,0 +1,239 @@
+"""Inputs to measure a kernel with, and what it must make of them.
+
+Results are those of the NumPy oracles in ``topi_binary``, which share no code with the kernels, so
+a point whose kernel is wrong is never recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bnncc.topi_binary import filtering, layout, quantization, reference, reference_float
+from bnncc.topi_binary.build import (
+    input_types,
+    output_channels,
+    output_types,
+    step_input_types,
+)
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    ConcatBits,
+    Conv2d,
+    Elementwise,
+    PadBits,
+    Pool2d,
+    SliceBits,
+    Spec,
+    Step,
+)
+
+Array = np.ndarray
+
+TOLERANCE = 1e-4
+"""Of the largest value: how far sums of floats in another order may be apart."""
+
+_FLOAT_ORACLES: dict[type, Any] = {
+    BitwiseMaxPool: reference_float.bitwise_maxpool,
+    ConcatBits: reference_float.concat_bits,
+    Conv2d: reference_float.conv2d,
+    Elementwise: reference_float.elementwise,
+    PadBits: reference_float.pad_bits,
+    Pool2d: reference_float.pool2d,
+    SliceBits: reference_float.slice_bits,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a kernel, and its outputs.
+
+    Attributes
+    ----------
+    inputs, outputs : list of ndarray
+        In the kernel's order.
+    unsure : list of ndarray or None
+        For each output of bits, those that rounding may turn over; None where there are none.
+    """
+
+    inputs: list[Array]
+    outputs: list[Array]
+    unsure: list[Array | None]
+
+    def arrays(self) -> dict[str, Array]:
+        """Return everything by name, for a file."""
+        named = {f"input_{i}": array for i, array in enumerate(self.inputs)}
+        named |= {f"output_{i}": array for i, array in enumerate(self.outputs)}
+        return named | {f"unsure_{i}": a for i, a in enumerate(self.unsure) if a is not None}
+
+    @classmethod
+    def of(cls, arrays: Any) -> Case:
+        """Invert `arrays`."""
+
+        def some(kind: str) -> list[Array]:
+            return [arrays[f"{kind}_{i}"] for i in range(len(arrays)) if f"{kind}_{i}" in arrays]
+
+        outputs = some("output")
+        names = [f"unsure_{i}" for i in range(len(outputs))]
+        unsure = [arrays.get(name) for name in names]
+        return cls(some("input"), outputs, unsure)
+
+    def difference(self, got: Sequence[Array]) -> str:
+        """Return how `got` differs from the outputs; empty if it does not."""
+        for number, (one, wanted) in enumerate(zip(got, self.outputs, strict=True)):
+            unsure = self.unsure[number]
+            if one.dtype == np.float32:
+                most = TOLERANCE * max(1.0, float(np.abs(wanted).max(initial=0)))
+                apart = np.abs(one - wanted)
+                wrong = int(np.count_nonzero(~(apart <= most)))
+            elif unsure is not None:
+                wrong = int(np.count_nonzero((one ^ wanted) & ~unsure))
+            else:
+                wrong = int(np.count_nonzero(one != wanted))
+            if wrong:
+                return f"{wrong} of {wanted.size} values of output {number} are wrong"
+        return ""
+
+
+def make(spec: Spec, seed: int = 0) -> Case:
+    """Return a case for the kernel of `spec`: random bits, and floats of size 1.
+
+    Parameters
+    ----------
+    spec : Spec
+        The kernel; a symbolic batch is one image.
+    seed : int
+        Same seed, same case.
+
+    Returns
+    -------
+    Case
+    """
+    rng = np.random.default_rng(seed)
+    if isinstance(spec, BinaryConv2d):
+        return _binary(spec, rng)
+    inputs = [_random(rng, shape, dtype) for shape, dtype in _sized(input_types(spec))]
+    given = list(inputs)
+    wanted = spec
+    if isinstance(spec, Conv2d):
+        inputs[1], given[1] = _float_weight(spec, rng)
+        wanted = replace(spec, method="direct")
+    elif isinstance(spec, SliceBits) and len(inputs) > 1:
+        from bnncc.topi_binary.bits_table import slice_table
+
+        inputs[1] = given[1] = slice_table(spec)
+    for number, (shape, dtype) in enumerate(input_types(spec)):
+        if dtype == "uint32" and len(shape) > 1:  # bits beyond the last channel are 0
+            channels = spec.channels[number] if isinstance(spec, ConcatBits) else spec.channels
+            inputs[number] = given[number] = _cleared(inputs[number], channels)
+    if getattr(spec, "ternary", False):  # a value that is 0 has a bit too
+        inputs[0] = given[0] = inputs[0] | inputs[1]
+    oracle = _FLOAT_ORACLES[type(spec)]
+    outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
+    return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle))
+
+
+def _sized(types: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(d if isinstance(d, int) else 1 for d in shape), dtype) for shape, dtype in types]
+
+
+def empty_outputs(spec: Spec) -> list[Array]:
+    """Return outputs full of garbage, so that what a kernel does not write shows."""
+    garbage = []
+    for shape, dtype in _sized(output_types(spec)):
+        garbage.append(np.full(shape, 0x5A5A5A5A, "uint32").view(dtype))
+    return garbage
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    if dtype == "float32":
+        return rng.standard_normal(shape, dtype=np.float32)
+    if dtype == "uint8":
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+    if dtype == "uint32":
+        return rng.integers(0, 2**32, shape, dtype=np.uint32)
+    return rng.integers(-3, 4, shape).astype(dtype)
+
+
+def _cleared(words: Array, channels: int) -> Array:
+    return layout.pack_bits(layout.unpack_bits(words, channels))
+
+
+def _float_weight(spec: Conv2d, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the weight as the kernel takes it, and as the oracle does."""
+    depth = spec.channels // spec.groups
+    weight = rng.standard_normal((spec.out_channels, *spec.kernel, depth)).astype(np.float32)
+    if spec.operands == "int8":
+        packed = quantization.pack_weight(quantization.quantize_weight(weight)[0], spec)
+        return packed, packed
+    if spec.operands != "float32":
+        packed = quantization.pack_weight(quantization.to_bfloat16(weight), spec)
+        return packed, packed
+    direct = layout.pack_float_weight(weight)
+    return direct if spec.method == "direct" else filtering.pack_weight(weight, spec), direct
+
+
+def _unsure(spec: Any, inputs: list[Array], outputs: list[Array], oracle: Any) -> list[Any]:
+    """Return bits of values so near to zero that the order of a sum decides their sign."""
+    steps = getattr(spec, "steps", ())
+    if not any(step.op == "bits" for step in steps) or getattr(spec, "from_bits", False):
+        return [None] * len(outputs)
+    shown: list[Step] = []
+    for step in steps:
+        shown += [Step("store")] if step.op == "bits" else [step] if step.op != "store" else []
+    values = oracle(replace(spec, steps=tuple(shown)), inputs)
+    kept: list[Any] = []
+    near = iter(values)
+    for step in steps:
+        if step.op == "store":
+            kept.append(None)
+        elif step.op == "bits":
+            value = next(near)
+            limit = TOLERANCE * max(1.0, float(np.abs(value).max(initial=0)))
+            kept += [layout.pack_bits(np.abs(value) <= limit)] * (1 + step.zero)
+    return kept
+
+
+def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
+    n = spec.n if isinstance(spec.n, int) else 1
+    depth = spec.channels // spec.groups
+    shape = (n, spec.height, spec.width, spec.groups, depth)
+    bits = rng.random(shape) < 0.5
+
+    def packed(plane: Array) -> Array:
+        words = layout.pack_bits(plane)
+        return words.reshape(n, -1) if spec.rank == 2 else words.reshape(*shape[:3], -1)
+
+    weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
+    inputs = [packed(bits)]
+    if spec.ternary:  # without zeros, as usually
+        inputs.append(np.zeros_like(inputs[0]))
+    inputs.append(layout.pack_conv_weight(weight, spec.weight_order))
+    middle = spec.taps // 2 * (1 + spec.doubled)
+    for step in spec.steps:
+        for extents, dtype in _sized(step_input_types(spec, step)):
+            if step.op == "threshold":
+                offset = rng.integers(-4, 5, extents)
+                inputs.append((middle + offset).astype(np.int32))
+            else:  # so small that rounding a product or not makes no difference
+                inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
+    outputs = [np.ascontiguousarray(a) for a in reference.binary_conv2d(spec, inputs)]
+    return Case(inputs, outputs, [None] * len(outputs))
+
+
+def macs(spec: Spec) -> int:
+    """Return how many products the kernel of `spec` computes; 0 where it has none."""
+    if not isinstance(spec, (BinaryConv2d, Conv2d)):
+        return 0
+    from bnncc.topi_binary.build import output_hw
+
+    whole = spec.unpooled if isinstance(spec, Conv2d) else spec
+    height, width = output_hw(whole)
+    taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
+    return (
+        (spec.n if isinstance(spec.n, int) else 1) * height * width * output_channels(spec) * taps
+    )

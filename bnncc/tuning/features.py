@@ -1,0 +1,84 @@
+"""What the cost model is told of a candidate: its choices, and the numbers of its kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.build import output_channels, output_hw
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
+from bnncc.tuning.cases import macs
+from bnncc.workload import Workload, point_of_module
+
+CHOICES = (
+    "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",
+    "rows_outside", "rows", "divide", "chunks", "shared",
+)  # fmt: skip
+"""All there are, in any rule; those that a kernel lacks are 0."""
+
+KINDS = ("BinaryConv2d", "Conv2d", "Pool2d", "Elementwise", "BitwiseMaxPool", "FewBitConv2d")
+
+
+def of_kernel(spec: Spec) -> list[float]:
+    """Return what is the same for all points of a kernel; sizes as logarithms."""
+    height, width = output_hw(spec)
+    channels = spec.channels if isinstance(spec.channels, int) else sum(spec.channels)
+    conv = spec if isinstance(spec, (BinaryConv2d, Conv2d, FewBitConv2d)) else None
+    steps = getattr(spec, "steps", ())
+    taps = getattr(spec, "kernel", (1, 1))
+    sizes = [
+        spec.n if isinstance(spec.n, int) else 1,
+        *(height, width, channels, output_channels(spec), taps[0], taps[1]),
+        getattr(spec, "strides", (1, 1))[1],
+        conv.groups if conv is not None else 1,
+        max(1, macs(spec)),
+    ]
+    flags = [
+        *(type(spec).__name__ == kind for kind in KINDS),
+        any(getattr(spec, "pads", ())),
+        getattr(spec, "ternary", False),
+        getattr(spec, "rank", 4) == 2,
+        getattr(spec, "method", "direct") != "direct",
+        any(step.op not in ("threshold", "bits", "store") for step in steps),
+        len(steps),
+    ]
+    return [*(math.log2(size) for size in sizes), *map(float, flags)]
+
+
+def of_point(spec: Spec, point: Mapping[str, int]) -> list[float]:
+    """Return what a point is: its values, and what they leave over at the edges."""
+    _, width = output_hw(spec)
+    blocks = layout.blocks(output_channels(spec))
+    columns, vectors = point.get("columns", 1), point.get("vectors", 1)
+    tiles = -(-width // columns)
+    return [
+        *(float(point.get(name, 0)) for name in CHOICES),
+        float(columns * vectors),
+        width / (tiles * columns),
+        blocks / (-(-blocks // vectors) * vectors),
+        1 / columns + 1 / vectors,
+    ]
+
+
+def extractor() -> Any:
+    """Return MetaSchedule's form of this: a row of numbers for each candidate."""
+    import tvm
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    @derived_object
+    class Extractor(ms.feature_extractor.PyFeatureExtractor):
+        def extract_from(self, context: Any, candidates: list[Any]) -> list[Any]:
+            spec = Workload(str(context.mod["main"].attrs["bnncc.spec"])).kernel
+            fixed = of_kernel(spec)
+            rows = [
+                [*fixed, *of_point(spec, point_of_module(candidate.sch.mod))]
+                for candidate in candidates
+            ]
+            return [tvm.runtime.tensor(np.array([row], np.float32)) for row in rows]
+
+    return Extractor()

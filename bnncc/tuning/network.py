@@ -1,0 +1,202 @@
+"""Tune one network: its kernels, where they are measured, and what the network gains."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bnncc import driver, runner
+from bnncc.confirm import runs_here
+from bnncc.console import Console
+from bnncc.errors import TuningError, UsageError
+from bnncc.options import CompileOptions
+from bnncc.targets import host
+from bnncc.targets.spec import TargetSpec
+from bnncc.threads import usable_cpus
+from bnncc.tuning.pool import Setup
+from bnncc.tuning.trials import Plan
+from bnncc.tuning.tuner import Tuner, summary, tasks_of
+
+RUNS = 200
+"""Of the network before and after, in turns."""
+
+DEVICE_RUNS = 3
+"""The same on a device, and turns there."""
+
+
+def tune(
+    model: str | Path,
+    options: CompileOptions,
+    target: TargetSpec,
+    *,
+    folder: Path,
+    pattern: re.Pattern[str] | None = None,
+    device: dict[str, Any] | None = None,
+    method: str = "clock",
+    trials: int = 512,
+    time_limit: float | None = None,
+    jobs: int | None = None,
+    lock: Path | None = None,
+    command: str = "",
+    console: Console | None = None,
+    preload: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Tune the kernels of a network.
+
+    Parameters
+    ----------
+    model : path
+        ONNX file.
+    options : CompileOptions
+        How it is compiled; without records.
+    target : TargetSpec
+        For which machine.
+    folder : Path
+        Of records: those in it are taken up, and new ones added.
+    pattern : re.Pattern, optional
+        Only kernels whose description it finds something in.
+    device : dict, optional
+        Arguments of `bnncc.remote.connect`, to measure there; a tracker's devices all take part.
+    method : {"clock", "instructions"}
+        What is measured.
+    trials : int
+        In all, those of earlier runs included.
+    time_limit : float, optional
+        Seconds after which nothing is begun.
+    jobs : int, optional
+        Kernels built at a time; by default the CPUs this process may use.
+    lock : Path, optional
+        File to lock while kernels are measured.
+    command : str
+        For the index.
+    console : Console, optional
+        For progress.
+    preload : tuple of str
+        Modules that worker processes import first.
+
+    Returns
+    -------
+    dict
+        Kernels with default and best, trials, seconds, and the network before and after.
+
+    Raises
+    ------
+    TuningError
+        If nothing can be tuned or measured.
+    """
+    console = console or Console()
+    threads = options.threads or 1
+    _check(target, device, method)
+    tasks = tasks_of(driver.kernels(model, options), target, threads)
+    if pattern is not None:
+        tasks = [task for task in tasks if pattern.search(task.workload.name)]
+    if not tasks:
+        what = (
+            "no kernel with choices" if pattern is None else f"no kernel matches {pattern.pattern}"
+        )
+        raise TuningError(f"{model}: {what}")
+    from bnncc.tuning.devices import free_devices
+
+    plan = Plan(
+        trials=trials,
+        time_limit=time_limit,
+        jobs=jobs or usable_cpus(),
+        measurers=free_devices(device),
+        lock=lock,
+        command=command,
+        device=_name(device, method),
+    )
+    setup = Setup(target, device, threads, preload, method)
+    tuner = Tuner(tasks, setup, folder, plan, console)
+    result = tuner.run()
+    content = {
+        "format": 1,
+        "model": Path(model).name,
+        "target": target.name,
+        "measured": method,
+        "records": str(folder),
+        **summary(result),
+        "network": None,
+    }
+    if not result.interrupted and method == "clock":
+        content["network"] = _compared(model, options, folder, device, threads)
+    return content
+
+
+def _check(target: TargetSpec, device: dict[str, Any] | None, method: str) -> None:
+    arm = target.arch.startswith(("aarch64", "arm"))
+    if method == "instructions":
+        if not arm:
+            raise UsageError(f"--measure instructions is for Arm, not for {target.name}")
+    elif device is None and not runs_here(target):
+        raise TuningError(
+            f"this machine cannot run {target.name}",
+            hint="measure on a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K"
+            + ("; or --measure instructions" if arm else ""),
+        )
+
+
+def _name(device: dict[str, Any] | None, method: str) -> str:
+    if method != "clock":
+        return "emulated processor"
+    if device is None:
+        return host.processor()
+    return str(device["rpc"] or f"{device['key']} of {device['tracker']}")
+
+
+def _compared(
+    model: str | Path,
+    options: CompileOptions,
+    folder: Path,
+    device: dict[str, Any] | None,
+    threads: int,
+) -> dict[str, float]:
+    """Time the network with the rules' defaults and with the records, in turns."""
+    before = driver.compile_model(model, options)
+    after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
+    if device is None:
+        from bnncc.threads import prepare
+
+        prepare(threads)
+        return _in_turns([before, after], threads, RUNS // 4, 4)
+    from bnncc.remote import connect
+
+    with connect(**device) as there:
+        return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_RUNS)
+
+
+def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict[str, float]:
+    sessions = [artifact.session(threads=threads) for artifact in artifacts]
+    inputs = runner.random_inputs(artifacts[0].inputs)
+    tensors = []
+    for session in sessions:
+        session.use_threads()
+        tensors.append(session.tensors(inputs))
+    times: list[list[float]] = [[], []]
+    for _ in range(turns):
+        for number, session in enumerate(sessions):
+            times[number] += list(session.time_network(tensors[number], runs))
+    least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
+    return {
+        "before_us": least[0], "after_us": least[1],
+        "before_median_us": median[0], "after_median_us": median[1],
+    }  # fmt: skip
+
+
+def text(result: dict[str, Any], folder: Path) -> str:
+    """Return the last line of a run: what it did and what the network gained."""
+    line = (
+        f"{folder}: {result['trials']} trials in {result['seconds']:.1f} s, "
+        f"{result['measuring_seconds']:.1f} s of them measuring"
+    )
+    if result["interrupted"]:
+        return f"{line}; interrupted, everything measured is kept: run it again to go on"
+    if result["network"] is not None:
+        before, after = result["network"]["before_us"], result["network"]["after_us"]
+        line += f"; network {before:.2f} us before, {after:.2f} us after"
+    return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"

@@ -1,0 +1,304 @@
+"""Tune the kernels of a network: which gets the next trials, and what goes on record."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bnncc import records, schedules
+from bnncc._version import __version__
+from bnncc.console import Console
+from bnncc.records import Writer
+from bnncc.schedules.space import Point
+from bnncc.targets.spec import TargetSpec
+from bnncc.tuning.pool import Pool, Setup
+from bnncc.tuning.progress import Progress
+from bnncc.tuning.search import Search, Task, key_of
+from bnncc.tuning.trials import Plan, Same, Trials
+from bnncc.workload import Workload
+
+CONTESTANTS = 3
+"""Points that are measured once more beside the default, when a kernel is done."""
+
+TURNS = 3
+"""How often each of them then is."""
+
+
+@dataclass
+class Result:
+    """What a run did.
+
+    Attributes
+    ----------
+    tasks : list of Task
+        Kernels with something to choose, and what is known of them now.
+    trials : int
+        In this run.
+    seconds, measuring : float
+        That it took, and how much of it were measurements.
+    interrupted : bool
+        Whether the user stopped it.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    trials: int = 0
+    seconds: float = 0.0
+    measuring: float = 0.0
+    interrupted: bool = False
+
+
+def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: int) -> list[Task]:
+    """Return a task for each distinct kernel that has something to choose.
+
+    Parameters
+    ----------
+    kernels : sequence of (str, int)
+        JSON of the specs, and how often the network runs each.
+    target : TargetSpec
+        The machine.
+    threads : int
+        That share kernels which are long enough.
+
+    Returns
+    -------
+    list of Task
+    """
+    weights: dict[Workload, int] = {}
+    for spec, count in kernels:
+        shared = schedules.space_of(Workload.of(spec).kernel, target, threads)
+        workload = Workload.of(spec, threads if shared.default.get("divide") else 1)
+        weights[workload] = weights.get(workload, 0) + count
+    made = [
+        Task(w, count, schedules.space_of(w.kernel, target, w.threads))
+        for w, count in weights.items()
+    ]
+    return [task for task in made if len(task.all) > 1]
+
+
+class Tuner:
+    """Tunes tasks and keeps what it finds.
+
+    Parameters
+    ----------
+    tasks : list of Task
+        From `tasks_of`.
+    setup : Setup
+        What measures.
+    folder : Path
+        Of records; the target's folder is made in it.
+    plan : Plan
+        How.
+    console : Console
+        For progress.
+    """
+
+    def __init__(
+        self, tasks: list[Task], setup: Setup, folder: Path, plan: Plan, console: Console
+    ) -> None:
+        self.tasks, self.setup, self.plan = tasks, setup, plan
+        self.folder = folder / records.folder_of(setup.target, setup.method)
+        self.console = console
+        self.search = Search(setup.target, plan.seed, plan.from_default)
+        self.result = Result(tasks)
+
+    def run(self) -> Result:
+        """Tune until the trials or the time are used up, or the user stops it.
+
+        Returns
+        -------
+        Result
+
+        Raises
+        ------
+        TuningError
+            If nothing can be measured, or records cannot be written.
+        """
+        started = time.monotonic()
+        limit = self.plan.time_limit
+        self.until = None if limit is None else started + limit
+        builds = Setup(self.setup.target, preload=self.setup.preload, method="none")
+        with (
+            Writer(self.folder) as self.writer,
+            tempfile.TemporaryDirectory(prefix="bnncc-tune-") as scratch,
+            Pool(builds, self.plan.jobs) as builders,
+            Pool(self.setup, self.plan.measurers) as measurers,
+        ):
+            self.trials = Trials(self.plan, builders, measurers, Path(scratch), self.console)
+            self._resume()
+            most = self.plan.trials if self.plan.each is None else self.plan.each * len(self.tasks)
+            total = min(most, self._done() + sum(len(t.left) for t in self.tasks))
+            unit = "s" if self.setup.method == "clock" else self.setup.method
+            self.progress = Progress(self.console, total, self.until, unit)
+            try:
+                if self.plan.each is not None:
+                    self._tune_each(self.plan.each)
+                elif self._done() < self.plan.trials:
+                    self._tune()
+            except KeyboardInterrupt:
+                self.result.interrupted = True
+            self.result.measuring = self.trials.measuring
+            self.result.seconds = time.monotonic() - started
+            self.progress.end(self.tasks)
+        return self.result
+
+    # ---- what happens next -----------------------------------------------------------------
+
+    def _done(self) -> int:
+        return sum(task.trials for task in self.tasks)
+
+    def _resume(self) -> None:
+        """Take up what is on record, and say in the index who goes on."""
+        log, notes = self.writer.log, self.writer.log.notes()
+        for task in self.tasks:
+            task.resume(log.records, notes.get(task.workload))
+        import importlib.metadata
+
+        self.writer.note(
+            {
+                "session": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
+                "device": self.plan.device,
+                "measured": self.setup.method,
+                "target": self.setup.target.name,
+                "tvm": importlib.metadata.version("apache-tvm"),
+                "bnncc": __version__,
+                "command": self.plan.command,
+            }
+        )
+
+    def _tune(self) -> None:
+        self._teach()
+        new = [task for task in self.tasks if not task.times and task.left]
+        if self.plan.from_default and new:  # all defaults first: they say where the time goes
+            self._trials([(task, self.search.propose(task, 1)) for task in new][: self._rest()])
+        while self._rest() > 0 and not self._late():
+            task = self._neediest()
+            if task is None:
+                break
+            self._trials([(task, self.search.propose(task, min(self.plan.batch, self._rest())))])
+        for task in self.tasks:
+            if not self._late():
+                self._contest(task)
+
+    def _tune_each(self, trials: int) -> None:
+        self._teach()
+        for task in self.tasks:
+            before = task.trials
+            while task.left and task.trials < trials and not self._late():
+                count = min(self.plan.batch, trials - task.trials)
+                self._trials([(task, self.search.propose(task, count))])
+            if task.trials > before and not self._late():
+                self._contest(task)
+
+    def _teach(self) -> None:
+        for task in self.tasks:
+            self.search.learn(task, [(task.points[k], s) for k, s in task.times.items()])
+
+    def _rest(self) -> int:
+        return self.plan.trials - self._done()
+
+    def _late(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+    def _neediest(self) -> Task | None:
+        """Return the kernel whose trials are fewest for its share of the measured time."""
+        open_ = [task for task in self.tasks if task.left]
+        never = [task for task in open_ if not task.times and not task.failed]
+        if never or not open_:
+            return never[0] if never else None
+
+        def need(task: Task) -> float:
+            seconds = task.best[1] if task.best is not None else 0.0
+            return task.weight * seconds / (task.trials + self.plan.batch)
+
+        return max(open_, key=need)
+
+    # ---- trials ----------------------------------------------------------------------------
+
+    def _trials(self, chosen: Sequence[tuple[Task, list[Point]]]) -> None:
+        """Build, check and measure points, and put on record what is right."""
+        pairs = [(task, point) for task, points in chosen for point in points]
+        self.trials.cases([task for task, _ in chosen])
+        built = self.trials.build(pairs)
+        measured: dict[int, list[tuple[Point, float]]] = {}
+        for (task, point), times in zip(pairs, self.trials.measure(pairs, built), strict=True):
+            if isinstance(times, Same):
+                task.left.pop(key_of(point), None)
+                continue
+            task.trials += 1
+            self.result.trials += 1
+            if isinstance(times, str):
+                task.fail(point, times)
+                self.console.progress(f"{task.workload.name}: {key_of(point)}: {times}")
+                continue
+            self._keep(task, point, times)
+            measured.setdefault(id(task), []).append((point, _mean(times)))
+        for task, _ in chosen:
+            self.search.learn(task, measured.get(id(task), []))
+            self._note(task)
+            self.progress.show(self._done(), task)
+
+    def _keep(self, task: Task, point: Point, times: Sequence[float]) -> None:
+        number = self.writer.workload(task.workload, self.search.workload_line(task))
+        self.writer.record(number, self.search.record_line(task, point, times))
+        task.note(point, _mean(times))
+
+    def _note(self, task: Task, **more: Any) -> None:
+        self.writer.note(
+            {
+                "kernel": task.workload.spec,
+                "threads": task.workload.threads,
+                "trials": task.trials,
+                "failed": task.failed,
+                **more,
+            }
+        )
+
+    def _contest(self, task: Task) -> None:
+        """Measure the best points and the default in turns, so that luck does not decide."""
+        default = key_of(task.space.default)
+        best = sorted(task.times, key=task.times.__getitem__)[:CONTESTANTS]
+        keys = list(dict.fromkeys([*best, *([default] if default in task.times else [])]))
+        if len(keys) < 2 or not self.result.trials:
+            return
+        self.trials.cases([task])
+        found = self.trials.turns([(task, task.points[key]) for key in keys], TURNS)
+        if found is None:
+            return
+        least = dict(zip(keys, found, strict=True))
+        for key in keys:
+            self._keep(task, task.points[key], least[key])
+        seconds = {key: _mean(times) for key, times in least.items()}
+        self._note(task, contest=seconds)
+
+
+def _mean(times: Sequence[float]) -> float:
+    return sum(times) / len(times)
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """Return what a run found, for JSON."""
+    return {
+        "trials": result.trials,
+        "seconds": round(result.seconds, 3),
+        "measuring_seconds": round(result.measuring, 3),
+        "interrupted": result.interrupted,
+        "kernels": [
+            {
+                "kernel": task.workload.name,
+                "spec": task.workload.spec,
+                "threads": task.workload.threads,
+                "weight": task.weight,
+                "trials": task.trials,
+                "failed": len(task.failed),
+                "default_us": None if task.default is None else task.default * 1e6,
+                "best_us": None if task.best is None else task.best[1] * 1e6,
+                "best": None if task.best is None else dict(task.best[0]),
+            }
+            for task in result.tasks
+        ],
+    }

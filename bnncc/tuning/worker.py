@@ -1,0 +1,146 @@
+"""The process that builds and measures kernels, so that what crashes or hangs is not the tuner.
+
+``python -m bnncc.tuning.worker`` reads JSON lines: first what it is for, then jobs. It answers each
+job with a line. It ends when its input does, or with the process that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import BnnccError, DeviceError
+from bnncc.targets.spec import TargetSpec
+from bnncc.workload import Workload
+
+_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+
+class Worker:
+    """Does jobs.
+
+    Parameters
+    ----------
+    setup : dict
+        ``target``, the fields of the target; ``device``, arguments of `bnncc.remote.connect`, or
+        None to measure here; ``threads`` that kernels use; ``preload``, modules to import first.
+    """
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        for name in setup["preload"]:
+            importlib.import_module(name)
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in setup["target"].items()
+        }
+        self.target = TargetSpec(**fields)
+        self.device, self.threads = setup["device"], setup["threads"]
+        self._where = _where(setup["method"], self.device, self.threads)
+
+    def do(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a job."""
+        tasks: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "case": self.case, "build": self.build, "measure": self.measure,
+        }  # fmt: skip
+        try:
+            return tasks[job["task"]](job)
+        except Exception as error:  # whatever a kernel does wrong costs its trial only
+            text = str(error).strip().splitlines() or [""]
+            return {"error": f"{type(error).__name__}: {text[-1][:300]}"}
+
+    def case(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Make inputs and the oracle's outputs of a workload."""
+        from bnncc.files import npz_bytes, write_atomic
+        from bnncc.tuning.cases import make
+
+        write_atomic(job["path"], [npz_bytes(make(Workload(job["spec"]).kernel).arrays())])
+        return {}
+
+    def build(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Make the library of a point, unless it is the same kernel as one made before."""
+        import tvm
+
+        from bnncc import memory, schedules
+        from bnncc.link import build_library
+        from bnncc.pipeline import tvm_target
+        from bnncc.topi_binary.build import prim_func
+
+        started = time.perf_counter()
+        workload = Workload(job["spec"], job["threads"])
+        func = schedules.schedule(
+            prim_func(workload.kernel), self.target, workload.threads, job["point"]
+        ).with_attr("global_symbol", "main")
+        same = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:32]
+        if same in job["known"]:
+            return {"same": same}
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+            executable = tvm.compile(
+                tvm.IRModule({"main": func}),
+                target=tvm_target(self.target),
+                tir_pipeline=memory.PIPELINE,
+            )
+        Path(job["library"]).write_bytes(build_library(executable, self.target))
+        return {"hash": same, "seconds": time.perf_counter() - started}
+
+    def measure(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Check and time a library."""
+        from bnncc.tuning.cases import Case
+
+        with np.load(job["case"]) as arrays:
+            case = Case.of(dict(arrays))
+        kernel = Workload(job["spec"]).kernel
+        started = time.perf_counter()
+        try:
+            times = self._where.run(Path(job["library"]), kernel, case, job["seconds"])
+        except DeviceError as error:
+            # The kernel may have ended the session; or the device is gone, for no fault of it.
+            guilty = "the session " in str(error)
+            if guilty or "lost the device" in str(error):
+                return {"lost": str(error), "guilty": guilty}
+            raise
+        return {"times": times, "seconds": time.perf_counter() - started}
+
+
+def _where(method: str, device: dict[str, Any] | None, threads: int) -> Any:
+    """Return what measures; connect if that is a device."""
+    from bnncc.tuning import bench
+
+    if method == "instructions":
+        from bnncc.tuning.standin import Instructions
+
+        return Instructions()
+    if method == "none":
+        return None
+    return bench.Here(threads) if device is None else bench.OnDevice(device, threads)
+
+
+def main() -> None:
+    """Answer jobs until there are none."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tuner
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anything prints is no answer
+    try:
+        worker = Worker(json.loads(sys.stdin.readline()))
+    except (BnnccError, ImportError) as error:
+        answers.write(json.dumps({"fatal": str(error)}) + "\n")
+        return
+    answers.write(json.dumps({"ready": os.getpid()}) + "\n")
+    answers.flush()
+    for line in sys.stdin:
+        answers.write(json.dumps(worker.do(json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""A kernel as MetaSchedule knows it: a workload, and a trace that samples the rule's choices.
+
+MetaSchedule tunes PrimFuncs by replaying primitives on them. Our kernels are written anew from a
+point of their space instead, so the workload is a function of the kernel's name, tensors and spec
+with an empty block, and the trace annotates that block with each sampled choice; whoever builds a
+candidate reads the annotations. It is small, so logs are, and it says exactly what a kernel
+computes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bnncc.topi_binary import spec as specs
+from bnncc.topi_binary.build import SPEC_ATTR, aliases, input_types, output_types
+from bnncc.topi_binary.spec import Spec, from_json, to_json
+
+if TYPE_CHECKING:
+    from tvm import s_tir, tirx
+
+PREFIX = "bnncc."
+"""Of annotations that hold a choice."""
+
+BATCH = "n"
+"""Name of any symbolic batch; measured with one image."""
+
+_THREADS = "bnncc.threads"
+_BLOCK = "kernel"
+_SPEC_TEXT = re.compile(rb'"data": ("\{(?:[^"\\]|\\.)*\}")')
+_THREADS_TEXT = re.compile(rb'"data": "bnncc\.threads=(\d+)"')
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is tuned: a kernel, for one thread or for several.
+
+    Attributes
+    ----------
+    spec : str
+        JSON of the kernel's spec, with `BATCH` for a symbolic batch.
+    threads : int
+        How many threads share it.
+    """
+
+    spec: str
+    threads: int = 1
+
+    @classmethod
+    def of(cls, spec: Spec | str, threads: int = 1) -> Workload:
+        """Return the workload of a kernel.
+
+        Parameters
+        ----------
+        spec : Spec or str
+            The kernel, or the JSON of it; fields it lacks get their defaults.
+        threads : int
+            How many threads share it.
+
+        Returns
+        -------
+        Workload
+
+        Raises
+        ------
+        ValueError
+            If it is no spec that this version knows.
+        """
+        try:
+            known = from_json(spec) if isinstance(spec, str) else spec
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"unknown kernel: {error}") from error
+        if isinstance(known.n, str):
+            known = replace(known, n=BATCH)
+        return cls(to_json(known), threads)
+
+    @property
+    def kernel(self) -> Spec:
+        """The spec."""
+        return from_json(self.spec)
+
+    @property
+    def name(self) -> str:
+        """A short description, for people.
+
+        Examples
+        --------
+        >>> from bnncc.topi_binary.spec import BinaryConv2d
+        >>> Workload.of(BinaryConv2d(1, 56, 56, 64, 128, (3, 3), (2, 2))).name
+        'BinaryConv2d 64,56x56 -> 128 3x3 s2'
+        """
+        return _describe(self.kernel) + (f", {self.threads} threads" if self.threads > 1 else "")
+
+
+def function(workload: Workload) -> tirx.PrimFunc:
+    """Return `workload` as MetaSchedule's: the kernel's tensors, and an empty block."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script import builder as T
+
+    kernel = workload.kernel
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("main")
+            T.func_attr({SPEC_ATTR: workload.spec, _THREADS: f"{_THREADS}={workload.threads}"})
+            over = zip(output_types(kernel), aliases(kernel), strict=True)
+            own = [kind for kind, place in over if place < 0]  # the others are stored over inputs
+            for number, (shape, dtype) in enumerate((*input_types(kernel), *own)):
+                extents = [extent if isinstance(extent, int) else 1 for extent in shape]
+                T.arg(f"tensor_{number}", T.buffer(extents, dtype))
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                with T.sblock(_BLOCK):
+                    T.reads()
+                    T.writes()
+                    T.evaluate(0)
+        return builder.get()
+
+
+def sampler(choices: Mapping[str, tuple[int, ...]]) -> Callable[[s_tir.Schedule], None]:
+    """Return the function that samples `choices` on a workload, for MetaSchedule's ScheduleFn."""
+
+    def sample(sch: s_tir.Schedule) -> None:
+        block = sch.get_sblock(_BLOCK)
+        for name, values in choices.items():
+            share = [1 / len(values)] * len(values)
+            sch.annotate(block, PREFIX + name, sch.sample_categorical(list(values), share))
+
+    return sample
+
+
+def candidate(workload: Any, point: Mapping[str, int], design: Any) -> s_tir.Schedule:
+    """Return the schedule that decides as `point` says.
+
+    Parameters
+    ----------
+    workload : tvm.IRModule
+        With `function` as ``main``.
+    point : mapping of str to int
+        A value for each choice.
+    design : tvm.s_tir.Trace
+        From `sampler`.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+    """
+    from tvm import s_tir
+
+    samples = [inst for inst in design.insts if inst.kind.name == "SampleCategorical"]
+    names = [inst.attrs[0] for inst in design.insts if inst.kind.name == "Annotate"]
+    for inst, name in zip(samples, names, strict=True):
+        values = [int(v) for v in inst.attrs[0]]
+        chosen = values.index(point[str(name).removeprefix(PREFIX)])
+        design = design.with_decision(inst, chosen, True)
+    schedule = s_tir.Schedule(workload)
+    design.apply_to_schedule(schedule, remove_postproc=True)
+    return schedule
+
+
+def point_of_module(module: Any) -> dict[str, int]:
+    """Return the point that a candidate's module is annotated with."""
+    from tvm import s_tir
+
+    sch = s_tir.Schedule(module)
+    notes = sch.get(sch.get_sblock(_BLOCK)).annotations
+    return {k.removeprefix(PREFIX): int(v) for k, v in notes.items() if k.startswith(PREFIX)}
+
+
+def point_of_trace(trace: Any) -> dict[str, int]:
+    """Return the point of a trace as JSON, without TVM.
+
+    Parameters
+    ----------
+    trace : list
+        Instructions and decisions, as in a line of MetaSchedule's database.
+
+    Returns
+    -------
+    dict of str to int
+
+    Raises
+    ------
+    ValueError
+        If it is no trace of ours.
+    """
+    try:
+        instructions, decisions = trace
+        chosen = {int(number): int(value) for number, value in decisions}
+        values: dict[str, int] = {}
+        point: dict[str, int] = {}
+        for number, (kind, inputs, attrs, outputs) in enumerate(instructions):
+            if kind == "SampleCategorical":
+                values[outputs[0]] = int(attrs[0][chosen[number]])
+            elif kind == "Annotate" and str(attrs[0]).startswith(PREFIX):
+                point[attrs[0].removeprefix(PREFIX)] = values[inputs[1]]
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ValueError(f"no trace of bnncc's: {type(error).__name__}: {error}") from error
+    return point
+
+
+def workload_of_text(text: str) -> Workload:
+    """Return the workload of a line of MetaSchedule's database, without TVM.
+
+    Parameters
+    ----------
+    text : str
+        The function as base64 of TVM's JSON.
+
+    Returns
+    -------
+    Workload
+
+    Raises
+    ------
+    ValueError
+        If it is none of ours, or of another version.
+    """
+    content = base64.b64decode(text, validate=True)
+    found, threads = _SPEC_TEXT.search(content), _THREADS_TEXT.search(content)
+    if found is None or threads is None:
+        raise ValueError("no kernel of bnncc's")
+    return Workload.of(json.loads(found[1]), int(threads[1]))
+
+
+def _describe(kernel: Spec) -> str:
+    name = type(kernel).__name__
+    channels = getattr(kernel, "channels", "")
+    if isinstance(channels, tuple):
+        channels = "+".join(map(str, channels))
+    text = f"{name} {channels}"
+    if getattr(kernel, "rank", 4) == 2:
+        text += f" x{kernel.n}" if kernel.n != 1 else ""
+    else:
+        text += f",{kernel.height}x{kernel.width}"
+    if isinstance(kernel, (specs.BinaryConv2d, specs.Conv2d, specs.FewBitConv2d)):
+        text += f" -> {kernel.out_channels}"
+    windowed = (
+        *(specs.BinaryConv2d, specs.Conv2d, specs.FewBitConv2d),
+        *(specs.Pool2d, specs.BitwiseMaxPool),
+    )
+    if isinstance(kernel, windowed) and getattr(kernel, "rank", 4) == 4:
+        text += f" {kernel.kernel[0]}x{kernel.kernel[1]}"
+        text += f" s{kernel.strides[0]}" if kernel.strides[0] > 1 else ""
+    return text

@@ -1,0 +1,138 @@
+"""What a rule may choose: named choices with the values they can take, and the default of each.
+
+A *point* gives every choice a value. The rules in this folder make a kernel of any point of its
+space; their default is one point of it, so a tuned kernel and one that is not differ in numbers
+only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+Point = Mapping[str, int]
+"""A value for each choice."""
+
+THREADED = ("divide", "chunks")
+"""Choices that exist for several threads only; one thread passes over them in a record."""
+
+
+class UnfitPoint(ValueError):
+    """A point is not in the space: it was found with other rules."""
+
+
+def _anything(point: Point) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of one kernel.
+
+    Attributes
+    ----------
+    choices : mapping of str to tuple of int
+        What each can be, in ascending order; 0 and 1 where it is a question.
+    default : mapping of str to int
+        What the rule chooses by itself.
+    fits : callable
+        Whether values go together.
+    """
+
+    choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    default: Point = field(default_factory=dict)
+    fits: Callable[[Point], bool] = _anything
+
+    def points(self) -> Iterator[dict[str, int]]:
+        """Yield every point, the default first.
+
+        Yields
+        ------
+        dict of str to int
+            A value for each choice.
+        """
+        yield dict(self.default)
+        for values in itertools.product(*self.choices.values()):
+            point = dict(zip(self.choices, values, strict=True))
+            if point != self.default and self.fits(point):
+                yield point
+
+    def complete(self, point: Point | None) -> dict[str, int]:
+        """Return `point` with the defaults of choices it leaves out.
+
+        Parameters
+        ----------
+        point : mapping of str to int, optional
+            Values for some choices.
+
+        Returns
+        -------
+        dict of str to int
+
+        Raises
+        ------
+        UnfitPoint
+            If it has a choice or value that this space has not.
+        """
+        given = {k: v for k, v in (point or {}).items() if k in self.choices or k not in THREADED}
+        for name, value in given.items():
+            if value not in self.choices.get(name, ()):
+                known = ", ".join(map(str, self.choices.get(name, ()))) or "no such choice"
+                raise UnfitPoint(f"{name} is {value}, not one of: {known}")
+        whole = {**self.default, **given}
+        if whole != dict(self.default) and not self.fits(whole):
+            raise UnfitPoint(f"{text(given)} do not go together")
+        return whole
+
+
+def space(
+    choices: Mapping[str, Iterable[int]], default: Point, fits: Callable[[Point], bool] = _anything
+) -> Space:
+    """Return a space of `choices` and what `default` has besides.
+
+    Examples
+    --------
+    >>> made = space({"columns": (2, 4, 8)}, {"columns": 7}, lambda p: p["columns"] < 8)
+    >>> [point["columns"] for point in made.points()]
+    [7, 2, 4]
+    """
+    values = {name: tuple(sorted({*found, default[name]})) for name, found in choices.items()}
+    return Space(values, dict(default), fits)
+
+
+def with_threads(
+    choices: Mapping[str, Iterable[int]], default: Point, several: bool, divided: bool,
+    fits: Callable[[Point], bool] = _anything,
+) -> Space:  # fmt: skip
+    """Return a space that says, if there are `several` threads, whether they share the kernel."""
+    if not several:
+        return space(choices, default, fits)
+    return space({**choices, "divide": (0, 1)}, {**default, "divide": int(divided)}, fits)
+
+
+def tile_sizes(extent: int, most: int) -> list[int]:
+    """Return the sizes up to `most` of nearly equal tiles of `extent`, no two for the same cut.
+
+    Examples
+    --------
+    >>> tile_sizes(14, 8)
+    [1, 2, 3, 4, 5, 7]
+    """
+    return sorted({-(-extent // -(-extent // size)) for size in range(1, min(extent, most) + 1)})
+
+
+def powers(most: int) -> list[int]:
+    """Return the powers of two up to `most`."""
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def text(point: Point) -> str:
+    """Return `point` on one line.
+
+    Examples
+    --------
+    >>> text({"columns": 7, "vectors": 2})
+    'columns=7 vectors=2'
+    """
+    return " ".join(f"{name}={value}" for name, value in point.items())

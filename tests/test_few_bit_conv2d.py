@@ -1,0 +1,88 @@
+"""Few-bit convolutions and dense layers, against the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bnncc.topi_binary import few_bit_data, reference_few_bit
+from bnncc.topi_binary.spec import FewBitConv2d, from_json, to_json
+from bnncc.topi_binary.step import Step
+from tests.few_bit_cases import inputs
+from tests.kernel_harness import TARGETS, run_kernel, same
+
+NATIVE = "native"
+LEVELS = Step("levels", count=5, way="acc", forms=("planes", "bytes", "pairs", "floats", "value"),
+              lo=-1.0, hi=0.5)  # fmt: skip
+FLIPPED = replace(LEVELS, flip=True, forms=("planes",))
+PADDED = FewBitConv2d(
+    1, 7, 9, 40, 24, (3, 3), pads=(1, 1, 1, 1), data_bits=2, weight_bits=2, method="and",
+    steps=(LEVELS, Step("store")),
+)  # fmt: skip
+SMALL = replace(PADDED, height=3, width=3, out_channels=8, steps=(Step("store"),))
+DENSE = FewBitConv2d(5, 1, 1, 75, 37, (1, 1), rank=2, data_bits=3, weight_bits=2,
+                     steps=(Step("store"), FLIPPED))  # fmt: skip
+
+
+def _check(spec: FewBitConv2d, target: str, outside: float = 0, threads: int = 1) -> None:
+    assert from_json(to_json(spec)) == spec
+    batch = spec.n if isinstance(spec.n, int) else 3
+    arrays = inputs(spec, 1, batch, outside)
+    want = reference_few_bit.few_bit_conv2d(spec, arrays)
+    got = run_kernel(spec, arrays, target, batch, threads)
+    _same_levels(spec, got, want)
+
+
+def _same_levels(spec: FewBitConv2d, got: list, want: list) -> None:
+    """Compare, but for what lies beyond the channels in forms that are numbers."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        words = one.shape[-1]
+        for form, per_word in few_bit_data.PER_WORD.items():
+            size = -(-spec.out_channels // 16) * 16 // per_word
+            kind = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[form]
+            if words == size and words != spec.out_channels and one.dtype.itemsize == 4:
+                one, other = (np.ascontiguousarray(x).view(kind)[..., : spec.out_channels]
+                              for x in (one, other))  # fmt: skip
+                break
+        same([one], [other])
+
+
+@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("method", few_bit_data.METHODS)
+@pytest.mark.parametrize("spec", [PADDED, DENSE], ids=["conv", "dense"])
+def test_every_method_on_every_target(spec: FewBitConv2d, method: str, target: str) -> None:
+    _check(replace(spec, method=method, starts=True), target, 1)
+
+
+@pytest.mark.parametrize("method", ["xor", "and"])
+@pytest.mark.parametrize("data_bits", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("weight_bits", [1, 2, 3, 4])
+def test_every_pair_of_bits(weight_bits: int, data_bits: int, method: str) -> None:
+    spec = replace(SMALL, data_bits=data_bits, weight_bits=weight_bits, method=method, starts=True)
+    _check(spec, NATIVE, 2**data_bits // 2)
+
+
+@pytest.mark.parametrize("method", ["xor", pytest.param("and", marks=pytest.mark.slow), "bytes"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strides": (2, 2)},
+        {"dilations": (2, 1), "pads": (2, 1, 0, 2)},
+        {"kernel": (1, 1), "pads": (0, 0, 0, 0)},
+        {"kernel": (5, 5), "pads": (2, 2, 2, 2), "channels": 3},
+        {"channels": 128, "out_channels": 64, "groups": 2},
+        {"n": "n", "out_channels": 1},
+        {"doubled": True},
+        {"width": 40, "height": 3},
+        {"n": 2, "rank": 2, "height": 1, "width": 1, "kernel": (1, 1), "pads": (0, 0, 0, 0)},
+    ],
+    ids=str,
+)
+def test_shapes(change: dict, method: str) -> None:
+    steps = (Step("store"), FLIPPED)
+    spec = replace(PADDED, **{"method": method, "starts": True, "steps": steps, **change})
+    _check(spec, NATIVE, 1.5 if spec.doubled else 1)

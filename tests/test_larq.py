@@ -1,0 +1,58 @@
+"""Files of Larq Compute Engine and TensorFlow Lite against Larq Compute Engine's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bnncc
+from bnncc.evaluate import evaluate
+from bnncc.frontend.formats import as_onnx
+from bnncc.frontend.onnx import load
+
+FOLDER = Path(__file__).parent / "data" / "larq"
+OUTPUTS = np.load(FOLDER / "outputs.npz")
+NAMES = sorted(p.stem for p in FOLDER.glob("*.tflite"))
+COMPILED = ("one_bits", "groups_int8", "int8_between", "words_given", "options", "mnist", "glue")
+"""What is also compiled in quick test runs; the others only evaluate their graph there."""
+
+
+def arrays(name: str, what: str) -> list[np.ndarray]:
+    """Return the inputs ("in") or outputs ("out") of a file, in order."""
+    found = []
+    while f"{name}/{what}{len(found)}" in OUTPUTS:
+        found.append(OUTPUTS[f"{name}/{what}{len(found)}"])
+    return found
+
+
+def compare(made: dict[str, np.ndarray], order: list[str], name: str) -> None:
+    """Integers, and so bits, are equal; floats but for rounding."""
+    wanted = arrays(name, "out")
+    assert len(wanted) == len(order)
+    for output, right in zip(order, wanted, strict=True):
+        mine = made[output]
+        assert (mine.dtype, mine.shape) == (right.dtype, right.shape), output
+        if right.dtype.kind == "f":
+            top = float(np.abs(right).max())
+            assert np.abs(mine - right).max() <= 1e-4 * top, output
+        else:
+            np.testing.assert_array_equal(mine, right, err_msg=output)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graph(name: str) -> None:
+    graph = load(as_onnx(FOLDER / f"{name}.tflite"))
+    feeds = dict(zip(graph.inputs, arrays(name, "in"), strict=True))
+    compare(evaluate(graph, feeds), graph.outputs, name)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in COMPILED else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
+def test_compiled(name: str) -> None:
+    artifact = bnncc.compile(FOLDER / f"{name}.tflite")
+    names = [t.name for t in artifact.inputs]
+    made = artifact.run(dict(zip(names, arrays(name, "in"), strict=True)))
+    compare(made, [t.name for t in artifact.outputs], name)

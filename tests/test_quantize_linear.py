@@ -1,0 +1,144 @@
+"""QuantizeLinear and DequantizeLinear of every integer type, and Brevitas' QCDQ with Clip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import bnncc
+from bnncc.errors import ModelError
+from bnncc.evaluate import evaluate
+from bnncc.frontend.linear import INTEGERS
+from bnncc.frontend.onnx import load
+
+RNG = np.random.default_rng(0)
+OPSETS = {"int8": 13, "uint8": 13, "int4": 21, "uint4": 21, "int2": 25, "uint2": 25, "int16": 21,
+          "uint16": 21}  # fmt: skip
+
+
+def dtype_of(name: str) -> np.dtype:
+    return np.dtype(helper.tensor_dtype_to_np_dtype(getattr(TensorProto, name.upper())))
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, Any],
+    shape: tuple[int, ...],
+    opset: int = 25,
+    output: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", output, None)],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def same(proto: onnx.ModelProto, x: np.ndarray) -> None:
+    """Compare with onnx.reference, which knows Q and DQ from opset 19 on."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    copy.opset_import[0].version = max(21, proto.opset_import[0].version)
+    wanted = ReferenceEvaluator(copy).run(None, {"x": x})[0]
+    found = evaluate(load(proto), {"x": x})["y"]
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, 1e-6, 1e-5)
+    np.testing.assert_allclose(bnncc.compile(proto).run({"x": x})["y"], wanted, 1e-6, 1e-5)
+
+
+@pytest.mark.parametrize("name", OPSETS)
+@pytest.mark.parametrize("zero", [0, 1])
+def test_there_and_back(name: str, zero: int) -> None:
+    low, high = INTEGERS[name]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    constants = {"s": np.float32(0.25), "z": np.array(zero, dtype_of(name))}
+    middle = np.arange(-60, 61) / 16
+    ends = np.concatenate([low / 4 + middle, high / 4 + middle])
+    x = np.float32([*middle, *ends]).reshape(1, -1)
+    same(model(nodes, constants, x.shape, OPSETS[name]), x)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "uint4", "int2"])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_stored_weights(name: str, axis: int | None) -> None:
+    low, high = INTEGERS[name]
+    weight = RNG.integers(low, high + 1, (12, 7)).astype(dtype_of(name))
+    size = () if axis is None else (weight.shape[axis],)
+    constants = {"w": weight, "s": np.float32(RNG.random(size) + 0.5)}
+    attrs = {} if axis is None else {"axis": axis}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], **attrs),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    same(model(nodes, constants, (3, 12), OPSETS[name]), RNG.random((3, 12)).astype(np.float32))
+
+
+def test_scales_of_blocks() -> None:
+    weight = RNG.integers(-8, 8, (12, 7)).astype(dtype_of("int4"))
+    constants = {"w": weight, "s": np.float32(RNG.random((3, 7)))}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=4),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    same(model(nodes, constants, (3, 12)), RNG.random((3, 12)).astype(np.float32))
+
+
+@pytest.mark.parametrize("narrow", [(-1, 1), (-7, 7), (0, 3)])
+def test_clip_between(narrow: tuple[int, int]) -> None:
+    """Integers are clipped, moved and pooled before they become floats again."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], axis=1),
+        helper.make_node("Clip", ["q", "low", "high"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Transpose", ["p"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("DequantizeLinear", ["t", "s", "z"], ["y"], axis=3),
+    ]
+    dtype = np.int8 if narrow[0] < 0 else np.uint8
+    constants = {
+        "s": np.float32([0.5, 0.3, 1.0]), "z": np.zeros(3, dtype),
+        "low": np.array(narrow[0], dtype), "high": np.array(narrow[1], dtype),
+    }  # fmt: skip
+    x = RNG.standard_normal((1, 3, 4, 6)).astype(np.float32) * 3
+    same(model(nodes, constants, x.shape, 13), x)
+
+
+def test_integers_as_output() -> None:
+    nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"])]
+    constants = {"s": np.float32(0.1), "z": np.int8(3)}
+    x = RNG.standard_normal((2, 9)).astype(np.float32) * 20
+    same(model(nodes, constants, x.shape, 13, TensorProto.INT8), x)
+
+
+@pytest.mark.parametrize("attrs", [{"axis": 5}, {"axis": 0}, {"axis": 0, "block_size": 5}])
+def test_scales_that_do_not_fit(attrs: dict[str, int]) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], **attrs),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    constants = {"w": np.ones((12, 7), np.int8), "s": np.ones(5, np.float32)}
+    with pytest.raises(ModelError, match=r"^linear: DequantizeLinear `.*`: "):
+        load(model(nodes, constants, (3, 12), 21))
+
+
+@pytest.mark.parametrize("name", ["int4", "uint2"])
+def test_packed_types_stay_inside(name: str) -> None:
+    code = getattr(TensorProto, name.upper())
+    rounds = helper.make_node("Cast", ["x"], ["y"], to=code)
+    with pytest.raises(ModelError, match=rf"output `y`: is {name}, which has less than a byte"):
+        load(model([rounds], {}, (2, 3), output=code))
+    proto = model([helper.make_node("Cast", ["x"], ["y"], to=1)], {}, (2, 3))
+    proto.graph.input[0].type.tensor_type.elem_type = code
+    with pytest.raises(ModelError, match=rf"input `x`: is {name}, which has less than a byte"):
+        load(proto)

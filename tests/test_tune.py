@@ -1,0 +1,254 @@
+"""Tuning: what it records, how it goes on, and what kernels and signals cannot do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bnncc
+from bnncc import cli, driver, records, schedules
+from bnncc.console import Console
+from bnncc.errors import TuningError
+from bnncc.options import CompileOptions
+from bnncc.targets import catalog
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
+from bnncc.tuning.pool import Setup
+from bnncc.tuning.trials import Plan
+from bnncc.tuning.tuner import Result, Tuner, tasks_of
+from bnncc.workload import Workload, candidate, function, point_of_trace, sampler
+from tests.devices import DIGITS, ENVIRONMENT
+from tests.planted import PLANTED
+
+KERNEL = Workload.of(
+    BinaryConv2d(1, 8, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+)
+NATIVE = catalog.native()
+QUIET = Console(-1)
+KILLS = 20 if os.environ.get("BNNCC_TEST_ALL") else 2
+
+
+def tune(folder: Path, trials: int, preload: tuple[str, ...] = (), **options: object) -> Result:
+    """Tune one small kernel here."""
+    plan = Plan(trials=trials, jobs=2, repeat_seconds=0.002, **options)  # type: ignore[arg-type]
+    tasks = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
+    return Tuner(tasks, Setup(NATIVE, preload=preload), folder, plan, QUIET).run()
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the records of twelve trials."""
+    folder = tmp_path_factory.mktemp("records")
+    assert tune(folder, 12).trials == 12
+    return folder
+
+
+def log_of(folder: Path) -> records.Log:
+    return records.read(folder / NATIVE.family)
+
+
+def test_records_are_metaschedules(tuned: Path) -> None:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from bnncc.tuning.search import light_tensor_intrin
+
+    light_tensor_intrin()
+    database = ms.database.JSONDatabase(work_dir=str(tuned / NATIVE.family))
+    log = log_of(tuned)
+    assert not log.damaged
+    assert len(database) == len(log.records) >= 12
+    module = tvm.IRModule({"main": function(KERNEL)})
+    assert database.has_workload(module)
+    best = database.query_tuning_record(module, tvm.target.Target("llvm"), "main")
+    assert point_of_trace(records.numbers(best.trace.as_json(False))) in [
+        record.point for record in log.records
+    ]
+
+
+def test_the_trace_says_the_point() -> None:
+    import tvm
+    from tvm import s_tir
+
+    space = schedules.space_of(KERNEL.kernel, NATIVE)
+    module = tvm.IRModule({"main": function(KERNEL)})
+    design = s_tir.Schedule(module)
+    sampler(space.choices)(design)
+    for point in random.Random(1).sample(list(space.points()), 5):
+        made = candidate(module, point, design.trace)
+        assert point_of_trace(records.numbers(made.trace.as_json(False))) == point
+
+
+def test_a_second_run_goes_on(tuned: Path) -> None:
+    before = log_of(tuned)
+    assert tune(tuned, 12).trials == 0
+    again = tune(tuned, 16)
+    assert again.trials == 4
+    assert again.tasks[0].trials == 16
+    after = log_of(tuned)
+    assert after.records[: len(before.records)] == before.records
+    sessions = [entry for entry in after.index if "session" in entry]
+    assert len(sessions) == 3
+    assert {"device", "tvm", "bnncc", "session", "command"} <= sessions[0].keys()
+
+
+def test_one_process_writes_at_a_time(tuned: Path) -> None:
+    with (
+        records.Writer(tuned / NATIVE.family),
+        pytest.raises(TuningError, match="another process writes"),
+    ):
+        tune(tuned, 20)
+
+
+def test_bad_kernels_cost_their_trial_and_nothing_else(tmp_path: Path) -> None:
+    bad = set(PLANTED.values())
+    result = tune(tmp_path, 20, ("tests.planted",), measure_seconds=3.0)
+    (task,) = result.tasks
+    assert result.trials == task.trials == 20
+    tried = {name: [k for k in task.failed if f"columns={c} " in k] for name, c in PLANTED.items()}
+    assert all(tried.values()), tried
+    assert {task.failed[k] for k in tried["builder"]} == {"crashed: SIGABRT"}
+    hung = "took longer than 3 s"
+    assert {task.failed[k] for k in tried["crash"]} <= {"crashed: SIGABRT", hung}  # TVM is slow
+    assert {task.failed[k] for k in tried["hang"]} == {hung}
+    assert all(task.failed[k].startswith("WrongResult") for k in tried["wrong"])
+    assert len(task.failed) == sum(map(len, tried.values()))
+    assert len(task.times) == 20 - len(task.failed)
+    recorded = [record.point["columns"] for record in log_of(tmp_path).records]
+    assert recorded
+    assert not bad & set(recorded)
+    again = tune(tmp_path, 20)
+    assert again.trials == 0
+    assert again.tasks[0].failed == task.failed
+
+
+def compiled(folder: Path, **options: object) -> bnncc.Artifact:
+    return bnncc.compile(DIGITS / "digits.onnx", records=[folder], threads=1, **options)  # type: ignore[arg-type]
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL leaves records that the next run and a compilation can use."""
+    seen = 0
+    for turn in range(KILLS):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
+             "--records", str(tmp_path), "--kernels", "BinaryConv2d 32"],
+            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        found = tmp_path / NATIVE.family / records.RECORDS
+        until = time.monotonic() + 60
+        size = found.stat().st_size if found.exists() else 0
+        while time.monotonic() < until and (not found.exists() or found.stat().st_size <= size):
+            time.sleep(0.05)
+        time.sleep(random.Random(turn).uniform(0, 3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        log = log_of(tmp_path)
+        assert not log.damaged
+        assert len(log.records) >= seen
+        seen = len(log.records)
+        # the next run takes up everything
+        tasks = tasks_of([(w.spec, 1) for w in {r.workload for r in log.records}], NATIVE, 1)
+        plan = Plan(trials=1)
+        Tuner(tasks, Setup(NATIVE), tmp_path, plan, QUIET).run()
+        assert len(log_of(tmp_path).records) == seen
+    assert seen > 0
+    assert not compiled(tmp_path).report["warnings"]
+
+
+def test_a_torn_line_is_passed_over_and_removed(tuned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / NATIVE.family
+    folder.mkdir()
+    for name in (records.INDEX, records.WORKLOADS, records.RECORDS):
+        content = (tuned / NATIVE.family / name).read_bytes()
+        (folder / name).write_bytes(content + content.split(b"\n")[0][:-7])
+    assert log_of(tmp_path).records == log_of(tuned).records
+    assert not log_of(tmp_path).damaged
+    with records.Writer(folder):
+        pass
+    for name in (records.INDEX, records.WORKLOADS, records.RECORDS):
+        assert (folder / name).read_bytes() == (tuned / NATIVE.family / name).read_bytes()
+
+
+def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
+    """A record of another version, of an unknown kernel or damaged never ends a compilation."""
+    kernels = driver.kernels(DIGITS / "digits.onnx", CompileOptions(threads=1, tuned=False))
+    tasks = tasks_of(kernels, NATIVE, 1)
+    Tuner(tasks, Setup(NATIVE), tmp_path, Plan(trials=len(tasks)), QUIET).run()
+    good = compiled(tmp_path)
+    assert good.report["summary"]["tuned"] >= len(tasks)
+    assert not good.report["warnings"]
+    path = tmp_path / NATIVE.family / records.RECORDS
+    whole = path.read_text().splitlines()
+    first = whole[0].replace("bnncc.columns", "bnncc.colours")
+    path.write_text("\n".join([first, "{]", '["x",[]]', *whole[1:]]) + "\n")
+    (path.parent / records.WORKLOADS).open("a").write('["1","AAAA"]\n')
+    stale = compiled(tmp_path)
+    assert stale.report["summary"]["tuned"] == good.report["summary"]["tuned"] - 1
+    (warning,) = stale.report["warnings"]
+    assert warning.startswith("a tuning record does not apply and was passed over: ")
+    assert "(and 3 more)" in warning
+    untuned = bnncc.compile(DIGITS / "digits.onnx", tuned=False, threads=1)
+    assert untuned.report["summary"]["tuned"] == 0
+
+
+def test_records_can_be_listed_pruned_and_merged(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*args: object) -> str:
+        assert cli.main(["records", *map(str, args)]) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] > 0
+    assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] == 0
+    listed = json.loads(run("list", tmp_path, "--json"))[NATIVE.family]
+    (kernel,) = listed["kernels"]
+    assert kernel["spec"] == KERNEL.spec
+    assert kernel["trials"] >= 12
+    best = log_of(tuned).best()[KERNEL]
+    assert kernel["best_us"] == pytest.approx(best.seconds * 1e6)
+    assert "BinaryConv2d 64,8x8 -> 32 3x3" in run("list", tmp_path)
+    assert json.loads(run("prune", tmp_path, "--json"))[NATIVE.family] > 0
+    assert len(log_of(tmp_path).records) in (1, 2)
+    assert log_of(tmp_path).best()[KERNEL].point == best.point
+    assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
+
+
+def test_every_kind_of_kernel_has_a_case() -> None:
+    from bnncc.tuning.cases import Case, make
+
+    steps = (Step("affine"), Step("add"), Step("store"), Step("bits"))
+    for spec in (
+        KERNEL.kernel,
+        Conv2d(1, 6, 6, 3, 20, (3, 3), pads=(1, 1, 1, 1), steps=steps, method="filtered"),
+        Elementwise("n", 3, 3, 40, steps=(Step("bits"),)),
+    ):
+        case = make(spec)
+        again = Case.of(case.arrays())
+        assert again.difference(case.outputs) == ""
+        other = [array.copy() for array in case.outputs]
+        other[-1].flat[0] ^= 2**31 if other[-1].dtype == "uint32" else 1
+        assert "1 of" in again.difference(other) or case.unsure[-1] is not None
+
+
+def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(DIGITS / "digits.onnx")
+    for options, says in (
+        (["--kernels", "("], "is no regular expression"),
+        (["--kernels", "nothing like it"], "no kernel matches nothing like it"),
+        (["--target", "arm64"], "this machine cannot run arm64"),
+        (["--measure", "instructions"], "is for Arm"),
+        (["--tracker", "127.0.0.1:1"], "--tracker needs --key"),
+        (["--untuned"], "tune takes one --records"),
+    ):
+        assert cli.main(["tune", model, "--records", str(tmp_path), *options]) in (1, 2)
+        assert says in capsys.readouterr().err
+    assert cli.main(["compile", model, "--records", str(tmp_path / "none")]) == 2
+    assert "no such folder of records" in capsys.readouterr().err

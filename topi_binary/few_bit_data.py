@@ -1,0 +1,166 @@
+"""Operands of few-bit convolutions: how levels and weights are stored, by method.
+
+With data levels k (planes ``d_j`` of bits, ``k = sum 2**j d_j``) and integer weights q:
+
+* ``xor``: weights are odd, ``q = sum 2**i t_i`` with signs t. A product of planes is
+  ``popcount(t_i) - popcount(d_j ^ t_i)``; the first part is a constant of the weights and joins the
+  start values, so the kernel subtracts ``sum 2**(i + j) popcount(d_j ^ t_i)`` from them.
+* ``and``: weights are two's complement, ``q = sum 2**i u_i - 2**(W - 1) u_(W - 1)``, and a product
+  of planes is ``popcount(d_j & u_i)``. Ternary weights are two planes: which are not 0, and which
+  of those are negative.
+* ``bytes``: four unsigned levels and four signed weights are one word, multiplied and summed by one
+  instruction.
+* ``pairs``: the same with two of 16 bits.
+* ``floats``: each is a float32; sums below 2**24 are exact.
+
+This module imports nothing of TVM: passes pack weights with it, kernels read what it packed.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from bnncc.topi_binary.layout import LANES, blocks, pack_bits, words
+from bnncc.topi_binary.spec import FewBitConv2d, output_size, taps_inside
+
+FORM = {"xor": "planes", "and": "planes", "bytes": "bytes", "pairs": "pairs", "floats": "floats"}
+"""What form of `step.FORMS` the data of each method have."""
+
+METHODS = tuple(FORM)
+"""How products are computed."""
+
+MAX_FLOAT = 2**24
+"""Sums of ``floats`` are below this, and start values too."""
+
+PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
+"""Levels in a word, in the forms that are not planes."""
+
+
+def data_tensors(spec: FewBitConv2d) -> int:
+    """Return how many tensors the data of `spec` are."""
+    return spec.data_bits if FORM[spec.method] == "planes" else 1
+
+
+def group_words(spec: FewBitConv2d) -> int:
+    """Return how many words of one group and pixel take part in products."""
+    channels = spec.channels // spec.groups
+    form = FORM[spec.method]
+    return words(channels) if form == "planes" else -(-channels // PER_WORD[form])
+
+
+def weight_planes(spec: FewBitConv2d) -> int:
+    """Return how many planes of weights there are; 1 if they are numbers."""
+    return spec.weight_bits if FORM[spec.method] == "planes" else 1
+
+
+def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of weights and start values."""
+    taps = spec.kernel[0] * spec.kernel[1] * group_words(spec) * weight_planes(spec)
+    size = blocks(spec.out_channels) * LANES
+    dtype = "float32" if spec.method == "floats" else "uint32"
+    start = [((len(classes(spec, 0)) * len(classes(spec, 1)) * size,), "int32")]
+    return [((size * taps,), dtype), *(start if spec.starts else [])]
+
+
+def classes(spec: FewBitConv2d, axis: int) -> list[tuple[int, range]]:
+    """Return runs of output rows (`axis` 0) or columns (1) with the same taps inside the image.
+
+    Returns
+    -------
+    list of tuple
+        First row or column, and the taps.
+    """
+    pads = spec.pads[axis] + spec.pads[axis + 2]
+    extent = (spec.height, spec.width)[axis]
+    count = output_size(extent, spec.kernel[axis], spec.strides[axis], spec.dilations[axis], pads)
+    inside = [(place, taps_inside(spec, axis, place)) for place in range(count)]
+    return [next(run) for _, run in groupby(inside, key=lambda pair: pair[1])]
+
+
+def planes_of(weight: np.ndarray, bits: int, method: str) -> np.ndarray:
+    """Cut integer weights into planes.
+
+    Parameters
+    ----------
+    weight : ndarray of int
+        Odd numbers below ``2**bits`` in magnitude for ``xor``, else two's complement.
+    bits : int
+        How many planes.
+    method : {"xor", "and"}
+        What for.
+
+    Returns
+    -------
+    ndarray of bool, shape (bits, ...)
+    """
+    whole = weight.astype(np.int64)
+    unsigned = (whole + 2**bits - 1) // 2 if method == "xor" else whole & (2**bits - 1)
+    return np.stack([(unsigned >> i & 1).astype(bool) for i in range(bits)])
+
+
+def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
+    """Store integer weights in the order the kernels read them.
+
+    Parameters
+    ----------
+    weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
+        What `spec` multiplies by.
+    spec : FewBitConv2d
+        What they are for.
+
+    Returns
+    -------
+    ndarray, one-dimensional, see `constants`
+        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
+        order is (plane, kh, kw, word, lane).
+    """
+    if FORM[spec.method] == "planes":
+        planes = planes_of(weight, spec.weight_bits, spec.method)
+        packed = pack_bits(planes).transpose(1, 0, 2, 3, 4)
+    else:
+        count, per_word = group_words(spec), PER_WORD[FORM[spec.method]]
+        dtype = {4: "<i1", 2: "<i2", 1: "<f4"}[per_word]
+        filled = np.zeros((*weight.shape[:3], count * per_word), dtype)
+        filled[..., : weight.shape[3]] = weight
+        packed = filled.view("<f4" if per_word == 1 else "<u4")
+    rows = packed.reshape(weight.shape[0], -1)
+    full = np.zeros((blocks(weight.shape[0]) * LANES, rows.shape[1]), rows.dtype)
+    full[: rows.shape[0]] = rows
+    cut = full.reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(cut).reshape(-1)
+
+
+def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.ndarray:
+    """Return what sums start from, for each border class and output channel.
+
+    Parameters
+    ----------
+    weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
+        What `spec` multiplies by.
+    spec : FewBitConv2d
+        What they are for.
+    outside : float
+        The level that pixels outside the image have; if it has a half, `spec` is doubled.
+
+    Returns
+    -------
+    ndarray of int32, shape (row classes * column classes * padded out_channels,)
+    """
+    whole = weight.astype(np.int64)
+    factor = 2 if spec.doubled else 1
+    missing = whole.sum(axis=3) * round(factor * outside)
+    present = np.zeros_like(missing)
+    if spec.method == "xor":
+        bits = planes_of(whole, spec.weight_bits, "xor").sum(axis=4, dtype=np.int64)
+        scaled = (bits << np.arange(spec.weight_bits).reshape(-1, 1, 1, 1)).sum(axis=0)
+        present = scaled * (2**spec.data_bits - 1) * factor
+    rows, columns = classes(spec, 0), classes(spec, 1)
+    out = np.zeros((len(rows), len(columns), blocks(weight.shape[0]) * LANES), np.int32)
+    for i, (_, high) in enumerate(rows):
+        for j, (_, wide) in enumerate(columns):
+            inside = np.zeros(weight.shape[1:3], bool)
+            inside[high.start : high.stop, wide.start : wide.stop] = True
+            out[i, j, : weight.shape[0]] = np.where(inside, present, missing).sum(axis=(1, 2))
+    return out.reshape(-1)

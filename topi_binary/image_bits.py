@@ -1,0 +1,256 @@
+"""Bits straight from the bytes of an image: thresholds, a threshold of its grey, patterns.
+
+Lanes are pixels, neighbours in memory, so that nothing is packed across lanes: a pixel's word is
+the OR of one bit for each channel. Images whose channels are the last axis are taken apart in
+registers. A row's last vector begins earlier, over pixels that were done, instead of ending short.
+
+References
+----------
+.. [1] Khan et al., "Binarized Convolutional Neural Networks for Efficient Inference on GPUs",
+   EUSIPCO 2018, section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary.emit import Buffer, Expr, Kernel, bind, const, flat, loop, ramp, splat, u32
+from bnncc.topi_binary.spec import GREY, ImageBits
+
+NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
+"""Rows and columns to numbers 0, 3 and 6 of the eight neighbours, clockwise from the top left."""
+
+_EDGE = 16
+"""Columns of zeros around a row of greys, for the neighbours of its ends."""
+
+_ROWS = 4
+"""Of greys in the ring: three that are compared, and one being written."""
+
+_UNROLLED = 8
+"""Vectors of a row that need no loop."""
+
+
+def image_bits(spec: ImageBits) -> tirx.PrimFunc:
+    """Define the bits of an image.
+
+    Parameters
+    ----------
+    spec : ImageBits
+        What it computes.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Not scheduled; straight code for vectors of pixels.
+    """
+    with Kernel(spec) as kernel:
+        data, out = flat(kernel.inputs[0]), flat(kernel.outputs[0])
+        with loop(kernel.n) as n:
+            if spec.kind == "lbp":
+                _patterns(spec, data, out, n)
+            else:
+                _pixelwise(spec, data, out, n)
+    return kernel.func
+
+
+def _pixelwise(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
+    """Write bits that depend on their pixel alone."""
+    area = spec.height * spec.width
+    word, most = (_grey_word, 16) if spec.kind == "grey" else (_threshold_word, 64)
+    if spec.data_layout == "NHWC":
+        most = 16
+    lanes = _lanes(area, most)
+    with _vectors(area, lanes) as pixel:
+        bits = word(spec, data, n, pixel, lanes)
+        T.buffer_store(out, bits, [_at(n * area + pixel, lanes)])
+
+
+def _lanes(size: int, most: int) -> int:
+    """Return how many of `size` pixels to take at once: whole vectors, or one by one."""
+    return next(lanes for lanes in (most, 16, 1) if lanes <= size)
+
+
+def _at(base: Expr, lanes: int) -> Expr:
+    return ramp(base, lanes) if lanes > 1 else base
+
+
+def _all(value: Expr, lanes: int) -> Expr:
+    return splat(value, lanes) if lanes > 1 else value
+
+
+def _typed(dtype: str, lanes: int) -> str:
+    return f"{dtype}x{lanes}" if lanes > 1 else dtype
+
+
+@contextmanager
+def _vectors(size: int, lanes: int) -> Iterator[Expr]:
+    """Loop over the first pixels of vectors that cover `size` pixels."""
+    with loop(-(-size // lanes)) as number:
+        if size % lanes == 0:
+            yield number * lanes
+        else:
+            yield bind(T.min(number * lanes, const(size - lanes)))
+
+
+def _in_row(size: int, lanes: int, write: Callable[[Expr], None]) -> None:
+    """Call `write` with the first pixels of vectors that cover a row, without a loop if few do."""
+    count = -(-size // lanes)
+    if count <= _UNROLLED:
+        for number in range(count):
+            write(const(min(number * lanes, size - lanes)))
+        return
+    with _vectors(size, lanes) as first:
+        write(first)
+
+
+def _interleaved(spec: ImageBits, lanes: int) -> bool:
+    """Whether pixels are taken as words: three bytes, and a fourth that means nothing."""
+    return spec.data_layout == "NHWC" and spec.channels == 3 and lanes > 1
+
+
+def _words(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
+    """Return the bytes of `lanes` interleaved pixels, four to a pixel."""
+    start = (n * spec.height * spec.width + pixel) * 3
+    parts, order = [], []
+    for group in range(lanes // 4):
+        first = min(12 * group, 3 * lanes - 16)  # the last one reads nothing beyond its pixels
+        parts.append(data[ramp(start + first, 16)])
+        base = 16 * group + 12 * group - first
+        order += [base + 3 * k + min(c, 2) for k in range(4) for c in range(4)]
+    return tirx.Shuffle(parts, [tirx.IntImm("int32", k) for k in order])
+
+
+def _channels(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> list[Expr]:
+    """Return the bytes of each channel of `lanes` pixels."""
+    area, channels = spec.height * spec.width, spec.channels
+    if spec.data_layout == "NCHW" or channels == 1:
+        starts = [(n * channels + c) * area + pixel for c in range(channels)]
+        return [data[_at(start, lanes)] for start in starts]
+    start = (n * area + pixel) * channels
+    if lanes == 1:
+        return [data[start + c] for c in range(channels)]
+    whole = data[ramp(start, lanes * channels)]
+    return [
+        tirx.Shuffle([whole], [tirx.IntImm("int32", c + channels * k) for k in range(lanes)])
+        for c in range(channels)
+    ]
+
+
+def _threshold_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
+    """Return the words of `lanes` pixels: bit c is set where channel c reaches its threshold."""
+    some, none = _choices(spec)
+    limits = [min(max(t, 0), 255) for t in spec.thresholds]
+    if _interleaved(spec, lanes):
+        yes, no, least = (_bytes(v, lanes) for v in (some, none, limits))
+        x = _words(spec, data, n, pixel, lanes)
+        bits = T.reinterpret(f"uint32x{lanes}", T.Select(x >= least, yes, no))
+        return (bits | bits >> u32(8, lanes) | bits >> u32(16, lanes)) & u32(7, lanes)
+    parts = []
+    for c, x in enumerate(_channels(spec, data, n, pixel, lanes)):
+        least = _all(tirx.IntImm("uint8", limits[c]), lanes)
+        yes, no = (_all(tirx.IntImm("uint8", v[c]), lanes) for v in (some, none))
+        parts.append(T.Select(x >= least, yes, no))
+    return T.Cast(_typed("uint32", lanes), reduce(or_, parts))
+
+
+def _choices(spec: ImageBits) -> tuple[list[int], list[int]]:
+    """Return what each channel adds to the word where its threshold is reached, and where not."""
+    some, none = [], []
+    for c, threshold in enumerate(spec.thresholds):
+        pair = (1 << c, 0) if not any(spec.flip[c : c + 1]) else (0, 1 << c)
+        some.append(pair[threshold > 255])  # beyond all bytes: never reached
+        none.append(pair[1])
+    return some, none
+
+
+def _bytes(values: Sequence[int], lanes: int) -> Expr:
+    """Return the bytes of words, three given and a fourth of 0."""
+    word = sum(value << 8 * k for k, value in enumerate(values))
+    return T.reinterpret(f"uint8x{4 * lanes}", u32(word, lanes))
+
+
+def _grey(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
+    """Return the greys of `lanes` pixels, in thousandths."""
+    if _interleaved(spec, lanes):
+        word = T.reinterpret(f"uint32x{lanes}", _words(spec, data, n, pixel, lanes))
+        bytes_ = [word >> u32(8 * c, lanes) & u32(255, lanes) for c in range(3)]
+        channels = [T.Cast(f"int32x{lanes}", b) for b in bytes_]
+    else:
+        loaded = _channels(spec, data, n, pixel, lanes)
+        channels = [T.Cast(_typed("int32", lanes), x) for x in loaded]
+    parts = [
+        x * _all(tirx.IntImm("int32", weight), lanes)
+        for x, weight in zip(channels, GREY, strict=True)
+    ]
+    return parts[0] + parts[1] + parts[2]
+
+
+def _grey_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
+    """Return the words of `lanes` pixels: all bits are set where the grey reaches the threshold."""
+    short = _all(tirx.IntImm("int32", spec.thresholds[0] - 1), lanes)
+    less = short - _grey(spec, data, n, pixel, lanes)
+    sign = T.Cast(_typed("uint32", lanes), less >> _all(tirx.IntImm("int32", 31), lanes))
+    return sign & _word((1 << spec.out_channels) - 1, lanes)
+
+
+def _word(value: int, lanes: int) -> Expr:
+    return _all(tirx.IntImm("uint32", value), lanes)
+
+
+def _patterns(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
+    """Write local patterns, with a ring of rows of greys between zeros.
+
+    Greys are written two rows ahead: a load that straddles two fresh stores would wait for them.
+    """
+    height, width = spec.height, spec.width
+    lanes = _lanes(width, 16)
+    length = width + 2 * _EDGE
+    ring = T.sblock_alloc_buffer((_ROWS * length,), "int32")
+
+    def clear(row: Expr) -> None:
+        with loop(length) as column:
+            at = row % _ROWS * length + column
+            T.buffer_store(ring, tirx.IntImm("int32", 0), [at])
+
+    def fill(row: Expr) -> None:
+        slot = bind(row % _ROWS * length + _EDGE)
+
+        def write(column: Expr) -> None:
+            grey = _grey(spec, data, n, bind(row * width) + column, lanes)
+            T.buffer_store(ring, grey, [_at(slot + column, lanes)])
+
+        _in_row(width, lanes, write)
+
+    def compare(row: Expr) -> None:
+        slots = [bind((row + dy + _ROWS) % _ROWS * length + _EDGE) for dy in (-1, 0, 1)]
+        first = bind((n * height + row) * width)
+
+        def at(dy: int, column: Expr, dx: int) -> Expr:
+            return ring[_at(slots[dy + 1] + column + dx, lanes)]
+
+        def write(column: Expr) -> None:
+            centre, bits = at(0, column, 0), []
+            for number, (dy, dx) in enumerate(NEIGHBOURS):
+                less = T.Cast(_typed("uint32", lanes), centre - at(dy, column, dx))
+                bits.append(less >> _word(31 - number, lanes) & _word(1 << number, lanes))
+            T.buffer_store(out, reduce(or_, bits), [_at(first + column, lanes)])
+
+        _in_row(width, lanes, write)
+
+    for slot in range(_ROWS):
+        clear(const(slot))
+    for row in range(min(2, height)):
+        fill(const(row))
+    with loop(height) as row:
+        with T.If(row + 2 < height):
+            with T.Then():
+                fill(row + 2)
+            with T.Else():
+                clear(row + 2)
+        compare(row)
