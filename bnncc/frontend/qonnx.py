@@ -21,6 +21,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.pieces import Pieces
 from bnncc.frontend.rounding import PLAIN
+from bnncc.frontend.shaperules import broadcast
 from bnncc.graph import Graph, Node
 from bnncc.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
 
@@ -131,6 +132,12 @@ def _quant(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
     x = node.inputs[0]
     scale, zero = _scale(node, graph), _parameter(node, graph, 2, "zero point")
     bits = _bits(node, graph, 3)
+    shape, where = graph.types[x].shape, f"{node.op} `{node.name}`"
+    if broadcast([shape, scale.shape, zero.shape], where) != shape and x not in graph.constants:
+        raise ShapeError(
+            f"{where}: its scale {list(scale.shape)} or zero point {list(zero.shape)} is larger "
+            f"than its data {list(shape)}"
+        )
     if bits == 1 and node.attrs["signed"] and (scale > 0).all() and not zero.any():
         yield from _bipolar_quant(node, graph, make)
         return
