@@ -265,7 +265,7 @@ def targets(args: Namespace, console: Console) -> int:
     from bnncc.targets import catalog
 
     names = catalog.names() if args.name is None else [args.name]
-    rows = [("target", "mcpu", "vector", "runs here")]
+    rows = [("target", "processor", "vector", "runs here")]
     data: list[dict[str, Any]] = []
     for name in names:
         try:
@@ -277,7 +277,8 @@ def targets(args: Namespace, console: Console) -> int:
         missing = catalog.missing_features(spec)
         data.append({**asdict(spec), "runs_here": not missing, "missing": missing})
         here = f"no, lacks {', '.join(missing)}" if missing else "yes"
-        rows.append((name, spec.mcpu, f"{spec.vector_bits} bits", here))
+        vector = spec.engine or f"{spec.vector_bits} bits"
+        rows.append((name, ", ".join(spec.gpus) or spec.mcpu, vector, here))
     if args.json:
         sys.stdout.write(as_json(data if args.name is None else data[0]))
     elif args.name is None:

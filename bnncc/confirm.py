@@ -20,6 +20,7 @@ from bnncc.evaluate import evaluate
 from bnncc.graph import Graph, Node
 from bnncc.link import normal_arch
 from bnncc.targets.catalog import missing_features
+from bnncc.targets.gpus import missing
 from bnncc.targets.spec import TargetSpec
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ def not_run(target: TargetSpec, output: object) -> str:
         return (
             f"TVM has no runtime for {target.name} on PyPI: unpack {output} for the kernels "
             "(kernels.o, network.h), a C file that calls them in order, and README.md"
+        )
+    if target.gpus and not runs_here(target):
+        return (
+            f"code for {target.name} was not run here: {missing(target.gpus)}; `bnncc verify` "
+            "checks it where there is such a GPU"
         )
     if not runs_here(target):
         return (

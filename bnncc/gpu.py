@@ -17,6 +17,7 @@ from typing import Any
 
 from bnncc import fatbin, link, nvrtc
 from bnncc.errors import TargetError
+from bnncc.targets import gpus
 from bnncc.targets.spec import TargetSpec
 
 _DRIVER, _CUDART, _TVM = "libcuda.so.1", f"libcudart.so.{nvrtc.MAJOR}", "libtvm_runtime_cuda.so"
@@ -43,6 +44,7 @@ def load_runtime(*, stand_ins: bool) -> None:
 
     if tvm.get_global_func(_CREATE, allow_missing=True) is not None:
         return
+    gpus.here()  # remembered: stand-ins know no GPU, whatever the reason
     runtime = Path(tvm.__file__).parent / "lib" / _TVM
     for name in (_DRIVER, _CUDART):
         if nvrtc.open_library(name, ctypes.RTLD_GLOBAL) is not None:

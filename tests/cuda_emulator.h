@@ -58,7 +58,7 @@ struct Thread {
 };
 
 struct Warp {
-  int arrived = 0;
+  int arrived = 0, size = 32;
   unsigned turn = 0;
   uint32_t slots[2][32][8];
 };
@@ -90,14 +90,14 @@ inline void wait() { emulator_switch(&self->top, scheduler); }
 inline Warp& warp() { return block.warps[self->id / 32]; }
 inline int lane() { return self->id % 32; }
 
-// Publishes `count` words of this lane and waits for the other 31; returns what all published.
+// Publishes `count` words of this lane and waits for the others; returns what all published.
 inline uint32_t (*meet(const uint32_t* words, int count))[8] {
   Warp& mine = warp();
   const unsigned turn = mine.turn;
   uint32_t (*slots)[8] = mine.slots[turn % 2];
   memcpy(slots[lane()], words, count * sizeof(uint32_t));
   ++block.progress;
-  if (++mine.arrived == 32) mine.arrived = 0, ++mine.turn;
+  if (++mine.arrived == mine.size) mine.arrived = 0, ++mine.turn;
   while (mine.turn == turn) wait();
   return slots;
 }
@@ -144,15 +144,19 @@ inline void run_block(std::vector<unsigned>& order) {
 }
 
 // Runs `kernel` in each thread of a grid; returns what went wrong, or nothing.
-inline const char* launch(Index grid, unsigned threads, size_t shared, uint64_t seed,
+inline const char* launch(Index grid, Index extent, size_t shared, uint64_t seed,
                           std::function<void()> kernel) {
+  const unsigned threads = extent.x * extent.y;
   problem[0] = 0, body = std::move(kernel);
-  block.grid = grid, block.extent = {threads, 1, 1};
+  block.grid = grid, block.extent = extent;
   block.threads.resize(threads), block.warps.resize((threads + 31) / 32);
   block.shared.assign(shared + 64, char(0xA5));
   std::vector<unsigned> order(threads);
   for (unsigned i = 0; i < threads; ++i)
-    order[i] = i, block.threads[i].id = i, block.threads[i].index = {i, 0, 0};
+    order[i] = i, block.threads[i].id = i,
+    block.threads[i].index = {i % extent.x, i / extent.x, 0};
+  for (unsigned i = 0; i < block.warps.size(); ++i)
+    block.warps[i].size = threads - 32 * i < 32 ? threads - 32 * i : 32;
   for (unsigned i = threads - 1; i > 0; --i) {
     seed = seed * 6364136223846793005ull + 1442695040888963407ull;
     std::swap(order[i], order[(seed >> 33) % (i + 1)]);
@@ -265,22 +269,32 @@ inline int __any_sync(unsigned, int value) {
   const uint32_t mine = value != 0;
   const auto all = emulator::meet(&mine, 1);
   for (int i = 0; i < 32; ++i)
-    if (all[i][0]) return 1;
+    if (i < emulator::warp().size && all[i][0]) return 1;
   return 0;
 }
 template <typename T>
-inline T __shfl_xor_sync(unsigned, T value, int other) {
+inline T __shfl_sync(unsigned, T value, int from, int = 32) {
   static_assert(sizeof(T) == 4);
   uint32_t mine;
   memcpy(&mine, &value, 4);
   const auto all = emulator::meet(&mine, 1);
-  memcpy(&value, all[emulator::lane() ^ other], 4);
+  memcpy(&value, all[from], 4);
   return value;
 }
 template <typename T>
-inline T __shfl_sync(unsigned, T value, int from) {
-  return __shfl_xor_sync(~0u, value, emulator::lane() ^ from);
+inline T __shfl_xor_sync(unsigned, T value, int other) {
+  return __shfl_sync(~0u, value, emulator::lane() ^ other);
 }
+template <typename T>
+inline T __shfl_down_sync(unsigned, T value, int distance, int = 32) {
+  const int from = emulator::lane() + distance;
+  return __shfl_sync(~0u, value, from < emulator::warp().size ? from : emulator::lane());
+}
+inline unsigned __activemask() { return ~0u >> (32 - emulator::warp().size); }
+template <typename T>
+inline T max(T a, T b) { return a < b ? b : a; }
+template <typename T>
+inline T min(T a, T b) { return b < a ? b : a; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return unsigned(((uint64_t(high) << 32) | low) >> (shift & 31));

@@ -154,8 +154,8 @@ extern "C" const char* run_{kernel.name}(void** pointers, const size_t* sizes, i
   emulator::tensors.clear();
   for (int i = 0; i < count; ++i)
     emulator::tensors.push_back({{(char*)pointers[i], (char*)pointers[i] + sizes[i]}});
-  return emulator::launch({{blocks, {kernel.tiles}, 1}}, {kernel.threads}, {kernel.shared}, seed,
-                          [=] {{
+  return emulator::launch({{blocks, {kernel.tiles}, 1}}, {{{kernel.threads}, 1, 1}},
+                          {kernel.shared}, seed, [=] {{
     {kernel.name}({passed}, images, emulator::block.shared.data());
   }});
 }}"""

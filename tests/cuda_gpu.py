@@ -23,6 +23,7 @@ _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{'
 )
 _DECLARED = re.compile(r'extern "C" __global__ void [^;{]*;')
+_STATIC = re.compile(r"__shared__ (alignas\(\d+\))")
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];")
 
 
@@ -48,6 +49,7 @@ def emulated(source: str, arch: str, folder: Path) -> bytes:
     kernels = _KERNEL.findall(text)
     text = _KERNEL.sub(r"static void \1(\2) {", text)
     text = _SHARED.sub(r"\1* \2 = (\1*)emulator::block.shared.data();", text)
+    text = _STATIC.sub(r"\1 static", text)  # blocks run one after another
     text = cuda_emulator.translated(text.replace("__restrict__", ""))
     number = re.sub(r"\D", "", arch)
     parts = [
@@ -76,10 +78,11 @@ extern "C" const size_t* sizes_{name}(int* count) {{
   static const size_t sizes[] = {{{sizes}}};
   return *count = {len(kinds)}, sizes;
 }}
-extern "C" const char* run_{name}(unsigned x, unsigned y, unsigned threads, unsigned shared,
-                                  void** arguments) {{
+extern "C" const char* run_{name}(const unsigned* grid, const unsigned* threads,
+                                  unsigned shared, void** arguments) {{
   emulator::tensors = {{{{(char*)0, (char*)~0ull}}}};
-  return emulator::launch({{x, y, 1}}, threads, shared, 1, [=] {{ {name}({passed}); }});
+  return emulator::launch({{grid[0], grid[1], 1}}, {{threads[0], threads[1], 1}}, shared, 1,
+                          [=] {{ {name}({passed}); }});
 }}"""
 
 

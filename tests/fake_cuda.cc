@@ -12,7 +12,7 @@
 
 namespace {
 struct Function {
-  const char* (*run)(unsigned, unsigned, unsigned, unsigned, void**);
+  const char* (*run)(const unsigned*, const unsigned*, unsigned, void**);
   const size_t* (*sizes)(int*);
 };
 struct Config {  // CUlaunchConfig
@@ -28,7 +28,7 @@ struct Launch {
 using Graph = std::vector<Launch>;
 
 int run(Function* function, const Config& c, void** arguments) {
-  const char* said = function->run(c.grid[0], c.grid[1], c.block[0], c.shared, arguments);
+  const char* said = function->run(c.grid, c.block, c.shared, arguments);
   if (said && *said) fprintf(stderr, "emulated kernel: %s\n", said);
   return said && *said ? 719 : 0;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tvm import tirx
@@ -51,7 +52,8 @@ def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
         The parameters.
     """
     batch = getattr(spec, "n", 1)
-    n = batch if isinstance(batch, int) else tirx.Var(batch, "int64")
+    # A batch can be a product (``9*N``), which would be no name in C.
+    n = batch if isinstance(batch, int) else tirx.Var(re.sub(r"\W", "_", f"n_{batch}"), "int64")
     T.func_name("main")
     T.func_attr({"tirx.noalias": True, "op_pattern": 8, SPEC_ATTR: to_json(spec)})
     over = aliases(spec)
