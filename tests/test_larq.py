@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 import bnncc
+from bnncc.cli import main
 from bnncc.evaluate import evaluate
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.passes.binarize import binarize
+from bnncc.passes.commute import commute_pads
+from bnncc.passes.rows import flatten_rows
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
 
 FOLDER = Path(__file__).parent / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")
@@ -56,3 +62,38 @@ def test_compiled(name: str) -> None:
     names = [t.name for t in artifact.inputs]
     made = artifact.run(dict(zip(names, arrays(name, "in"), strict=True)))
     compare(made, [t.name for t in artifact.outputs], name)
+
+
+def test_open_batch() -> None:
+    artifact = bnncc.compile(FOLDER / "mnist.tflite")
+    (given,), (made,) = artifact.inputs, artifact.outputs
+    assert isinstance(given.shape[0], str)
+    image = arrays("mnist", "in")[0]
+    images = np.concatenate([image, -image, image * 0.5])
+    together = artifact.run({given.name: images})[made.name]
+    one = [artifact.run({given.name: images[k : k + 1]})[made.name] for k in range(3)]
+    np.testing.assert_allclose(together, np.concatenate(one), rtol=1e-5, atol=1e-6)
+    right = arrays("mnist", "out")[0]
+    np.testing.assert_allclose(together[:1], right, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "binary", "floats"), [("options", 7, 2), ("mnist", 4, 1), ("glue", 2, 4)]
+)
+def test_layers_found(name: str, binary: int, floats: int) -> None:
+    graph = load(as_onnx(FOLDER / f"{name}.tflite"))
+    simplify(graph)
+    recognise_signs(graph)
+    flatten_rows(graph)
+    commute_pads(graph)
+    kinds = [layer.kind for layer in binarize(graph)]
+    assert (kinds.count("binary"), kinds.count("float")) == (binary, floats)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, made = str(FOLDER / "one_relu6.tflite"), str(tmp_path / "made.bnncc")
+    assert main(["compile", model, "-o", made]) == 0
+    assert main(["verify", model, made]) == 0
+    assert "verdict  right" in capsys.readouterr().out
+    assert main(["explain", model]) == 0
+    assert "binary" in capsys.readouterr().out
