@@ -123,7 +123,7 @@ class _Lowering:
     def _explicit(self, node: Node) -> list[str]:
         """Return the node's inputs, with the bounds of a Slice as plain positions.
 
-        TVM's converter loses an element where a start counts from the end and the end is open.
+        TVM's converter loses elements where a start counts from the end and the end is open.
         """
         names = list(node.inputs)
         if node.op != "Slice" or any(i not in self.graph.constants for i in names[1:] if i):
@@ -135,8 +135,9 @@ class _Lowering:
         bounds = np.stack([start, end], axis=1)
         for row, axis, step in zip(bounds, axes, steps, strict=True):
             size = shape[int(axis)]
-            if isinstance(size, int) and step > 0:
-                row[:] = slice(int(row[0]), int(row[1])).indices(size)[:2]
+            if isinstance(size, int):
+                low, high, _ = slice(int(row[0]), int(row[1]), int(step)).indices(size)
+                row[:] = low, high if high >= 0 else -size - 1  # -1 would be the last element
         return [
             names[0], *(self.graph.constant(bounds[:, k], f"{node.name}.bound") for k in (0, 1)),
             *names[3:],

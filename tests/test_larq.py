@@ -21,7 +21,7 @@ from bnncc.passes.simplify import simplify
 FOLDER = Path(__file__).parent / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")
 NAMES = sorted(p.stem for p in FOLDER.glob("*.tflite"))
-COMPILED = ("one_bits", "groups_int8", "int8_between", "words_given", "options", "mnist", "glue")
+COMPILED = ("one_bits", "groups_int8", "words_given", "options", "mnist", "glue", "keras")
 """What is also compiled in quick test runs; the others only evaluate their graph there."""
 
 
@@ -62,6 +62,14 @@ def test_compiled(name: str) -> None:
     names = [t.name for t in artifact.inputs]
     made = artifact.run(dict(zip(names, arrays(name, "in"), strict=True)))
     compare(made, [t.name for t in artifact.outputs], name)
+
+
+def test_keras_through_onnx() -> None:
+    artifact = bnncc.compile(FOLDER / "keras.onnx")
+    kinds = [layer["kind"] for layer in artifact.report["layers"]]
+    assert (kinds.count("binary"), kinds.count("float")) == (4, 1)
+    made = artifact.run({artifact.inputs[0].name: arrays("keras", "in")[0]})
+    compare(made, [artifact.outputs[0].name], "keras")
 
 
 def test_open_batch() -> None:

@@ -3,11 +3,12 @@
     make peers && .venv-lce/bin/python tests/data/larq/make.py
 
 `NAME.tflite` are small networks; `outputs.npz` has ``NAME/in0``, ``NAME/out0``, ... for each.
-`refused/NAME.tflite` hold what bnncc does not support.
+`keras.onnx` is written where tf2onnx is installed. `refused/NAME.tflite` hold what bnncc does not support.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
+import float_ops  # noqa: E402
 import hand  # noqa: E402
 import numpy as np  # noqa: E402
 import trained  # noqa: E402
@@ -51,7 +53,9 @@ def main() -> None:
         old.unlink()
     arrays = {}
     wanted = sys.argv[1:]
-    for number, (name, make) in enumerate({**hand.CASES, **trained.CASES}.items()):
+    for number, (name, make) in enumerate(
+        {**hand.CASES, **trained.CASES, **float_ops.CASES}.items()
+    ):
         if wanted and name not in wanted:
             continue
         content, reference = make()
@@ -62,6 +66,8 @@ def main() -> None:
     (FOLDER / "refused").mkdir(exist_ok=True)
     for name, args in hand.REFUSED.items():
         (FOLDER / "refused" / f"{name}.tflite").write_bytes(hand.refused(*args))
+    if importlib.util.find_spec("tf2onnx"):
+        trained.write_onnx(str(FOLDER / "keras.onnx"))
     np.savez_compressed(FOLDER / "outputs.npz", **arrays)
 
 

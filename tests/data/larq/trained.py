@@ -120,6 +120,27 @@ def glue() -> tf.keras.Model:
     return tf.keras.Model(image, K.Dense(5, activation="softmax")(x))
 
 
+def keras() -> tf.keras.Model:
+    """Return a network small enough to be stored twice, as tf2onnx writes it too."""
+    x = image = K.Input((10, 9, 3), batch_size=1)
+    x = K.Conv2D(8, 3, strides=2, padding="same")(x)
+    y = lq.layers.QuantConv2D(16, 3, padding="same", **BITS)(x)
+    y = K.BatchNormalization()(y)
+    z = lq.layers.QuantConv2D(16, 3, padding="same", pad_values=1.0, **BITS)(y)
+    z = K.BatchNormalization()(K.PReLU(shared_axes=[1, 2])(z))
+    y = K.MaxPooling2D(2)(K.Add()([y, z]))
+    y = lq.layers.QuantConv2D(12, 2, activation="relu", **BITS)(y)
+    y = K.Flatten()(K.BatchNormalization()(y))
+    return tf.keras.Model(image, lq.layers.QuantDense(6, **BITS)(y))
+
+
+def write_onnx(path: str) -> None:
+    """Write `keras` as tf2onnx does; it needs an environment that has it."""
+    import tf2onnx
+
+    tf2onnx.convert.from_keras(filled(keras(), 4), opset=13, output_path=path)
+
+
 def converted(make, seed: int) -> tuple[bytes, bool]:
     return lce.convert_keras_model(filled(make(), seed)), False
 
@@ -163,4 +184,5 @@ CASES = {
     "options": with_bits_out,
     "mnist": dynamic_batch,
     "glue": lambda: converted(glue, 3),
+    "keras": lambda: converted(keras, 4),
 }
