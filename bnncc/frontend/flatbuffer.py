@@ -181,7 +181,7 @@ def _value(data: bytes, at: int, width: int, packed: int, name: str) -> int | fl
     if letter is None or (letter, width) not in _KINDS:
         raise ModelError(f"its option `{name}` is not a number")
     value = _read(data, at, _KINDS[letter, width])
-    return bool(value) if kind == _BOOL else value  # type: ignore[no-any-return]
+    return bool(value) if kind == _BOOL else value
 
 
 def _uint(data: bytes, at: int, width: int) -> int:

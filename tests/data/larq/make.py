@@ -3,7 +3,8 @@
     make peers && .venv-lce/bin/python tests/data/larq/make.py
 
 `NAME.tflite` are small networks; `outputs.npz` has ``NAME/in0``, ``NAME/out0``, ... for each.
-`keras.onnx` is written where tf2onnx is installed. `refused/NAME.tflite` hold what bnncc does not support.
+`keras.onnx` is written where tf2onnx is installed. `refused/NAME.tflite` hold what bnncc does not
+support.
 """
 
 from __future__ import annotations
