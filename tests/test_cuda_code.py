@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from tests.devices import DIGITS
 from tests.test_cuda_kernels import FEW, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
+TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
 TOOLS = next((f for f in nvrtc.wheel_folders("bin") if (f / "cuobjdump").exists()), None)
 compiles = pytest.mark.skipif(
     not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
@@ -253,6 +255,30 @@ def test_digits_run_on_an_emulated_gpu(batch: str, tmp_path: Path) -> None:
     assert "verdict  right" in done.stdout
     graphs = done.stderr.count("graph of 6 launches")  # all but the first and the last kernel
     assert graphs >= 2 if batch == "2" else graphs == 0
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_the_library_loads_with_a_runtime_alone(tmp_path: Path) -> None:
+    artifact = bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80")
+    (tmp_path / "lib.so").write_bytes(artifact._members["lib.so"])
+    script = f"""
+import ctypes, pathlib, sys
+from tests.cuda_gpu import plug_in
+sys.modules["tvm"] = None
+import tvm_ffi
+place = pathlib.Path({str(tmp_path)!r})
+plug_in(place)
+for name in ("libtvm_runtime.so", "libtvm_runtime_cuda.so"):
+    ctypes.CDLL(str(pathlib.Path({str(TVM_LIBRARIES)!r}, name)), ctypes.RTLD_GLOBAL)
+library = tvm_ffi.load_module(str(place / "lib.so"))
+assert library["vm_load_executable"]().implements_function("main")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
-from bnncc.topi_binary import reference, reference_float, tiles
+from bnncc.topi_binary import layout, reference, reference_float, tiles
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -46,6 +46,7 @@ MAIN = [
 ]
 
 THRESHOLD = (Step("threshold"),)
+STORE = (Step("store"),)
 
 
 def seed(number: int) -> np.random.Generator:
@@ -158,6 +159,33 @@ def test_every_width_and_cut(engine: str) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_accumulators_reach_their_bounds(engine: str) -> None:
+    name, arch = ENGINES[engine]
+    base = BinaryConv2d(1, 5, 5, 4096, 17, (5, 5), steps=STORE)
+    variants = [
+        base,
+        dataclasses.replace(base, ternary=True),
+        dataclasses.replace(base, mode="and"),
+        dataclasses.replace(base, pads=(2, 2, 2, 2), pad_value=1),
+    ]
+    variants = [
+        dataclasses.replace(spec, weight_order=binary.weight_order(spec, name)) for spec in variants
+    ]
+    kernels = [cuda.kernel(spec, binary.default_cut(spec, name)) for spec in variants]
+    library = Emulated(kernels, arch)
+    for equal in (True, False):
+        for spec, kernel in zip(variants, kernels, strict=True):
+            ones = np.ones((1, 5, 5, spec.channels), bool)
+            planes = [layout.pack_bits(ones), *([layout.pack_bits(~ones)] if spec.ternary else [])]
+            weight = tiles.pack(spec, np.full((17, 5, 5, spec.channels), equal))
+            (acc,) = run(library, spec, kernel, [*planes, weight], 0)
+            scale, offset = spec.dot_from_acc()
+            dot = scale * acc.astype(np.int64) + offset
+            assert (dot == (spec.taps if equal else -spec.taps)).all()
+
+
 def test_orders_of_weights_hold_what_they_say() -> None:
     spec = BinaryConv2d(1, 4, 4, 96, 70, (3, 2), pads=(1, 0, 0, 1))
     bits = seed(0).random((70, 3, 2, 96)) < 0.5
@@ -168,7 +196,6 @@ def test_orders_of_weights_hold_what_they_say() -> None:
         np.testing.assert_array_equal(reference._read_weight(tiled, packed) > 0, bits)
 
 
-STORE = (Step("store"),)
 PLAIN: tuple[Spec, ...] = (
     Conv2d("n", 6, 7, 3, 20, (3, 3), (2, 1), pads=(1, 1, 0, 1), data_layout="NCHW",
            steps=(Step("affine"), Step("store"), Step("bits", zero=True))),

@@ -13,14 +13,22 @@ from bnncc.schedules.cuda.text import Kernel
 from bnncc.topi_binary.signature import declare
 from bnncc.topi_binary.spec import Spec
 
+MOST = 2**32
+"""Pixels or threads that a kernel counts, in 32 bits."""
+
 
 def prim_func(spec: Spec, kernel: Kernel) -> tirx.PrimFunc:
-    """Return the function that launches `kernel`, with the parameters of `spec`."""
+    """Return the function that launches `kernel`, with the parameters of `spec`.
+
+    It fails where the batch is so large that the kernel could not count its pixels.
+    """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             n, buffers = declare(spec)
             blocks = (n * kernel.units + kernel.per_block - 1) // kernel.per_block
+            units = (tirx.IntImm("int64", n) if isinstance(n, int) else n) * kernel.units
             with (
+                T.Assert(units < MOST - kernel.per_block, "the batch is too large for a GPU"),
                 T.thread_binding(blocks, thread="blockIdx.x"),
                 T.thread_binding(kernel.tiles, thread="blockIdx.y"),
                 T.thread_binding(kernel.threads, thread="threadIdx.x"),
