@@ -62,6 +62,7 @@ RUNS = (
     Run("float_layers", "float_layers"),
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
+    Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
     Run("networks", "whole_networks"),
     Run("threads", "threads", cores=2),

@@ -235,22 +235,22 @@ def _patterns(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
             return ring[_at(slots[dy + 1] + column + dx, lanes)]
 
         def write(column: Expr) -> None:
-            centre, bits = at(0, column, 0), []
+            centre, word = at(0, column, 0), _word(0, lanes)
             for number, (dy, dx) in enumerate(NEIGHBOURS):
-                less = T.Cast(_typed("uint32", lanes), centre - at(dy, column, dx))
-                bits.append(less >> _word(31 - number, lanes) & _word(1 << number, lanes))
-            T.buffer_store(out, reduce(or_, bits), [_at(first + column, lanes)])
+                more = word | _word(1 << number, lanes)
+                word = T.Select(at(dy, column, dx) > centre, more, word)
+            T.buffer_store(out, word, [_at(first + column, lanes)])
 
         _in_row(width, lanes, write)
 
     for slot in range(_ROWS):
         clear(const(slot))
-    for row in range(min(2, height)):
+    for row in range(min(_ROWS - 2, height)):
         fill(const(row))
     with loop(height) as row:
-        with T.If(row + 2 < height):
+        with T.If(row + _ROWS - 2 < height):
             with T.Then():
-                fill(row + 2)
+                fill(row + _ROWS - 2)
             with T.Else():
-                clear(row + 2)
+                clear(row + _ROWS - 2)
         compare(row)
