@@ -29,7 +29,9 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for `spec`, whose weights are in ``vectors`` or ``halves``."""
     places = _places(spec)
     choices: dict[str, Iterable[int]] = {
-        "tiles": {-(-places // size) for size in range(1, MAX_VECTORS + 1)}
+        "tiles": {-(-places // size) for size in range(1, MAX_VECTORS + 1)},
+        "unroll": (1, 2, 3),
+        "flat": (0, 1),
     }
     divided = grain.shared(spec, target, threads)
     return with_threads(choices, choose(spec, target), threads > 1, divided)
@@ -44,7 +46,10 @@ def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc
     arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
     machine = Machine(arch, target.popcount == "neon-dot")
     parallel = bool(point.get("divide", 0))
-    return conv2d(spec, tiling=quad_order.Quads(machine, cut(spec, sizes), parallel))
+    tiling = quad_order.Quads(
+        machine, cut(spec, sizes), parallel, point["unroll"], bool(point["flat"])
+    )
+    return conv2d(spec, tiling=tiling)
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
@@ -53,7 +58,8 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     words = layout.words(spec.channels // spec.groups)
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_STEPS or spec.ternary)
-    return {"tiles": -(-places // VECTORS) if wide else max(1, places // VECTORS)}
+    tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)
+    return {"tiles": tiles, "unroll": quad_order.UNROLLED, "flat": 1}
 
 
 def _unit(spec: BinaryConv2d) -> int:

@@ -13,6 +13,9 @@ from bnncc.topi_binary.taps import Kernel
 MIN_FILLED = 0.75
 """Fraction of a vector that data must fill: with less, counting words is as fast."""
 
+UNROLLED = 6
+"""Vectors of a run in one loop body."""
+
 
 @dataclass(frozen=True)
 class Quads:
@@ -26,11 +29,17 @@ class Quads:
         Pieces of the width, each a multiple of its tile; those at a border are one tile.
     parallel : bool, default False
         Whether threads share blocks and rows.
+    unroll : int, default `UNROLLED`
+        Vectors of a run in one loop body.
+    flat : bool, default True
+        Whether a sum of few vectors is code without loops.
     """
 
     machine: Machine
     columns: tuple[tuple[int, int], ...]
     parallel: bool = False
+    unroll: int = UNROLLED
+    flat: bool = True
 
 
 def order(spec: BinaryConv2d) -> str:

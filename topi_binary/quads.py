@@ -40,9 +40,6 @@ Buffer = Any
 Expr = Any
 Finish = Callable[[Piece, "epilogue.Place", Expr], None]
 
-UNROLLED = 6
-"""Vectors of a run in one loop body."""
-
 ALL_UNROLLED = 18
 """Vectors of all kernel rows that are code without loops."""
 
@@ -278,16 +275,15 @@ class Writer:
     def _short(self, phase: _Phase) -> bool:
         """Whether the counts of `phase` are code without loops."""
         vectors = phase.times * phase.vectors + phase.tail
-        return vectors * self.runs * self.spec.kernel[0] <= ALL_UNROLLED and (
-            self.steps > 0 or not self.machine.dot
-        )
+        few = vectors * self.runs * self.spec.kernel[0] <= ALL_UNROLLED
+        return self.tiling.flat and few and (self.steps > 0 or not self.machine.dot)
 
     def _kernel_row(
         self, sums: Sums, phase: _Phase, turn: Expr, base: Expr, quad: Expr, kh: Expr,
         first: bool = False,
     ) -> None:  # fmt: skip
         """Write the products of one kernel row (and phase); the `first` ones start the sums."""
-        unroll = max(u for u in range(1, UNROLLED + 1) if phase.vectors % u == 0)
+        unroll = max(u for u in range(1, self.tiling.unroll + 1) if phase.vectors % u == 0)
         if first:
             unroll = max(1, phase.vectors)
         done = not first

@@ -16,7 +16,7 @@ from bnncc.workload import Workload, point_of_module
 
 CHOICES = (
     "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",
-    "rows_outside", "rows", "divide", "chunks", "shared",
+    "rows_outside", "rows", "divide", "chunks", "shared", "flat",
 )  # fmt: skip
 """All there are, in any rule; those that a kernel lacks are 0."""
 
