@@ -67,6 +67,8 @@ RUNS = (
     Run("networks", "whole_networks"),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
+    Run("tuned_kernels", "tuned_kernels"),
+    Run("held_out", "held_out"),
     Run("arm_instructions", "arm_instructions"),
     Run("arm_inner_loops", "arm_inner_loops"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -71,16 +72,11 @@ def test_a_lost_device_costs_no_trial(kits: dict[str, Path], tmp_path: Path) -> 
 def kill_half_way(server: Server, folder: Path) -> None:
     """Kill a server, and what serves its clients, when there are some records."""
     until(lambda: any(len(records.read(f).records) > 3 for f in folder.glob("*")), "records", 300)
-    for session in server.sessions():
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(_pidfd(session), signal.SIGKILL)
+    sessions = server.sessions()
     server.process.send_signal(signal.SIGKILL)
-
-
-def _pidfd(pid: int) -> int:
-    import os
-
-    return os.pidfd_open(pid)
+    for session in sessions:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(session, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -98,7 +94,7 @@ def test_three_emulated_boards_of_which_one_dies(kits: dict[str, Path], tmp_path
         assert process.returncode == 0, err
     result = json.loads(out)
     assert sum(k["trials"] for k in result["kernels"]) == result["trials"] == 30
-    assert not any(kernel["failed"] for kernel in result["kernels"])
+    assert [kernel["failed"] for kernel in result["kernels"] if kernel["failed"]] == []
     artifact = bnncc.compile(DIGITS / "digits.onnx", target="arm64", records=[logs])
     assert artifact.report["summary"]["tuned"] >= 6
     assert not artifact.report["warnings"]

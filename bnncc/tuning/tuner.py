@@ -294,7 +294,7 @@ def summary(result: Result) -> dict[str, Any]:
                 "threads": task.workload.threads,
                 "weight": task.weight,
                 "trials": task.trials,
-                "failed": len(task.failed),
+                "failed": task.failed,
                 "default_us": None if task.default is None else task.default * 1e6,
                 "best_us": None if task.best is None else task.best[1] * 1e6,
                 "best": None if task.best is None else dict(task.best[0]),

@@ -1,0 +1,185 @@
+"""What a layer without records should get: the rule's default, or its nearest neighbour's point.
+
+    python benchmarks/held_out.py [--trials N] [--exhaustive N] [--records DIR] [--json FILE]
+
+Twenty binary convolutions that are in no benchmark network are searched from a random start, the
+first ones exhaustively too. Then default, the point of the nearest kernel on record, and the best
+that was found are timed in turns. The logs of the search are kept in ``--work``, so the same
+command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tables import markdown, where
+
+from bnncc import records, schedules
+from bnncc.console import Console
+from bnncc.schedules.space import UnfitPoint
+from bnncc.targets import host
+from bnncc.targets.catalog import resolve
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.tuning.features import of_kernel
+from bnncc.tuning.pool import Pool, Setup
+from bnncc.tuning.trials import Plan, Trials
+from bnncc.tuning.tuner import Tuner, tasks_of
+from bnncc.workload import Workload
+
+THRESHOLD = (Step("threshold"),)
+FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))
+SHAPES = (
+    # channels, side, outputs, kernel, stride, steps; the first three are searched exhaustively
+    (256, 7, 256, 3, 1, THRESHOLD),
+    (96, 14, 96, 3, 1, FLOAT),
+    (160, 14, 80, 3, 2, THRESHOLD),
+    (32, 112, 32, 3, 1, THRESHOLD),
+    (64, 28, 64, 3, 1, FLOAT),
+    (128, 14, 128, 3, 1, FLOAT),
+    (192, 13, 384, 3, 1, THRESHOLD),
+    (48, 40, 96, 5, 1, THRESHOLD),
+    (256, 28, 256, 3, 2, FLOAT),
+    (512, 14, 512, 3, 1, THRESHOLD),
+    (1024, 7, 1024, 3, 1, THRESHOLD),
+    (64, 32, 128, 3, 1, FLOAT),
+    (320, 10, 320, 3, 1, THRESHOLD),
+    (128, 56, 128, 1, 1, FLOAT),
+    (512, 14, 256, 1, 1, FLOAT),
+    (80, 20, 160, 3, 1, THRESHOLD),
+    (100, 24, 50, 3, 1, THRESHOLD),
+    (224, 9, 224, 5, 1, FLOAT),
+    (64, 60, 64, 7, 2, THRESHOLD),
+    (384, 6, 768, 3, 1, FLOAT),
+)
+
+
+def spec_of(shape: tuple[Any, ...], target: TargetSpec) -> BinaryConv2d:
+    """Return the kernel of a shape, with zero padding."""
+    channels, side, out, kernel, stride, steps = shape
+    spec = BinaryConv2d(
+        1, side, side, channels, out, (kernel, kernel), (stride, stride),
+        pads=(kernel // 2,) * 4, steps=steps,
+    )  # fmt: skip
+    return schedules.with_weight_order(spec, target)
+
+
+def nearest(
+    spec: BinaryConv2d, target: TargetSpec, known: dict[Workload, records.Record]
+) -> dict[str, int] | None:
+    """Return the point of the nearest kernel on record whose choices fit, in this one's space."""
+    space, own = schedules.space_of(spec, target), of_kernel(spec)
+
+    def distance(workload: Workload) -> float:
+        other = of_kernel(workload.kernel)
+        return sum(abs(a - b) for a, b in zip(own, other, strict=True))
+
+    for workload in sorted((w for w in known if w.threads == 1), key=distance):
+        kernel = workload.kernel
+        if not isinstance(kernel, BinaryConv2d) or kernel.weight_order != spec.weight_order:
+            continue
+        point = {
+            name: max((v for v in space.choices[name] if v <= value), default=value)
+            for name, value in known[workload].point.items()
+            if name in space.choices
+        }
+        try:
+            return space.complete(point)
+        except UnfitPoint:
+            continue
+    return None
+
+
+def mean(ratios: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else float("nan")
+
+
+def _table(content: dict) -> str:
+    rows = [
+        [row["kernel"], f"{row['best_us']:.2f}", *(f"{row[k]:.3f}" if row[k] else "" for k in
+         ("default", "nearest", "exhaustive"))]
+        for row in content["rows"]
+    ]  # fmt: skip
+    rows.append(["geometric mean", "", *(f"{content['means'][k]:.3f}" for k in
+                 ("default", "nearest", "exhaustive"))])  # fmt: skip
+    head = ["kernel", "best found, us", "default / best", "nearest / best", "default / exhaustive"]
+    return markdown(head, rows) + f"\n\n{content['trials']} trials. {where(content, 'held_out')}"
+
+
+TABLES = {"held-out": (_table, ("held_out",))}
+
+
+def main() -> None:
+    """Search and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=128)
+    parser.add_argument("--exhaustive", type=int, default=3, help="shapes to search exhaustively")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES))
+    parser.add_argument("--target", default="native")
+    parser.add_argument("--records", type=Path, default=records.shipped())
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/held-out"), help="folder for logs of the search"
+    )
+    parser.add_argument("--lock", type=Path, default=None)
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    target = resolve(args.target)
+    setup = Setup(target, prefix=tuple(args.prefix.split()))
+    known = records.read(args.records / target.family).best()
+    rows = []
+    for number, shape in enumerate(SHAPES[: args.shapes]):
+        spec = spec_of(shape, target)
+        (task,) = tasks_of([(Workload.of(spec).spec, 1)], target, 1)
+        all_of_it = number < args.exhaustive
+        plan = Plan(each=args.trials, jobs=2, lock=args.lock, seed=number, from_default=False)
+        tuner = Tuner([task], setup, args.work / "search", plan, Console(-1))
+        best = tuner.run().tasks[0].best
+        points = {"best": best[0], "default": dict(task.space.default)}
+        if found := nearest(spec, target, known):
+            points["nearest"] = found
+        if all_of_it:
+            (whole,) = tasks_of([(Workload.of(spec).spec, 1)], target, 1)
+            plan = Plan(each=len(whole.all), jobs=2, lock=args.lock, repeat_seconds=0.01)
+            run = Tuner([whole], setup, args.work / "exhaustive", plan, Console(-1)).run()
+            points["exhaustive"] = run.tasks[0].best[0]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Pool(Setup(target, method="none"), 2) as builders,
+            Pool(setup, 1) as measurers,
+        ):
+            plan = Plan(lock=args.lock)
+            trials = Trials(plan, builders, measurers, Path(folder), Console())
+            trials.cases([task])
+            times = trials.turns([(task, point) for point in points.values()], 5)
+        least = dict(zip(points, (t[0] for t in times), strict=True))
+        row = {"kernel": task.workload.name, "best_us": least["best"] * 1e6, "points": points}
+        for name in ("default", "nearest"):
+            row[name] = least[name] / least["best"] if name in least else None
+        row["exhaustive"] = least["default"] / least["exhaustive"] if all_of_it else None
+        rows.append(row)
+        print(json.dumps({k: v for k, v in row.items() if k != "points"}), flush=True)
+    means = {
+        name: mean([row[name] for row in rows if row[name]])
+        for name in ("default", "nearest", "exhaustive")
+    }
+    print(means)
+    if args.json:
+        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "trials": args.trials}
+        args.json.write_text(json.dumps({**head, "means": means, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
