@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfil
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format typecheck check peers bench dist clean
+.PHONY: help install demo test test-all test-torch lint format typecheck check peers bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,14 @@ test: $(VENV)/.installed ## run the tests, but for the slow ones
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
 	$(PY) -m pytest --doctest-modules --quiet bnncc
 	BNNCC_TEST_ALL=1 $(PYTEST)
+
+# Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
+$(VENV)/torch/.installed: $(VENV)/.installed
+	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0+cpu'
+	@touch $@
+
+test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too
+	PYTHONPATH=$(VENV)/torch $(PY) -m pytest $(PYTEST_ARGS) tests/test_pytorch.py
 
 lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check .

@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return int(done.code or 0)
     args.own_process = argv is None
+    if args.own_process:
+        # TVM imports torch where it is installed, for two seconds; no verb has a use for it.
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     if args.own_process and args.verbose < 2:
         with library_output_hidden() as written:
             return _dispatch(args, written)
