@@ -80,7 +80,8 @@ def test_operators_that_are_not_read() -> None:
 def test_versions_to_come() -> None:
     make = Builder()
     model = make.model(X, make.custom("BipolarQuant", "x", 1.0), 2, version=3)
-    with pytest.raises(ModelError, match=r"version 3 of qonnx\.custom_op\.general, 1 to 2 is wanted"):
+    wanted = r"version 3 of qonnx\.custom_op\.general, 1 to 2 is wanted"
+    with pytest.raises(ModelError, match=wanted):
         load(model)
 
 
