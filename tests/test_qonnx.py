@@ -249,3 +249,21 @@ def test_quantisers_between_convolutions_of_lines() -> None:
     simplify(graph)
     assert [n.op for n in graph.nodes].count("Squeeze") <= 1
     assert all(len(graph.types[n.inputs[0]].shape) == 4 for n in graph.nodes if n.op == QUANT)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_quant_avg_pool(layout: str) -> None:
+    make = Builder()
+    attrs = {"kernel": 3, "stride": 2, "ibits": 4, "obits": 5, "signed": 0}
+    out = make.custom("QuantAvgPool2d", "x", data_layout=layout, **attrs)
+    shape = (1, 3, 8, 9) if layout == "NCHW" else (1, 8, 9, 3)
+    model = make.model(shape, out, 4)
+    x = {"x": RNG.integers(0, 16, shape).astype(np.float32)}
+    image = x["x"] if layout == "NCHW" else x["x"].transpose(0, 3, 1, 2)
+    wanted = np.zeros((1, 3, 3, 4))
+    for i, j in np.ndindex(3, 4):
+        total = image[:, :, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].sum((2, 3))
+        wanted[:, :, i, j] = total.astype(int) >> 3  # 135 has 8 bits, of which 5 stay
+    wanted = wanted if layout == "NCHW" else wanted.transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(evaluate(load(model), x)[out], wanted)
+    np.testing.assert_array_equal(bnncc.compile(model).run(x)[out], wanted)

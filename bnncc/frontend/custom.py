@@ -70,6 +70,11 @@ _GENERAL: dict[str, Schema] = {
         },
     ),
     "Quant": _QUANT,
+    "QuantAvgPool2d": Schema(
+        (1,),
+        {k: (_INT,) for k in ("stride", "kernel", "ibits", "obits", "signed")},
+        {"data_layout": (_STRING,)},
+    ),
     "Trunc": Schema((5, 6), {}, {**_MODE, "signed": (_INT,), "narrow": (_INT,)}),
     "XnorPopcountMatMul": Schema((2,)),
 }

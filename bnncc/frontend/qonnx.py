@@ -4,6 +4,7 @@
     Quant(x, s, z, bits)        ->  bnncc.Quant; weights fold
     Trunc(x, s, z, in, out)     ->  Div, Round, Mul, Floor, Mul
     MultiThreshold(x, T)        ->  bnncc.MultiThreshold; Where(x >= T, ...) if it has one step
+    QuantAvgPool2d(x)           ->  AveragePool, Mul, Round, Mul, Floor
     XnorPopcountMatMul(a, b)    ->  (MatMul(2a - 1, 2b - 1) + K) / 2
 
 Each computes what the executor of the package `qonnx` computes, in float32 and in its order. Data
@@ -263,11 +264,40 @@ def _xnor_popcount_matmul(node: Node, graph: Graph, make: Pieces) -> Iterator[No
     yield make("Mul", [total, make.constant(0.5)], node.outputs[0])
 
 
+def _quant_avg_pool(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
+    _require_float32(node, graph)
+    size, stride, before, after = (
+        int(node.attrs[k]) for k in ("kernel", "stride", "ibits", "obits")
+    )
+    layout = str(node.attrs.get("data_layout", "NCHW"))
+    where, rank = f"{node.op} `{node.name}`", len(graph.types[node.inputs[0]].shape)
+    if not (1 <= before <= 32 and 1 <= after <= 32) or size < 1 or stride < 1:
+        raise ModelError(f"{where}: kernel {size}, stride {stride}, {before} bits to {after}")
+    if rank != 4 or layout not in ("NCHW", "NHWC"):
+        raise ShapeError(f"{where}: data of {rank} axes in layout {layout[:20]!r}")
+    bits = ((2**before - 1) * size * size).bit_length()
+    x, out, last = node.inputs[0], node.outputs[0], layout == "NHWC"
+    if last:
+        x, out = make.tensor("first"), make.tensor("shifted")
+        yield make("Transpose", node.inputs[:1], x, {"perm": [0, 3, 1, 2]})
+    names = (make.tensor(k) for k in ("mean", "total", "whole", "part"))
+    mean, total, whole, part = names
+    attrs = {"kernel_shape": [size, size], "strides": [stride, stride]}
+    yield make("AveragePool", [x], mean, attrs)
+    yield make("Mul", [mean, make.constant(size * size)], total)
+    yield make("Round", [total], whole)
+    yield make("Mul", [whole, make.constant(2.0 ** -max(0, bits - after))], part)
+    yield make("Floor", [part], out)
+    if last:
+        yield make("Transpose", [out], node.outputs[0], {"perm": [0, 2, 3, 1]})
+
+
 OPERATORS: dict[str, Callable[[Node, Graph, Pieces], Iterator[Node]]] = {
     "BipolarQuant": _bipolar_quant,
     "IntQuant": _quant,
     "MultiThreshold": _multi_threshold,
     "Quant": _quant,
+    "QuantAvgPool2d": _quant_avg_pool,
     "Trunc": _trunc,
     "XnorPopcountMatMul": _xnor_popcount_matmul,
 }
