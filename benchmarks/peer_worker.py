@@ -90,13 +90,14 @@ def openvino(path: Path, threads: int, form: str) -> Served:
     settings = {
         "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
     }  # fmt: skip
-    if form != "int8":
+    if form not in ("int8", "levels"):
         settings["INFERENCE_PRECISION_HINT"] = "f32"
     if threads > 1:
         settings["ENABLE_CPU_PINNING"] = False
     compiled = ov.Core().compile_model(model, "CPU", settings)
     request = compiled.create_infer_request()
-    data = ov.Tensor(np.zeros(list(compiled.inputs[0].shape), np.float32))
+    kind = np.uint8 if form == "levels" else np.float32
+    data = ov.Tensor(np.zeros(list(compiled.inputs[0].shape), kind))
     request.set_input_tensor(data)
 
     def load(image: np.ndarray) -> None:
@@ -120,7 +121,8 @@ def onnxruntime(path: Path, threads: int, form: str) -> Served:
     binding = session.io_binding()
 
     def load(image: np.ndarray) -> None:
-        binding.bind_cpu_input(session.get_inputs()[0].name, image)
+        given = image.astype(np.uint8) if form == "levels" else image
+        binding.bind_cpu_input(session.get_inputs()[0].name, given)
         binding.bind_output(session.get_outputs()[0].name, "cpu")
 
     return Served(
@@ -207,6 +209,8 @@ KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "openvino-binary": (openvino, "binary"),
     "openvino-f32": (openvino, "f32"),
     "openvino-int8": (openvino, "int8"),
+    "openvino-levels": (openvino, "levels"),
+    "onnxruntime-levels": (onnxruntime, "levels"),
     "onnxruntime-f32": (onnxruntime, "f32"),
     "onnxruntime-int8": (onnxruntime, "int8"),
     "torch": (torch, "eager"),
@@ -233,7 +237,7 @@ def main() -> None:
         function, form = KINDS[kind]
         peer = function(path, threads, form)
         image = np.random.default_rng(0).standard_normal(_shape(path)).astype(np.float32)
-        peer.load(image)
+        peer.load(np.abs(image))
         peer.run()
     except BaseException as error:  # a peer that cannot run a network is a result
         answer(f"failed {type(error).__name__}: {str(error)[:200]}")

@@ -11,6 +11,7 @@ from bnncc.console import Console
 from bnncc.errors import BnnccError
 from bnncc.options import (
     ASSUMPTIONS,
+    FEW_BIT,
     FIRST_LAYER,
     FLOAT_CONV,
     SIGN_ZERO,
@@ -127,6 +128,13 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         choices=FLOAT_CONV,
         default="filtered",
         help="how float convolutions may be computed: with all products, or fewer, rounding more",
+    )
+    group.add_argument(
+        "--few-bit",
+        choices=FEW_BIT,
+        default="auto",
+        help="how few-bit layers are computed: the way that should be fastest, or as bit planes; "
+        "all give the same numbers",
     )
     group.add_argument(
         "--first-layer",

@@ -25,6 +25,7 @@ def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOption
         sign_zero=args.sign_zero,
         float_conv=args.float_conv,
         first_layer=args.first_layer,
+        few_bit=args.few_bit,
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
         input_transform=args.input_transform,

@@ -34,15 +34,18 @@ from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.plain import write_plain
+from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.records import Records
 from bnncc.records import load as load_records
+from bnncc.schedules.few_bit_method import chooser
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
-from bnncc.topi_binary.spec import BinaryConv2d, from_json
+from bnncc.topi_binary.build import weight_position
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json
 from bnncc.transforms import InputTransform, as_transform, transform_input
 
 if TYPE_CHECKING:
@@ -68,6 +71,7 @@ def compile(
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
+    few_bit: str = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     input_transform: InputTransform | str | None = None,
@@ -103,6 +107,8 @@ def compile(
         along rows, or both ways) where that is faster.
     first_layer : {"float32", "bfloat16", "int8"}
         What data and weights of the convolutions that read an input are rounded to.
+    few_bit : {"auto", "planes"}
+        How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : sequence of Uint8Input
@@ -139,6 +145,7 @@ def compile(
             sign_zero=sign_zero,
             float_conv=float_conv,
             first_layer=first_layer,
+            few_bit=few_bit,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
             input_transform=as_transform(input_transform),
@@ -302,29 +309,20 @@ def _scheduled(
     dump.graph("load", graph)
     take_uint8(graph, options.input_uint8)
     transform_input(graph, options.input_transform)
-    inputs = [
-        manifest.TensorInfo(
-            i,
-            graph.types[i].shape,
-            graph.types[i].dtype,
-            graph.datatypes[i].name if i in graph.datatypes else "",
-        )
-        for i in graph.inputs
-    ]
-    outputs = [
-        manifest.TensorInfo(o, graph.types[o].shape, graph.types[o].dtype) for o in graph.outputs
-    ]
+    inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     relaxed = relax_first_layer(graph, options.first_layer)
     checks = SelfCheck(copy_of(graph), options.seed)
 
     simplify(graph)
     dump.graph("simplify", graph)
     recognise_signs(graph, sign_zero=options.sign_zero)
+    recognise_quantisers(graph)
     flatten_rows(graph)
     commute_moves(graph)
     commute_pads(graph)
     compare_bytes(graph)
-    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in binarize(graph)]
+    found = binarize(graph, chooser(target, options.few_bit))
+    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
     commute_pools(graph)
     merge_siblings(graph)
     write_plain(graph)
@@ -379,9 +377,9 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             )
         )  # fmt: skip
     binary = {
-        n.inputs[1 + n.attrs["spec"].ternary]
+        n.inputs[weight_position(n.attrs["spec"])]
         for n in physical.nodes
-        if n.op == KERNEL and isinstance(n.attrs["spec"], BinaryConv2d)
+        if n.op == KERNEL and isinstance(n.attrs["spec"], (BinaryConv2d, FewBitConv2d))
     }
     sizes = {name: value.nbytes for name, value in physical.constants.items()}
     binary_bytes = sum(size for name, size in sizes.items() if name in binary)

@@ -15,7 +15,7 @@ import numpy as np
 from bnncc.evaluate import evaluate_node
 from bnncc.graph import Graph, Node
 from bnncc.quantized import QUANTIZED_CONV
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ _EXACT_BELOW = 2.0**24
 _DECISIONS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "Equal", "Not", "And", "Or", "Xor", "ArgMax", "ArgMin", "QuantizeLinear", "IsNaN", "IsInf",
-    "Shape", "Size", QUANT, MULTI_THRESHOLD,
+    "Shape", "Size", QUANT, MULTI_THRESHOLD, LEVELS,
 ))  # fmt: skip
 _MOVES = frozenset((
     "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat",

@@ -19,6 +19,7 @@ from bnncc.link import normal_arch
 from bnncc.targets import gpus, host
 
 if TYPE_CHECKING:
+    from bnncc.graph import Graph
     from bnncc.options import CompileOptions
     from bnncc.targets.spec import TargetSpec
 
@@ -59,6 +60,14 @@ class TensorInfo:
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
+    """Return what is said of inputs or outputs of `graph`."""
+    kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
+    return [
+        TensorInfo(i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, "")) for i in names
+    ]
 
 
 def make(

@@ -13,7 +13,16 @@ from bnncc import numeric, shaping
 from bnncc.errors import UnsupportedOp
 from bnncc.image_bits import IMAGE_BITS, image_bits
 from bnncc.quantized import QUANTIZED_CONV, quantized_conv
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT, multi_threshold, quant
+from bnncc.quantizers import (
+    LEVELS,
+    MULTI_THRESHOLD,
+    QUANT,
+    dequantize_linear,
+    levels,
+    multi_threshold,
+    quant,
+    quantize_linear,
+)
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -321,5 +330,8 @@ FUNCTIONS: dict[str, Function] = {
     QUANTIZED_CONV: quantized_conv,
     QUANT: quant,
     MULTI_THRESHOLD: multi_threshold,
+    LEVELS: levels,
+    "QuantizeLinear": quantize_linear,
+    "DequantizeLinear": dequantize_linear,
 }
 """Evaluator of each operator, called with attributes, inputs and the number of outputs."""

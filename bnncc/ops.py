@@ -24,6 +24,7 @@ from bnncc.topi_binary.spec import (
     ConcatBits,
     Conv2d,
     Elementwise,
+    FewBitConv2d,
     ImageBits,
     PadBits,
     Pool2d,
@@ -37,8 +38,9 @@ _OPAQUE = 8
 _NEVER_MIXED = 2
 
 OPERATORS = (
-    "binary_conv2d", "binary_dense", "conv2d", "dense", "pool2d", "bitpack", "elementwise",
-    "bitwise_maxpool", "image_bits", "concat_bits", "slice_bits", "pad_bits",
+    "binary_conv2d", "binary_dense", "few_bit_conv2d", "few_bit_dense", "conv2d", "dense",
+    "pool2d", "bitpack", "elementwise", "bitwise_maxpool", "image_bits", "concat_bits",
+    "slice_bits", "pad_bits",
 )  # fmt: skip
 """Operator names, without the ``relax.bnncc.`` in front."""
 
@@ -47,6 +49,8 @@ def operator_name(spec: Spec) -> str:
     """Return which operator computes `spec`."""
     if isinstance(spec, BinaryConv2d):
         return "binary_dense" if spec.rank == 2 else "binary_conv2d"
+    if isinstance(spec, FewBitConv2d):
+        return "few_bit_dense" if spec.rank == 2 else "few_bit_conv2d"
     if isinstance(spec, Conv2d):
         return "dense" if spec.rank == 2 else "conv2d"
     if isinstance(spec, Elementwise):

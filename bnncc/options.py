@@ -26,6 +26,9 @@ FIRST_LAYER = ("float32", "bfloat16", "int8")
 ASSUMPTIONS = ("nothing", "dabnn")
 """Accepted values of `CompileOptions.assume`."""
 
+FEW_BIT = ("auto", "planes")
+"""Accepted values of `CompileOptions.few_bit`."""
+
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
 
@@ -79,6 +82,8 @@ class CompileOptions:
         along rows, or both ways) where that is faster.
     first_layer : {"float32", "bfloat16", "int8"}
         What data and weights of the convolutions that read an input are rounded to.
+    few_bit : {"auto", "planes"}
+        How few-bit layers are computed: the way that should be fastest, or as planes of bits.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
     input_uint8 : tuple of Uint8Input
@@ -109,6 +114,7 @@ class CompileOptions:
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
+    few_bit: str = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
     input_transform: InputTransform | None = None
@@ -125,6 +131,7 @@ class CompileOptions:
             ("sign_zero", SIGN_ZERO),
             ("float_conv", FLOAT_CONV),
             ("first_layer", FIRST_LAYER),
+            ("few_bit", FEW_BIT),
         ):
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 
@@ -111,3 +113,69 @@ def multi_threshold(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array
         count += x >= thresholds[:, step].reshape(column)
     scale, bias = (x.dtype.type(attrs.get(k, d)) for k, d in (("out_scale", 1), ("out_bias", 0)))
     return [scale * count + bias]
+
+
+LEVELS = "bnncc.Levels"
+"""Operator that `passes.quantisers` puts in place of quantisers of all spellings: data; attributes
+``thresholds`` (float32 ``[count]``, or ``[channels, count]``, ascending) and ``values`` (float32
+``[count + 1]``, rising or falling)."""
+
+
+def levels(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `LEVELS`: the value whose number is how many thresholds the datum reaches."""
+    x, limits = ins[0], attrs["thresholds"]
+    if limits.ndim == 1:
+        return [attrs["values"][np.searchsorted(limits, x, side="right")]]
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    count = np.zeros(x.shape, np.int64)
+    for step in range(limits.shape[1]):
+        count += x >= limits[:, step].reshape(column)
+    return [attrs["values"][count]]
+
+
+def quantize_linear(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate ONNX QuantizeLinear to integers.
+
+    Raises
+    ------
+    UnsupportedOp
+        If its result is no integer.
+    """
+    x, scale = ins[:2]
+    zero = ins[2] if len(ins) > 2 and ins[2] is not None else None
+    kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    if zero is None and attrs.get("output_dtype"):
+        kind = helper.tensor_dtype_to_np_dtype(attrs["output_dtype"])
+    low, high = _limits(kind)
+    level = np.rint(x / _along(scale, x, attrs))
+    if zero is not None:
+        level = level + _along(zero.astype(np.float32), x, attrs)
+    return [np.clip(level, low, high).astype(np.int64).astype(kind)]
+
+
+def dequantize_linear(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate ONNX DequantizeLinear."""
+    x, scale = ins[:2]
+    level = x.astype(scale.dtype)
+    if len(ins) > 2 and ins[2] is not None:
+        level = level - _along(ins[2].astype(scale.dtype), x, attrs)
+    return [level * _along(scale, x, attrs)]
+
+
+def _along(value: Array, x: Array, attrs: dict[str, Any]) -> Array:
+    """Return the parameter of each element: one for all, for each of an axis, or for blocks."""
+    if value.size == 1:
+        return value.reshape(())
+    axis = int(attrs.get("axis", 1)) % x.ndim
+    if value.ndim == 1:
+        return value.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    size = int(attrs.get("block_size", 0)) or -(-x.shape[axis] // value.shape[axis])
+    return np.repeat(value, size, axis).take(range(x.shape[axis]), axis)
+
+
+def _limits(kind: Any) -> tuple[float, float]:
+    try:
+        info = ml_dtypes.iinfo(kind)
+    except ValueError:
+        raise UnsupportedOp(f"QuantizeLinear to {np.dtype(kind).name} is not supported") from None
+    return float(info.min), float(info.max)

@@ -14,6 +14,9 @@ from bnncc.topi_binary.spec import FewBitConv2d
 MAX_TILE = 14
 """Accumulators beyond this many hide no more latency and only lengthen the code."""
 
+MAX_PLANE_TILE = 9
+"""The same for planes: with more, LLVM moves accumulators between registers and memory."""
+
 MAX_VECTORS = 4
 """Vectors of output channels that share a datum."""
 
@@ -63,7 +66,8 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     width = output_hw(flat)[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2
-    budget = max(1, min(MAX_TILE, (target.vector_registers - spare) // per_vector))
+    most = MAX_PLANE_TILE if few_bit_data.FORM[spec.method] == "planes" else MAX_TILE
+    budget = max(1, min(most, (target.vector_registers - spare) // per_vector))
     count = -(-width // budget)
     columns = -(-width // count)
     vectors = max(1, min(budget // columns, MAX_VECTORS, layout.blocks(spec.out_channels)))

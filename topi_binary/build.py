@@ -138,6 +138,11 @@ def input_types(spec: Spec) -> list[Type]:
     return types
 
 
+def weight_position(spec: BinaryConv2d | FewBitConv2d) -> int:
+    """Return which kernel input of `spec` are the weights."""
+    return 1 + spec.ternary if isinstance(spec, BinaryConv2d) else few_bit_data.data_tensors(spec)
+
+
 def step_input_types(spec: Spec, step: Step) -> list[Type]:
     """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
     lanes = layout.blocks(output_channels(spec)) * layout.LANES

@@ -24,6 +24,9 @@ Expr = Any
 NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
 """Type of one level, in the forms of `step.FORMS` where each is a number."""
 
+MAX_MASKS = 7
+"""Thresholds up to which planes are XORs of comparisons."""
+
 F32 = f"float32x{LANES}"
 I32 = f"int32x{LANES}"
 
@@ -219,7 +222,10 @@ def emit(
         if step.op == "levels":
             if not step.way.startswith("acc"):
                 value = T.Bind(value)
-            _store_levels(step, T.Bind(levels.find(step, value, acc, taken, at)), made, at)
+            if _compared(step):
+                _store_masks(levels.masks(step, value, acc, taken, at), made, at)
+            else:
+                _store_levels(step, T.Bind(levels.find(step, value, acc, taken, at)), made, at)
         elif step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
@@ -324,8 +330,26 @@ def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) ->
             T.buffer_store(buffer, number, at.index(at.vector))
 
 
+def _compared(step: Step) -> bool:
+    """Whether planes are made of comparisons, without a vector of levels."""
+    return step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_MASKS
+
+
+def _store_masks(masks: Sequence[Expr], made: Sequence[Buffer], at: Place) -> None:
+    for plane, buffer in enumerate(made):
+        every = 2**plane
+        chosen = masks[every - 1 :: every]
+        bits = chosen[0]
+        for one in chosen[1:]:
+            bits = T.bitwise_xor(bits, one)
+        _store_half(buffer, bits, at)
+
+
 def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:
-    bits = T.reinterpret("uint16", T.Cast(f"uint1x{LANES}", condition))
+    _store_half(halves, T.reinterpret("uint16", T.Cast(f"uint1x{LANES}", condition)), at)
+
+
+def _store_half(halves: Buffer, bits: Expr, at: Place) -> None:
     if at.lanes < LANES:
         bits = bits & T.uint16((1 << at.lanes) - 1)
     T.buffer_store(halves, bits, at.index(at.block))

@@ -25,6 +25,9 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.window import Segment, row_taps, segments
 
+UNROLLED_PAIRS = 4
+"""Pairs of planes that are written one after another; more are a loop, for the code's sake."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -181,16 +184,21 @@ class _Conv:
     def _by_significance(self, terms: Any, sums: list[list[Register]]) -> None:
         """Write the products of all pairs of planes, from the highest significance down."""
         top = self.planes + len(self.data) - 2
+        if self.planes * len(self.data) <= UNROLLED_PAIRS:
+            for significance in range(top, -1, -1):
+                if significance < top:
+                    self._double(sums)
+                for number, data in enumerate(self.data):
+                    if 0 <= (plane := significance - number) < self.planes:
+                        negative = self.spec.method == "and" and plane == self.planes - 1
+                        terms(data, const(plane), -1 if negative else 1)
+            return
         with loop(top + 1) as turn:
             significance = bind(top - turn)
-            if top:
-                for total in (total for column in sums for total in column):
-                    total.set(total.value + total.value)
+            self._double(sums)
             for number, data in enumerate(self.data):
                 plane = bind(significance - number)
-                if self.planes == 1 and len(self.data) == 1:
-                    terms(data, const(0), 1 if self.spec.method == "xor" else -1)
-                elif self.spec.method == "xor":
+                if self.spec.method == "xor":
                     with T.If(T.And(plane >= 0, plane < self.planes)), T.Then():
                         terms(data, plane, 1)
                 else:
@@ -199,6 +207,10 @@ class _Conv:
                     if self.planes > 1:
                         with T.If(T.And(plane >= 0, plane < self.planes - 1)), T.Then():
                             terms(data, plane, 1)
+
+    def _double(self, sums: list[list[Register]]) -> None:
+        for total in (total for column in sums for total in column):
+            total.set(total.value + total.value)
 
     def _products(
         self, data: Any, at: tuple[Expr, ...], kw: int, where: Expr, bases: list[Expr],

@@ -56,6 +56,18 @@ def find(step: Step, value: Expr, acc: Expr, taken: Sequence[Buffer], at: Place)
     return _reached(step, T.Bind(acc), taken[0], at)
 
 
+def masks(step: Step, value: Expr, acc: Expr, taken: Sequence[Buffer], at: Place) -> list[Expr]:
+    """Return which lanes reach each threshold, as 16 bits each; for ``acc`` and ``value`` only.
+
+    Bit j of a level is the XOR of those of its thresholds whose numbers ``2**j`` divides.
+    """
+    if step.way == "acc":
+        value = acc ^ taken[1][at.vector] if step.flip else acc
+    value = T.Bind(value)
+    reached = [value >= taken[0][number, at.vector] for number in range(step.count)]
+    return [T.Bind(T.reinterpret("uint16", T.Cast(f"uint1x{LANES}", one))) for one in reached]
+
+
 def bit(level: Expr, number: int) -> Expr:
     """Return as a condition whether bit `number` of each level is set."""
     return T.bitwise_and(level, _whole(1 << number)) != _whole(0)

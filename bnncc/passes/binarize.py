@@ -17,20 +17,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.graph import Graph, Node
-from bnncc.passes.values import TwoValued, binary_weight, pad_of, value_sets
+from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
+from bnncc.passes.lattices import lattices
+from bnncc.passes.operands import (
+    bias_of,
+    channels_last,
+    filters_of,
+    flattened_source,
+    padded_source,
+)
+from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.quantized import QUANTIZED_CONV
 from bnncc.report import Layer
 
 Array = np.ndarray
 
 
-def binarize(graph: Graph) -> list[Layer]:
-    """Rewrite binary layers of `graph` and report on all.
+def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
+    """Rewrite binary and few-bit layers of `graph` and report on all.
 
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs`; rewritten in place.
+        After `recognise_signs` and `recognise_quantisers`; rewritten in place.
+    choose : callable, optional
+        Chooses how few-bit layers are computed, see `passes.few_bit`; by default as planes.
 
     Returns
     -------
@@ -38,6 +49,7 @@ def binarize(graph: Graph) -> list[Layer]:
         One per Conv, Gemm and MatMul of the file, in order.
     """
     values = value_sets(graph)
+    few = lattices(graph, values)
     producers = graph.producers()
     layers = []
     for position, node in enumerate(graph.nodes):
@@ -46,6 +58,8 @@ def binarize(graph: Graph) -> list[Layer]:
         if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
         made = _try_binary(node, graph, values, producers)
+        if not isinstance(made, Node):
+            made = attempt(node, graph, values, few, producers, choose) or made
         if isinstance(made, Node):
             graph.nodes[position] = made
             producers.update({o: made for o in made.outputs})
@@ -79,6 +93,8 @@ def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
     reason, remedy = ("", "") if isinstance(made, Node) else made
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
+    if isinstance(made, Node) and made.op == FEW_BIT_CONV:
+        kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
     op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 
@@ -105,7 +121,7 @@ def _try_binary(
         return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
     if not all(isinstance(d, int) for d in graph.types[node.inputs[0]].shape[1:]):
         return "its data has a size that is not known", "fix it: --input-shape NAME:1x3x224x224"
-    filters = _filters(node, weight)
+    filters = filters_of(node, weight)
     if isinstance(filters, tuple):
         return filters
     signs = binary_weight(filters)
@@ -138,19 +154,6 @@ def _weight_reason(filters: Array) -> tuple[str, str]:
     )
 
 
-def _filters(node: Node, weight: Array) -> Array | tuple[str, str]:
-    """Return weights as (out_channels, ...)."""
-    if node.op == "Conv":
-        return weight
-    if weight.ndim != 2:
-        return f"its weights have {weight.ndim} dimensions", "use a matrix"
-    if node.op == "Gemm":
-        if node.attrs.get("transA"):
-            return "its data is transposed", "transpose it before the sign"
-        return weight if node.attrs.get("transB") else weight.T
-    return weight.T
-
-
 @dataclass(frozen=True)
 class _Data:
     """The two-valued tensor a layer reads, and the padding merged into the layer."""
@@ -169,18 +172,7 @@ def _data(
     name = node.inputs[0]
     if node.op != "Conv":
         return _row_data(name, graph, values, producers)
-    pads = tuple(int(p) for p in node.attrs["pads"])
-    pad_value = 0.0
-    while (pad := producers.get(name)) is not None and pad.op == "Pad":
-        layer = pad_of(pad, graph)
-        if layer is None:
-            break
-        inner, value = layer
-        if any(inner):
-            if any(pads) and value != pad_value:
-                break
-            pads, pad_value = tuple(a + b for a, b in zip(pads, inner, strict=True)), value
-        name = pad.inputs[0]
+    name, pads, pad_value = padded_source(node, graph, producers)
     two = values.get(name)
     if two is None:
         return (
@@ -195,7 +187,7 @@ def _data(
                 f"{{{two.lo:g}, {two.hi:g}}}",
                 "pad by one of the data's values, or by 0 around signs",
             )
-    return _Data(name, two, (pads[0], pads[1], pads[2], pads[3]), pad_value)
+    return _Data(name, two, pads, pad_value)
 
 
 def _maker(name: str, producers: dict[str, Node]) -> str:
@@ -212,40 +204,23 @@ def _row_data(
             f"its input `{name}` is real-valued" + _maker(name, producers),
             "put a sign in front of it (last layers usually stay float)",
         )
-    source = name
-    while (move := producers.get(source)) is not None and move.op in (
-        "Flatten",
-        "Reshape",
-        "Squeeze",
-    ):
-        source = move.inputs[0]
-        shape = graph.types[source].shape
-        flat = graph.types[name].shape
-        if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
-            continue
-        channels, height, width = (int(d) for d in shape[1:])
-        if flat[0] == shape[0] and flat[1] == channels * height * width:
-            return _Data(source, two, (0, 0, 0, 0), 0.0, (channels, height, width))
+    if (flattened := flattened_source(name, graph, producers)) is not None:
+        source, image = flattened
+        return _Data(source, two, (0, 0, 0, 0), 0.0, image)
     return _Data(name, two, (0, 0, 0, 0), 0.0)
 
 
 def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array) -> Node:
     two = data.value
     unit = two.hi if two.bipolar else two.hi - two.lo
-    bias = _bias(node, graph, filters.shape[0])
+    bias = bias_of(node, graph, filters.shape[0])
     if not two.bipolar and two.lo:  # x = lo + (hi - lo) * bit
         bias = bias + two.lo * filters.reshape(filters.shape[0], -1).astype(np.float64).sum(axis=1)
-    if node.op == "Conv":
-        bits = bits.transpose(0, 2, 3, 1)
-    elif data.image is not None:
-        bits = bits.reshape(-1, *data.image).transpose(0, 2, 3, 1)
-    else:
-        bits = bits[:, None, None, :]
     pad_value = 0 if data.pad_value == 0.0 else 1 if data.pad_value == two.hi else -1
     if not two.bipolar and data.pad_value == two.lo:
         pad_value = 0
     attrs = {
-        "bits": np.ascontiguousarray(bits),
+        "bits": channels_last(node, bits, data.image),
         "scale": scale * unit,
         "bias": bias,
         "strides": tuple(node.attrs.get("strides", (1, 1))),
@@ -256,13 +231,3 @@ def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filt
         "mode": "xor" if two.bipolar else "and",
     }
     return Node("bnncc.BinaryConv", [data.name], list(node.outputs), attrs, node.name, (node.name,))
-
-
-def _bias(node: Node, graph: Graph, channels: int) -> Array:
-    zero = np.zeros(channels, np.float64)
-    if len(node.inputs) < 3 or not node.inputs[2]:
-        return zero
-    value = graph.constants[node.inputs[2]].astype(np.float64)
-    return zero + value.reshape(-1) * (
-        float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0
-    )

@@ -23,16 +23,24 @@ from bnncc.graph import Graph, Node, TensorType
 from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.kinds import Kinds
+from bnncc.passes.lattices import lattices, of_signs
+from bnncc.passes.level_routes import ROUTED, LevelRouter
+from bnncc.passes.level_steps import wanted_forms
 from bnncc.passes.physical import Physical
 from bnncc.passes.routes import Router
+from bnncc.passes.starts import start_few_bit, start_image, start_quantized
 from bnncc.passes.values import TwoValued, value_sets
 from bnncc.quantized import QUANTIZED_CONV
-from bnncc.schedules import with_packed_operands, with_weight_order
+from bnncc.quantizers import LEVELS
+from bnncc.schedules import with_weight_order
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
+
+DECISIONS = {"bnncc.Sign", LEVELS}
+"""Operators that make bits of numbers."""
 
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
@@ -83,17 +91,24 @@ class _Fuser:
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
         self.values: dict[str, TwoValued] = value_sets(graph)
+        few = lattices(graph, self.values)
+        self.forms = wanted_forms(graph, few, ROUTED)
+        signs = {name: of_signs(value) for name, value in self.values.items()}
+        self.physical.lattices = {**signs, **few}
+        self.level_router = LevelRouter(self.physical)
         self.absorbed: set[int] = set()
         self.producers = graph.producers()
-        self.look = Kinds(graph, self.values)
+        packed = {name for name, forms in self.forms.items() if set(forms) - {"value"}}
+        self.look = Kinds(graph, self.values, packed)
         self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
         self.starters: dict[str, Callable[[Node], Group]] = {
             "binary": self._start_binary,
+            "few-bit": lambda node: start_few_bit(node, self.graph, self.physical),
             "conv": self._start_conv,
             "dense": self._start_dense,
             "pool": self._start_pool,
             "glue": self._start_glue,
-            "image": self._start_image,
+            "image": lambda node: start_image(node, self.physical),
         }
 
     def run(self) -> Graph:
@@ -103,6 +118,11 @@ class _Fuser:
             kind = self.kinds[id(node)]
             if kind == "route" and self.router.route(node, self.values):
                 continue
+            if kind == "level-route":
+                if self.level_router.route(node):
+                    continue
+                kind = self.look.kind(node, routes=False)
+                self.kinds[id(node)] = kind
             if kind == "image-bits":
                 write_image_bits(node, self.physical, self.values)
             elif kind in self.starters:
@@ -136,8 +156,8 @@ class _Fuser:
             follow = None
             layouts: set[str] = set()
             for reader in {id(r): r for r in self.consumers.get(tip, [])}.values():
-                if reader.op == "bnncc.Sign":
-                    group.events.append(Event("sign", reader.outputs[0], reader))
+                if reader.op in DECISIONS:
+                    group.events.append(self._decision(reader))
                     self.absorbed.add(id(reader))
                 elif follow is None and room and (event := self._absorb(reader, tip)) is not None:
                     follow = event
@@ -161,6 +181,12 @@ class _Fuser:
             group.events.append(follow)
             self.absorbed.add(id(follow.node))
             group.tip = follow.tensor
+
+    def _decision(self, node: Node) -> Event:
+        out = node.outputs[0]
+        if node.op == LEVELS:
+            return Event("levels", out, node, self.forms.get(out, ("value",)))
+        return Event("sign", out, node)
 
     def _row_pool(self, group: Group) -> Node | None:
         """Return the max-pooling that alone reads a convolution, if it can take row by row."""
@@ -234,7 +260,7 @@ class _Fuser:
 
     def _start_conv(self, node: Node) -> Group:
         if node.op == QUANTIZED_CONV:
-            return self._start_quantized(node)
+            return start_quantized(node, self.graph, self.physical, self.target)
         a, data = node.attrs, node.inputs[0]
         weight = self.graph.constants[node.inputs[1]]
         n, channels, height, width, _ = self.physical.image(data)
@@ -256,23 +282,6 @@ class _Fuser:
         return self._float_group(
             node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
         )
-
-    def _start_quantized(self, node: Node) -> Group:
-        a, data = node.attrs, node.inputs[0]
-        weight = self.graph.constants[node.inputs[1]]
-        n, channels, height, width, _ = self.physical.image(data)
-        layout = self.physical.layout_of(data)
-        spec = Conv2d(
-            n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
-            pads=tuple(a["pads"]), data_layout=layout, operands=a["operands"],
-            zero_points=tuple(a["zero_points"]),
-        )  # fmt: skip
-        spec = with_packed_operands(spec, self.target)
-        packed = self.physical.constant(
-            quantization.pack_weight(weight.transpose(0, 2, 3, 1), spec), f"{node.name}.weight"
-        )
-        inputs = [self.physical.float(data, layout), packed]
-        return Group(spec, inputs, a["scale"], a["bias"], node.outputs[0], node.name, node.covers)
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)
@@ -320,7 +329,7 @@ class _Fuser:
 
     def _start_glue(self, node: Node) -> Group:
         """Start a kernel without an anchor: the first operand of `node`, read as it is."""
-        if node.op == "bnncc.Sign":
+        if node.op in DECISIONS:
             data = node.inputs[0]
         else:
             data = self.look.constant_glue(node) or self._first_operand(node)
@@ -335,10 +344,10 @@ class _Fuser:
             spec = Elementwise(n, height, width, channels, layout, (), rank)
             inputs = [self.physical.float(data, layout)]
         group = Group(spec, inputs, scale, offset, data, node.name, rank=rank)
-        if node.op == "bnncc.Sign":
+        if node.op in DECISIONS:
             for reader in self.consumers[data]:
-                if reader.op == "bnncc.Sign" and id(reader) not in self.absorbed:
-                    group.events.append(Event("sign", reader.outputs[0], reader))
+                if reader.op in DECISIONS and id(reader) not in self.absorbed:
+                    group.events.append(self._decision(reader))
                     self.absorbed.add(id(reader))
             group.tip = ""
             return group
@@ -348,16 +357,6 @@ class _Fuser:
         self.absorbed.add(id(node))
         group.tip = event.tensor
         return group
-
-    def _start_image(self, node: Node) -> Group:
-        """Start a kernel that reads an image of bytes."""
-        data = node.inputs[0]
-        n, channels, height, width, rank = self.physical.image(data)
-        layout = self.physical.layout_of(data)
-        spec = Elementwise(n, height, width, channels, layout, (), rank, dtype="uint8")
-        inputs = [self.physical.float(data, layout)]
-        ones, zeros = np.ones(channels), np.zeros(channels)
-        return Group(spec, inputs, ones, zeros, node.outputs[0], node.name, rank=rank)
 
     def _first_operand(self, node: Node) -> str:
         operands = self.look.tensor_glue(node)

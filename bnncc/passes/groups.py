@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bnncc.graph import Graph, Node
+from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import Affine, affine_of, channel_vector
 from bnncc.passes.merge import ADD_REPEATED
@@ -20,9 +21,17 @@ from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import output_rank
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, RowPool, Step
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    Conv2d,
+    Elementwise,
+    FewBitConv2d,
+    Pool2d,
+    RowPool,
+    Step,
+)
 
-Anchor = BinaryConv2d | Conv2d | Pool2d | Elementwise
+Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
 
 
 @dataclass(frozen=True)
@@ -33,13 +42,14 @@ class Event:
     ----------
     kind : str
         ``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
-        ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but ``apply``).
+        ``levels``, ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but
+        ``apply``).
     tensor : str
         The logical tensor concerned: the result of a node, the sign's output, the one to store.
     node : Node or None
         The graph node, if there is one.
     layouts : tuple of str
-        For ``store``: the layouts wanted.
+        For ``store``: the layouts wanted; for ``levels``: the forms, see `step.FORMS`.
     operand : str
         For ``tensor``: which input of the node is the group's value.
     """
@@ -67,6 +77,8 @@ class Group:
         The logical tensor the value stands for at present.
     bits : ndarray of bool or None
         Weights of a binary layer.
+    top : int
+        For an anchor with integer accumulators: a bound of their magnitude.
     rank : int
         Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
     pool : Pool2d or None
@@ -83,6 +95,7 @@ class Group:
     bits: np.ndarray | None = None
     rank: int = 4
     pool: Pool2d | None = None
+    top: int = 0
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -157,7 +170,7 @@ def realise(group: Group, physical: Physical) -> None:
     """
     writer = _Writer(physical, group)
     spec = group.spec
-    signs, flip = _plan_thresholds(group, physical.source)
+    signs, flip = sign_tables.plan(group, physical.source)
     inputs = list(group.inputs)
     if isinstance(spec, BinaryConv2d):
         assert group.bits is not None
@@ -167,8 +180,14 @@ def realise(group: Group, physical: Physical) -> None:
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}
     stored: list[tuple[str, str, str]] = []
+    chain = level_steps.Chain(group, physical.source, flip)
     for event in group.events:
-        if event.kind == "sign":
+        chain.follow(event)
+        if event.kind == "levels":
+            level_steps.write(event, writer, chain)
+        elif event.kind == "sign" and level_steps.sign(event, writer, chain):
+            pass
+        elif event.kind == "sign":
             _write_sign(event, writer, signs, flip, done)
         elif event.kind == "store":
             writer.flush()
@@ -188,6 +207,8 @@ def realise(group: Group, physical: Physical) -> None:
         forms = physical.floats.setdefault(tensor, {})
         forms[layout if group.rank == 4 else "NCHW"] = _logical(name, group, physical)
     for event in group.events:
+        if event.kind == "levels":
+            level_steps.settle(event, group, physical, _logical)
         if event.kind == "sign":
             have = physical.planes[event.tensor]
             zero = _logical(have.zero, group, physical) if have.zero else None
@@ -282,54 +303,6 @@ def _write_tensor(event: Event, writer: _Writer) -> None:
         writer.step(Step({"Add": "add", "Mul": "mul"}[node.op], layout), [tensor], [])
 
 
-def _plan_thresholds(
-    group: Group, graph: Graph
-) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:
-    """Decide which signs become thresholds, and which channels' weights are stored negated.
-
-    Returns the sign tables by sign output, and the channels to negate.
-    """
-    flip = np.zeros(group.channels, bool)
-    tables: dict[str, tuple[th.Planes, np.ndarray]] = {}
-    spec = group.spec
-    if not isinstance(spec, BinaryConv2d):
-        return tables, flip
-    parity = spec.ternary or spec.mode == "and" or (any(spec.pads) and spec.pad_value == 0)
-    dots = th.attainable_dots(spec.taps, any_parity=parity)
-    chain: list[Node] = []
-    pure = True
-    all_pure = True
-    down = np.zeros(group.channels, bool)
-    up = np.zeros(group.channels, bool)
-    for event in group.events:
-        if event.kind == "apply" and event.node is not None:
-            chain.append(event.node)
-        elif event.kind == "tensor":
-            pure = False
-        elif event.kind == "store":
-            all_pure = False
-        elif event.kind == "sign" and event.node is not None:
-            if not pure:
-                all_pure = False
-                continue
-            table = th.tabulate(graph, chain, group.scale, group.offset, dots, group.rank)
-            inverted = event.node.attrs.get("flip")
-            mask = (
-                np.zeros(group.channels, bool) if inverted is None else np.asarray(inverted, bool)
-            )
-            ways = [th.direction(p ^ mask) for p in (table.ge, table.gt)]
-            tables[event.tensor] = (table, mask)
-            if all(w.single for w in ways):
-                for way in ways:
-                    up |= way.up
-                    down |= way.down
-            else:
-                all_pure = False
-    if all_pure and not (up & down).any():
-        flip = down
-    return tables, flip
-
-
 def _write_sign(
     event: Event,
     writer: _Writer,
@@ -360,7 +333,11 @@ def _write_sign(
         return
     names = [physical.graph.fresh(f"{event.tensor}.{p}") for p in ("bits", "zero")[: 1 + zero]]
     spec = group.spec
-    if table is not None and isinstance(spec, BinaryConv2d) and _fits(table, compare, zero, flip):
+    if (
+        table is not None
+        and isinstance(spec, BinaryConv2d)
+        and sign_tables.fits(table, compare, zero, flip)
+    ):
         planes, mask = table
         wanted = (planes.gt if compare == "gt" else planes.ge) ^ mask
         thr = [th.thresholds(planes, wanted, flip, spec.dot_from_acc())]
@@ -374,16 +351,3 @@ def _write_sign(
         writer.step(Step("bits", compare=compare, zero=zero), [], names)
     done[key] = Planes(names[0], names[1] if zero else None, value)
     physical.planes[event.tensor] = done[key]
-
-
-def _fits(table: tuple[th.Planes, np.ndarray], compare: str, zero: bool, flip: np.ndarray) -> bool:
-    """Whether the wanted planes are steps that go up (down where weights are negated)."""
-    planes, mask = table
-    wanted = [planes.gt if compare == "gt" else planes.ge] + ([planes.gt] if zero else [])
-    if zero and mask.any():
-        return False
-    for plane in wanted:
-        way = th.direction(plane ^ mask)
-        if not way.single or (way.down & ~flip).any() or (way.up & flip).any():
-            return False
-    return True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from bnncc.graph import Graph, Node
 from bnncc.image_bits import IMAGE_BITS
 from bnncc.passes.affine import affine_of, has_constant_form
+from bnncc.passes.few_bit import FEW_BIT_CONV
+from bnncc.passes.level_routes import ROUTED
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
 from bnncc.quantized import QUANTIZED_CONV
+from bnncc.quantizers import LEVELS
 from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
@@ -44,42 +47,54 @@ class Kinds:
         After `binarize`; only read.
     values : mapping of str to TwoValued
         From `value_sets`.
+    packed : collection of str, optional
+        Few-valued tensors that are read as levels.
     """
 
-    def __init__(self, graph: Graph, values: Mapping[str, TwoValued]) -> None:
+    def __init__(
+        self, graph: Graph, values: Mapping[str, TwoValued], packed: Collection[str] = ()
+    ) -> None:
         self.graph = graph
         self._values = values
+        self._packed = packed
         self._consumers, self._producers = graph.consumers(), graph.producers()
 
-    def kind(self, node: Node) -> str:
+    def kind(self, node: Node, routes: bool = True) -> str:
         """Return which way `passes.fuse` treats `node`.
 
         Parameters
         ----------
         node : Node
             Of the graph.
+        routes : bool, default True
+            Whether it may move levels.
 
         Returns
         -------
         str
-            ``binary``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel. ``glue``:
-            elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits. ``route``: moves
-            bits. ``relayout``: the same memory under another layout. ``absent``: folded into the
-            dense layers that read it. ``generic``: left to TVM.
+            ``binary``, ``few-bit``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel.
+            ``glue``: elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits.
+            ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory
+            under another layout. ``absent``: folded into the dense layers that read it.
+            ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
+        if node.op == FEW_BIT_CONV:
+            return "few-bit"
         if node.op == ADD_REPEATED:
             return "glue"
         if node.op == IMAGE_BITS:
             return "image-bits"
+        if routes and node.op in ROUTED and node.outputs[0] in self._packed:
+            return "level-route"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
             return "absent"
         if node.op in ROUTES and node.outputs[0] in self._values:
             return "route"
         if self.relayout(node) is not None:
             return "relayout"
-        if node.op == "bnncc.Sign":
+        if node.op in ("bnncc.Sign", LEVELS):
             return "glue" if self._image_ok(node.inputs[0]) else "generic"
         if not node.outputs or not self._image_ok(node.outputs[0]):
             return "generic"

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.passes.lattices import Lattice
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.bits_table import needs_table, slice_table
 from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.layout import pad_lanes
-from bnncc.topi_binary.spec import ConcatBits, Elementwise, SliceBits, Spec, Step
+from bnncc.topi_binary.spec import ConcatBits, Elementwise, SliceBits, Spec
+from bnncc.topi_binary.step import Step
 
 KERNEL = "bnncc.Kernel"
 """Operator name of a fused kernel; its attribute ``spec`` says all."""
@@ -45,6 +47,8 @@ class Physical:
         self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
         self.floats: dict[str, dict[str, str]] = {}
         self.planes: dict[str, Planes] = {}
+        self.levels: dict[str, dict[str, list[str]]] = {}
+        self.lattices: dict[str, Lattice] = {}
         for name in source.inputs:
             self.graph.types[name] = source.types[name]
             self.floats[name] = {"NCHW": name}
@@ -62,7 +66,8 @@ class Physical:
 
     def available(self, name: str) -> bool:
         """Whether `name` exists in some form."""
-        return name in self.floats or name in self.planes or name in self.source.constants
+        made = name in self.floats or name in self.planes or name in self.levels
+        return made or name in self.source.constants
 
     def constant(self, value: np.ndarray, stem: str) -> str:
         """Add a constant and return its name; equal ones are shared."""
@@ -133,6 +138,8 @@ class Physical:
                 value = np.ascontiguousarray(value.transpose(0, 2, 3, 1))
             return self.constant(value, name)
         if not forms:
+            if name in self.levels:
+                return self._from_levels(name, layout)
             return self._from_bits(name, layout)
         other, have = next(iter(forms.items()))
         n, channels, height, width, _ = self.image(name)
@@ -186,6 +193,55 @@ class Physical:
             ]
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(replace(spec, steps=steps), inputs, [out], name)
+        return out
+
+    # ---- levels -----------------------------------------------------------------------------
+
+    def level_form(self, name: str, form: str) -> list[str]:
+        """Return the tensors that hold the levels of `name` in a form of `step.FORMS`."""
+        known = self.lattices[name]
+        forms = self.levels.setdefault(name, {})
+        if form in forms:
+            return forms[form]
+        if known.signs:
+            planes = self.bits(name, TwoValued(known.values[0], known.values[-1], known.count == 2))
+            forms["planes"] = [planes.sign]
+            if planes.zero is not None:  # levels of -1, 0, +1
+                forms["planes"] = [planes.zero, self.xor(planes.sign, planes.zero)]
+            if form in forms:
+                return forms[form]
+        n, channels, height, width, rank = self.image(name)
+        steps: tuple[Step, ...] = (Step("levels", count=known.count, way="whole", forms=(form,)),)
+        if "planes" in forms:
+            spec = Elementwise(n, height, width, channels, rank=rank, planes=known.bits)
+            inputs = list(forms["planes"])
+        else:
+            layout = self.layout_of(name)
+            spec = Elementwise(n, height, width, channels, layout, (), rank)
+            first = 0.5 - known.values[0] / known.step
+            inputs = [
+                self.float(name, layout),
+                self.vector(np.full(channels, 1 / known.step, np.float32), "unit"),
+                self.vector(np.full(channels, first, np.float32), "first"),
+            ]
+            steps = (Step("affine"), *steps)
+        count = known.bits if form == "planes" else 1
+        forms[form] = [self.graph.fresh(f"{name}.{form}") for _ in range(count)]
+        self.kernel(replace(spec, steps=steps), inputs, forms[form], name)
+        return forms[form]
+
+    def _from_levels(self, name: str, layout: str) -> str:
+        known = self.lattices[name]
+        n, channels, height, width, rank = self.image(name)
+        steps = (Step("affine"), Step("store", layout))
+        spec = Elementwise(n, height, width, channels, rank=rank, planes=known.bits, steps=steps)
+        inputs = [
+            *self.level_form(name, "planes"),
+            self.vector(np.full(channels, known.step, np.float32), "unit"),
+            self.vector(np.full(channels, known.values[0], np.float32), "first"),
+        ]
+        out = self.graph.fresh(f"{name}.{layout.lower()}")
+        self.kernel(spec, inputs, [out], name)
         return out
 
     # ---- planes -----------------------------------------------------------------------------

@@ -1,0 +1,209 @@
+"""Find the few-bit layers.
+
+    before: x = bnncc.Levels(a); y = Conv(x, W)         W = s[o] * integers of 1 to 8 bits
+    after:  x = bnncc.Levels(a); y = bnncc.FewBitConv(x)
+
+With data ``x = step * k + first`` of level k and weights ``w = s * q``, ``y = s * step * acc + s *
+first * sum(q) + bias`` with ``acc = sum(k * q)``, over all taps: those outside the image count as
+the level that stands for the padding. If that has a half (zero padding of signs), the accumulator
+counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes.lattices import Lattice, Weights, few_bit_weights, of_signs
+from bnncc.passes.operands import (
+    bias_of,
+    channels_last,
+    filters_of,
+    flattened_source,
+    padded_source,
+)
+from bnncc.passes.values import TwoValued
+from bnncc.topi_binary.few_bit_data import FORM, MAX_FLOAT, PER_WORD, start_values
+from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.spec import FewBitConv2d
+
+FEW_BIT_CONV = "bnncc.FewBitConv"
+"""Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
+``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (the level of padding), ``scale`` and
+``bias`` (float64, ``y = scale * acc + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and
+weights and ``reason`` (why it is computed as it is) for the report."""
+
+MAX_ACCUMULATOR = 2**30
+
+Choose = Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str]]
+"""Chooses one of several specs of the same layer, and says why."""
+
+
+def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
+    """Choose the fewest planes.
+
+    Parameters
+    ----------
+    candidates : sequence of FewBitConv2d
+        All ways to compute a layer.
+
+    Returns
+    -------
+    tuple
+        The spec, and the reason in words.
+    """
+    planes = [spec for spec in candidates if FORM[spec.method] == "planes"]
+    best = min(planes, key=lambda spec: spec.weight_bits)
+    return best, "as planes"
+
+
+def attempt(
+    node: Node,
+    graph: Graph,
+    two: dict[str, TwoValued],
+    few: dict[str, Lattice],
+    producers: dict[str, Node],
+    choose: Choose | None,
+) -> Node | tuple[str, str] | None:
+    """Return `node` as a few-bit layer, or why it is none and the remedy.
+
+    Parameters
+    ----------
+    node : Node
+        A Conv, Gemm or MatMul that is not binary.
+    graph : Graph
+        Its graph.
+    two : dict of str to TwoValued
+        From `value_sets`.
+    few : dict of str to Lattice
+        From `lattices`.
+    producers : dict of str to Node
+        Of the graph.
+    choose : callable or None
+        Chooses the method; by default `planes_only`.
+
+    Returns
+    -------
+    Node, tuple of str, or None
+        None if neither data nor weights say that it should be one.
+    """
+    weight = graph.constants.get(node.inputs[1])
+    shape = graph.types[node.inputs[0]].shape
+    rank = 4 if node.op == "Conv" else 2
+    if weight is None or len(shape) != rank or graph.types[node.inputs[0]].dtype != "float32":
+        return None
+    if not all(isinstance(d, int) for d in shape[1:]):
+        return None
+    filters = filters_of(node, weight)
+    if isinstance(filters, tuple):
+        return None
+    image = None
+    if node.op == "Conv":
+        name, pads, pad_value = padded_source(node, graph, producers)
+    else:
+        name, pads, pad_value = node.inputs[0], (0, 0, 0, 0), 0.0
+        flat = flattened_source(name, graph, producers)
+        if flat is not None and _fills_words(flat[1]):
+            name, image = flat
+    known = of_signs(two[name]) if name in two else few.get(name)
+    if known is None:
+        return None
+    found = few_bit_weights(filters)
+    if found is None:
+        return (
+            f"its weights are not small multiples of one scale per output channel, while its data "
+            f"has {known.count + 1} values",
+            "quantise them to integers of at most 8 bits times a scale of the output channel",
+        )
+    outside = known.level_of(pad_value) if any(pads) else 0.0
+    if outside is None:
+        return (
+            f"it pads by {pad_value:g}, which lies between the levels of its data",
+            "choose a zero point that is a whole number, so that 0 is a level",
+        )
+    whole = channels_last(node, found.whole, image)
+    candidates = _candidates(node, graph, name, known, found, whole, pads, outside)
+    if not candidates:
+        return (
+            "its groups do not fill words of data and vectors of outputs",
+            f"multiples of {WORD_BITS} input and {LANES} output channels in each group do",
+        )
+    spec, why = (choose or planes_only)(candidates)
+    return _made(node, graph, name, known, found, spec, whole, outside, why)
+
+
+def _fills_words(image: tuple[int, int, int]) -> bool:
+    """Whether the pixels of an image fill enough of their words to be read as they are."""
+    channels, height, width = image
+    return channels >= WORD_BITS // 2 or height * width == 1
+
+
+def _candidates(
+    node: Node, graph: Graph, name: str, known: Lattice, found: Weights, whole: np.ndarray,
+    pads: tuple[int, int, int, int], outside: float,
+) -> list[FewBitConv2d]:  # fmt: skip
+    """Return the specs of all methods that can compute the layer."""
+    shape = graph.types[name].shape
+    channels = int(shape[1])
+    height, width = (int(shape[2]), int(shape[3])) if len(shape) == 4 else (1, 1)
+    groups = int(node.attrs.get("group", 1)) if node.op == "Conv" else 1
+    out_channels, kernel = whole.shape[0], whole.shape[1:3]
+    rank = 2 if (node.op != "Conv" and (height, width) == (1, 1)) else 4
+    doubled = outside != int(outside)
+    specs = []
+    for method, form in FORM.items():
+        if method == "xor" and not found.odd:
+            continue
+        if form != "planes" and found.complement_bits > 8 * (method != "bytes") + 8:
+            continue
+        unit = PER_WORD.get(form, WORD_BITS)
+        if groups > 1 and ((channels // groups) % unit or (out_channels // groups) % LANES):
+            continue
+        bits = found.bits if method == "xor" else found.complement_bits
+        specs.append(
+            FewBitConv2d(
+                shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
+                tuple(node.attrs.get("strides", (1, 1))),
+                tuple(node.attrs.get("dilations", (1, 1))), pads, groups, known.bits, bits, method,
+                method == "xor" or (any(pads) and outside != 0), doubled, (), rank,
+            )
+        )  # fmt: skip
+    top = _bound(known, whole, doubled)
+    if top >= MAX_ACCUMULATOR:
+        return []
+    return [spec for spec in specs if spec.method != "floats" or top < MAX_FLOAT]
+
+
+def _bound(known: Lattice, whole: np.ndarray, doubled: bool) -> int:
+    """Return a bound of the accumulator, and of what it is before start values are added."""
+    total = int(np.abs(whole).reshape(whole.shape[0], -1).sum(axis=1).max())
+    return (2 if doubled else 1) * 2 ** (known.bits + 1) * total
+
+
+def _made(
+    node: Node, graph: Graph, name: str, known: Lattice, found: Weights, spec: FewBitConv2d,
+    whole: np.ndarray, outside: float, why: str,
+) -> Node:  # fmt: skip
+    sums = whole.reshape(whole.shape[0], -1).sum(axis=1)
+    bias = bias_of(node, graph, whole.shape[0]) + found.scale * known.values[0] * sums
+    scale = found.scale * known.step / (2 if spec.doubled else 1)
+    ternary = not found.odd and int(np.abs(whole).max()) == 1
+    kind = "ternary" if ternary else f"{found.bits}-bit"
+    attrs = {
+        "spec": spec,
+        "weight": whole,
+        "outside": outside,
+        "scale": scale,
+        "bias": bias,
+        "top": _bound(known, whole, spec.doubled),
+        "bits": (known.bits, found.bits),
+        "reason": f"{known.bits}-bit data, {kind} weights, {why}",
+    }
+    return Node(FEW_BIT_CONV, [name], list(node.outputs), attrs, node.name, (node.name,))
+
+
+def starts_of(node: Node) -> np.ndarray:
+    """Return the start values of a few-bit layer."""
+    return start_values(node.attrs["weight"], node.attrs["spec"], node.attrs["outside"])

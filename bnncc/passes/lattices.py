@@ -1,0 +1,237 @@
+"""Few-valued tensors: which hold only some evenly spaced values, and how weights are such numbers.
+
+`bnncc.Levels` makes such a tensor; operators that move elements keep it one, elementwise ones with
+scalar constants rename its values. A tensor of signs is one too, with two or three values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.evaluate import evaluate_node
+from bnncc.graph import Graph, Node
+from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued
+from bnncc.quantizers import LEVELS
+
+UNEVEN = 1e-6
+"""Part of the largest value by which a level may be off an even spacing: float32 rounds."""
+
+MAX_WEIGHT = 128
+"""Largest magnitude of integer weights: they have up to 8 bits."""
+
+SAMPLE = 64
+"""Weights of each filter that are looked at first."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Evenly spaced values, by level.
+
+    Attributes
+    ----------
+    values : tuple of float
+        Of level 0, 1, ...; rising or falling.
+    signs : bool, default False
+        Whether it is a tensor of `bnncc.Sign`: its planes are those of signs.
+    """
+
+    values: tuple[float, ...]
+    signs: bool = False
+
+    @property
+    def count(self) -> int:
+        """The highest level."""
+        return len(self.values) - 1
+
+    @property
+    def step(self) -> float:
+        """What a level more is worth."""
+        return (self.values[-1] - self.values[0]) / self.count
+
+    @property
+    def bits(self) -> int:
+        """Bits that hold a level."""
+        return self.count.bit_length()
+
+    def level_of(self, value: float) -> float | None:
+        """Return the level, in whole or halves, that stands for `value`; None if none does."""
+        level = (value - self.values[0]) / self.step
+        nearest = round(2 * level) / 2
+        return nearest if abs(level - nearest) < 1e-4 else None
+
+
+def lattice(values: np.ndarray) -> Lattice | None:
+    """Return `values` as a lattice, if they are evenly spaced."""
+    if not 2 <= len(values) <= 256 or not np.isfinite(values).all() or values[0] == values[-1]:
+        return None
+    even = np.linspace(values[0], values[-1], len(values))
+    if np.abs(values - even).max() > UNEVEN * np.abs(values).max():
+        return None
+    return Lattice(tuple(float(v) for v in values))
+
+
+def lattices(graph: Graph, two: dict[str, TwoValued]) -> dict[str, Lattice]:
+    """Return the few-valued tensors of `graph`, signs left out.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_quantisers`.
+    two : dict of str to TwoValued
+        From `value_sets`; these are not looked at again.
+
+    Returns
+    -------
+    dict of str to Lattice
+    """
+    table: dict[str, Lattice] = {}
+    for name in graph.inputs:
+        kind = graph.datatypes.get(name)
+        if kind is not None and kind.count > 1 and name not in two:
+            table[name] = Lattice(tuple(kind.low + kind.step * k for k in range(kind.count)))
+    for node in graph.nodes:
+        found = _of(node, graph, table)
+        if found is not None:
+            table.update({out: found for out in node.outputs if out and out not in two})
+    return table
+
+
+def of_signs(two: TwoValued) -> Lattice:
+    """Return a two- or three-valued tensor as a lattice."""
+    middle = (0.0,) if two.zero else ()
+    return Lattice((two.lo, *middle, two.hi), signs=True)
+
+
+_MOVES = {
+    "Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten",
+    "Identity",
+}  # fmt: skip
+
+ROUTES = {*_MOVES, *REMAPS, "MaxPool", "Pad", "Concat"}
+"""Operators that keep levels, or rename what they stand for."""
+
+
+def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
+    if node.op == LEVELS:
+        return lattice(node.attrs["values"])
+    if node.op not in ROUTES:
+        return None
+    known = table.get(next((i for i in node.inputs if i in table), ""))
+    if known is None:
+        return None
+    if node.op in _MOVES:
+        return table.get(node.inputs[0])
+    if node.op == "MaxPool":
+        single = len([o for o in node.outputs if o]) == 1
+        image = len(graph.types[node.inputs[0]].shape) == 4
+        return table.get(node.inputs[0]) if single and image else None
+    if node.op == "Concat":
+        return known if all(table.get(i) == known for i in node.inputs) else None
+    if node.op == "Pad":
+        return _padded(node, graph, known)
+    return _renamed(node, graph, table)
+
+
+def _padded(node: Node, graph: Graph, known: Lattice) -> Lattice | None:
+    if str(node.attrs.get("mode", "constant")) != "constant" or node.inputs[0] in graph.constants:
+        return None
+    fill = 0.0
+    if len(node.inputs) > 2 and node.inputs[2]:
+        value = graph.constants.get(node.inputs[2])
+        if value is None:
+            return None
+        fill = float(value.reshape(-1)[0])
+    return known if fill in known.values else None
+
+
+def _renamed(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
+    data = [i for i in node.inputs if i and i not in graph.constants]
+    known = table.get(data[0]) if len(data) == 1 else None
+    if known is None or graph.types[node.outputs[0]] != graph.types[data[0]]:
+        return None
+    if any(graph.constants[i].size != 1 for i in node.inputs if i and i != data[0]):
+        return None
+    values = np.array(known.values, np.float32)
+    args = [
+        None if not i else values if i == data[0] else graph.constants[i].reshape(())
+        for i in node.inputs
+    ]
+    return lattice(np.asarray(evaluate_node(node, args)[0]))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Filters as integers.
+
+    Attributes
+    ----------
+    whole : ndarray of int64, shape (out_channels, ...)
+        What is multiplied.
+    scale : ndarray of float64, shape (out_channels,)
+        What one is worth.
+    odd : bool
+        Whether all are odd: sums of signs times powers of two.
+    bits : int
+        Planes that hold them: signs if odd, else two's complement.
+    """
+
+    whole: np.ndarray
+    scale: np.ndarray
+    odd: bool
+    bits: int
+
+    @property
+    def complement_bits(self) -> int:
+        """Planes of two's complement."""
+        low, high = int(self.whole.min()), int(self.whole.max())
+        return max((-low - 1).bit_length() if low < 0 else 0, high.bit_length()) + 1
+
+
+def few_bit_weights(weight: np.ndarray) -> Weights | None:
+    """Split weights into integers of up to 8 bits and one scale per output channel.
+
+    Parameters
+    ----------
+    weight : ndarray of float, shape (out_channels, ...)
+        Filters.
+
+    Returns
+    -------
+    Weights or None
+        With the smallest integers, within `WEIGHT_TOLERANCE` of the largest weight.
+    """
+    flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
+    if not flat.size:
+        return None
+    top = np.abs(flat).max(axis=1)
+    ratio = flat / np.where(top == 0, 1.0, top)[:, None]
+    sample = ratio[:, :: max(1, ratio.shape[1] // SAMPLE)]
+    multiple = np.zeros(len(flat), np.int64)
+    multiple[top == 0] = 1
+    for number in range(1, MAX_WEIGHT + 1):
+        left = np.flatnonzero(multiple == 0)
+        if not left.size:
+            break
+        fits = _near(sample[left], number)
+        left = left[fits]
+        multiple[left[_near(ratio[left], number)]] = number
+    if not multiple.all():
+        return None
+    whole = np.rint(ratio * multiple[:, None]).astype(np.int64)
+    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # -2**n has a place, 2**n none
+    odd = bool((whole[top > 0] % 2 == 1).all())
+    if odd:
+        whole[top == 0] = 1
+        sign[:] = 1
+    scale = sign * top / multiple
+    whole = (whole * sign[:, None]).reshape(weight.shape)
+    found = Weights(whole, scale, odd, 1)
+    bits = int(np.abs(whole).max()).bit_length() if odd else found.complement_bits
+    return Weights(whole, scale, odd, bits) if bits <= 8 else None
+
+
+def _near(ratio: np.ndarray, number: int) -> np.ndarray:
+    scaled = ratio * number
+    return np.asarray((np.abs(scaled - np.rint(scaled)) <= WEIGHT_TOLERANCE * number).all(axis=1))

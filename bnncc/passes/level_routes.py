@@ -1,0 +1,95 @@
+"""Operators that move levels without looking at them, plane by plane.
+
+before: a = Levels(x); p = Pad(a, 0); c = Flatten(p)
+after:  c = the planes of x, each padded by the bit it has in the level of 0
+"""
+
+from __future__ import annotations
+
+import copy
+
+from bnncc.graph import Node
+from bnncc.passes.lattices import ROUTES as ROUTED
+from bnncc.passes.physical import Physical, Planes
+from bnncc.passes.routes import Router
+from bnncc.passes.values import REMAPS, TwoValued, pad_of
+from bnncc.topi_binary.spec import PadBits
+
+_BIT = TwoValued(0.0, 1.0)
+
+
+class LevelRouter:
+    """Routes planes of levels through operators that move them.
+
+    Parameters
+    ----------
+    physical : Physical
+        The graph being built; it knows the lattices.
+    """
+
+    def __init__(self, physical: Physical) -> None:
+        self.physical = physical
+        self._routers: dict[int, Router] = {}
+
+    def route(self, node: Node) -> bool:
+        """Append kernels for `node` if its inputs are there as planes.
+
+        Parameters
+        ----------
+        node : Node
+            Its operator is one of `ROUTED`, its output few-valued.
+
+        Returns
+        -------
+        bool
+            False if the node must be computed in float.
+        """
+        lattices, levels = self.physical.lattices, self.physical.levels
+        data = [i for i in node.inputs if i in lattices]
+        if not data or any("planes" not in levels.get(i, {}) for i in data):
+            return False
+        if node.op in REMAPS:
+            levels[node.outputs[0]] = {"planes": levels[data[0]]["planes"]}
+            return True
+        if node.op == "Pad":
+            return self._pad(node)
+        if node.op == "MaxPool":
+            return False
+        return self._moved(node, data)
+
+    def _moved(self, node: Node, data: list[str]) -> bool:
+        """Move each plane as if it were a tensor of signs."""
+        levels = self.physical.levels
+        count = self.physical.lattices[data[0]].bits
+        done = True
+        made: list[dict[str, Planes]] = []
+        for number in range(count):
+            router = self._routers.get(number)
+            if router is None:
+                router = self._routers[number] = Router(copy.copy(self.physical))
+            known = {i: Planes(levels[i]["planes"][number], None, _BIT) for i in data}
+            router.physical.planes = dict(known)
+            done &= router.route(node, dict.fromkeys(node.outputs, _BIT))
+            made.append(router.physical.planes)
+        for out in node.outputs:
+            if out and all(out in planes for planes in made):
+                levels[out] = {"planes": [planes[out].sign for planes in made]}
+        return done
+
+    def _pad(self, node: Node) -> bool:
+        pad = pad_of(node, self.physical.source)
+        data, out = node.inputs[0], node.outputs[0]
+        level = None if pad is None else self.physical.lattices[data].level_of(pad[1])
+        if pad is None or level is None or level != int(level):
+            return False
+        n, channels, height, width, _ = self.physical.image(data)
+        planes = []
+        for number, plane in enumerate(self.physical.levels[data]["planes"]):
+            spec = PadBits(n, height, width, channels, pad[0], int(level) >> number & 1)
+            planes.append(self.physical.graph.fresh(f"{out}.planes"))
+            self.physical.kernel(spec, [plane], planes[-1:], node.name)
+        self.physical.levels[out] = {"planes": planes}
+        return True
+
+
+__all__ = ["ROUTED", "LevelRouter"]

@@ -1,0 +1,84 @@
+"""What a Conv, Gemm or MatMul reads: filters, bias, and the tensor behind pads and reshapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.graph import Graph, Node
+from bnncc.passes.values import pad_of
+
+Array = np.ndarray
+
+Pads = tuple[int, int, int, int]
+
+
+def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
+    """Return weights as (out_channels, ...), or why they are none and the remedy."""
+    if node.op == "Conv":
+        return weight
+    if weight.ndim != 2:
+        return f"its weights have {weight.ndim} dimensions", "use a matrix"
+    if node.op == "Gemm":
+        if node.attrs.get("transA"):
+            return "its data is transposed", "transpose it before the sign"
+        return weight if node.attrs.get("transB") else weight.T
+    return weight.T
+
+
+def padded_source(node: Node, graph: Graph, producers: dict[str, Node]) -> tuple[str, Pads, float]:
+    """Return the tensor a Conv reads behind its `Pad` nodes, all pads together, and their value."""
+    name = node.inputs[0]
+    pads = tuple(int(p) for p in node.attrs["pads"])
+    pad_value = 0.0
+    while (pad := producers.get(name)) is not None and pad.op == "Pad":
+        layer = pad_of(pad, graph)
+        if layer is None:
+            break
+        inner, value = layer
+        if any(inner):
+            if any(pads) and value != pad_value:
+                break
+            pads, pad_value = tuple(a + b for a, b in zip(pads, inner, strict=True)), value
+        name = pad.inputs[0]
+    return name, (pads[0], pads[1], pads[2], pads[3]), pad_value
+
+
+def flattened_source(
+    name: str, graph: Graph, producers: dict[str, Node]
+) -> tuple[str, tuple[int, int, int]] | None:
+    """Return the image that `name` flattens, and its channels, height and width."""
+    source = name
+    while (move := producers.get(source)) is not None and move.op in (
+        "Flatten",
+        "Reshape",
+        "Squeeze",
+    ):
+        source = move.inputs[0]
+        shape = graph.types[source].shape
+        flat = graph.types[name].shape
+        if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
+            continue
+        channels, height, width = (int(d) for d in shape[1:])
+        if flat[0] == shape[0] and flat[1] == channels * height * width:
+            return source, (channels, height, width)
+    return None
+
+
+def channels_last(node: Node, filters: Array, image: tuple[int, int, int] | None) -> Array:
+    """Return filters as (out_channels, kernel_h, kernel_w, channels)."""
+    if node.op == "Conv":
+        return np.ascontiguousarray(filters.transpose(0, 2, 3, 1))
+    if image is not None:
+        return np.ascontiguousarray(filters.reshape(-1, *image).transpose(0, 2, 3, 1))
+    return np.ascontiguousarray(filters[:, None, None, :])
+
+
+def bias_of(node: Node, graph: Graph, channels: int) -> Array:
+    """Return the bias of each output channel, in float64."""
+    zero = np.zeros(channels, np.float64)
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return zero
+    value = graph.constants[node.inputs[2]].astype(np.float64)
+    return zero + value.reshape(-1) * (
+        float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0
+    )

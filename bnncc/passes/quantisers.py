@@ -1,0 +1,245 @@
+"""Recognise quantisers in all their spellings.
+
+    before: c = Clip(x, 0, 1); m = Mul(c, 3); r = Round(m); y = Div(r, 3)
+    after:  y = bnncc.Levels(x)
+
+A chain of rising (or falling) functions of one number with constants, one of which rounds, is a
+step function: it takes a few values, and each from a certain float32 on. Values and thresholds are
+found by evaluating the chain's own nodes, by bisection over all float32 numbers, so nothing depends
+on how a quantiser is written or which way it rounds. Chains of two values become `bnncc.Sign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.evaluate import evaluate_node
+from bnncc.graph import Graph, Node
+from bnncc.passes.lattices import lattice
+from bnncc.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
+
+Array = np.ndarray
+
+MAX_COUNT = 255
+"""Thresholds of a quantiser of 8 bits."""
+
+_MONOTONE = {
+    "Add", "Sub", "Mul", "Div", "Neg", "Relu", "Clip", "Min", "Max", "Identity", "Floor", "Ceil",
+    "Round", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear", QUANT,
+    MULTI_THRESHOLD,
+}  # fmt: skip
+"""Rising or falling where their other operands are constants."""
+
+_ROUNDING = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What a tensor is a function of: a source tensor, through nodes."""
+
+    source: str
+    nodes: tuple[Node, ...]
+    rounds: bool
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The step function of a chain: `Levels` attributes."""
+
+    thresholds: Array
+    values: Array
+
+
+def recognise_quantisers(graph: Graph) -> None:
+    """Replace quantisers by `bnncc.Levels` and `bnncc.Sign` nodes.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    found = _find(graph)
+    consumers = graph.consumers()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        out = node.outputs[0]
+        entry = found.get(out)
+        readers = consumers.get(out, [])
+        tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
+        kind = graph.types[out]
+        usable = kind.dtype == "float32" and len(kind.shape) in (2, 4)
+        if entry is None or not tip or not usable or lattice(entry[1].values) is None:
+            nodes.append(node)
+            continue
+        chain, steps = entry
+        nodes += _replaced(node, chain.source, steps, graph)
+    graph.nodes = nodes
+    graph.sort()
+    graph.prune()
+
+
+def _replaced(node: Node, source: str, steps: _Steps, graph: Graph) -> list[Node]:
+    """Return the nodes that compute `node`'s output from `source`."""
+    if len(steps.values) > 2:
+        attrs = {"thresholds": steps.thresholds, "values": steps.values}
+        return [Node(LEVELS, [source], list(node.outputs), attrs, node.name)]
+    cut = steps.thresholds[..., 0]
+    column = (1, -1) + (1,) * (len(graph.types[source].shape) - 2)
+    limit = graph.constant(cut.reshape(() if cut.ndim == 0 else column), f"{source}.cut")
+    shifted = graph.fresh(f"{source}.minus_cut")
+    graph.types[shifted] = graph.types[source]
+    signs = {"lo": float(steps.values[0]), "hi": float(steps.values[1]), "zero": "ge"}
+    return [
+        Node("Sub", [source, limit], [shifted], {}, node.name),
+        Node("bnncc.Sign", [shifted], list(node.outputs), signs, node.name),
+    ]
+
+
+def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
+    """Return the step function of every tensor that is one."""
+    chains: dict[str, _Chain] = {}
+    found: dict[str, tuple[_Chain, _Steps]] = {}
+    for node in graph.nodes:
+        data = _operand(node, graph)
+        if data is None:
+            continue
+        before = chains.get(data)
+        if before is None:
+            before = _Chain(data, (), False)
+        if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
+            entry = _by_channel(node, data, graph)
+            if entry is not None:
+                found[node.outputs[0]] = entry
+            continue
+        if data in found and found[data][1].thresholds.ndim == 2:
+            entry = _mapped(node, found[data], graph)
+            if entry is not None:
+                found[node.outputs[0]] = entry
+            continue
+        rounds = before.rounds or _rounds(node, graph)
+        chain = _Chain(before.source, (*before.nodes, node), rounds)
+        chains[node.outputs[0]] = chain
+        if not rounds or graph.types[chain.source].dtype != "float32":
+            continue
+        steps = _steps(chain.nodes, graph)
+        if steps is not None:
+            found[node.outputs[0]] = chain, steps
+    return found
+
+
+def _rounds(node: Node, graph: Graph) -> bool:
+    if node.op == "Cast":
+        return np.dtype(graph.types[node.outputs[0]].dtype).kind in "iu"
+    return node.op in _ROUNDING
+
+
+def _operand(node: Node, graph: Graph) -> str | None:
+    """Return the tensor that `node` is a rising or falling function of, element by element."""
+    if node.op not in _MONOTONE or len([o for o in node.outputs if o]) != 1:
+        return None
+    data = [i for i in node.inputs if i and i not in graph.constants]
+    if len(data) != 1 or (node.op == "Div" and node.inputs[0] != data[0]):
+        return None
+    if node.op not in ("Add", "Sub", "Mul", "Min", "Max") and node.inputs[0] != data[0]:
+        return None
+    if graph.types[data[0]].shape != graph.types[node.outputs[0]].shape:
+        return None
+    others = [graph.constants[i] for i in node.inputs if i and i != data[0]]
+    if node.op == MULTI_THRESHOLD:
+        return data[0]
+    if any(v.size != 1 for v in others):
+        return None
+    kind = graph.types[data[0]].dtype
+    if np.dtype(_numpy_name(kind)).kind == "b":
+        return None
+    if not all(np.isfinite(np.asarray(v, np.float64)).all() for v in others):
+        return None
+    return data[0]
+
+
+def _numpy_name(dtype: str) -> str:
+    return dtype if hasattr(np, dtype) else "int8"
+
+
+def _evaluate(nodes: Sequence[Node], x: Array, graph: Graph) -> Array:
+    value = x
+    for node in nodes:
+        args = [
+            None if not i else np.asarray(graph.constants[i]).reshape(_shape(node, i, graph))
+            if i in graph.constants else value
+            for i in node.inputs
+        ]  # fmt: skip
+        value = np.asarray(evaluate_node(node, args)[0])
+    return value
+
+
+def _shape(node: Node, name: str, graph: Graph) -> tuple[int, ...]:
+    return graph.constants[name].shape if node.op == MULTI_THRESHOLD else ()
+
+
+def _steps(nodes: Sequence[Node], graph: Graph) -> _Steps | None:
+    """Find all steps of a chain by bisection; None if there are none, or too many."""
+    top = int(np.array(np.finfo(np.float32).max).view(np.int32))
+    low, high = np.array([-top], np.int64), np.array([top], np.int64)
+
+    def at(places: Array) -> Array:
+        values = _evaluate(nodes, _float_of(places).reshape(-1, 1), graph)
+        return values.reshape(-1).astype(np.float32)
+
+    left, right = at(low), at(high)
+    if not np.isfinite([left[0], right[0]]).all() or left[0] == right[0]:
+        return None
+    cuts: list[tuple[int, float]] = []
+    first = float(left[0])
+    while low.size:
+        done = high - low == 1
+        cuts += zip(high[done].tolist(), right[done].tolist(), strict=True)
+        low, high, left, right = (v[~done] for v in (low, high, left, right))
+        if not low.size:
+            break
+        middle = (low + high) // 2
+        value = at(middle)
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        left, right = np.concatenate([left, value]), np.concatenate([value, right])
+        differ = left != right
+        low, high, left, right = (v[differ] for v in (low, high, left, right))
+        if low.size + len(cuts) > MAX_COUNT:
+            return None
+    cuts.sort()
+    values = np.array([first, *(v for _, v in cuts)], np.float32)
+    change = np.diff(values)
+    if not ((change > 0).all() or (change < 0).all()):
+        return None
+    return _Steps(_float_of(np.array([c for c, _ in cuts], np.int64)), values)
+
+
+def _float_of(places: Array) -> Array:
+    """Return the float32 numbers that are so many steps above (or below) 0."""
+    bits = np.where(places >= 0, places, -places + (1 << 31)).astype(np.uint32)
+    return bits.view(np.float32)
+
+
+def _by_channel(node: Node, data: str, graph: Graph) -> tuple[_Chain, _Steps] | None:
+    """Return the step function of a MultiThreshold with thresholds of each channel."""
+    limits = np.sort(graph.constants[node.inputs[1]].astype(np.float32), axis=1)
+    if not 0 < limits.shape[1] <= MAX_COUNT or graph.types[data].dtype != "float32":
+        return None
+    scale = np.float32(node.attrs.get("out_scale", 1))
+    values = scale * np.arange(limits.shape[1] + 1, dtype=np.float32)
+    values = values + np.float32(node.attrs.get("out_bias", 0))
+    return (_Chain(data, (node,), True), _Steps(limits, values)) if scale else None
+
+
+def _mapped(
+    node: Node, before: tuple[_Chain, _Steps], graph: Graph
+) -> tuple[_Chain, _Steps] | None:
+    """Return the step function of `node` on the values of another one."""
+    chain, steps = before
+    values = _evaluate([node], steps.values.reshape(-1, 1), graph).reshape(-1).astype(np.float32)
+    change = np.diff(values)
+    if not np.isfinite(values).all() or not ((change > 0).all() or (change < 0).all()):
+        return None
+    return _Chain(chain.source, (*chain.nodes, node), True), _Steps(steps.thresholds, values)

@@ -1,0 +1,108 @@
+"""How a few-bit layer is computed: the method that takes least by an estimate.
+
+Work is counted as it is done: words and vectors filled up, and a product of bits for every pair of
+planes. Rates are those of the nine layers of ``benchmarks/few_bit.py``; between them, W bits times
+A bits as planes cost W * A products of bits, so that 3 x 8 bits lose to bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from bnncc.schedules import few_bit as tiles
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import few_bit_data, layout, products
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.spec import FewBitConv2d
+
+FEW_BIT = ("auto", "planes")
+"""What may choose: the estimate, or nobody."""
+
+_PLANES = {"vector": 2.7e6, "neon": 0.7e6, "neon-dot": 0.7e6}
+"""Products of bits in a microsecond with vectors of 512 bits, by how bits are counted."""
+
+_OTHER_PLANES = 0.55e6
+_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
+"""Products of numbers in a microsecond with vectors of 512 bits."""
+
+
+def offered(method: str, target: TargetSpec) -> bool:
+    """Return whether `target` has what makes `method` worth a look."""
+    ours = tiles.machine(target)
+    if method == "bytes":
+        return ours == products.VNNI
+    return method != "pairs" or ours != ""
+
+
+def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
+    """Estimate how long one thread takes for the sums of `spec` (a symbolic batch counts as 1).
+
+    Parameters
+    ----------
+    spec : FewBitConv2d
+        The layer.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    float
+    """
+    height, width = output_hw(spec)
+    pixels = height * width * (spec.n if isinstance(spec.n, int) else 1)
+    form = few_bit_data.FORM[spec.method]
+    per_word = few_bit_data.PER_WORD.get(form, layout.WORD_BITS)
+    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
+    products_done = pixels * layout.blocks(spec.out_channels) * layout.LANES * depth
+    products_done *= few_bit_data.weight_planes(spec) * few_bit_data.data_tensors(spec)
+    rate = _NUMBERS.get(spec.method, _PLANES.get(target.popcount, _OTHER_PLANES))
+    return products_done / (rate * target.vector_bits / 512)
+
+
+def choose(
+    candidates: Sequence[FewBitConv2d], target: TargetSpec, allowed: str = "auto"
+) -> tuple[FewBitConv2d, str]:
+    """Choose how a layer is computed.
+
+    Parameters
+    ----------
+    candidates : sequence of FewBitConv2d
+        The ways to compute it; planes are among them.
+    target : TargetSpec
+        The machine.
+    allowed : {"auto", "planes"}
+        Whether other ways than planes may be chosen.
+
+    Returns
+    -------
+    tuple
+        The spec, and why, in words.
+    """
+    times = sorted(
+        (microseconds(spec, target), number)
+        for number, spec in enumerate(candidates)
+        if offered(spec.method, target) or len(candidates) == 1
+    )
+    planes = [t for t in times if few_bit_data.FORM[candidates[t[1]].method] == "planes"]
+    best = planes[0] if allowed == "planes" else times[0]
+    seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
+    mine = _words(candidates[best[1]])
+    others = ", ".join(f"{k} {v}" for k, v in reversed(seen.items()) if k != mine)
+    by_option = " by --few-bit planes" if allowed == "planes" and best != times[0] else ""
+    why = f"as {mine}{by_option}: about {best[0]:.3g} us"
+    return candidates[best[1]], f"{why} ({others})" if others else why
+
+
+def chooser(
+    target: TargetSpec, allowed: str
+) -> Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str]]:
+    """Return `choose` for one machine."""
+    return partial(choose, target=target, allowed=allowed)
+
+
+def _words(spec: FewBitConv2d) -> str:
+    if few_bit_data.FORM[spec.method] == "planes":
+        pairs = spec.data_bits * spec.weight_bits
+        return f"{pairs} pair{'s' * (pairs > 1)} of planes"
+    return {"bytes": "int8", "pairs": "int16", "floats": "float32"}[spec.method]

@@ -1,0 +1,220 @@
+"""Few-bit layers in networks: found in all spellings, exact, whichever way they are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from bnncc.driver import compile_model
+from bnncc.evaluate import evaluate
+from bnncc.frontend.onnx import load
+from bnncc.options import CompileOptions
+from bnncc.passes.lattices import few_bit_weights, lattice
+from bnncc.passes.quantisers import recognise_quantisers
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
+from bnncc.quantizers import LEVELS
+from bnncc.verify import verify
+from tests.kernel_harness import HERE
+
+RNG = np.random.default_rng(3)
+
+
+def model_of(body: str, x: str, y: dict[str, str], constants: dict) -> onnx.ModelProto:
+    outputs = ", ".join(f"float[{shape}] {name}" for name, shape in y.items())
+    text = f'<ir_version: 9, opset_import: ["" : 21]> net (float[{x}] x) => ({outputs}) {{{body}}}'
+    model = onnx.parser.parse_model(text)
+    for name, value in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+def weights(bits: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return weights of so many bits, two's complement (1: signs), times powers of two."""
+    top = 2**bits
+    whole = (
+        2 * RNG.integers(0, 2, shape) - 1 if bits == 1 else RNG.integers(-top // 2, top // 2, shape)
+    )
+    return (whole * 0.5 ** RNG.integers(1, 4, (shape[0], *[1] * (len(shape) - 1)))).astype(
+        np.float32
+    )
+
+
+def run(
+    model: onnx.ModelProto, x: np.ndarray, target: str = "native", few_bit: str = "auto"
+) -> dict:
+    options = CompileOptions(target=target, threads=1, few_bit=few_bit)
+    artifact = compile_model(model, options)
+    return {"report": artifact.report, **artifact.run({"x": x})}
+
+
+@pytest.mark.parametrize("few_bit", ["planes", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_every_pair_of_bits_is_exact(bits: int, few_bit: str) -> None:
+    """Scales are powers of two, so float32 holds every value and any difference shows."""
+    body, outputs, constants = "", {}, {"zero": np.float32(0)}
+    for data in (1, 2, 3, 4, 8):
+        top = 2**data - 1
+        constants |= {
+            f"top{data}": np.float32(top), f"w{data}": weights(bits, (9, 35, 2, 2)),
+            f"v{data}": weights(bits, (5, 35 * 4)),
+        }  # fmt: skip
+        body += f"""
+        r{data} = Round(x) l{data} = Clip(r{data}, zero, top{data})
+        c{data} = Conv<pads=[1,0,0,1]>(l{data}, w{data})
+        f{data} = Flatten(l{data}) d{data} = Gemm<transB=1>(f{data}, v{data})"""
+        outputs |= {f"c{data}": "1,9,2,2", f"d{data}": "1,5"}
+    model = model_of(body, "1,35,2,2", outputs, constants)
+    x = (RNG.standard_normal((1, 35, 2, 2)) * 12 + 6).astype(np.float32)
+    want, got = evaluate(load(model), {"x": x}), run(model, x, few_bit=few_bit)
+    for name in outputs:
+        np.testing.assert_array_equal(got[name], want[name])
+    found = [(layer["kind"], tuple(layer["bits"])) for layer in got["report"]["layers"]]
+    binary = [f for f in found if f == ("binary", (1, 1))]
+    few = [f for f in found if f[0] == "few_bit"]
+    assert len(binary) + len(few) == 10
+    assert len(binary) == (2 if bits == 1 else 0)
+
+
+NETWORK = """
+q0 = Round(x)                      l0 = Clip(q0, low, high)
+c1 = Conv<pads=[1,1,1,1]>(l0, w1)  b1 = BatchNormalization(c1, gamma, beta, mean, var)
+a1 = Relu(b1)
+n1 = QuantizeLinear(a1, s1, z1)    l1 = DequantizeLinear(n1, s1, z1)
+p1 = MaxPool<kernel_shape=[2,2], strides=[2,2]>(l1)
+c2 = Conv<pads=[1,1,1,1]>(p1, w2)  b2 = BatchNormalization(c2, gamma, beta, mean, var)
+r2 = Add(b2, p1)
+t2 = Tanh(r2) m2 = Mul(t2, three) q2 = Round(m2) l2 = Div(q2, three)
+c3 = Conv<strides=[2,2]>(l2, w3)   g3 = GreaterOrEqual(c3, zero) s3 = Where(g3, one, minus)
+c4 = Conv<pads=[1,1,1,1]>(s3, w4)  k4 = Concat<axis=1>(l2, l2)
+c5 = Conv<pads=[0,1,1,0]>(k4, w5)
+d4 = Clip(c4, zero, one) e4 = Mul(d4, three) o4 = Floor(e4) h4 = Div(o4, three)
+f4 = Flatten(h4) y = Gemm<transB=1>(f4, w6, bias)
+"""
+C = 20
+
+
+def _network() -> onnx.ModelProto:
+    return model_of(
+        NETWORK,
+        f"1,{C},8,8",
+        {"y": "1,7", "c5": "1,6,4,4", "l1": f"1,{C},8,8"},
+        {
+            "low": np.float32(-2), "high": np.float32(1), "zero": np.float32(0),
+            "one": np.float32(1), "minus": np.float32(-1), "three": np.float32(3),
+            "s1": np.float32(0.37), "z1": np.int8(-128),
+            "gamma": RNG.uniform(-1, 1, C).astype(np.float32),
+            "beta": RNG.uniform(-1, 2, C).astype(np.float32),
+            "mean": RNG.standard_normal(C).astype(np.float32),
+            "var": RNG.uniform(5, 90, C).astype(np.float32),
+            "w1": weights(1, (C, C, 3, 3)), "w2": weights(2, (C, C, 3, 3)) * np.float32(0.01),
+            "w3": weights(3, (C, C, 1, 1)), "w4": np.sign(weights(3, (8, C, 3, 3))),
+            "w5": weights(4, (6, 2 * C, 2, 2)), "w6": weights(8, (7, 32)),
+            "bias": RNG.standard_normal(7).astype(np.float32),
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("few_bit", ["auto", "planes"])
+def test_a_network_is_right_layer_by_layer(few_bit: str) -> None:
+    model = _network()
+    artifact = compile_model(model, CompileOptions(threads=1, few_bit=few_bit))
+    kinds = [(layer["kind"], tuple(layer["bits"])) for layer in artifact.report["layers"]]
+    assert kinds == [("few_bit", b) for b in ((2, 1), (8, 2), (3, 3), (1, 2), (3, 4), (2, 8))]
+    result = verify(model, artifact, seed=1)
+    assert result["right"], result["verdict"]
+
+
+@pytest.mark.parametrize(
+    "target", ["native", *(pytest.param(t, marks=pytest.mark.slow) for t in HERE)]
+)
+def test_all_choices_agree_exactly(target: str) -> None:
+    model = _network()
+    x = (RNG.standard_normal((1, C, 8, 8)) * 2).astype(np.float32)
+    planes, best = (run(model, x, target, few_bit) for few_bit in ("planes", "auto"))
+    for name in ("y", "c5", "l1"):
+        np.testing.assert_array_equal(planes[name], best[name])
+
+
+def _levels(body: str, constants: dict) -> tuple[list, np.ndarray, np.ndarray]:
+    graph = load(model_of(body, "1,2,5,5", {"y": "1,2,5,5"}, constants))
+    x = (RNG.standard_normal((1, 2, 5, 5)) * 3).astype(np.float32)
+    x.reshape(-1)[:12] = [0, 0.5, -0.5, 1.5, 2.5, 0.25, 0.125, 1, 2, -0.0, 1 / 6, 100]
+    before = evaluate(graph, {"x": x})["y"]
+    simplify(graph)
+    recognise_signs(graph)
+    recognise_quantisers(graph)
+    found = [n for n in graph.nodes if n.op == LEVELS]
+    return found, before, evaluate(graph, {"x": x})["y"] if found else before
+
+
+SPELLINGS = {
+    "DoReFa": ("c = Clip(x, zero, one) m = Mul(c, seven) r = Round(m) y = Div(r, seven)", 7),
+    "half away": (
+        "c = Clip(x, zero, one) m = Mul(c, seven) a = Add(m, half) r = Floor(a) "
+        "y = Div(r, seven)", 7
+    ),
+    "QDQ": ("q = QuantizeLinear(x, half, z) y = DequantizeLinear(q, half, z)", 255),
+    "QCDQ": (
+        "q = QuantizeLinear(x, half, z) c = Clip(q, il, ih) y = DequantizeLinear(c, half, z)", 3
+    ),
+    "falling": ("n = Neg(x) c = Clip(n, zero, seven) y = Ceil(c)", 7),
+    "tanh": ("t = Tanh(x) m = Mul(t, seven) r = Round(m) y = Div(r, seven)", 14),
+    "min and max": ("a = Max(x, zero) b = Min(seven, a) y = Round(b)", 7),
+    "behind": ("c = Clip(x, zero, seven) r = Round(c) s = Sub(r, half) y = Mul(s, half)", 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_quantiser_spellings_become_one_node_with_the_same_values(name: str) -> None:
+    body, count = SPELLINGS[name]
+    constants = {
+        "zero": np.float32(0), "one": np.float32(1), "seven": np.float32(7),
+        "half": np.float32(0.5), "z": np.int8(3), "il": np.int8(-1), "ih": np.int8(2),
+    }  # fmt: skip
+    found, before, after = _levels(body, constants)
+    assert [len(n.attrs["thresholds"]) for n in found] == [count]
+    np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "c = Clip(x, zero, big) y = Round(c)",  # 1000 levels
+        "c = Clip(x, zero, seven) r = Round(c) y = Exp(r)",  # unevenly spaced behind Exp
+        "y = Round(x)",  # no end
+    ],
+)
+def test_other_roundings_stay(body: str) -> None:
+    constants = {"zero": np.float32(0), "seven": np.float32(7), "big": np.float32(999)}
+    found, *_ = _levels(body, constants)
+    assert all(n.outputs[0] != "y" for n in found)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_weights_of_every_width_are_found(bits: int) -> None:
+    whole = RNG.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (6, 40))
+    whole[:, 0], whole[:, 1] = -(2 ** (bits - 1)), 1
+    scale = RNG.uniform(0.01, 2, (6, 1))
+    found = few_bit_weights((whole * scale).astype(np.float32))
+    assert found is not None
+    assert found.bits == bits
+    np.testing.assert_allclose(found.whole * found.scale[:, None], whole * scale, rtol=1e-6)
+
+
+def test_odd_weights_are_sums_of_signs_and_ternary_ones_two_planes() -> None:
+    odd = few_bit_weights((2 * RNG.integers(0, 4, (3, 50)) - 3).astype(np.float32) / 3)
+    assert odd is not None
+    assert (odd.odd, odd.bits) == (True, 2)
+    ternary = few_bit_weights(RNG.integers(-1, 2, (3, 50)).astype(np.float32) * 0.3)
+    assert ternary is not None
+    assert (ternary.odd, ternary.bits) == (False, 2)
+    assert few_bit_weights(RNG.standard_normal((3, 50)).astype(np.float32)) is None
+
+
+def test_lattices_are_evenly_spaced() -> None:
+    even = lattice(np.arange(256, dtype=np.float32) / np.float32(255))
+    assert even is not None
+    assert (even.bits, even.level_of(0.0), even.level_of(0.5)) == (8, 0, 127.5)
+    assert lattice(np.array([0, 1, 2, 4], np.float32)) is None
