@@ -2,8 +2,8 @@
 
     taskset -c 1 python benchmarks/few_bit.py [--peers PYTHON] [--repeat N] [--json FILE]
 
-The nine layers of `layers.py`, W-bit weights and A-bit data: levels of A bits go in, convolution and
-quantisation to the next A-bit levels run, levels come out, packed as our kernels keep them.
+The nine layers of `layers.py`, W-bit weights and A-bit data: levels of A bits go in, convolution
+and quantisation to the next A-bit levels run, levels come out, packed as our kernels keep them.
 The peers get the same numbers as uint8, channels last, and give uint8: their int8 convolution with
 requantisation, from a QDQ model. Results are compared first, then all take turns on one core. For
 the other pairs of bits, our own ways are timed on two of the layers, and the best is named.

@@ -64,6 +64,7 @@ RUNS = (
     Run("first_layer", "first_layer"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
+    Run("few_bit", "few_bit"),
     Run("networks", "whole_networks"),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),

@@ -14,8 +14,12 @@ from bnncc.topi_binary.spec import FewBitConv2d
 MAX_TILE = 14
 """Accumulators beyond this many hide no more latency and only lengthen the code."""
 
-MAX_PLANE_TILE = 9
-"""The same for planes: with more, LLVM moves accumulators between registers and memory."""
+PLANE_TILES = {1: 8, 2: 8}
+"""The same for planes, by the words of a pixel: where LLVM unrolls the loop over words, more columns
+would move accumulators between registers and memory."""
+
+PLANE_TILE = 10
+"""For other numbers of words."""
 
 MAX_VECTORS = 4
 """Vectors of output channels that share a datum."""
@@ -66,7 +70,9 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     width = output_hw(flat)[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2
-    most = MAX_PLANE_TILE if few_bit_data.FORM[spec.method] == "planes" else MAX_TILE
+    most = MAX_TILE
+    if few_bit_data.FORM[spec.method] == "planes":
+        most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
     budget = max(1, min(most, (target.vector_registers - spare) // per_vector))
     count = -(-width // budget)
     columns = -(-width // count)
