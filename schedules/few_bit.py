@@ -15,8 +15,8 @@ MAX_TILE = 14
 """Accumulators beyond this many hide no more latency and only lengthen the code."""
 
 PLANE_TILES = {1: 8, 2: 8}
-"""The same for planes, by the words of a pixel: where LLVM unrolls the loop over words, more columns
-would move accumulators between registers and memory."""
+"""The same for planes, by the words of a pixel: where LLVM unrolls the loop over words, more
+columns would move accumulators between registers and memory."""
 
 PLANE_TILE = 10
 """For other numbers of words."""
