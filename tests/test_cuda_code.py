@@ -17,12 +17,14 @@ import pytest
 
 import bnncc
 from bnncc import fatbin, nvrtc
+from bnncc.errors import TargetError
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, text
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary.spec import BinaryConv2d, Spec, Step
 from tests.cuda_emulator import COMPILER
 from tests.devices import DIGITS
+from tests.test_cuda_few_bit import specs as few_bit_specs
 from tests.test_cuda_kernels import FEW, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,7 +124,7 @@ def test_code_of_a_layer(target: str, tmp_path: Path) -> None:
 @reads_code
 @pytest.mark.parametrize("arch", ARCHS)
 def test_code_of_all_kernels(arch: str, tmp_path: Path) -> None:
-    for spec in (*LAYERS, *PLAIN):
+    for spec in (*LAYERS, *PLAIN, *few_bit_specs()):
         compiled(spec, f"cuda-{arch.replace('_', '')}", tmp_path)
 
 
@@ -186,6 +188,25 @@ def test_bi_real_net_for_every_gpu(
     check_code(code, tmp_path, dict.fromkeys(names, wanted))
 
 
+NETWORKS = ("birealnet18", "quicknet", "vgg_small", "cifar")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+@pytest.mark.parametrize("gpu", ["80", "90a", "120"])
+def test_networks_run_on_emulated_gpus(gpu: str, tmp_path: Path) -> None:
+    # Compiling runs each and compares it with its model.
+    done = on_emulated_gpu(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
+        "import bnncc, networks\n"
+        f"for name in {NETWORKS!r}:\n"
+        f"    bnncc.compile(getattr(networks, name)(), target='cuda-sm{gpu}')\n",
+        tmp_path,
+        gpu.rstrip("a"),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.skipif(shutil.which("fatbinary") is None, reason="needs fatbinary of CUDA's toolkit")
 @compiles
 def test_fat_images_are_those_of_nvidias_tool(tmp_path: Path) -> None:
@@ -198,6 +219,11 @@ def test_fat_images_are_those_of_nvidias_tool(tmp_path: Path) -> None:
         images.append(f"--image3=kind=elf,sm={version},file={tmp_path}/{arch}.cubin")
     subprocess.run(["fatbinary", "-64", f"--create={tmp_path}/fat", *images], check=True)
     assert fatbin.pack(codes) == Path(tmp_path, "fat").read_bytes()
+
+
+def test_rounded_first_layers_are_refused() -> None:
+    with pytest.raises(TargetError, match="--first-layer is not available on GPUs"):
+        bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80", first_layer="int8")
 
 
 def test_which_gpu_runs_which_code() -> None:

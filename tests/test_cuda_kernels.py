@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from bnncc.image_bits import bits_of
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.topi_binary import layout, reference, reference_float, tiles
@@ -18,6 +19,7 @@ from bnncc.topi_binary.spec import (
     ConcatBits,
     Conv2d,
     Elementwise,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
@@ -27,6 +29,7 @@ from bnncc.topi_binary.spec import (
 from tests import kernel_harness
 from tests.binary_cases import make_inputs, specs
 from tests.cuda_emulator import COMPILER, Emulated
+from tests.test_input_transform import KINDS
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
 
@@ -264,3 +267,20 @@ def test_a_missing_barrier_shows() -> None:
     wanted = reference.binary_conv2d(spec, inputs)
     results = [run(library, spec, broken, inputs, number) for number in range(4)]
     assert any((a != b).any() for got in results for a, b in zip(got, wanted, strict=True))
+
+
+def test_bits_of_images_equal_the_oracle() -> None:
+    cases = [(layout, *kind) for layout in ("NCHW", "NHWC") for kind in KINDS]
+    chosen = [
+        ImageBits(2, 5, 9, 3, kind, thresholds, flip, where, channels)
+        for where, kind, thresholds, flip, channels in cases
+    ]
+    kernels = [cuda.kernel(spec) for spec in chosen]
+    library = Emulated(kernels, 800)
+    image = seed(0).integers(0, 256, (2, 5, 9, 3), dtype=np.uint8)
+    image[:, :, :4] //= 64  # many equal neighbours
+    for number, (spec, kernel) in enumerate(zip(chosen, kernels, strict=True)):
+        given = image if spec.data_layout == "NHWC" else image.transpose(0, 3, 1, 2)
+        (made,) = run(library, spec, kernel, [np.ascontiguousarray(given)], number)
+        bits = bits_of(image, spec.kind, spec.thresholds, spec.flip, spec.out_channels)
+        np.testing.assert_array_equal(made, layout.pack_bits(bits), err_msg=f"{spec}")

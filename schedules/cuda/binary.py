@@ -118,7 +118,9 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     body = f"bnncc::{_FUNCTION[how.kind]}<{name}_layer>({operands}, images{shared}, {made});"
     parts = [
         *products,
-        text.layer(f"{name}_layer", _constants(spec, how, cut), _border_class(how)),
+        text.layer(
+            f"{name}_layer", _constants(spec, how, cut), text.border_class(how.rows, how.columns)
+        ),
         finish,
         text.function(name, spec, body),
     ]
@@ -160,14 +162,3 @@ def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text
     if how.kind == "strips":
         return {**constants, "PARTS": cut.splits}
     return {**constants, "ROWS": cut.rows, "SPLITS": cut.splits}
-
-
-def _border_class(how: tiles.Tiles) -> str:
-    def number(axis: str, firsts: tuple[int, ...]) -> str:
-        return " + ".join([f"({axis} >= {first})" for first in firsts[1:]]) or "0"
-
-    return (
-        "  static __device__ __forceinline__ int border_class(int y, int x) {\n"
-        f"    return ({number('y', how.rows)}) * {len(how.columns)} + {number('x', how.columns)};\n"
-        "  }"
-    )

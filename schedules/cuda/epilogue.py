@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bnncc.schedules.cuda.text import number
+from bnncc.schedules.cuda import few_bit
+from bnncc.schedules.cuda.text import each, number
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import (
     aliases,
     input_types,
@@ -17,8 +19,8 @@ from bnncc.topi_binary.build import (
     output_rank,
     output_types,
 )
-from bnncc.topi_binary.spec import Spec, Step
-from bnncc.topi_binary.step import step_inputs
+from bnncc.topi_binary.spec import Spec
+from bnncc.topi_binary.step import Step, output_kinds, step_inputs
 
 _CHANNEL_STEPS = {
     "affine": "__fmaf_rn(v[k], p0[k], p1[k])",
@@ -86,7 +88,7 @@ class _Writer:
             "      const int c = at.first + i;",
             f"      if (c >= {self.channels}) continue;",
             "      float v[4];",
-            *_each("v[k] = (float)raw[i + k];"),
+            *each("v[k] = (float)raw[i + k];"),
             *(f"      {line}" for line in body),
             "    }",
             *stored,
@@ -100,6 +102,11 @@ class _Writer:
         self.fields[name] = (kind, value or name)
         return name
 
+    def _input(self) -> str:
+        position = next(self.inputs)
+        kind = "int" if input_types(self.spec)[position][1] == "int32" else "float"
+        return self._field(f"const {kind}*", f"in{position}")
+
     def _output(self, kind: str) -> str:
         position = next(self.outputs)
         over = aliases(self.spec)[position]
@@ -108,25 +115,25 @@ class _Writer:
         return self._field(f"{kind}*", f"out{position}", value)
 
     def _step(self, step: Step) -> Iterator[str]:
-        kind = "int" if step.op == "threshold" else "float"
-        taken = [
-            self._field(f"const {kind}*", f"in{next(self.inputs)}")
-            for _ in range(step_inputs(step))
-        ]
+        taken = [self._input() for _ in range(step_inputs(step))]
         yield "{"
         if step.op in _CHANNEL_STEPS:
             for k, pointer in enumerate(taken):
                 yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + c);"
-            yield from _each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
+            yield from each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
         elif step.op in _TENSOR_STEPS:
             yield from self._fetch(step, taken[0])
-            yield from _each(f"v[k] = {_TENSOR_STEPS[step.op]};")
+            yield from each(f"v[k] = {_TENSOR_STEPS[step.op]};")
         elif step.op == "relu":
-            yield from _each("v[k] = fmaxf(v[k], 0.0f);")
+            yield from each("v[k] = fmaxf(v[k], 0.0f);")
         elif step.op == "clip":
-            yield from _each(f"v[k] = fminf(fmaxf(v[k], {number(step.lo)}), {number(step.hi)});")
+            yield from each(f"v[k] = fminf(fmaxf(v[k], {number(step.lo)}), {number(step.hi)});")
         elif step.op == "store":
-            yield from self._store(step)
+            yield from self._store(step, "v")
+        elif step.op == "levels":
+            filled = layout.blocks(self.channels) * layout.LANES
+            yield from few_bit.levels(step, taken, filled)
+            yield from self._levels(step)
         elif step.op == "bits":
             test = ">=" if step.compare == "ge" else ">"
             yield from self._bits(f"v[k] {test} 0.0f")
@@ -143,7 +150,7 @@ class _Writer:
     def _bits(self, test: str) -> Iterator[str]:
         number = len(self.planes)
         self.planes.append((self._output("unsigned"), number))
-        yield from _each(f"bits{number} |= (unsigned)({test}) << (i + k);")
+        yield from each(f"bits{number} |= (unsigned)({test}) << (i + k);")
 
     def _planar(self, step: Step) -> bool:
         return step.layout == "NCHW" and output_rank(self.spec) == 4
@@ -155,7 +162,7 @@ class _Writer:
     def _fetch(self, step: Step, pointer: str) -> Iterator[str]:
         yield "  float t[4];"
         if step.op != "gate" and self._planar(step):
-            yield from _each(
+            yield from each(
                 f"t[k] = c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f;"
             )
             return
@@ -168,17 +175,29 @@ class _Writer:
             f"{channels} - {channel});"
         )
 
-    def _store(self, step: Step) -> Iterator[str]:
+    def _levels(self, step: Step) -> Iterator[str]:
+        plane = 0
+        for kind in output_kinds(step):
+            if kind == "planes":
+                yield from self._bits(f"level[k] >> {plane} & 1")
+                plane += 1
+            elif kind == "value":
+                value = f"__fmaf_rn((float)level[k], {number(step.hi)}, {number(step.lo)})"
+                yield "  float stood[4];"
+                yield from each(f"stood[k] = {value};")
+                yield from self._store(step, "stood")
+            else:
+                pointer = self._output("float" if kind == "floats" else "unsigned")
+                words = layout.level_words(self.channels, kind)
+                yield from few_bit.packed(kind, pointer, words)
+
+    def _store(self, step: Step, values: str) -> Iterator[str]:
         pointer = self._output("float")
         if self._planar(step):
-            yield from _each(f"if (c + k < {self.channels}) {pointer}[{self._planar_at()}] = v[k];")
+            yield from each(
+                f"if (c + k < {self.channels}) {pointer}[{self._planar_at()}] = {values}[k];"
+            )
             return
         whole = str(self.channels % 4 == 0).lower()
-        yield (
-            f"  bnncc::store4<{whole}>({pointer} + (size_t)at.pixel * {self.channels} + c, v, "
-            f"{self.channels} - c);"
-        )
-
-
-def _each(statement: str) -> list[str]:
-    return ["#pragma unroll", f"  for (int k = 0; k < 4; ++k) {statement}"]
+        place = f"{pointer} + (size_t)at.pixel * {self.channels} + c"
+        yield f"  bnncc::store4<{whole}>({place}, {values}, {self.channels} - c);"

@@ -10,20 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.schedules.cuda import epilogue, text
+from bnncc.errors import TargetError
+from bnncc.schedules.cuda import epilogue, few_bit, text
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
 from bnncc.topi_binary.build import output_channels, output_hw
+from bnncc.topi_binary.image_bits import NEIGHBOURS
 from bnncc.topi_binary.spec import (
+    GREY,
     BitwiseMaxPool,
     ConcatBits,
     Conv2d,
     Elementwise,
+    FewBitConv2d,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
     Spec,
 )
+from bnncc.topi_binary.step import output_kinds
 
 THREADS = 128
 """Threads of a block."""
@@ -44,7 +50,14 @@ def kernel(name: str, spec: Spec) -> text.Kernel:
     Returns
     -------
     Kernel
+
+    Raises
+    ------
+    TargetError
+        If there is no such kernel for GPUs.
     """
+    if type(spec) not in _MAKERS:
+        raise TargetError(f"there is no GPU kernel for {type(spec).__name__}")
     return _MAKERS[type(spec)](name, spec)
 
 
@@ -65,6 +78,13 @@ def _conv2d(name: str, spec: Conv2d) -> text.Kernel:
     )
 
 
+def _few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
+    return _with_epilogue(
+        name, spec, few_bit.constants(spec), layout.LANES,
+        _each_place(few_bit.anchor(spec), "int"), members=few_bit.border_class(spec),
+    )  # fmt: skip
+
+
 def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
     constants: dict[str, text.Constant] = {
         "MAXIMUM": spec.kind == "max", "INSIDE_ONLY": spec.kind == "avg",
@@ -77,6 +97,11 @@ def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
 def _elementwise(name: str, spec: Elementwise) -> text.Kernel:
     planar = any(step.layout == "NCHW" for step in spec.steps) or spec.data_layout == "NCHW"
     constants: dict[str, text.Constant] = {"PIXELS_FIRST": planar and spec.rank == 4}
+    if spec.planes:
+        planes = ", ".join(f"in{i}" for i in range(spec.planes))
+        constants |= {"DATA_PLANES": spec.planes}
+        anchor = f"bnncc::Levels<{{layer}}>{{{{{{{{{planes}}}}}}}}}"
+        return _with_epilogue(name, spec, constants, 8, _each_place(anchor))
     if spec.from_bits:
         constants |= {"TERNARY": spec.ternary, "LOW": 0.0 if spec.mode == "and" else -1.0}
         zero = "in1" if spec.ternary else "nullptr"
@@ -89,33 +114,41 @@ def _elementwise(name: str, spec: Elementwise) -> text.Kernel:
 
 def _lanes(spec: Pool2d | Elementwise) -> int:
     """Return the channels of a thread: one load, or as many bits as can be stored."""
-    return 8 if any(step.op == "bits" for step in spec.steps) else 4
+    return 8 if _packs(spec) else 4
 
 
-def _each_place(anchor: str) -> str:
-    return f"bnncc::each_place<{{layer}}, {{lanes}}>(images, {anchor}, {{finish}});"
+def _packs(spec: Conv2d | FewBitConv2d | Pool2d | Elementwise) -> bool:
+    """Whether an output of `spec` is a plane of bits."""
+    kinds = {kind for step in spec.steps for kind in output_kinds(step)}
+    return bool(kinds & {"bits", "planes"})
+
+
+def _each_place(anchor: str, number: str = "float") -> str:
+    return f"bnncc::each_place<{{layer}}, {{lanes}}, {number}>(images, {anchor}, {{finish}});"
 
 
 def _with_epilogue(
     name: str,
-    spec: Conv2d | Pool2d | Elementwise,
+    spec: Conv2d | FewBitConv2d | Pool2d | Elementwise,
     constants: dict[str, text.Constant],
     lanes: int,
     body: str,
     threads_each: int = 1,
+    members: str = "",
 ) -> text.Kernel:
     """Write a kernel that ends in an epilogue; `body` has places for names and lanes."""
     finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
     height, width = output_hw(spec)
     channels = output_channels(spec)
-    packs = any(step.op == "bits" for step in spec.steps)
-    filled = layout.words(channels) * layout.WORD_BITS if packs else channels
+    filled = layout.words(channels) * layout.WORD_BITS if _packs(spec) else channels
     blocks = -(-filled // lanes)
     constants = {**_window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
     call = body.format(layer=f"{name}_layer", lanes=lanes, finish=made)
-    parts = [text.layer(f"{name}_layer", constants), finish, text.function(name, spec, call)]
+    layer = text.layer(f"{name}_layer", constants, members)
+    parts = [layer, finish, text.function(name, spec, call)]
     units = height * width * blocks * threads_each
-    return text.Kernel(name, text.source(_FLOATS, parts), THREADS, units, THREADS)
+    headers = (*_FLOATS, "few_bit") if isinstance(spec, FewBitConv2d) else _FLOATS
+    return text.Kernel(name, text.source(headers, parts), THREADS, units, THREADS)
 
 
 def _window(spec: Spec) -> dict[str, text.Constant]:
@@ -127,7 +160,7 @@ def _window(spec: Spec) -> dict[str, text.Constant]:
     }  # fmt: skip
     if isinstance(spec.channels, int):
         constants["IN_CHANNELS"] = spec.channels
-    if isinstance(spec, (Conv2d, Pool2d, BitwiseMaxPool)):
+    if isinstance(spec, (Conv2d, FewBitConv2d, Pool2d, BitwiseMaxPool)):
         constants |= {
             "KERNEL_Y": spec.kernel[0], "KERNEL_X": spec.kernel[1],
             "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
@@ -143,6 +176,26 @@ def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
     return _of_words(
         name, spec, f"bnncc::Pooled<{name}_layer>{{in0, {flip}}}", MINIMUM=spec.minimum
     )
+
+
+def _image_bits(name: str, spec: ImageBits) -> text.Kernel:
+    layer = f"{name}_layer"
+    grey = f"bnncc::grey_at<{layer}>(in0, at.image, at.y"
+    if spec.kind == "threshold":
+        tests = []
+        for c, limit in enumerate(spec.thresholds):
+            byte = f"bnncc::byte_at<{layer}>(in0, at.image, at.y, at.x, {c})"
+            flipped = bool(spec.flip) and bool(spec.flip[c])
+            tests.append(f"(unsigned)({byte} {'<' if flipped else '>='} {limit}) << {c}")
+    elif spec.kind == "grey":
+        tests = [f"({grey}, at.x) >= {spec.thresholds[0]} ? {2**spec.out_channels - 1}u : 0u)"]
+    else:
+        tests = [
+            f"(unsigned)({grey} + {y}, at.x + {x}) > {grey}, at.x)) << {number}"
+            for number, (y, x) in enumerate(NEIGHBOURS)
+        ]
+    colours = dict(zip(("RED", "GREEN", "BLUE"), GREY, strict=True))
+    return _of_words(name, spec, _lambda([f"  return {' | '.join(tests)};"]), **colours)
 
 
 def _pad_bits(name: str, spec: PadBits) -> text.Kernel:
@@ -195,9 +248,11 @@ def _of_words(name: str, spec: Spec, make: str, **constants: text.Constant) -> t
 
 _MAKERS: dict[type, Callable[[str, Any], text.Kernel]] = {
     Conv2d: _conv2d,
+    FewBitConv2d: _few_bit_conv2d,
     Pool2d: _pool2d,
     Elementwise: _elementwise,
     BitwiseMaxPool: _bitwise_maxpool,
+    ImageBits: _image_bits,
     PadBits: _pad_bits,
     ConcatBits: _concat_bits,
     SliceBits: _slice_bits,

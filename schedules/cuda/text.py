@@ -83,6 +83,34 @@ def _typed(name: str, value: Constant) -> str:
     return f"float {name} = {value}f" if isinstance(value, float) else f"int {name} = {value}"
 
 
+def border_class(rows: Sequence[int], columns: Sequence[int]) -> str:
+    """Return the member of a layer that numbers the border classes of pixels.
+
+    Parameters
+    ----------
+    rows, columns : sequence of int
+        First output row and column of each class.
+
+    Returns
+    -------
+    str
+    """
+
+    def number(axis: str, firsts: Sequence[int]) -> str:
+        return " + ".join([f"({axis} >= {first})" for first in firsts[1:]]) or "0"
+
+    return (
+        "  static __device__ __forceinline__ int border_class(int y, int x) {\n"
+        f"    return ({number('y', rows)}) * {len(columns)} + {number('x', columns)};\n"
+        "  }"
+    )
+
+
+def each(statement: str) -> list[str]:
+    """Return a loop over four channels, ``k``."""
+    return ["#pragma unroll", f"  for (int k = 0; k < 4; ++k) {statement}"]
+
+
 def number(value: float) -> str:
     """Return a float32 as an expression, exactly.
 

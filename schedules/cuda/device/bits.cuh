@@ -37,6 +37,21 @@ struct Pooled {
   }
 };
 
+// A byte of an image, and the weighted sum of a pixel's channels; 0 outside.
+template <class L>
+__device__ __forceinline__ int byte_at(const unsigned char* data, int image, int y, int x, int c) {
+  const size_t row = L::PLANAR ? ((size_t)image * L::IN_CHANNELS + c) * L::HEIGHT + y
+                               : (size_t)image * L::HEIGHT + y;
+  return __ldg(data + (L::PLANAR ? row * L::WIDTH + x : (row * L::WIDTH + x) * L::IN_CHANNELS + c));
+}
+
+template <class L>
+__device__ __forceinline__ int grey_at(const unsigned char* data, int image, int y, int x) {
+  if ((unsigned)y >= L::HEIGHT || (unsigned)x >= L::WIDTH) return 0;
+  return L::RED * byte_at<L>(data, image, y, x, 0) + L::GREEN * byte_at<L>(data, image, y, x, 1) +
+         L::BLUE * byte_at<L>(data, image, y, x, 2);
+}
+
 template <class L>
 struct Padded {
   const unsigned* data;

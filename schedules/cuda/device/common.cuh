@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_bits(unsigned* plane, const Place& at, uns
 
 // One thread for LANES channels of one pixel: the anchor makes numbers, `finish` what becomes of
 // them. Neighbouring threads have neighbouring channels, or pixels where those are contiguous.
-template <class L, int LANES, class Anchor, class Epilogue>
+template <class L, int LANES, typename Number, class Anchor, class Epilogue>
 __device__ __forceinline__ void each_place(int images, const Anchor& anchor,
                                            const Epilogue& finish) {
   constexpr int BLOCKS = L::BLOCKS;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void each_place(int images, const Anchor& anchor,
   const unsigned pixel = L::PIXELS_FIRST ? thread % pixels : thread / BLOCKS;
   const int block = (int)(L::PIXELS_FIRST ? thread / pixels : thread % BLOCKS);
   const Place at = place<L>(pixel, block * LANES);
-  float values[LANES];
+  Number values[LANES];
   anchor(at, values);
   finish(at, values);
 }

@@ -189,5 +189,28 @@ struct Bits {
   }
 };
 
+// Levels, from as many planes of bits as they have.
+template <class L>
+struct Levels {
+  const unsigned* planes[L::DATA_PLANES];
+
+  template <int LANES>
+  __device__ __forceinline__ void operator()(const Place& at, float (&to)[LANES]) const {
+    constexpr int WORDS = (L::IN_CHANNELS + 31) / 32;
+    const size_t word = (size_t)at.pixel * WORDS + at.first / 32;
+    int levels[LANES] = {};
+    if (at.first < WORDS * 32) {
+#pragma unroll
+      for (int plane = 0; plane < L::DATA_PLANES; ++plane) {
+        const unsigned bits = __ldg(planes[plane] + word) >> at.first % 32;
+#pragma unroll
+        for (int i = 0; i < LANES; ++i) levels[i] += (int)(bits >> i & 1) << plane;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) to[i] = (float)levels[i];
+  }
+};
+
 }  // namespace bnncc
 #endif

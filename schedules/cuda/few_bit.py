@@ -1,0 +1,99 @@
+"""Kernels of layers of a few bits: their convolution, and the levels an epilogue ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bnncc.schedules.cuda import text
+from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.spec import FewBitConv2d
+from bnncc.topi_binary.step import Step
+
+_METHODS = {"xor": 0, "and": 1, "bytes": 2, "pairs": 3, "floats": 4}
+
+
+def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
+    """Return the constants of a few-bit convolution beside those of its window."""
+    form = few_bit_data.FORM[spec.method]
+    return {
+        "METHOD": _METHODS[spec.method], "DATA_PLANES": few_bit_data.data_tensors(spec),
+        "WEIGHT_PLANES": few_bit_data.weight_planes(spec),
+        "GROUP_WORDS": few_bit_data.group_words(spec),
+        "PIXEL_WORDS": layout.level_words(spec.channels, form),
+        "GROUP_OUT": spec.out_channels // spec.groups, "STARTS": spec.starts,
+        "DOUBLED": spec.doubled, "PIXELS_FIRST": True,
+        "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
+    }  # fmt: skip
+
+
+def anchor(spec: FewBitConv2d) -> str:
+    """Return what makes the anchor, with a place for the layer's name."""
+    count = few_bit_data.data_tensors(spec)
+    data = ", ".join(f"(const unsigned*)in{i}" for i in range(count))
+    starts = f"in{count + 1}" if spec.starts else "nullptr"
+    return f"bnncc::FewBits<{{layer}}>{{{{{{{{{data}}}}}, (const unsigned*)in{count}, {starts}}}}}"
+
+
+def border_class(spec: FewBitConv2d) -> str:
+    """Return the function that numbers border classes."""
+    firsts = [tuple(place for place, _ in few_bit_data.classes(spec, axis)) for axis in (0, 1)]
+    return text.border_class(*firsts)
+
+
+def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
+    """Write what finds the levels of four channels.
+
+    Parameters
+    ----------
+    step : Step
+        One of ``levels``.
+    taken : list of str
+        Its parameters.
+    filled : int
+        Values in a row of thresholds.
+
+    Yields
+    ------
+    str
+        A line of code. ``level[k]`` is made of ``raw[i + k]`` or ``v[k]``.
+    """
+    top = f"{step.count}.0f"
+    yield "  int level[4];"
+    if step.way == "whole":
+        yield from text.each("level[k] = (int)v[k];")
+    elif step.way == "acc-scale":
+        yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + c);"
+        yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + c);"
+        found = "__fmaf_rn((float)raw[i + k], p0[k], p1[k])"
+        yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
+    elif step.way == "search":
+        table = taken[0]
+        found = f"__fmaf_rn(v[k], __ldg({table}), __ldg({table} + 1))"
+        yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
+        below, above = (f"__ldg({table} + level[k] + {n})" for n in (2, 3))
+        yield from text.each(f"level[k] += (int)(v[k] >= {above}) - (int)(v[k] < {below});")
+    else:
+        kind = "float" if step.way == "value" else "int"
+        yield f"  {kind} seen[4];"
+        yield from text.each(f"seen[k] = {'v[k]' if kind == 'float' else 'raw[i + k]'};")
+        if step.flip:
+            yield f"  int flip[4]; bnncc::load4(flip, {taken[1]} + c);"
+            yield from text.each("seen[k] ^= flip[k];")
+        yield from text.each("level[k] = 0;")
+        yield f"  for (int n = 0; n < {step.count}; ++n) {{"
+        yield f"    {kind} limit[4]; bnncc::load4(limit, {taken[0]} + n * {filled} + c);"
+        yield from text.each("level[k] += seen[k] >= limit[k];")
+        yield "  }"
+
+
+def packed(form: str, pointer: str, words: int) -> list[str]:
+    """Return what stores the levels of four channels in a form that is not planes."""
+    place = f"{pointer} + (size_t)at.pixel * {words}"
+    if form == "bytes":
+        value = "level[0] | level[1] << 8 | level[2] << 16 | level[3] << 24"
+        return [f"  *({place} + c / 4) = {value};"]
+    if form == "pairs":
+        value = "make_uint2(level[0] | level[1] << 16, level[2] | level[3] << 16)"
+        return [f"  *(uint2*)({place} + c / 2) = {value};"]
+    numbers = ", ".join(f"(float)level[{k}]" for k in range(4))
+    return [f"  *(float4*)({place} + c) = make_float4({numbers});"]
