@@ -40,6 +40,16 @@ class Datatype:
         with np.errstate(invalid="ignore"):
             return (level == np.rint(level)) & (level >= 0) & (level < self.count)
 
+    def holds_all(self, values: np.ndarray) -> bool:
+        """Return whether all `values` are of this type; in float32, since it is done at each run."""
+        if self.low == -self.step / 2 and self.count == 2:
+            return bool((np.abs(values) == -self.low).all())
+        if self.step != 1 or not values.size:
+            return bool(self.holds(values).all())
+        high = self.low + self.count - 1
+        inside = values.min() >= self.low and values.max() <= high
+        return bool(inside and (np.rint(values) == values).all())
+
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Return random values of this type as float32."""
         return (self.low + self.step * rng.integers(0, self.count, shape)).astype(np.float32)

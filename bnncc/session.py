@@ -250,9 +250,9 @@ def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
 
 def _require_declared(info: TensorInfo, array: np.ndarray) -> None:
     kind = datatype(info.datatype)
-    if kind is None or (right := kind.holds(array)).all():
+    if kind is None or kind.holds_all(array):
         return
-    bad = np.argwhere(~right)
+    bad = np.argwhere(~kind.holds(array))
     index = tuple(int(i) for i in bad[0])
     raise InputError(
         f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), and "
