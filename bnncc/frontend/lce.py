@@ -51,6 +51,8 @@ def find_packed(network: Network, writer: Writer) -> None:
     ------
     ModelError
         If an operator's tensors are not of the kinds it works on.
+    ShapeError
+        If the number of channels is not known, or does not fit the words.
     """
     inputs = set(network.inputs)
     for operator in network.operators:

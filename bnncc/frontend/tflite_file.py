@@ -145,7 +145,9 @@ def parse(data: bytes) -> Network:
     Raises
     ------
     ModelError
-        If the file is damaged, or has what is not supported.
+        If the file is damaged.
+    UnsupportedOp
+        If it has several subgraphs, variables or sparse tensors.
     """
     if len(data) < 8 or data[4:8] != IDENTIFIER:
         raise ModelError("not a TensorFlow Lite file, or a truncated one")

@@ -33,6 +33,11 @@ def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]
     """Return padding and strides; `slots` are those of the width and height of strides, dilations.
 
     Padding SAME is ONNX's SAME_UPPER: the larger half goes behind.
+
+    Raises
+    ------
+    ModelError
+        If an option makes no sense.
     """
     options = options_of(writer, operator)
     padding = options.scalar(0, "int8")
