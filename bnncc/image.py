@@ -10,6 +10,25 @@ from bnncc.errors import UsageError
 from bnncc.graph import Graph, Node, TensorType
 from bnncc.options import Uint8Input
 
+MOST_CHANNELS = 4
+"""An image with more than this many elements on its second axis and no more on its last has its
+channels last, as TensorFlow's images do."""
+
+
+def channel_axis(shape: Sequence[int | str]) -> int:
+    """Return which axis of an image holds its channels.
+
+    Examples
+    --------
+    >>> channel_axis((1, 3, 224, 224)), channel_axis(("N", 224, 224, 3))
+    (1, 3)
+    """
+
+    def few(size: int | str) -> bool:
+        return isinstance(size, int) and size <= MOST_CHANNELS
+
+    return 3 if len(shape) == 4 and few(shape[3]) and not few(shape[1]) else 1
+
 
 def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
     """Replace float image inputs by uint8 ones.
@@ -38,7 +57,13 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
                 f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, "
                 "not a float32 image"
             )
-        channels = kind.shape[1]
+        axis = channel_axis(kind.shape)
+        if axis == 3 and item.layout == "nhwc":
+            raise UsageError(
+                f"--input-uint8: `{item.name}` has shape {list(kind.shape)}, channels last",
+                hint="leave :nhwc out, it is the model's own order",
+            )
+        channels = kind.shape[axis]
         for what, values in (("mean", item.mean), ("scale", item.scale)):
             if len(values) not in (1, channels):
                 raise UsageError(
@@ -65,9 +90,10 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
                 {"perm": [0, 3, 1, 2]},
             )
         tip = _append(graph, prefix, "Cast", [tip], kind, {"to": 1})
-        mean = graph.constant(np.asarray(item.mean, np.float32).reshape(1, -1, 1, 1), "mean")
+        column = [-1 if k == axis else 1 for k in range(4)]
+        mean = graph.constant(np.asarray(item.mean, np.float32).reshape(column), "mean")
         tip = _append(graph, prefix, "Sub", [tip, mean], kind, {})
-        scale = graph.constant(np.asarray(item.scale, np.float32).reshape(1, -1, 1, 1), "scale")
+        scale = graph.constant(np.asarray(item.scale, np.float32).reshape(column), "scale")
         prefix.append(Node("Mul", [tip, scale], [image], {}, f"{item.name}.scale"))
         graph.types[image] = kind
         graph.nodes = prefix + graph.nodes

@@ -23,6 +23,7 @@ from bnncc.frontend.checks import read
 from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.image import channel_axis
 from bnncc.image_bits import image_bits
 from bnncc.magnitude import magnitudes
 from bnncc.options import CompileOptions, Uint8Input
@@ -344,7 +345,8 @@ def _pixels(spec: Uint8Input, image: Array) -> Array:
     """Return what the model sees of an image given as bytes."""
     if spec.layout == "nhwc":
         image = np.moveaxis(image, -1, 1)
-    shape = (1, -1, *(1,) * (image.ndim - 2))
+    axis = channel_axis(image.shape)
+    shape = tuple(-1 if k == axis else 1 for k in range(image.ndim))
     mean = np.array(spec.mean, np.float32).reshape(shape)
     scale = np.array(spec.scale, np.float32).reshape(shape)
     return np.ascontiguousarray((image.astype(np.float32) - mean) * scale)

@@ -9,14 +9,17 @@ import pytest
 
 import bnncc
 from bnncc.cli import main
+from bnncc.errors import UsageError
 from bnncc.evaluate import evaluate
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.options import Uint8Input
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
+from bnncc.verify import verify
 
 FOLDER = Path(__file__).parent / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")
@@ -105,3 +108,20 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "verdict  right" in capsys.readouterr().out
     assert main(["explain", model]) == 0
     assert "binary" in capsys.readouterr().out
+
+
+def test_image_of_bytes() -> None:
+    path = FOLDER / "keras.tflite"
+    plain = bnncc.compile(path)
+    name = plain.inputs[0].name
+    pixels = np.random.default_rng(0).integers(0, 256, plain.inputs[0].shape).astype(np.uint8)
+    mean, scale = np.array([120, 110, 100], np.float32), np.array([0.5, 0.25, 1], np.float32)
+    spec = Uint8Input(name, tuple(mean.tolist()), tuple(scale.tolist()))
+    artifact = bnncc.compile(path, input_uint8=[spec])
+    assert artifact.inputs[0].shape == plain.inputs[0].shape
+    (made,) = artifact.run({name: pixels}).values()
+    (wanted,) = plain.run({name: (pixels - mean) * scale}).values()
+    np.testing.assert_allclose(made, wanted, rtol=1e-5)
+    assert verify(path, artifact, {name: pixels})["right"]
+    with pytest.raises(UsageError, match=r"channels last"):
+        bnncc.compile(path, input_uint8=[Uint8Input(name, (0.0,), (1.0,), "nhwc")])
