@@ -28,6 +28,12 @@ from bnncc.frontend.mxnet_symbol import SymbolNode
 FULL = 32
 """Bits of what is not quantised."""
 
+QONNX = "qonnx.custom_op.general"
+"""Domain of the one operator that rounds halves away from 0, which ONNX has none for."""
+
+_ROUND = {"scale": 1.0, "zero": 0.0}
+"""What it is told so that it does nothing else."""
+
 
 def sign(b: Builder, x: str, out: str) -> str:
     """Add ``out = +1 where x >= 0, else -1``."""
@@ -57,7 +63,13 @@ def quantise(b: Builder, x: str, bits: int, out: str) -> str:
     clipped = b.add("Clip", [x, *ends], f"{out}.clipped")
     steps = b.constant(_steps(bits), f"{out}.steps")
     scaled = b.add("Mul", [clipped, steps], f"{out}.scaled")
-    return b.add("Div", [round_away(b, scaled, f"{out}.rounded"), steps], out)
+    whole = [b.constant(value, f"{out}.{k}") for k, value in _ROUND.items()]
+    width = b.constant(bits, f"{out}.bits")
+    rounded = b.add(
+        "Quant", [scaled, *whole, width], f"{out}.rounded", domain=QONNX, signed=0, narrow=0,
+        rounding_mode="HALF_UP",
+    )  # fmt: skip
+    return b.add("Div", [rounded, steps], out)
 
 
 def quantised_weight(weight: Array, bits: int, where: str) -> Array:

@@ -52,6 +52,7 @@ class Builder:
         name: str = "",
         outputs: int = 1,
         rank: int | None = None,
+        domain: str = "",
         **attrs: Any,
     ) -> str:
         """Append a node.
@@ -70,6 +71,8 @@ class Builder:
             How many outputs it has.
         rank : int, optional
             Axes of its outputs; by default the most that an input has.
+        domain : str
+            Of the operator, if it is not ONNX's own.
         **attrs : Any
             ONNX attributes; those that are None are left out.
 
@@ -79,7 +82,7 @@ class Builder:
             `out`.
         """
         names = [out] if outputs == 1 else [f"{out}{k}" for k in range(outputs)]
-        node = helper.make_node(op, list(inputs), names, name or out)
+        node = helper.make_node(op, list(inputs), names, name or out, domain=domain)
         node.attribute.extend(make_attribute(k, v) for k, v in attrs.items() if v is not None)
         self.nodes.append(node)
         if rank is None:
@@ -138,7 +141,9 @@ class Builder:
             [onnx.ValueInfoProto(name=o) for o in outputs],
             [numpy_helper.from_array(_float32(v), n) for n, v in sorted(stored.items())],
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        domains = {"": 21, **{node.domain: 1 for node in kept if node.domain}}
+        imports = [helper.make_opsetid(*pair) for pair in domains.items()]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
     def free(self, outputs: Sequence[str]) -> list[str]:
         """Return the variables without a value that `outputs` depend on."""
