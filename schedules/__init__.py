@@ -44,12 +44,12 @@ def schedule(
         If `point` is not in the space of the kernel.
     """
     spec = from_json(str(func.attrs["bnncc.spec"]))
+    chosen = space_of(spec, target, threads).complete(point)
     if target.kind == "cuda":
         from bnncc.schedules import cuda
 
-        result = cuda.schedule(spec, target)
+        result = cuda.schedule(spec, target, chosen)
     else:
-        chosen = space_of(spec, target, threads).complete(point)
         result = _function(spec, 1)(func, spec, target, threads, chosen)
     if result is None:
         return func
@@ -75,8 +75,10 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     Space
         Its default is what `schedule` takes by itself.
     """
-    if target.kind == "cuda":  # kernels for GPUs have nothing to choose yet
-        return Space()
+    if target.kind == "cuda":
+        from bnncc.schedules import cuda
+
+        return cuda.space(spec, target)
     made: Space = _function(spec, 0)(spec, target, threads)
     return made
 

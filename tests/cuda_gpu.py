@@ -86,12 +86,17 @@ extern "C" const char* run_{name}(const unsigned* grid, const unsigned* threads,
 }}"""
 
 
+def emulate(folder: Path) -> None:
+    """Give this process a GPU, and a compiler for it."""
+    plug_in(folder)
+    from bnncc import nvrtc
+
+    nvrtc.cubin = lambda source, arch: emulated(source, arch, folder)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        plug_in(Path(place))
-        from bnncc import nvrtc
-
-        nvrtc.cubin = lambda source, arch: emulated(source, arch, Path(place))
+        emulate(Path(place))
         script, *sys.argv = sys.argv[1:]
         sys.argv.insert(0, script)
         runpy.run_path(script, run_name="__main__")

@@ -153,7 +153,9 @@ def test_every_width_and_cut(engine: str) -> None:
     kind = binary._KIND[ENGINES[engine][0]]
     cuts = [binary.Cut(rows, splits) for rows in (1, 2) for splits in (1, 2, 4)]
     if kind != "fragments":
-        cuts = [binary.Cut(1, splits) for splits in (1, 8, 32)] if kind == "strips" else [None]
+        cuts = [binary.Cut(chunk=n) for n in (2, 36)]
+    if kind == "strips":
+        cuts = [binary.Cut(splits=n) for n in (1, 8, 32)]
     orders = [order for order in tiles.ORDERS if order.startswith(kind)]
     base = BinaryConv2d(2, 6, 7, 160, 200, (3, 3), pads=(1, 1, 1, 1), ternary=True, steps=THRESHOLD)
     check(

@@ -111,6 +111,25 @@ class Here(_Clock):
         return tvm.runtime.tensor(array)
 
 
+class OnGpu(Here):
+    """Runs libraries on this machine's GPU, by its own clock."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        import tvm
+
+        from bnncc.gpu import load_runtime
+
+        load_runtime(stand_ins=False)
+        self.cpu = tvm.cuda(0)
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor on the GPU."""
+        import tvm
+
+        return tvm.runtime.tensor(array, self.cpu)
+
+
 class OnDevice(_Clock):
     """Runs libraries on a device, through TVM's RPC.
 

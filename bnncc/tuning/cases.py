@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import filtering, layout, quantization, reference, reference_float
+from bnncc.topi_binary import filtering, layout, quantization, reference, reference_float, tiles
 from bnncc.topi_binary.build import (
     input_types,
     output_channels,
@@ -212,7 +212,7 @@ def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
     inputs = [packed(bits)]
     if spec.ternary:  # without zeros, as usually
         inputs.append(np.zeros_like(inputs[0]))
-    inputs.append(layout.pack_conv_weight(weight, spec.weight_order))
+    inputs.append(tiles.pack(spec, weight))
     middle = spec.taps // 2 * (1 + spec.doubled)
     for step in spec.steps:
         for extents, dtype in _sized(step_input_types(spec, step)):

@@ -239,7 +239,8 @@ class Search:
 
         if task.workload not in self._contexts:
             module = tvm.IRModule({"main": function(task.workload)})
-            plain = dict(tvm_target(self._target).export())
+            target = tvm_target(self._target)
+            plain = dict((target.host if self._target.gpus else target).export())
             plain = {k: v for k, v in plain.items() if k not in ("tag", "keys")}
             context = ms.TuneContext(
                 mod=module,

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Worker:
         }
         self.target = TargetSpec(**fields)
         self.device, self.threads = setup["device"], setup["threads"]
-        self._where = _where(setup["method"], self.device, self.threads)
+        self._where = _where(setup["method"], self.device, self.threads, bool(self.target.gpus))
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a job."""
@@ -70,7 +71,7 @@ class Worker:
         """Make the library of a point, unless it is the same kernel as one made before."""
         import tvm
 
-        from bnncc import memory, schedules
+        from bnncc import gpu, memory, schedules
         from bnncc.link import build_library
         from bnncc.pipeline import tvm_target
         from bnncc.topi_binary.build import prim_func
@@ -83,7 +84,8 @@ class Worker:
         same = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:32]
         if same in job["known"]:
             return {"same": same}
-        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        gpu_code = gpu.compiling(self.target) if self.target.gpus else nullcontext()
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}), gpu_code:
             executable = tvm.compile(
                 tvm.IRModule({"main": func}),
                 target=tvm_target(self.target),
@@ -111,7 +113,7 @@ class Worker:
         return {"times": times, "seconds": time.perf_counter() - started}
 
 
-def _where(method: str, device: dict[str, Any] | None, threads: int) -> Any:
+def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: bool) -> Any:
     """Return what measures; connect if that is a device."""
     from bnncc.tuning import bench
 
@@ -121,6 +123,8 @@ def _where(method: str, device: dict[str, Any] | None, threads: int) -> Any:
         return Instructions()
     if method == "none":
         return None
+    if on_gpu:
+        return bench.OnGpu()
     return bench.Here(threads) if device is None else bench.OnDevice(device, threads)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from bnncc.errors import TargetError
 from bnncc.schedules.cuda import binary, plain, text
+from bnncc.schedules.space import Point, Space
+from bnncc.topi_binary import tiles
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, to_json
 
 if TYPE_CHECKING:
@@ -19,8 +21,28 @@ if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
 
-def schedule(spec: Spec, target: TargetSpec) -> tirx.PrimFunc:
+def space(spec: Spec, target: TargetSpec) -> Space:
+    """Return what can be chosen for the kernel of `spec` on `target`."""
+    if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
+        return binary.space(spec, target.engine)
+    return Space()
+
+
+def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     """Return the kernel of `spec` for `target` as a function that launches it.
+
+    Parameters
+    ----------
+    spec : Spec
+        What it computes.
+    target : TargetSpec
+        The GPUs.
+    point : mapping of str to int
+        Of `space`.
+
+    Returns
+    -------
+    tirx.PrimFunc
 
     Raises
     ------
@@ -34,9 +56,7 @@ def schedule(spec: Spec, target: TargetSpec) -> tirx.PrimFunc:
         raise TargetError(
             "--first-layer is not available on GPUs", hint="leave it out: layers stay in float32"
         )
-    cut = None
-    if isinstance(spec, BinaryConv2d):
-        cut = binary.default_cut(spec, target.engine)
+    cut = binary.Cut(**point) if isinstance(spec, BinaryConv2d) else None
     return shell.prim_func(spec, kernel(spec, cut))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from bnncc.schedules.cuda import epilogue, text, wgmma
+from bnncc.schedules.space import Space
+from bnncc.schedules.space import space as chosen_from
 from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.borders import extents
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -18,8 +21,8 @@ WARPS = 4
 BUSY = 4 * 132
 """Warps that keep a large GPU at work: one for each quarter of 132 processors."""
 
-CHUNK = 18
-"""Steps of 256 bits that `wgmma` has in shared memory at a time: 3x3x512, in 110 KB."""
+CHUNKS = (4, 9, 18, 36)
+"""Steps of 256 bits that `wgmma` can have in shared memory at a time: 36 are 221 KB."""
 
 
 def weight_order(spec: BinaryConv2d, engine: str) -> str:
@@ -58,10 +61,13 @@ class Cut:
         Pixels of a warp, in units of 16 (``mma``).
     splits : int
         Warps, or threads, that share the words under a pixel.
+    chunk : int
+        Steps of 256 bits in shared memory at a time (``wgmma``): 18 are 3x3x512, in 110 KB.
     """
 
     rows: int = 1
     splits: int = 1
+    chunk: int = 18
 
 
 def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
@@ -76,14 +82,47 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
         while parts > 1 and pixels * how.count * parts > 32 * 4 * BUSY:
             parts //= 2
         return Cut(splits=min(parts, _power(how.steps)))
+    if how.kind == "cores":
+        return Cut()
     warps = layout.blocks(pixels, 16) * how.count
-    roomy = engine == "mma" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
-    if warps >= 8 * BUSY and roomy:
+    if warps >= 8 * BUSY and _roomy(spec, how, engine):
         return Cut(rows=2)
     splits = 1
     while splits < min(WARPS, how.steps) and warps * splits < BUSY:
         splits *= 2
     return Cut(splits=splits)
+
+
+def space(spec: BinaryConv2d, engine: str) -> Space:
+    """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        With one of `tiles.ORDERS`.
+    engine : str
+        Of the target.
+
+    Returns
+    -------
+    Space
+    """
+    how, most = tiles.of(spec), _power(tiles.of(spec).steps)
+    choices: dict[str, Sequence[int]] = {
+        "strips": {"splits": [n for n in (1, 2, 4, 8, 16, 32) if n <= most]},
+        "fragments": {
+            "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
+            "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
+        },
+        "cores": {"chunk": [n for n in CHUNKS if n < how.steps + CHUNKS[0]]},
+    }[how.kind]
+    default = asdict(default_cut(spec, engine))
+    return chosen_from(choices, {name: default[name] for name in choices})
+
+
+def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
+    """Whether registers hold the sums of 32 pixels."""
+    return engine == "mma" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
 
 
 def _power(limit: int) -> int:
@@ -129,7 +168,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     units, per_block, taken = {
         "strips": (pixels * cut.splits, 32 * WARPS, 0),
         "fragments": (pixels, 16 * cut.rows * (WARPS // cut.splits), _split_bytes(how, cut)),
-        "cores": (pixels, 64, wgmma.shared_bytes(how, CHUNK)),
+        "cores": (pixels, 64, wgmma.shared_bytes(how, cut.chunk)),
     }[how.kind]
     return text.Kernel(
         name, text.source(headers, parts), 32 * WARPS, units, per_block, how.count, taken
@@ -158,7 +197,7 @@ def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text
         "ONE_GROUP": spec.groups == 1 or spec.out_channels // spec.groups % tiles.STRIP == 0,
     }  # fmt: skip
     if how.kind == "cores":
-        return {**constants, "CHUNK": min(how.steps, CHUNK)}
+        return {**constants, "CHUNK": min(how.steps, cut.chunk)}
     if how.kind == "strips":
         return {**constants, "PARTS": cut.splits}
     return {**constants, "ROWS": cut.rows, "SPLITS": cut.splits}
