@@ -199,6 +199,8 @@ def test_networks_run_on_emulated_gpus(gpu: str, tmp_path: Path) -> None:
     done = on_emulated_gpu(
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
         "import bnncc, networks\n"
+        "from tests.test_few_bit_networks import _network\n"
+        f"bnncc.compile(_network(), target='cuda-sm{gpu}')\n"
         f"for name in {NETWORKS!r}:\n"
         f"    bnncc.compile(getattr(networks, name)(), target='cuda-sm{gpu}')\n",
         tmp_path,

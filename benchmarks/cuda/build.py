@@ -136,10 +136,11 @@ def networks(quick: bool) -> Iterator[tuple[str, Callable[[int], Any], Sequence[
     if quick:
         return
     sys.path.insert(0, str(HERE.parent))
-    from networks import birealnet18, vgg_small
+    from networks import birealnet18, cifar, vehicle
 
     yield "birealnet18", lambda n: birealnet18(batch=n), (1, 256)
-    yield "vgg_small", lambda n: vgg_small(batch=n), (1, 256)
+    yield "xu_pedersoli_cifar", lambda n: cifar(batch=n), (1, 256)
+    yield "khan_vehicle", lambda n: vehicle(batch=n), (1, 256)
 
 
 def runtime(folder: Path, target: TargetSpec, python: str) -> None:

@@ -69,6 +69,7 @@ class Place:
 
     def __init__(self, device: str, ffi: Any) -> None:
         self.device, self.ffi = device, ffi
+        self.graph = False  # whether the last times are of a graph
 
     def tensor(self, array: np.ndarray) -> Any:
         if self.device == "cpu":
@@ -117,14 +118,19 @@ class Place:
             for _ in range(3):
                 call()
         torch.cuda.synchronize()
-        with self.ffi.use_torch_stream(torch.cuda.graph(graph, stream=stream)):
-            for _ in range(launches):
-                call()
+        try:
+            with self.ffi.use_torch_stream(torch.cuda.graph(graph, stream=stream)):
+                for _ in range(launches):
+                    call()
+            replay, self.graph = graph.replay, True
+        except RuntimeError:  # what cannot be captured is launched one by one
+            torch.cuda.synchronize()
+            replay, self.graph = lambda: [call() for _ in range(launches)], False
         times = []
         for _ in range(REPEATS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            graph.replay()
+            replay()
             end.record()
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end) * 1e3 / launches)
@@ -150,7 +156,8 @@ def run_layer(entry: dict[str, Any], place: Place, only: str) -> list[dict[str, 
         result = {"layer": name, "kernel": kernel["name"], "right": right}
         if right:
             us = place.microseconds(lambda f=function, w=weight, o=out: f(data, w, thresholds, o))
-            result |= {"us": round(us, 3), "tmacs": round(entry["macs"] / us / 1e6, 2)}
+            rate = round(entry["macs"] / us / 1e6, 2)
+            result |= {"us": round(us, 3), "graph": place.graph, "tmacs": rate}
         results.append(result)
     return results
 
@@ -175,6 +182,7 @@ def run_network(entry: dict[str, Any], place: Place) -> dict[str, Any]:
     result = {"network": name, "right": right}
     if right:
         result["us"] = round(place.microseconds(lambda: main(*inputs), launches=1), 2)
+        result["graph"] = place.graph
     return result
 
 
