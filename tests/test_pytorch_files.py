@@ -208,6 +208,13 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: files.edited("perceptron", lambda m: m["schema_version"].update(major=99)),
         "schema version 99",
     ),
+    "half-characters": (lambda: _node(lambda n: n.update(name="\ud800")), "JSON"),
+    "compiled": (
+        lambda: files.packed(
+            {"archive_format": b"pt2", "archive_version": b"0", "data/aotinductor/m/m.so": b""}
+        ),
+        "AOTInductor",
+    ),
     "sizes": (lambda: _meta(lambda c: _sizes(c, [1 << 20, 1 << 20])), "more than the limit"),
     "negative": (lambda: _meta(lambda c: _sizes(c, [-1, 4])), "damaged"),
     "wrong-shape": (lambda: _meta(lambda c: _sizes(c, [4, 4])), "stored as float32 [4, 4]"),

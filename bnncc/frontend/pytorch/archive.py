@@ -3,7 +3,7 @@
 A ``.pt2`` file is a zip archive of stored (not compressed) entries under one folder: the graph as
 JSON, each weight's bytes, and JSON that says which bytes are which tensor. Only those are read. The
 sample inputs beside them are a pickle, which may run any code when it is opened: they are skipped.
-torch.export.load, in contrast, unpickles; and files of torch before 2.9 hold their weights so.
+torch.export.load, in contrast, unpickles; and files of older releases hold their weights so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROWTH = 4
 
 EXPORT = (
     "in the program that made it: torch.export.save(torch.export.export(model.eval(), (example,)), "
-    "'model.pt2'), with torch 2.9 or newer"
+    "'model.pt2'), with torch 2.10 or newer"
 )
 
 DTYPES: Mapping[int, np.dtype[Any]] = {
@@ -122,6 +122,11 @@ class Archive:
             for n in self._infos
             if n.startswith("models/") and n.endswith(".json")
         ]
+        if not names and any(n.startswith("data/aotinductor/") for n in self._infos):
+            raise ModelError(
+                "the archive holds compiled code (AOTInductor), no program",
+                hint=f"export it {EXPORT}",
+            )
         if len(names) != 1:
             raise ModelError(f"the archive holds {len(names)} exported programs, one is wanted")
         name = names[0]
@@ -208,6 +213,8 @@ class Archive:
         data = self._read(name, MAX_JSON_BYTES)
         try:
             value = json.loads(data)
+            if b"\\ud" in data.lower():  # halves of characters, which no text can hold
+                json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise ModelError(f"archive entry `{name[:80]}`: is not JSON: {error}") from error
         if not isinstance(value, dict):

@@ -27,7 +27,7 @@ def _batch_norm(site: Site) -> Name | list[Any]:
         )
     mean, variance = site.tensor("running_mean"), site.tensor("running_var")
     channels = mean.shape[0]
-    ones, zeros = (site.const(np.full(int(channels), k), mean.dtype) for k in (1, 0))
+    ones, zeros = (site.full([int(channels)], k, mean.dtype) for k in (1, 0))
     scale = site.optional("weight") or ones
     bias = site.optional("bias") or zeros
     made = site.emit(
@@ -39,7 +39,7 @@ def _batch_norm(site: Site) -> Name | list[Any]:
 def _layer_norm(site: Site) -> Name | list[Any]:
     x, shape = site.tensor("input"), site.get("normalized_shape")
     dtype = x.dtype
-    scale = site.optional("weight") or site.const(np.ones(shape), dtype)
+    scale = site.optional("weight") or site.full(shape, 1, dtype)
     made = site.emit(
         "LayerNormalization", [x, scale, site.optional("bias")],
         axis=x.rank - len(shape), epsilon=float(site.get("eps", 1e-5)),
@@ -50,7 +50,7 @@ def _layer_norm(site: Site) -> Name | list[Any]:
 def _group_norm(site: Site) -> Name | list[Any]:
     x = site.value(site.first())
     groups, shape = site.get("num_groups", site.get("group")), site.shape_of(x)
-    ones, zeros = (site.const(np.full(groups, k), x.dtype) for k in (1, 0))
+    ones, zeros = (site.full([groups], k, x.dtype) for k in (1, 0))
     eps = float(site.get("eps", 1e-5))
     flat = site.reshape(x, [0, groups, -1])
     made = site.emit("InstanceNormalization", [flat, ones, zeros], epsilon=eps)
@@ -67,8 +67,8 @@ def _instance_norm(site: Site) -> Name:
     if not site.get("use_input_stats"):
         return _batch_norm(site)  # type: ignore[return-value]
     channels = int(x.shape[1])
-    scale = site.optional("weight") or site.const(np.ones(channels), x.dtype)
-    bias = site.optional("bias") or site.const(np.zeros(channels), x.dtype)
+    scale = site.optional("weight") or site.full([channels], 1, x.dtype)
+    bias = site.optional("bias") or site.full([channels], 0, x.dtype)
     return site.emit("InstanceNormalization", [x, scale, bias], epsilon=float(site.get("eps")))
 
 

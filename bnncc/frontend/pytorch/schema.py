@@ -35,7 +35,7 @@ def read(archive: Archive) -> Program:
         if major != SCHEMA:
             raise ModelError(
                 f"schema version {str(major)[:20]} of exported programs, {SCHEMA} is wanted "
-                "(torch 2.9 to 2.13 write it)"
+                "(what torch 2.13 writes)"
             )
         module = data["graph_module"]
         calls, metas = _graph(module["graph"], "", {}, 0)

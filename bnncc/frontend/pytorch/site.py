@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from onnx import helper
 
-from bnncc.errors import UnsupportedOp
+from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.frontend.checks import elements
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
 from bnncc.graph import Dim
 
@@ -46,6 +47,7 @@ Rule = Callable[["Site"], Name | list[Any]]
 """Emits the nodes of a call; returns its result, or a list of its results."""
 
 _MISSING = object()
+MAX_PARAMETER = 1 << 22
 
 
 class Site:
@@ -162,6 +164,12 @@ class Site:
         name = self._converter.fresh(f"{self.call.name}_const")
         self._converter.initializers[name] = array
         return name
+
+    def full(self, shape: Sequence[int], number: float, dtype: str) -> str:
+        """Return a constant tensor of one number, as a layer's missing parameter is."""
+        if elements(shape, self.where) > MAX_PARAMETER:
+            raise ShapeError(f"{self.where}: parameters of shape {list(shape)} are too large")
+        return self.const(np.full(shape, number), dtype)
 
     def ints_const(self, values: Sequence[int]) -> str:
         """Return a constant vector of int64."""
