@@ -222,7 +222,7 @@ class Perceptron(nn.Module):
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "react": (React, (2, 3, 16, 16), 6),
+    "react": (React, (2, 3, 16, 16), 5),
     "bireal": (BiReal, (2, 3, 32, 32), 2),
     "xnor": (Xnor, (2, 3, 16, 16), 2),
     "melius": (Melius, (2, 3, 8, 8), 4),
