@@ -41,7 +41,7 @@ class Datatype:
             return (level == np.rint(level)) & (level >= 0) & (level < self.count)
 
     def holds_all(self, values: np.ndarray) -> bool:
-        """Return whether all `values` are of this type; in float32, since it is done at each run."""
+        """Return whether all `values` are of this type; in float32, as it runs each time."""
         if self.low == -self.step / 2 and self.count == 2:
             return bool((np.abs(values) == -self.low).all())
         if self.step != 1 or not values.size:
