@@ -108,16 +108,17 @@ def space(spec: BinaryConv2d, engine: str) -> Space:
     Space
     """
     how, most = tiles.of(spec), _power(tiles.of(spec).steps)
-    choices: dict[str, Sequence[int]] = {
+    choices: dict[str, dict[str, Sequence[int]]] = {
         "strips": {"splits": [n for n in (1, 2, 4, 8, 16, 32) if n <= most]},
         "fragments": {
             "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
         "cores": {"chunk": [n for n in CHUNKS if n < how.steps + CHUNKS[0]]},
-    }[how.kind]
+    }
+    own = choices[how.kind]
     default = asdict(default_cut(spec, engine))
-    return chosen_from(choices, {name: default[name] for name in choices})
+    return chosen_from(own, {name: default[name] for name in own})
 
 
 def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
