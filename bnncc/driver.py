@@ -316,7 +316,8 @@ def _scheduled(
     simplify(graph)
     dump.graph("simplify", graph)
     recognise_signs(graph, sign_zero=options.sign_zero)
-    recognise_quantisers(graph)
+    if target.kind == "llvm":  # kernels for GPUs know no levels
+        recognise_quantisers(graph)
     flatten_rows(graph)
     commute_moves(graph)
     commute_pads(graph)

@@ -62,7 +62,7 @@ def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
 
 def choose(
     candidates: Sequence[FewBitConv2d], target: TargetSpec, allowed: str = "auto"
-) -> tuple[FewBitConv2d, str]:
+) -> tuple[FewBitConv2d, str] | None:
     """Choose how a layer is computed.
 
     Parameters
@@ -76,9 +76,11 @@ def choose(
 
     Returns
     -------
-    tuple
-        The spec, and why, in words.
+    tuple or None
+        The spec, and why, in words; None where the target has no kernels for it.
     """
+    if target.kind != "llvm":
+        return None
     times = sorted(
         (microseconds(spec, target), number)
         for number, spec in enumerate(candidates)
@@ -96,7 +98,7 @@ def choose(
 
 def chooser(
     target: TargetSpec, allowed: str
-) -> Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str]]:
+) -> Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str] | None]:
     """Return `choose` for one machine."""
     return partial(choose, target=target, allowed=allowed)
 

@@ -22,13 +22,15 @@ sizes = st.integers(1, 5)
 
 @st.composite
 def pools(draw: st.DrawFn) -> BitwiseMaxPool:
+    planes = draw(st.sampled_from([1, 1, 2, 3, 8]))
     return BitwiseMaxPool(
         n=draw(batches),
         channels=draw(channels),
         **draw(windows()),
         ceil_extra=draw(st.sampled_from([(0, 0), (1, 1)])),
-        minimum=draw(st.booleans()),
-        flip=draw(st.booleans()),
+        minimum=draw(st.booleans()) and planes == 1,
+        flip=draw(st.booleans()) and planes == 1,
+        planes=planes,
     )
 
 

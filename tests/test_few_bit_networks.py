@@ -116,12 +116,14 @@ def _network() -> onnx.ModelProto:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("few_bit", ["auto", "planes"])
+@pytest.mark.parametrize("few_bit", ["planes", pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_network_is_right_layer_by_layer(few_bit: str) -> None:
     model = _network()
     artifact = compile_model(model, CompileOptions(threads=1, few_bit=few_bit))
     kinds = [(layer["kind"], tuple(layer["bits"])) for layer in artifact.report["layers"]]
     assert kinds == [("few_bit", b) for b in ((2, 1), (8, 2), (3, 3), (1, 2), (3, 4), (2, 8))]
+    pools = {k["op"] for k in artifact.report["kernels"]} & {"bitwise_maxpool", "pool2d"}
+    assert pools == {"bitwise_maxpool"}
     result = verify(model, artifact, seed=1)
     assert result["right"], result["verdict"]
 

@@ -128,6 +128,8 @@ def input_types(spec: Spec) -> list[Type]:
         types += few_bit_data.constants(spec)
     if isinstance(spec, (BinaryConv2d, Conv2d)):
         types.append(_weight(spec))
+    if isinstance(spec, BitwiseMaxPool):
+        types *= spec.planes
     if isinstance(spec, BitwiseMaxPool) and spec.flip:
         types.append(((layout.words(spec.channels),), "uint32"))
     if isinstance(spec, SliceBits) and needs_table(spec):
@@ -177,7 +179,7 @@ def output_types(spec: Spec) -> list[Type]:
 
     plane = packed("planes")
     if isinstance(spec, (ImageBits, BitwiseMaxPool, ConcatBits, SliceBits, PadBits)):
-        return [plane]
+        return [plane] * (spec.planes if isinstance(spec, BitwiseMaxPool) else 1)
     types: list[Type] = []
     for step in spec.steps:
         for kind in output_kinds(step):

@@ -204,7 +204,7 @@ def bitwise_maxpool(spec: BitwiseMaxPool, tile: Tile | None = None) -> tirx.Prim
     words = layout.words(spec.channels)
     empty_rows = not all(taps_inside(spec, 0, row) for row in range(height))
     with Kernel(spec) as kernel:
-        data, out = kernel.inputs[0], kernel.outputs[0]
+        data = kernel.inputs[: spec.planes]
         with loops([kernel.n, height], parallel=tile.parallel) as (n, row):
             low, taps = row_taps(spec, row)
             for segment in segments(spec, tile.columns):
@@ -213,37 +213,55 @@ def bitwise_maxpool(spec: BitwiseMaxPool, tile: Tile | None = None) -> tirx.Prim
                     for first, count, lanes in word_vectors(words):
                         with loop(count) as turn:
                             word = bind(turn * lanes + first)
-                            held = _or_window(
+                            held = _join_window(
                                 spec, data, (n, row, word), (low, taps), segment, start, lanes
                             )
-                            for column, value in enumerate(held):
-                                if spec.minimum and empty_rows:
-                                    some = splat(taps > 0, lanes) if lanes > 1 else taps > 0
-                                    value = T.Select(some, value, _fill(0, lanes))
-                                if spec.flip:
-                                    value = value ^ load_words(kernel.inputs[1], [word], lanes)
-                                store_words(out, [n, row, start + column, word], value, lanes)
+                            for column, values in enumerate(held):
+                                for value, out in zip(values, kernel.outputs, strict=True):
+                                    if spec.minimum and empty_rows:
+                                        some = splat(taps > 0, lanes) if lanes > 1 else taps > 0
+                                        value = T.Select(some, value, _fill(0, lanes))
+                                    if spec.flip:
+                                        value = value ^ load_words(kernel.inputs[1], [word], lanes)
+                                    store_words(out, [n, row, start + column, word], value, lanes)
     return kernel.func
 
 
-def _or_window(
-    spec: BitwiseMaxPool, data: Any, at: tuple[Expr, Expr, Expr], rows: tuple[Expr, Expr],
+def _join_window(
+    spec: BitwiseMaxPool, data: list[Any], at: tuple[Expr, Expr, Expr], rows: tuple[Expr, Expr],
     segment: Segment, start: Expr, lanes: int,
-) -> list[Expr]:  # fmt: skip
+) -> list[list[Expr]]:  # fmt: skip
+    """Write the windows of a tile; return their words by column and plane."""
     n, row, word = at
     low, taps = rows
-    held = [Register("uint32", lanes) for _ in segment.taps]
-    for register, inside in zip(held, segment.taps, strict=True):
-        register.set(_fill(0xFFFFFFFF if spec.minimum and inside else 0, lanes))
+    held = [[Register("uint32", lanes) for _ in data] for _ in segment.taps]
+    for registers, inside in zip(held, segment.taps, strict=True):
+        for register in registers:
+            register.set(_fill(0xFFFFFFFF if spec.minimum and inside else 0, lanes))
     with loop(taps) as turn:
         y = bind(row * spec.strides[0] - spec.pads[0] + (turn + low) * spec.dilations[0])
-        for column, (register, inside) in enumerate(zip(held, segment.taps, strict=True)):
+        for column, (registers, inside) in enumerate(zip(held, segment.taps, strict=True)):
             for tap in inside:
                 x = (start + column) * spec.strides[1] + (tap * spec.dilations[1] - spec.pads[1])
-                new = load_words(data, [n, y, x, word], lanes)
-                old = register.value
-                register.set(old & new if spec.minimum else old | new)
-    return [register.value for register in held]
+                new = [load_words(plane, [n, y, x, word], lanes) for plane in data]
+                if len(data) > 1:
+                    _keep_larger(registers, new, lanes)
+                    continue
+                old = registers[0].value
+                registers[0].set(old & new[0] if spec.minimum else old | new[0])
+    return [[register.value for register in registers] for registers in held]
+
+
+def _keep_larger(held: list[Register], new: list[Expr], lanes: int) -> None:
+    """Replace levels, given by their bits, by larger ones, compared from the highest bit down."""
+    larger, same = _fill(0, lanes), _fill(0xFFFFFFFF, lanes)
+    pairs = [(register, T.Bind(value)) for register, value in zip(held, new, strict=True)]
+    for register, value in reversed(pairs):
+        differ = T.Bind(register.value ^ value)
+        larger = T.Bind(larger | (same & differ & value))
+        same = T.Bind(same & ~differ)
+    for register, value in pairs:
+        register.set(register.value ^ ((register.value ^ value) & larger))
 
 
 def word_vectors(words: int) -> list[tuple[int, int, int]]:

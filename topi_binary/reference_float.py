@@ -136,6 +136,8 @@ def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array
     """Compute max (or min) pooling of bits."""
     data = inputs[0]
     height, width = _extent(spec, 0), _extent(spec, 1)
+    if spec.planes > 1:
+        return _level_maxpool(spec, inputs)
     out = np.zeros((data.shape[0], height, width, data.shape[3]), np.uint32)
     for y in range(height):
         for x in range(width):
@@ -148,6 +150,20 @@ def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array
                 join = np.bitwise_and if spec.minimum else np.bitwise_or
                 out[:, y, x] = join.reduce(np.stack(values), axis=0)
     return [out ^ inputs[1] if spec.flip else out]
+
+
+def _level_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array]:
+    """Compute max pooling of levels."""
+    bits = [_bits(plane, spec.channels).astype(np.int64) for plane in inputs]
+    data = sum(plane << j for j, plane in enumerate(bits))
+    height, width = _extent(spec, 0), _extent(spec, 1)
+    out = np.zeros((data.shape[0], height, width, spec.channels), np.int64)
+    for y in range(height):
+        for x in range(width):
+            for row, column in _window(spec, y, x):
+                if 0 <= row < spec.height and 0 <= column < spec.width:
+                    out[:, y, x] = np.maximum(out[:, y, x], data[:, row, column])
+    return [_words((out >> j & 1).astype(bool)) for j in range(spec.planes)]
 
 
 def concat_bits(spec: ConcatBits, inputs: Sequence[Array]) -> list[Array]:

@@ -267,6 +267,9 @@ class BitwiseMaxPool:
 
     Kernel inputs: data uint32 ``[n, height, width, words]``; with `flip` a uint32 ``[words]`` mask
     XORed to the result. Output uint32. A window wholly outside the image gives 0 bits.
+
+    With several `planes`, there are so many inputs and outputs: the bits of levels, the lowest
+    first, of which the highest level is taken.
     """
 
     n: Dim
@@ -280,6 +283,8 @@ class BitwiseMaxPool:
     ceil_extra: tuple[int, int] = (0, 0)
     minimum: bool = False
     flip: bool = False
+    planes: int = 1
+    """With more than one, neither `minimum` nor `flip`."""
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ weights and ``reason`` (why it is computed as it is) for the report."""
 
 MAX_ACCUMULATOR = 2**30
 
-Choose = Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str]]
-"""Chooses one of several specs of the same layer, and says why."""
+Choose = Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str] | None]
+"""Chooses one of several specs of the same layer, and says why; None if none can run."""
 
 
 def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
@@ -130,7 +130,10 @@ def attempt(
             "its groups do not fill words of data and vectors of outputs",
             f"multiples of {WORD_BITS} input and {LANES} output channels in each group do",
         )
-    spec, why = (choose or planes_only)(candidates)
+    chosen = (choose or planes_only)(candidates)
+    if chosen is None:
+        return "the target has no kernels for few-bit layers", "compile for a CPU"
+    spec, why = chosen
     return _made(node, graph, name, known, found, spec, whole, outside, why)
 
 

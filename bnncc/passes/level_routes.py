@@ -7,11 +7,12 @@ after:  c = the planes of x, each padded by the bit it has in the level of 0
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from bnncc.graph import Node
 from bnncc.passes.lattices import ROUTES as ROUTED
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.routes import Router
+from bnncc.passes.routes import Router, pool_spec
 from bnncc.passes.values import REMAPS, TwoValued, pad_of
 from bnncc.topi_binary.spec import PadBits
 
@@ -54,7 +55,7 @@ class LevelRouter:
         if node.op == "Pad":
             return self._pad(node)
         if node.op == "MaxPool":
-            return False
+            return self._pool(node)
         return self._moved(node, data)
 
     def _moved(self, node: Node, data: list[str]) -> bool:
@@ -75,6 +76,17 @@ class LevelRouter:
             if out and all(out in planes for planes in made):
                 levels[out] = {"planes": [planes[out].sign for planes in made]}
         return done
+
+    def _pool(self, node: Node) -> bool:
+        data, out = node.inputs[0], node.outputs[0]
+        if self.physical.lattices[data].step < 0:
+            return False
+        planes = self.physical.levels[data]["planes"]
+        spec = replace(pool_spec(node, self.physical), planes=len(planes))
+        made = [self.physical.graph.fresh(f"{out}.planes") for _ in planes]
+        self.physical.kernel(spec, planes, made, node.name)
+        self.physical.levels[out] = {"planes": made}
+        return True
 
     def _pad(self, node: Node) -> bool:
         pad = pad_of(node, self.physical.source)

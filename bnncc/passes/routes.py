@@ -181,21 +181,9 @@ class Router:
 
     def _pool(self, node: Node) -> bool:
         have = self.physical.planes[node.inputs[0]]
-        n, channels, height, width, _ = self.physical.image(node.inputs[0])
-        out = self.physical.source.types[node.outputs[0]].shape
-        a = node.attrs
-        kernel, strides, pads = tuple(a["kernel_shape"]), tuple(a["strides"]), tuple(a["pads"])
-        dilations = tuple(a.get("dilations", (1, 1)))
-        rows, columns = (
-            ceil_extra(int(out[2 + i]), size, kernel[i], strides[i], dilations[i],
-                       pads[i] + pads[i + 2])
-            for i, size in enumerate((height, width))
-        )  # fmt: skip
-        flip = a.get("flip")
-        spec = BitwiseMaxPool(
-            n, height, width, channels, kernel, strides, dilations, pads, (rows, columns),
-            minimum=node.op == "MaxPool" and have.value.lo > have.value.hi, flip=flip is not None,
-        )  # fmt: skip
+        flip = node.attrs.get("flip")
+        minimum = node.op == "MaxPool" and have.value.lo > have.value.hi
+        spec = replace(pool_spec(node, self.physical), minimum=minimum, flip=flip is not None)
 
         def pooled(plane: str) -> str:
             inputs = [plane]
@@ -214,3 +202,20 @@ class Router:
             zero = self.physical.xor(sign, positive)
         self.physical.planes[node.outputs[0]] = Planes(sign, zero, have.value)
         return True
+
+
+def pool_spec(node: Node, physical: Physical) -> BitwiseMaxPool:
+    """Return a max-pooling of an image as one of a plane of bits."""
+    n, channels, height, width, _ = physical.image(node.inputs[0])
+    out = physical.source.types[node.outputs[0]].shape
+    a = node.attrs
+    kernel, strides, pads = tuple(a["kernel_shape"]), tuple(a["strides"]), tuple(a["pads"])
+    dilations = tuple(a.get("dilations", (1, 1)))
+    rows, columns = (
+        ceil_extra(int(out[2 + i]), size, kernel[i], strides[i], dilations[i],
+                   pads[i] + pads[i + 2])
+        for i, size in enumerate((height, width))
+    )  # fmt: skip
+    return BitwiseMaxPool(
+        n, height, width, channels, kernel, strides, dilations, pads, (rows, columns)
+    )
