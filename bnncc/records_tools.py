@@ -9,7 +9,7 @@ from typing import Any
 from bnncc import schedules
 from bnncc.errors import BnnccError
 from bnncc.files import write_atomic
-from bnncc.records import RECORDS, WORKLOADS, Record, Writer, lines, read
+from bnncc.records import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
 from bnncc.schedules.space import UnfitPoint, text
 from bnncc.targets.catalog import resolve
 from bnncc.workload import Workload
@@ -83,7 +83,7 @@ def _unfit(folder: Path, record: Record) -> str:
 
 
 def prune(folder: Path, keep: int) -> int:
-    """Keep the best records of each kernel, and its default's.
+    """Keep the best records of each kernel, and its default's; of the index what is said last.
 
     Parameters
     ----------
@@ -115,6 +115,9 @@ def prune(folder: Path, keep: int) -> int:
         whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
         left = [line for number, line in enumerate(whole) if number in kept]
         write_atomic(folder / RECORDS, [line + b"\n" for line in left])
+        notes = [entry for entry in writer.log.index if "session" in entry]
+        notes += writer.log.notes().values()
+        write_atomic(folder / INDEX, [json.dumps(n).encode() + b"\n" for n in notes])
     return len(whole) - len(left)
 
 

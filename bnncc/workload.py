@@ -1,8 +1,8 @@
 """A kernel as MetaSchedule knows it: a workload, and a trace that samples the rule's choices.
 
 MetaSchedule tunes PrimFuncs by replaying primitives on them. Our kernels are written anew from a
-point of their space instead, so the workload is a function of the kernel's name, tensors and spec
-with an empty block, and the trace annotates that block with each sampled choice; whoever builds a
+point of their space instead, so the workload is a function with the kernel's spec and an empty
+block, and the trace annotates that block with each sampled choice; whoever builds a
 candidate reads the annotations. It is small, so logs are, and it says exactly what a kernel
 computes.
 """
@@ -97,28 +97,30 @@ class Workload:
 
 
 def function(workload: Workload) -> tirx.PrimFunc:
-    """Return `workload` as MetaSchedule's: the kernel's tensors, and an empty block."""
+    """Return `workload` as MetaSchedule's: a function with its spec, and an empty block."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script import builder as T
 
-    kernel = workload.kernel
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_name("main")
             T.func_attr({SPEC_ATTR: workload.spec, _THREADS: f"{_THREADS}={workload.threads}"})
-            over = zip(output_types(kernel), aliases(kernel), strict=True)
-            own = [kind for kind, place in over if place < 0]  # the others are stored over inputs
-            for number, (shape, dtype) in enumerate((*input_types(kernel), *own)):
-                extents = [extent if isinstance(extent, int) else 1 for extent in shape]
-                T.arg(f"tensor_{number}", T.buffer(extents, dtype))
-            with T.sblock("root"):
+            with T.sblock(_BLOCK):
                 T.reads()
                 T.writes()
-                with T.sblock(_BLOCK):
-                    T.reads()
-                    T.writes()
-                    T.evaluate(0)
+                T.evaluate(0)
         return builder.get()
+
+
+def arguments(workload: Workload) -> list[tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of the tensors of a kernel, with one image for a symbolic batch."""
+    kernel = workload.kernel
+    over = zip(output_types(kernel), aliases(kernel), strict=True)
+    own = [kind for kind, place in over if place < 0]  # the others are stored over inputs
+    return [
+        (dtype, tuple(extent if isinstance(extent, int) else 1 for extent in shape))
+        for shape, dtype in (*input_types(kernel), *own)
+    ]
 
 
 def sampler(choices: Mapping[str, tuple[int, ...]]) -> Callable[[s_tir.Schedule], None]:

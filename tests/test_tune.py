@@ -18,6 +18,7 @@ from bnncc import cli, driver, records, schedules
 from bnncc.console import Console
 from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
+from bnncc.records_tools import described
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
 from bnncc.tuning.pool import Setup
@@ -252,3 +253,14 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert says in capsys.readouterr().err
     assert cli.main(["compile", model, "--records", str(tmp_path / "none")]) == 2
     assert "no such folder of records" in capsys.readouterr().err
+
+
+def test_the_records_that_come_with_bnncc_apply() -> None:
+    for path in records.shipped().glob(f"*/{records.RECORDS}"):
+        content = described(path.parent)
+        assert content["stale"] == []
+        assert content["kernels"]
+        assert all(kernel["trials"] > 0 for kernel in content["kernels"])
+        sessions = content["sessions"]
+        assert all({"device", "tvm", "bnncc", "session"} <= entry.keys() for entry in sessions)
+        assert not any(b"/tmp" in p.read_bytes() for p in path.parent.iterdir())

@@ -17,7 +17,7 @@ from typing import Any
 from bnncc.records import Record, numbers
 from bnncc.schedules.space import Point, Space, text
 from bnncc.targets.spec import TargetSpec
-from bnncc.workload import Workload, candidate, function, sampler
+from bnncc.workload import Workload, arguments, candidate, function, sampler
 
 RANKED = 320
 """Points that the cost model ranks at a time."""
@@ -123,6 +123,12 @@ class Task:
             self.trials = max(self.trials, int(note.get("trials", 0)))
 
 
+def _arguments(task: Task) -> list[Any]:
+    from tvm.s_tir import meta_schedule as ms
+
+    return [ms.arg_info.TensorInfo(dtype, shape) for dtype, shape in arguments(task.workload)]
+
+
 class Search:
     """Chooses points, with one cost model for all kernels of a target.
 
@@ -219,7 +225,7 @@ class Search:
             ms.database.Workload(module),
             list(times),
             context.target,
-            ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=False),
+            _arguments(task),
         )
         return numbers(record.as_json())
 
@@ -227,7 +233,7 @@ class Search:
         from tvm.s_tir import meta_schedule as ms
 
         _, module, design = self._context(task)
-        args = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=False)
+        args = _arguments(task)
         return [ms.MeasureCandidate(candidate(module, p, design), args) for p in points]
 
     def _context(self, task: Task) -> tuple[Any, Any, Any]:
