@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bnncc.targets import gpus
 from bnncc.targets import host as this_machine
 from tests import devices
 from tests.devices import DIGITS, MACHINES, Server
@@ -39,17 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("isa"):
         if missing := sorted(set(marker.args) - this_machine.features()):
             pytest.skip(f"this CPU lacks {', '.join(missing)}")
-    if item.get_closest_marker("cuda") and not _has_cuda():
-        pytest.skip("needs an NVIDIA GPU and nvcc")
-
-
-@functools.cache
-def _has_cuda() -> bool:
-    if shutil.which("nvcc") is None:
-        return False
-    import tvm
-
-    return bool(tvm.cuda().exist)
+    if item.get_closest_marker("cuda") and not gpus.here().startswith("sm_"):
+        pytest.skip(f"needs an NVIDIA GPU: {gpus.here()}")
 
 
 @pytest.fixture
