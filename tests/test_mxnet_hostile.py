@@ -57,8 +57,8 @@ def _node(number: int, **changes: Any) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-_Q = 10
-"""Number of the QConvolution in `small`, after its own weight."""
+_Q = 12
+"""Number of the QConvolution in `small`."""
 
 _SYMBOLS: list[tuple[Callable[[dict[str, Any]], Any], type[BnnccError], str]] = [
     (lambda c: [], ModelError, "not JSON|no list of nodes|not an ONNX model"),
@@ -69,6 +69,7 @@ _SYMBOLS: list[tuple[Callable[[dict[str, Any]], Any], type[BnnccError], str]] = 
     (lambda c: {**c, "nodes": [1]}, ModelError, "node 0 is not an object"),
     (_node(3, inputs=[[3, 0, 0]]), ModelError, "which is not before it"),
     (_node(3, inputs=[[0, 7, 0]]), ModelError, "node 3|reads output 7 of `data`"),
+    (_node(_Q, inputs=[[9, 0, 0]]), ModelError, "QConvolution `qconv`: reads 1 tensors"),
     (_node(3, inputs=5), ModelError, "a list of the nodes it reads"),
     (_node(3, op=7), ModelError, "are to be words"),
     (_node(3, op="Convolutoin"), UnsupportedOp, "Convolutoin `conv0`: this operator is not"),

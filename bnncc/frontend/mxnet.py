@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -97,6 +98,26 @@ def _beside(path: Path) -> Path:
     )
 
 
+class _Inputs(list[str]):
+    """What a node reads; a tensor that is not there is a mistake of the file."""
+
+    def __init__(self, tensors: Iterable[str], where: str) -> None:
+        super().__init__(tensors)
+        self._where = where
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return one tensor, or a slice.
+
+        Raises
+        ------
+        ModelError
+            If there are not so many.
+        """
+        if isinstance(key, int) and key >= len(self):
+            raise ModelError(f"{self._where}: reads {len(self)} tensors, more are wanted")
+        return super().__getitem__(key)
+
+
 def _converted(symbol: Symbol, b: Builder, shapes: dict[str, Sequence[Dim]]) -> list[str]:
     """Add all nodes; return the names of the network's outputs."""
     b.variables.update(n.name for n in symbol.nodes if n.op == "null")
@@ -115,7 +136,8 @@ def _converted(symbol: Symbol, b: Builder, shapes: dict[str, Sequence[Dim]]) -> 
                 f"{node.where}: this operator is not supported",
                 hint=f"a similar one that is: {near[0]}" if near else None,
             )
-        inputs = [_tensor(made, reference, node) for reference in node.inputs]
+        tensors = (_tensor(made, reference, node) for reference in node.inputs)
+        inputs = _Inputs(tensors, node.where)
         if not inputs:
             raise ModelError(f"{node.where}: reads nothing")
         made.append(convert(b, node, inputs))
