@@ -22,11 +22,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("few_bit", ["auto", "planes"])
 @pytest.mark.parametrize("name", NAMES)
-def test_trained_network(name: str) -> None:
+def test_trained_network(name: str, few_bit: str) -> None:
     pytest.importorskip("qonnx")
     path = Path(MODELS, f"{name}.onnx")
-    artifact = bnncc.compile(path)
+    artifact = bnncc.compile(path, few_bit=few_bit)
+    assert "float" not in [layer["kind"] for layer in artifact.manifest["report"]["layers"]]
     executor = Executor(onnx.load(path))
     for seed in range(SAMPLES):
         feeds = random_inputs(artifact.inputs, seed=seed)
