@@ -87,7 +87,7 @@ def choose(
         if offered(spec.method, target) or len(candidates) == 1
     )
     planes = [t for t in times if few_bit_data.FORM[candidates[t[1]].method] == "planes"]
-    best = planes[0] if allowed == "planes" else times[0]
+    best = planes[0] if allowed == "planes" and planes else times[0]
     seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
     mine = _words(candidates[best[1]])
     others = ", ".join(f"{k} {v}" for k, v in reversed(seen.items()) if k != mine)

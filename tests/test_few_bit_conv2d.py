@@ -57,6 +57,19 @@ def test_every_method_on_every_target(method: str, target: str) -> None:
     _check(replace(PADDED, method=method, starts=True), target, 1)
 
 
+@pytest.mark.parametrize("channels", [32, 40])
+def test_depthwise(channels: int) -> None:
+    spec = replace(PADDED, method="floats", starts=True, channels=channels, out_channels=channels)
+    _check(replace(spec, groups=channels, strides=(2, 1)), NATIVE, 1)
+
+
+@pytest.mark.parametrize("method", ["xor", "bytes"])
+def test_threads(method: str) -> None:
+    steps = (Step("levels", count=3, way="acc", forms=("planes", "bytes")),)
+    spec = replace(PADDED, height=40, width=18, channels=128, out_channels=200, steps=steps)
+    _check(replace(spec, method=method, starts=True), NATIVE, 1, threads=2)
+
+
 @pytest.mark.parametrize("method", few_bit_data.METHODS)
 def test_dense_layers(method: str) -> None:
     _check(replace(DENSE, method=method, starts=True), NATIVE, 1)

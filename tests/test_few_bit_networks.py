@@ -77,6 +77,20 @@ def test_every_pair_of_bits_is_exact(bits: int, few_bit: str) -> None:
     assert len(binary) == (2 if bits == 1 else 0)
 
 
+def test_depthwise_layers_multiply_levels_as_floats() -> None:
+    body = """
+    r = Round(x) l = Clip(r, zero, top)
+    y = Conv<pads=[1,1,1,1], group=24>(l, w)
+    """
+    constants = {"zero": np.float32(-2), "top": np.float32(5), "w": weights(4, (24, 1, 3, 3))}
+    model = model_of(body, "1,24,5,6", {"y": "1,24,5,6"}, constants)
+    x = (RNG.standard_normal((1, 24, 5, 6)) * 4).astype(np.float32)
+    got = run(model, x, few_bit="planes")
+    np.testing.assert_array_equal(got["y"], evaluate(load(model), {"x": x})["y"])
+    (layer,) = got["report"]["layers"]
+    assert (layer["kind"], layer["bits"]) == ("few_bit", [3, 4])
+
+
 NETWORK = """
 q0 = Round(x)                      l0 = Clip(q0, low, high)
 c1 = Conv<pads=[1,1,1,1]>(l0, w1)  b1 = BatchNormalization(c1, gamma, beta, mean, var)

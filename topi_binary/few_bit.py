@@ -112,7 +112,7 @@ class _Conv:
         self.dtype = "float32" if spec.method == "floats" else "int32"
         per_group = spec.out_channels // spec.groups // LANES
         limit = min(tile.vectors, blocks(spec.out_channels))
-        while spec.groups > 1 and per_group % limit:
+        while spec.groups > 1 and per_group and per_group % limit:
             limit -= 1
         self.vectors = limit
 
@@ -157,7 +157,7 @@ class _Conv:
             total.set(splat(tirx.const(0, self.dtype)))
         bases = [bind((block + v) * self.per_block) for v in range(len(lanes))]
         group = const(0)
-        if self.spec.groups > 1:
+        if self.spec.groups > 1 and not self.spec.depthwise:
             group = bind(block * LANES // (self.spec.out_channels // self.spec.groups) * self.words)
 
         def terms(data: Any, plane: Expr, sign: int) -> None:
@@ -172,8 +172,8 @@ class _Conv:
                     tap = (plane * self.spec.kernel[0] + kh) * self.spec.kernel[1]
                     for kw in range(self.spec.kernel[1]):
                         where = bind(((tap + kw) * self.words + word) * LANES)
-                        self._products(data, (n, y, x, group + word), kw, where, bases, segment,
-                                       sums, sign)  # fmt: skip
+                        at = (n, y, x, group + word)
+                        self._products(data, at, kw, where, block, bases, segment, sums, sign)
 
         if few_bit_data.FORM[self.spec.method] != "planes":
             terms(self.data[0], const(0), 1)
@@ -213,8 +213,8 @@ class _Conv:
             total.set(total.value + total.value)
 
     def _products(
-        self, data: Any, at: tuple[Expr, ...], kw: int, where: Expr, bases: list[Expr],
-        segment: Segment, sums: list[list[Register]], sign: int,
+        self, data: Any, at: tuple[Expr, ...], kw: int, where: Expr, block: Expr,
+        bases: list[Expr], segment: Segment, sums: list[list[Register]], sign: int,
     ) -> None:  # fmt: skip
         spec = self.spec
         n, y, x, word = at
@@ -226,7 +226,10 @@ class _Conv:
                 place = x + (column * spec.strides[1] + kw * spec.dilations[1])
                 index = (n, word) if spec.rank == 2 else (n, y, place, word)
                 total = sums[column][vector]
-                datum = splat(data[index])
+                if spec.depthwise:
+                    datum = load(data, [n, y, place, block * LANES + vector * LANES])
+                else:
+                    datum = splat(data[index])
                 total.set(
                     products.add(spec.method, self.tile.machine, total.value, datum, weight, sign)
                 )

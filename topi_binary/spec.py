@@ -101,7 +101,8 @@ class FewBitConv2d:
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
-    """With more than one, groups fill whole words of data and whole vectors of outputs."""
+    """With more than one, groups fill whole words of data and whole vectors of outputs; or each
+    channel is a group of its own, and its levels are floats."""
     data_bits: int = 1
     weight_bits: int = 1
     """Planes of weights; only for planes."""
@@ -111,6 +112,11 @@ class FewBitConv2d:
     doubled: bool = False
     steps: tuple[Step, ...] = ()
     rank: int = 4
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is a group of its own."""
+        return 1 < self.groups == self.channels == self.out_channels
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
         The spec, and the reason in words.
     """
     planes = [spec for spec in candidates if FORM[spec.method] == "planes"]
-    best = min(planes, key=lambda spec: spec.weight_bits)
-    return best, "as planes"
+    if not planes:
+        return candidates[0], "as numbers"
+    return min(planes, key=lambda spec: spec.weight_bits), "as planes"
 
 
 def attempt(
@@ -161,8 +162,7 @@ def _candidates(
             continue
         if form != "planes" and found.complement_bits > 8 * (method != "bytes") + 8:
             continue
-        unit = PER_WORD.get(form, WORD_BITS)
-        if groups > 1 and ((channels // groups) % unit or (out_channels // groups) % LANES):
+        if groups > 1 and not _grouped(form, groups, channels, out_channels):
             continue
         bits = found.bits if method == "xor" else found.complement_bits
         specs.append(
@@ -177,6 +177,14 @@ def _candidates(
     if top >= MAX_ACCUMULATOR:
         return []
     return [spec for spec in specs if spec.method != "floats" or top < MAX_FLOAT]
+
+
+def _grouped(form: str, groups: int, channels: int, out_channels: int) -> bool:
+    """Whether groups fill words of a form and vectors of outputs, or are single channels."""
+    if groups == channels == out_channels:
+        return form == "floats"
+    unit = PER_WORD.get(form, WORD_BITS)
+    return (channels // groups) % unit == 0 and (out_channels // groups) % LANES == 0
 
 
 def _bound(known: Lattice, whole: np.ndarray, doubled: bool) -> int:
