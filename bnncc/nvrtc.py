@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bnncc.errors import TargetError
@@ -17,7 +18,13 @@ from bnncc.errors import TargetError
 MAJOR = 13
 """Version of CUDA whose runtime library TVM's wheel is linked to."""
 
-_OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=--register-usage-level=0")
+_OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
+_LESS = "--ptxas-options=--register-usage-level=0"
+_TRIES: tuple[tuple[tuple[str, ...], int], ...] = (((_LESS,), 0), ((_LESS,), 2), ((), 2))
+"""More options, and how many blocks a processor should hold at least; 0 for what the text says."""
+
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
+_STACK = re.compile(r"(\d+) bytes stack frame")
 _HEADERS = {
     "cuda/std/cstdint": """#pragma once
 namespace cuda { namespace std {
@@ -104,7 +111,25 @@ def cubin(source: str, arch: str) -> bytes:
         If there is no NVRTC, or it does not know the architecture.
     RuntimeError
         If it refuses the text: its log, shortened.
+
+    Notes
+    -----
+    The assembler aims at many threads, and sometimes keeps a value in memory although registers are
+    left. Then it is asked again, for fewer threads.
     """
+    best, least = b"", -1
+    for options, blocks in _TRIES:
+        text = _BOUNDS.sub(rf"__launch_bounds__(\1, {blocks})", source) if blocks else source
+        made, stack = _compiled(text, arch, options)
+        if least < 0 or stack < least:
+            best, least = made, stack
+        if not least:
+            break
+    return best
+
+
+def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
+    """Return machine code, and how many bytes of stack its kernels take."""
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise TargetError(
@@ -124,7 +149,7 @@ def cubin(source: str, arch: str) -> bytes:
         ),
     )
     try:
-        options = [f"--gpu-architecture={arch}", *_OPTIONS]
+        options = [f"--gpu-architecture={arch}", *_OPTIONS, *more]
         given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
         log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
@@ -132,7 +157,7 @@ def cubin(source: str, arch: str) -> bytes:
             raise TargetError(f"NVRTC {MAJOR} has no code for {arch}: {log.splitlines()[-1]}")
         if failed:
             raise RuntimeError(f"NVRTC refuses a kernel for {arch}: {log[:2000]}")
-        return _fetch(nvrtc, program, "CUBIN")
+        return _fetch(nvrtc, program, "CUBIN"), sum(map(int, _STACK.findall(log)))
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
