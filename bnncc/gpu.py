@@ -96,6 +96,7 @@ def compiling(target: TargetSpec) -> Iterator[None]:
     """
     import tvm
 
+    nvrtc.library()
     load_runtime(stand_ins=True)
     before = tvm.get_global_func(_COMPILE, allow_missing=True)
 

@@ -90,6 +90,23 @@ def available() -> bool:
     return _nvrtc() is not None
 
 
+def library() -> ctypes.CDLL:
+    """Return NVRTC.
+
+    Raises
+    ------
+    TargetError
+        If it is not installed.
+    """
+    found = _nvrtc()
+    if found is None:
+        raise TargetError(
+            f"code for GPUs needs NVRTC {MAJOR}, which is not installed",
+            hint="`pip install 'bnncc[cuda]'` is enough",
+        )
+    return found
+
+
 def cubin(source: str, arch: str) -> bytes:
     """Compile `source`.
 
@@ -130,12 +147,7 @@ def cubin(source: str, arch: str) -> bytes:
 
 def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
     """Return machine code, and how many bytes of stack its kernels take."""
-    nvrtc = _nvrtc()
-    if nvrtc is None:
-        raise TargetError(
-            f"code for {arch} needs NVRTC {MAJOR}, which is not installed",
-            hint="`pip install 'bnncc[cuda]'` is enough",
-        )
+    nvrtc = library()
     program = ctypes.c_void_p()
     count = len(_HEADERS)
     texts, names = (

@@ -223,6 +223,13 @@ def test_fat_images_are_those_of_nvidias_tool(tmp_path: Path) -> None:
     assert fatbin.pack(codes) == Path(tmp_path, "fat").read_bytes()
 
 
+def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: None)
+    with pytest.raises(TargetError, match="needs NVRTC 13, which is not installed") as caught:
+        bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80")
+    assert "pip install" in str(caught.value.hint)
+
+
 def test_rounded_first_layers_are_refused() -> None:
     with pytest.raises(TargetError, match="--first-layer is not available on GPUs"):
         bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80", first_layer="int8")
