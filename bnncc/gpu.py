@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ _DRIVER, _CUDART, _TVM = "libcuda.so.1", f"libcudart.so.{nvrtc.MAJOR}", "libtvm_
 _CREATE, _COMPILE = "ffi.Module.create.cuda", "tvm_callback_cuda_compile"
 _CUDA_SYMBOL = re.compile(rb"\0(cu(?:da)?[A-Z]\w+)(?=\0)")
 _NO_DEVICE = 100  # CUDA's own error code
+_COMPILING = threading.Lock()  # TVM has one function that compiles, whatever the target
 
 
 def load_runtime(*, stand_ins: bool) -> None:
@@ -94,10 +96,17 @@ def compiling(target: TargetSpec) -> Iterator[None]:
     TargetError
         If there is no NVRTC.
     """
+    nvrtc.library()
+    with _COMPILING:
+        load_runtime(stand_ins=True)
+        with _callback(target):
+            yield
+
+
+@contextmanager
+def _callback(target: TargetSpec) -> Iterator[None]:
     import tvm
 
-    nvrtc.library()
-    load_runtime(stand_ins=True)
     before = tvm.get_global_func(_COMPILE, allow_missing=True)
 
     def compile_all(source: str, *_: Any) -> bytes:
