@@ -28,7 +28,8 @@ Array = np.ndarray[Any, Any]
 
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_ENTRIES = 200_000
-MAX_JSON_BYTES = 32 << 20
+MAX_JSON_BYTES = 24 << 20
+"""Of all JSON of a file; as Python values it may need 25 times as much."""
 _SMALL = 4 << 20
 """Bytes of one tensor that may always be made from fewer in the file (a broadcast weight)."""
 _GROWTH = 4
@@ -115,6 +116,7 @@ class Archive:
             raise ModelError(f"not a PyTorch file, or a truncated one: {error}") from error
         self._root = ""
         self._infos = self._entries(len(content))
+        self._json_left = MAX_JSON_BYTES
         self._budget = _GROWTH * len(content) + 16 * _SMALL
         self._check_kind()
         names = [
@@ -210,7 +212,8 @@ class Archive:
         return data
 
     def _json(self, name: str) -> dict[str, Any]:
-        data = self._read(name, MAX_JSON_BYTES)
+        data = self._read(name, self._json_left)
+        self._json_left -= len(data)
         try:
             value = json.loads(data)
             if b"\\ud" in data.lower():  # halves of characters, which no text can hold
