@@ -158,8 +158,10 @@ def test_a_few_bit_network_compiles_exactly(tmp_path: Path) -> None:
     symbol, params = net.write(tmp_path)
     data = _normal(5, 2, 9, 6, 6)
     wanted, _ = bmxnet_oracle.run(symbol, params, data=data)
-    _close(bnncc.compile(symbol, input_shapes={"data": data.shape}).run({"data": data})["r_output"],
-           wanted)  # fmt: skip
+    artifact = bnncc.compile(symbol, input_shapes={"data": data.shape})
+    _close(artifact.run({"data": data})["r_output"], wanted)
+    found = {x["name"]: (x["kind"], tuple(x["bits"])) for x in artifact.report["layers"]}
+    assert found == {"q": ("few_bit", (2, 2)), "r": ("few_bit", (3, 1))}
 
 
 @pytest.mark.parametrize(
