@@ -102,19 +102,19 @@ def nearest(
 
 
 def mean(ratios: list[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else float("nan")
+    """Return the geometric mean; 0 if there is nothing to take it of."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
 
 
 def _table(content: dict) -> str:
-    rows = [
-        [row["kernel"], f"{row['best_us']:.2f}", *(f"{row[k]:.3f}" if row[k] else "" for k in
-         ("default", "nearest", "exhaustive"))]
-        for row in content["rows"]
-    ]  # fmt: skip
-    rows.append(["geometric mean", "", *(f"{content['means'][k]:.3f}" for k in
-                 ("default", "nearest", "exhaustive"))])  # fmt: skip
-    head = ["kernel", "best found, us", "default / best", "nearest / best", "default / exhaustive"]
+    names = ("default", "nearest", "exhaustive")
+
+    def cells(ratios: dict) -> list[str]:
+        return [f"{ratios[name]:.3f}" if ratios[name] else "" for name in names]
+
+    rows = [[row["kernel"], f"{row['best_us']:.2f}", *cells(row)] for row in content["rows"]]
+    rows.append(["geometric mean", "", *cells(content["means"])])
+    head = ["kernel", "best found, us", "default over it", "nearest over it", "over exhaustive"]
     return markdown(head, rows) + f"\n\n{content['trials']} trials. {where(content, 'held_out')}"
 
 
@@ -140,8 +140,12 @@ def main() -> None:
     setup = Setup(target, prefix=tuple(args.prefix.split()))
     known = records.read(args.records / target.family).best()
     rows = []
+    if args.json and args.json.exists():  # go on
+        rows = json.loads(args.json.read_text())["rows"]
     for number, shape in enumerate(SHAPES[: args.shapes]):
         spec = spec_of(shape, target)
+        if any(row["spec"] == Workload.of(spec).spec for row in rows):
+            continue
         (task,) = tasks_of([(Workload.of(spec).spec, 1)], target, 1)
         all_of_it = number < args.exhaustive
         plan = Plan(each=args.trials, jobs=2, lock=args.lock, seed=number, from_default=False)
@@ -165,20 +169,22 @@ def main() -> None:
             trials.cases([task])
             times = trials.turns([(task, point) for point in points.values()], 5)
         least = dict(zip(points, (t[0] for t in times), strict=True))
-        row = {"kernel": task.workload.name, "best_us": least["best"] * 1e6, "points": points}
+        row: dict[str, Any] = {"kernel": task.workload.name, "spec": task.workload.spec}
+        row |= {"best_us": least["best"] * 1e6, "trials": task.trials, "points": points}
         for name in ("default", "nearest"):
             row[name] = least[name] / least["best"] if name in least else None
         row["exhaustive"] = least["default"] / least["exhaustive"] if all_of_it else None
         rows.append(row)
-        print(json.dumps({k: v for k, v in row.items() if k != "points"}), flush=True)
-    means = {
-        name: mean([row[name] for row in rows if row[name]])
-        for name in ("default", "nearest", "exhaustive")
-    }
-    print(means)
-    if args.json:
+        print(json.dumps({k: v for k, v in row.items() if k not in ("points", "spec")}), flush=True)
+        means = {
+            name: mean([row[name] for row in rows if row[name]])
+            for name in ("default", "nearest", "exhaustive")
+        }
         head = {"cpu": host.processor(), "date": str(datetime.date.today()), "trials": args.trials}
-        args.json.write_text(json.dumps({**head, "means": means, "rows": rows}, indent=1) + "\n")
+        if args.json:  # after each, so that an interruption loses none
+            content = {**head, "means": means, "rows": rows}
+            args.json.write_text(json.dumps(content, indent=1) + "\n")
+    print(means)
 
 
 if __name__ == "__main__":

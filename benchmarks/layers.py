@@ -5,7 +5,7 @@
 Every kernel and every ceiling is timed in turn in each repeat, on one pinned core; the best of all
 repeats counts. ``of ceiling`` is nominal: K products per output, those outside the image included;
 ``executed`` leaves those out, as the kernels do. Each kernel's result is
-compared with the NumPy oracle before it is timed.
+compared with the NumPy oracle before it is timed. Kernels on record are as recorded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling, ceiling_of
 from tables import markdown, where
 
+from bnncc.records import load
 from bnncc.schedules import schedule, with_weight_order
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.build import input_types, output_hw, output_types
 from bnncc.topi_binary.conv2d import conv2d
-from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 
 NINE = [
     (96, 27, 256, 5, 1),
@@ -76,7 +77,9 @@ class Layer:
 
     def build(self, target, threads: int = 1) -> None:  # type: ignore[no-untyped-def]
         self.spec = with_weight_order(self.spec, target)
-        func = schedule(conv2d(self.spec), target, threads)
+        found = load(target).find(to_json(self.spec), threads)
+        point = found[0] if found is not None else None
+        func = schedule(conv2d(self.spec), target, threads, point)
         tvm_target = tvm.target.Target(
             {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
         )

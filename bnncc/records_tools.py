@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from bnncc.records import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
 from bnncc.schedules.space import UnfitPoint, text
 from bnncc.targets.catalog import resolve
 from bnncc.workload import Workload
+
+MIN_GAIN = 0.015
+"""What a record must gain over the default to be kept."""
 
 
 def described(folder: Path) -> dict[str, Any]:
@@ -85,6 +89,8 @@ def _unfit(folder: Path, record: Record) -> str:
 def prune(folder: Path, keep: int) -> int:
     """Keep the best records of each kernel, and its default's; of the index what is said last.
 
+    Records that are hardly faster than the default are not kept beside it: that is noise.
+
     Parameters
     ----------
     folder : Path
@@ -110,8 +116,10 @@ def prune(folder: Path, keep: int) -> int:
         for workload in {workload for workload, _ in latest}:
             own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
             own.sort(key=lambda r: r.seconds)
-            kept |= {r.line for r in own[:keep]}
-            kept |= {r.line for r in own if dict(r.point) == _default(folder, workload)}
+            default = [r for r in own if dict(r.point) == _default(folder, workload)]
+            most = min((r.seconds * (1 - MIN_GAIN) for r in default), default=math.inf)
+            better = [r for r in own if r.seconds <= most]
+            kept |= {r.line for r in [*(better if default else own)[:keep], *default]}
         whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
         left = [line for number, line in enumerate(whole) if number in kept]
         write_atomic(folder / RECORDS, [line + b"\n" for line in left])

@@ -21,11 +21,12 @@ from bnncc.options import CompileOptions
 from bnncc.records_tools import described
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
+from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
 from bnncc.workload import Workload, candidate, function, point_of_trace, sampler
-from tests.devices import DIGITS, ENVIRONMENT
+from tests.devices import DIGITS, ENVIRONMENT, until
 from tests.planted import PLANTED
 
 KERNEL = Workload.of(
@@ -264,3 +265,35 @@ def test_the_records_that_come_with_bnncc_apply() -> None:
         sessions = content["sessions"]
         assert all({"device", "tvm", "bnncc", "session"} <= entry.keys() for entry in sessions)
         assert not any(b"/tmp" in p.read_bytes() for p in path.parent.iterdir())
+
+
+def test_interrupts_wait_for_the_end_of_a_shield() -> None:
+    done = []
+
+    def shielded(interrupts: Interrupts) -> None:
+        with interrupts.shield():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("the rest of the block")
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            shielded(interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert done
+
+
+@pytest.mark.slow
+def test_interrupted_by_the_user(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
+         "--records", str(tmp_path)],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    found = tmp_path / NATIVE.family / records.RECORDS
+    until(lambda: found.exists() and found.stat().st_size > 0, "records", 300)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "interrupted, everything measured is kept" in err
+    assert log_of(tmp_path).records

@@ -206,7 +206,11 @@ class Search:
         context, _, _ = self._context(task)
         results = [ms.runner.RunnerResult([seconds], None) for _, seconds in measured]
         candidates = self._candidates(task, [point for point, _ in measured])
-        self._model.update(context, candidates, results)
+        try:
+            self._model.update(context, candidates, results)
+        except Exception:  # without it, points are chosen at random, and nothing is lost
+            self._model, self._known = None, 0
+            return
         self._known += len(measured)
 
     def workload_line(self, task: Task) -> list[Any]:

@@ -16,6 +16,7 @@ from bnncc.console import Console
 from bnncc.records import Writer
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
+from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.progress import Progress
 from bnncc.tuning.search import Search, Task, key_of
@@ -123,6 +124,7 @@ class Tuner:
         self.until = None if limit is None else started + limit
         builds = Setup(self.setup.target, preload=self.setup.preload, method="none")
         with (
+            Interrupts() as self.interrupts,
             Writer(self.folder) as self.writer,
             tempfile.TemporaryDirectory(prefix="bnncc-tune-") as scratch,
             Pool(builds, self.plan.jobs) as builders,
@@ -135,6 +137,7 @@ class Tuner:
             unit = "s" if self.setup.method == "clock" else self.setup.method
             self.progress = Progress(self.console, total, self.until, unit)
             try:
+                self._teach()
                 if self.plan.each is not None:
                     self._tune_each(self.plan.each)
                 elif self._done() < self.plan.trials:
@@ -171,32 +174,34 @@ class Tuner:
         )
 
     def _tune(self) -> None:
-        self._teach()
         new = [task for task in self.tasks if not task.times and task.left]
         if self.plan.from_default and new:  # all defaults first: they say where the time goes
-            self._trials([(task, self.search.propose(task, 1)) for task in new][: self._rest()])
+            self._trials([(task, 1) for task in new][: self._rest()])
         while self._rest() > 0 and not self._late():
             task = self._neediest()
             if task is None:
                 break
-            self._trials([(task, self.search.propose(task, min(self.plan.batch, self._rest())))])
+            self._trials([(task, min(self.plan.batch, self._rest()))])
         for task in self.tasks:
             if not self._late():
                 self._contest(task)
 
     def _tune_each(self, trials: int) -> None:
-        self._teach()
         for task in self.tasks:
             before = task.trials
             while task.left and task.trials < trials and not self._late():
                 count = min(self.plan.batch, trials - task.trials)
-                self._trials([(task, self.search.propose(task, count))])
+                self._trials([(task, count)])
             if task.trials > before and not self._late():
                 self._contest(task)
 
     def _teach(self) -> None:
+        """Tell the cost model what is known of kernels that are to be tuned further."""
+        most = self.plan.each
         for task in self.tasks:
-            self.search.learn(task, [(task.points[k], s) for k, s in task.times.items()])
+            if task.left and (most is None or task.trials < most):
+                with self.interrupts.shield():
+                    self.search.learn(task, [(task.points[k], s) for k, s in task.times.items()])
 
     def _rest(self) -> int:
         return self.plan.trials - self._done()
@@ -219,13 +224,24 @@ class Tuner:
 
     # ---- trials ----------------------------------------------------------------------------
 
-    def _trials(self, chosen: Sequence[tuple[Task, list[Point]]]) -> None:
-        """Build, check and measure points, and put on record what is right."""
-        pairs = [(task, point) for task, points in chosen for point in points]
+    def _trials(self, chosen: Sequence[tuple[Task, int]]) -> None:
+        """Build, check and measure points of some tasks, and put on record what is right."""
+        with self.interrupts.shield():
+            pairs = [(task, p) for task, count in chosen for p in self.search.propose(task, count)]
         self.trials.cases([task for task, _ in chosen])
-        built = self.trials.build(pairs)
+        times = self.trials.measure(pairs, self.trials.build(pairs))
+        with self.interrupts.shield():
+            self._take([task for task, _ in chosen], pairs, times)
+
+    def _take(
+        self,
+        tasks: Sequence[Task],
+        pairs: Sequence[tuple[Task, Point]],
+        found: Sequence[list[float] | str | Same],
+    ) -> None:
+        """Put measurements on record, and learn from them."""
         measured: dict[int, list[tuple[Point, float]]] = {}
-        for (task, point), times in zip(pairs, self.trials.measure(pairs, built), strict=True):
+        for (task, point), times in zip(pairs, found, strict=True):
             if isinstance(times, Same):
                 task.left.pop(key_of(point), None)
                 continue
@@ -237,7 +253,7 @@ class Tuner:
                 continue
             self._keep(task, point, times)
             measured.setdefault(id(task), []).append((point, _mean(times)))
-        for task, _ in chosen:
+        for task in tasks:
             self.search.learn(task, measured.get(id(task), []))
             self._note(task)
             self.progress.show(self._done(), task)
@@ -270,10 +286,10 @@ class Tuner:
         if found is None:
             return
         least = dict(zip(keys, found, strict=True))
-        for key in keys:
-            self._keep(task, task.points[key], least[key])
-        seconds = {key: _mean(times) for key, times in least.items()}
-        self._note(task, contest=seconds)
+        with self.interrupts.shield():
+            for key in keys:
+                self._keep(task, task.points[key], least[key])
+            self._note(task, contest={key: _mean(times) for key, times in least.items()})
 
 
 def _mean(times: Sequence[float]) -> float:
