@@ -142,3 +142,16 @@ def test_packed_types_stay_inside(name: str) -> None:
     proto.graph.input[0].type.tensor_type.elem_type = code
     with pytest.raises(ModelError, match=rf"input `x`: is {name}, which has less than a byte"):
         load(proto)
+
+
+def test_weights_of_four_bits_with_float16_scales() -> None:
+    weight = RNG.integers(-8, 8, (12, 7)).astype(dtype_of("int4"))
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=4),
+        helper.make_node("Cast", ["d"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "c"], ["y"]),
+    ]
+    proto = model(nodes, {"w": weight, "s": RNG.random((3, 7)).astype(np.float16)}, (3, 12))
+    x = RNG.random((3, 12)).astype(np.float32)
+    wanted = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], wanted, 1e-5, 1e-4)

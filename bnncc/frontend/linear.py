@@ -77,7 +77,13 @@ def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
 
 
 def _fixed(node: Node, graph: Graph) -> bool:
-    return all(i in graph.constants for i in node.inputs[1:] if i)
+    """Whether scale and zero point are constants, and the real side is float32."""
+    if not all(i in graph.constants for i in node.inputs[1:] if i):
+        return False
+    if node.op == "QuantizeLinear":
+        return graph.types[node.inputs[0]].dtype in ("float32", "int32")
+    wanted = int(node.attrs.get("output_dtype", 0)) in (0, TensorProto.FLOAT)
+    return wanted and graph.types[node.inputs[1]].dtype == "float32"
 
 
 def _parameter(node: Node, graph: Graph, index: int, kind: TensorType) -> np.ndarray | None:
@@ -121,8 +127,6 @@ def _scale(node: Node, graph: Graph, kind: TensorType) -> np.ndarray:
 def _quantize(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
     make, where = Pieces(node, graph), f"{node.op} `{node.name}`"
     kind = graph.types[node.inputs[0]]
-    if kind.dtype not in ("float32", "int32"):
-        raise UnsupportedOp(f"{where}: its data is {kind.dtype}, float32 is wanted")
     dtype = "uint8"
     if len(node.inputs) > 2 and node.inputs[2]:
         dtype = graph.types[node.inputs[2]].dtype
@@ -152,9 +156,6 @@ def _dequantize(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
     kind = graph.types[x]
     if kind.dtype not in (*INTEGERS, "int32"):
         raise UnsupportedOp(f"{where}: its data is {kind.dtype}, small integers are wanted")
-    if graph.types[node.inputs[1]].dtype != "float32":
-        found = graph.types[node.inputs[1]].dtype
-        raise UnsupportedOp(f"{where}: its scale is {found}, float32 is wanted")
     scale, zero = _scale(node, graph, kind), _parameter(node, graph, 2, kind)
     number = twins.get(x, "")
     if not number:
