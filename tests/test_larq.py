@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ OUTPUTS = np.load(FOLDER / "outputs.npz")
 NAMES = sorted(p.stem for p in FOLDER.glob("*.tflite"))
 COMPILED = ("one_bits", "groups_int8", "words_given", "options", "mnist", "glue", "keras")
 """What is also compiled in quick test runs; the others only evaluate their graph there."""
+
+MODELS = sorted(Path(os.environ.get("BNNCC_MODELS") or os.devnull).glob("*.tflite"))
 
 
 def arrays(name: str, what: str) -> list[np.ndarray]:
@@ -125,3 +128,11 @@ def test_image_of_bytes() -> None:
     assert verify(path, artifact, {name: pixels})["right"]
     with pytest.raises(UsageError, match=r"channels last"):
         bnncc.compile(path, input_uint8=[Uint8Input(name, (0.0,), (1.0,), "nhwc")])
+
+
+@pytest.mark.skipif(not MODELS, reason="BNNCC_MODELS names no folder with .tflite files")
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_trained(path: Path) -> None:
+    artifact = bnncc.compile(path)
+    assert artifact.report["summary"]["binary"]
+    assert verify(path, artifact)["right"]
