@@ -7,6 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
+from bnncc.frontend.tflite_file import Network
+from bnncc.frontend.tflite_writer import Writer
 
 
 def compiled(nodes: list, kinds: tuple[int, int], **constants: np.ndarray) -> bnncc.Artifact:
@@ -41,3 +43,11 @@ def test_narrow_cast() -> None:
     artifact = compiled([node], (TensorProto.FLOAT, TensorProto.INT8))
     x = np.linspace(-128, 127.9, 30).astype(np.float32).reshape(1, 6, 5)
     np.testing.assert_array_equal(artifact.run({"x": x})["y"], np.trunc(x).astype(np.int8))
+
+
+def test_scalars_stay_scalars() -> None:
+    writer = Writer(Network((), (), (), 0))
+    writer.constant(np.array(3, np.int32))
+    writer.constant(0.5)
+    kept = writer.model("net").graph.initializer
+    assert [list(tensor.dims) for tensor in kept] == [[], []]

@@ -112,7 +112,7 @@ class Writer:
         if value.dtype == bool:  # files hold bytes, of which only 0 is false
             value = value.view(np.uint8) != 0
         name = self._fresh(stem or f"{self._label}/constant")
-        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
 
     def _fresh(self, stem: str) -> str:

@@ -120,19 +120,6 @@ def glue() -> tf.keras.Model:
     return tf.keras.Model(image, K.Dense(5, activation="softmax")(x))
 
 
-def plain() -> tuple[bytes, bool]:
-    """Return a file of TensorFlow's own converter, with a batch that is open."""
-    x = image = K.Input((8, 8, 2))
-    x = K.Conv2D(6, 3, padding="same", activation="relu")(x)
-    y = lq.layers.QuantConv2D(8, 3, padding="same", **BITS)(x)
-    y = K.MaxPool2D(2)(K.BatchNormalization()(y))
-    z = K.SeparableConv2D(8, 3, strides=2, padding="same")(x)
-    y = tf.reshape(K.Flatten()(y + z), [tf.shape(y)[0], 16, 8])
-    y = K.Dense(5, activation="tanh")(tf.transpose(y, [0, 2, 1]))
-    model = filled(tf.keras.Model(image, K.Dense(4)(K.Flatten()(y))), 5)
-    return tf.lite.TFLiteConverter.from_keras_model(model).convert(), False
-
-
 def keras() -> tf.keras.Model:
     """Return a network small enough to be stored twice, as tf2onnx writes it too."""
     x = image = K.Input((10, 9, 3), batch_size=1)
@@ -198,5 +185,4 @@ CASES = {
     "mnist": dynamic_batch,
     "glue": lambda: converted(glue, 3),
     "keras": lambda: converted(keras, 4),
-    "plain": plain,
 }
