@@ -16,7 +16,7 @@ def bitstream(spec: Spec | None) -> tuple[int, int] | None:
     >>> bitstream(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)))
     (9257472, 1085056)
     """
-    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1:
+    if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1 or spec.per_image:
         return None
     pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
     return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))

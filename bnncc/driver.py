@@ -34,6 +34,7 @@ from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.plain import write_plain
+from bnncc.passes.products import pair_products
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
@@ -45,7 +46,7 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.threads import usable_cpus
 from bnncc.topi_binary.build import weight_position
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
 from bnncc.transforms import InputTransform, as_transform, transform_input
 
 if TYPE_CHECKING:
@@ -320,6 +321,8 @@ def _scheduled(
         recognise_quantisers(graph)
     flatten_rows(graph)
     commute_moves(graph)
+    if target.kind == "llvm":
+        pair_products(graph)
     commute_pads(graph)
     compare_bytes(graph)
     found = binarize(graph, chooser(target, options.few_bit))
@@ -372,7 +375,7 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
                 tuned=call.name in network.tuned,
-                zeros=(1,) if getattr(spec, "ternary", False) else (),
+                zeros=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, bitstream=bitstream(spec),
             )

@@ -30,6 +30,7 @@ from bnncc.topi_binary.spec import (
     Pool2d,
     SliceBits,
     Spec,
+    WeightsOfRows,
     from_json,
     to_json,
 )
@@ -40,7 +41,7 @@ _NEVER_MIXED = 2
 OPERATORS = (
     "binary_conv2d", "binary_dense", "few_bit_conv2d", "few_bit_dense", "conv2d", "dense",
     "pool2d", "bitpack", "elementwise", "bitwise_maxpool", "image_bits", "concat_bits",
-    "slice_bits", "pad_bits",
+    "slice_bits", "pad_bits", "weights_of_rows",
 )  # fmt: skip
 """Operator names, without the ``relax.bnncc.`` in front."""
 
@@ -58,6 +59,7 @@ def operator_name(spec: Spec) -> str:
     names = {
         Pool2d: "pool2d", BitwiseMaxPool: "bitwise_maxpool", ConcatBits: "concat_bits",
         SliceBits: "slice_bits", PadBits: "pad_bits", ImageBits: "image_bits",
+        WeightsOfRows: "weights_of_rows",
     }  # fmt: skip
     return names[type(spec)]
 

@@ -143,7 +143,8 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
             if value.op.name == "relax.call_tir_inplace":
                 over = value.attrs.inplace_indices
                 outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
-            kinds = [a.ty for a in value.args[1].fields] + outs
+            kinds = [a.ty for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
+            kinds += outs  # what is no tensor is a symbol that shapes are multiples of
             calls.append(KernelCall(value.args[0].name_hint, spec, tuple(_kind(k) for k in kinds)))
     return calls
 

@@ -107,6 +107,8 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
     from bnncc.topi_binary import lookup, quad_order
 
     chosen = ""
+    if spec.per_image:
+        return replace(spec, weight_order="words")
     if target.popcount == "lookup" and lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):
@@ -144,6 +146,7 @@ _RULES = {
     "PadBits": ("x86_bits", "moves_space", "moves"),
     "Pool2d": ("x86_float", "pool2d_space", "pool2d"),
     "SliceBits": ("x86_bits", "moves_space", "moves"),
+    "WeightsOfRows": ("x86_bits", "moves_space", "moves"),
 }
 """Module of the rule for each class of spec, and its two functions.
 

@@ -125,11 +125,12 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
         _piece(sch, str(i), piece, tile, point)
-    for scope in ["ordinary", "with_zeros"][: 1 + spec.ternary]:
+    masked = spec.ternary or spec.weight_zeros
+    for scope in ["ordinary", "with_zeros"][: 1 + masked]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
             if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
                 _table(sch, block)
-    if spec.ternary:
+    if masked:
         for i in range(len(pieces(spec))):
             _compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
     return sch

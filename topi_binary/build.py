@@ -20,6 +20,7 @@ from bnncc.topi_binary.spec import (
     Pool2d,
     SliceBits,
     Spec,
+    WeightsOfRows,
     output_size,
 )
 from bnncc.topi_binary.step import FORMS, Step, output_kinds, step_inputs, step_outputs
@@ -44,6 +45,7 @@ _MAKERS: dict[type, tuple[str, str]] = {
     ConcatBits: ("bits", "concat_bits"),
     SliceBits: ("bits", "slice_bits"),
     PadBits: ("bits", "pad_bits"),
+    WeightsOfRows: ("weights_of_rows", "weights_of_rows"),
 }
 
 
@@ -76,7 +78,7 @@ def output_hw(spec: Spec) -> tuple[int, int]:
     if isinstance(spec, PadBits):
         top, left, bottom, right = spec.pads
         return spec.height + top + bottom, spec.width + left + right
-    if isinstance(spec, (Elementwise, ImageBits, ConcatBits, SliceBits)):
+    if isinstance(spec, (Elementwise, ImageBits, ConcatBits, SliceBits, WeightsOfRows)):
         return spec.height, spec.width
     if isinstance(spec, Conv2d) and spec.pool is not None:
         return output_hw(pool_of(spec))
@@ -116,6 +118,8 @@ def output_rank(spec: Spec) -> int:
 
 def input_types(spec: Spec) -> list[Type]:
     """Return shape and dtype of each kernel input of `spec`, in order."""
+    if isinstance(spec, WeightsOfRows):
+        return [((spec.n, spec.rows, layout.words(spec.channels)), "uint32")]
     if isinstance(spec, ConcatBits):
         return [_image(spec, layout.words(c), "uint32") for c in spec.channels]
     types = [_data(spec)]
@@ -128,6 +132,10 @@ def input_types(spec: Spec) -> list[Type]:
         types += few_bit_data.constants(spec)
     if isinstance(spec, (BinaryConv2d, Conv2d)):
         types.append(_weight(spec))
+    if isinstance(spec, BinaryConv2d) and spec.per_image:
+        types += types[-1:] * spec.weight_zeros
+        lanes = layout.blocks(spec.out_channels) * layout.LANES
+        types += [((spec.n, lanes), "int32")] * (spec.mode == "and")
     if isinstance(spec, BitwiseMaxPool):
         types *= spec.planes
     if isinstance(spec, BitwiseMaxPool) and spec.flip:
@@ -170,6 +178,10 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
 
 def output_types(spec: Spec) -> list[Type]:
     """Return shape and dtype of each kernel output of `spec`, in order."""
+    if isinstance(spec, WeightsOfRows):
+        lanes = layout.blocks(spec.rows) * layout.LANES
+        weight: Type = ((spec.n, lanes * layout.words(spec.channels)), "uint32")
+        return [weight, ((spec.n, lanes), "int32")] if spec.count else [weight]
     height, width = output_hw(spec)
     channels = output_channels(spec)
 
@@ -252,6 +264,9 @@ def _weight(spec: BinaryConv2d | Conv2d) -> Type:
     per_group, taps = spec.channels // spec.groups, spec.kernel[0] * spec.kernel[1]
     if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
         return (tiles.of(spec).words,), "uint32"
+    if isinstance(spec, BinaryConv2d) and spec.per_image:
+        columns = layout.blocks(spec.out_channels) * layout.LANES
+        return (spec.n, columns * layout.words(per_group)), "uint32"
     if isinstance(spec, BinaryConv2d):
         order = spec.weight_order
         return (layout.weight_words(spec.out_channels, spec.kernel, per_group, order),), "uint32"

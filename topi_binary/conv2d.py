@@ -17,8 +17,8 @@ all weights, and a pixel outside is words of zeros.
 
 With `carry_save`, three taps are counted at once, see `threes`.
 
-With a plane of exact zeros (`ternary`) that plane is scanned first. If it is all 0, the ordinary
-pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
+With planes of exact zeros (`ternary`, `weight_zeros`) those are scanned first. If all are 0, the
+ordinary pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
 
 Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, in the orders
 ``vectors`` and ``halves`` that of `quads`; their loops are written as they are to run.
@@ -135,15 +135,18 @@ def _declare(spec: BinaryConv2d) -> Kernel:
     inputs, fresh = buffers[: len(input_types(spec))], iter(buffers[len(input_types(spec)) :])
     outputs = [_again(inputs[i]) if i >= 0 else next(fresh) for i in over]
     n, height, width = image(spec)
+    rest = iter(inputs[1:])
     return Kernel(
         spec=spec,
         n=batch if isinstance(n, str) else n,
         height=height,
         width=width,
         data=inputs[0],
-        zero=inputs[1] if spec.ternary else None,
-        weight=inputs[1 + spec.ternary],
-        params=inputs[2 + spec.ternary :],
+        zero=next(rest) if spec.ternary else None,
+        weight=next(rest),
+        weight_zero=next(rest) if spec.weight_zeros else None,
+        starts=next(rest) if spec.per_image and spec.mode == "and" else None,
+        params=list(rest),
         outputs=outputs,
     )
 
@@ -168,10 +171,11 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
             for i, piece in enumerate(parts):
                 _piece(kernel, piece, str(i), views, tables, rows=rows)
 
-    if kernel.zero is None:
+    planes = [plane for plane in (kernel.zero, kernel.weight_zero) if plane is not None]
+    if not planes:
         ordinary()
         return
-    seen = _scan(kernel.zero)
+    seen = _scan(planes)
     with T.If(seen[0] == T.uint32(0)):
         with T.Then():
             ordinary()
@@ -195,7 +199,7 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | quad_order.Quads | None) ->
     if kernel.zero is None:
         write(False)
         return
-    seen = _scan(kernel.zero)
+    seen = _scan([kernel.zero])
     with T.If(seen[0] == T.uint32(0)):
         with T.Then():
             write(False)
@@ -227,24 +231,28 @@ def _scope(kernel: Kernel, views: Sequence[Buffer], name: str) -> Iterator[None]
         return [b[tuple(slice(0, extent) for extent in b.shape)] for b in buffers if b is not None]
 
     with T.sblock(name):
-        T.reads(*everything([kernel.data, kernel.zero, kernel.weight, *kernel.params]))
+        weights = kernel.weight, kernel.weight_zero, kernel.starts
+        T.reads(*everything([kernel.data, kernel.zero, *weights, *kernel.params]))
         T.writes(*everything(views))
         yield
 
 
-def _scan(plane: Buffer) -> Buffer:
-    """Collect all bits of `plane` in one word (block ``scan``)."""
-    size = 1
-    for extent in plane.shape:
-        size = size * extent
-    flat = T.decl_buffer([size], "uint32", data=plane.data)
+def _scan(planes: Sequence[Buffer]) -> Buffer:
+    """Collect all bits of `planes` in one word (block ``scan``)."""
+    flats = []
+    for plane in planes:
+        size = 1
+        for extent in plane.shape:
+            size = size * extent
+        flats.append(T.decl_buffer([size], "uint32", data=plane.data))
     seen = T.sblock_alloc_buffer((1,), "uint32")
     with T.sblock("scan"):
-        T.reads(flat[0:size])
+        T.reads(*(flat[0 : flat.shape[0]] for flat in flats))
         T.writes(seen[0])
         T.buffer_store(seen, T.uint32(0), [0])
-        with T.serial(0, size) as i:
-            T.buffer_store(seen, seen[0] | flat[i], [0])
+        for flat in flats:
+            with T.serial(0, flat.shape[0]) as i:
+                T.buffer_store(seen, seen[0] | flat[i], [0])
     return seen
 
 
@@ -272,6 +280,7 @@ def _piece(
 
 def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
     """Write the block ``acc_i``: one lane and one word at a time, to be vectorized."""
+    spec = kernel.spec
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks, LANES)
     acc = T.sblock_alloc_buffer(extents, "int32")
     IRBuilder.name(f"acc_{name}", acc)
@@ -279,15 +288,19 @@ def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: b
         n, h, w, o, lane, kh, kw, c = T.axis.remap("SSSSSRRR", list(loops))
         tap = Tap(kernel, piece, n, h, w + piece.column, o, lane, kh, kw, c)
         here = (n, h, w, o, lane)
-        T.reads(*tap.regions(), *start.regions(o, lane))
+        T.reads(*tap.regions(), *start.regions(o, lane, n))
         T.writes(acc[here])
         with T.init():
-            initial = start.value(h, w + piece.column, o, lane)
+            initial = start.value(h, w + piece.column, o, lane, n)
             T.buffer_store(acc, initial, here)
 
         def add(data: Expr, zero: Expr) -> None:
             bits = tap.differ(data)
-            if masked:
+            if masked and spec.weight_zeros:
+                zero = (data & tap.weight_zero) if spec.mode == "and" else zero | tap.weight_zero
+            if masked and spec.mode == "and":
+                bits = T.Cast("int32", T.popcount(bits)) + T.Cast("int32", T.popcount(zero))
+            elif masked:
                 bits = T.Cast("int32", T.popcount(bits & ~zero)) * 2
                 bits = bits + T.Cast("int32", T.popcount(zero))
             else:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Step, WeightsOfRows
 
 Array = np.ndarray
 
@@ -53,13 +53,71 @@ def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
     if spec.rank == 2:
         data = data[:, None, None, :]
     zero = next(stream).reshape(data.shape) if spec.ternary else np.zeros_like(data)
-    weight = _read_weight(spec, next(stream))
-    acc = accumulate(spec, _read_data(spec, data), _read_data(spec, zero), weight)
+    if spec.per_image:
+        acc = _matrix_products(spec, data, zero, stream)
+    else:
+        weight = _read_weight(spec, next(stream))
+        acc = accumulate(spec, _read_data(spec, data), _read_data(spec, zero), weight)
     steps = spec.steps
     if spec.rank == 2:
         steps = tuple(dataclasses.replace(step, layout="NHWC") for step in steps)
     results = apply_steps(steps, acc.astype(np.float32), stream, acc)
     return [r[:, 0, 0, :] if spec.rank == 2 else r for r in results]
+
+
+def _matrix_products(
+    spec: BinaryConv2d, data: Array, zero: Array, stream: Iterator[Array]
+) -> Array:
+    """Return the accumulators of a product of two activations, matrix by matrix."""
+    bits = _read_lanes(spec, next(stream))
+    zeros = _read_lanes(spec, next(stream)) if spec.weight_zeros else np.zeros_like(bits)
+    if spec.mode == "and":
+        next(stream)  # start values: not needed here
+    weights = np.where(zeros, 0, np.where(bits, 1, -1)).astype(np.int64)
+    shape = (spec.out_channels, 1, 1, spec.channels)
+    parts = [
+        accumulate(
+            spec,
+            _read_data(spec, data[i : i + 1]),
+            _read_data(spec, zero[i : i + 1]),
+            weights[i].reshape(shape),
+        )
+        for i in range(data.shape[0])
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, 1, spec.width, spec.out_channels), int)
+
+
+def _read_lanes(spec: BinaryConv2d, packed: Array) -> Array:
+    """Return a plane of weights as `weights_of_rows` makes it, shape (n, rows, channels)."""
+    blocks, count = -(-spec.out_channels // 16), -(-spec.channels // 32)
+    rows = (
+        packed.reshape(-1, blocks, count, 16).transpose(0, 1, 3, 2).reshape(-1, blocks * 16, count)
+    )
+    return words_to_bits(rows[:, : spec.out_channels], spec.channels)
+
+
+def weights_of_rows(spec: WeightsOfRows, inputs: Sequence[Array]) -> list[Array]:
+    """Compute what the kernel of `spec` computes.
+
+    Parameters
+    ----------
+    spec : WeightsOfRows
+        What to compute; a symbolic batch is taken from the data.
+    inputs : sequence of ndarray
+        The kernel's input.
+
+    Returns
+    -------
+    list of ndarray
+        The kernel's outputs.
+    """
+    (data,) = inputs
+    n, rows, words = data.shape
+    full = np.zeros((n, -(-rows // 16) * 16, words), np.uint32)
+    full[:, :rows] = data
+    weight = full.reshape(n, -1, 16, words).transpose(0, 1, 3, 2).reshape(n, -1)
+    starts = -words_to_bits(full, 32 * words).sum(axis=2).astype(np.int32)
+    return [weight, starts] if spec.count else [weight]
 
 
 def _read_data(spec: BinaryConv2d, planes: Array) -> Array:

@@ -38,6 +38,12 @@ class BinaryConv2d:
     * ``and`` mode (data in {0, 1}, weight +-1): ``popcount(d) - 2 * popcount(d & w)``, summed over
       the taps inside, so that ``dot = -acc``; if `pad_value` is 1, a tap outside adds
       ``channels_per_group - 2 * popcount(w)``.
+
+    A product of two activations is a convolution of 1x1, without padding and groups, of which each
+    image has weights of its own (`per_image`), made by `WeightsOfRows`: uint32 ``[n, blocks *
+    words * LANES]``, then if `weight_zeros` their zero plane of the same shape, then in mode
+    ``and`` the start values, int32 ``[n, blocks * LANES]``. A zero weight counts like a zero datum;
+    in mode ``and`` ``popcount(d & z)`` is added.
     """
 
     n: Dim
@@ -59,13 +65,15 @@ class BinaryConv2d:
     """2 for dense layers: data is ``[n, words]``, height = width = 1, outputs are ``[n, C]``."""
     weight_order: str = "words"
     """Of the packed weight, see `layout.pack_conv_weight`; each order has a kernel of its own."""
+    per_image: bool = False
+    weight_zeros: bool = False
 
     @property
     def doubled(self) -> bool:
         """Whether ``acc`` counts in halves (``dot = K - acc`` instead of ``K - 2 * acc``)."""
         odd = (self.channels // self.groups) % 2 == 1
         odd_border = odd and any(self.pads) and self.pad_value == 0
-        return self.mode == "xor" and (self.ternary or odd_border)
+        return self.mode == "xor" and (self.ternary or self.weight_zeros or odd_border)
 
     @property
     def taps(self) -> int:
@@ -337,6 +345,32 @@ class PadBits:
     bit: int
 
 
+@dataclass(frozen=True)
+class WeightsOfRows:
+    """Lay rows of bits beside each other, as weights of a convolution `BinaryConv2d.per_image`.
+
+    Kernel input: uint32 ``[n, rows, words(channels)]``. Outputs: uint32 ``[n, blocks * words *
+    LANES]``, rows beyond the last being 0, in which word ``c`` of row ``16 * o + lane`` is at ``(o
+    * words + c) * LANES + lane``; then, if `count`, int32 ``[n, blocks * LANES]``: minus the bits
+    of each row.
+    """
+
+    n: Dim
+    rows: int
+    channels: int
+    count: bool = False
+
+    @property
+    def height(self) -> int:
+        """Rows, as an image has them."""
+        return self.rows
+
+    @property
+    def width(self) -> int:
+        """One column."""
+        return 1
+
+
 Spec = (
     BinaryConv2d
     | FewBitConv2d
@@ -348,6 +382,7 @@ Spec = (
     | ConcatBits
     | SliceBits
     | PadBits
+    | WeightsOfRows
 )
 
 _KINDS = {kind.__name__: kind for kind in get_args(Spec)}
@@ -377,6 +412,12 @@ def taps_inside(spec: Any, axis: int, position: int) -> range:
     step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
     low = max(0, -(first // step))
     return range(low, max(low, min(spec.kernel[axis], -((first - extent) // step))))
+
+
+def zero_planes(spec: Spec | None) -> tuple[int, ...]:
+    """Return which inputs of the kernel of `spec` are planes of zeros, all 0 in the usual case."""
+    ternary = bool(getattr(spec, "ternary", False))
+    return (1,) * ternary + (2 + ternary,) * bool(getattr(spec, "weight_zeros", False))
 
 
 def to_json(spec: Spec) -> str:

@@ -5,7 +5,8 @@ If padding is 0, that is their share (`taps.Kernel.share`). If it is +1 or -1, i
 bits in which their weights differ from the words of such a pixel. Rows (columns) of which the same
 taps are outside form a class; the number depends on nothing but the two classes of a pixel, so a
 table of it is filled once per kernel call (blocks ``taps_i`` and ``borders_i``). Mode ``and``
-starts at minus the bits of all weights (``weights_i``), which the table includes if there is one.
+starts at minus the bits of all weights (``weights_i``), which the table includes if there is one;
+the kernel is given them if each image has weights of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Tables:
     def __init__(self, kernel: Kernel, piece: Piece, name: str) -> None:
         self._kernel, self._piece = kernel, piece
         self.weights = self.borders = None
-        if kernel.spec.mode == "and":
+        if kernel.spec.mode == "and" and kernel.starts is None:
             self.weights = self._count(f"weights_{name}", ())
         outside = [side for axis in (0, 1) for side in kernel.leaves(axis, kernel.whole)]
         if not kernel.pads_zeros and any(outside):
@@ -121,8 +122,10 @@ class Start:
         self._kernel, self._piece, self._tables = kernel, piece, tables
         self._masked = masked
 
-    def regions(self, o: Expr, lane: Expr) -> list[Expr]:
+    def regions(self, o: Expr, lane: Expr, n: Expr = 0) -> list[Expr]:
         """Return what `value` reads."""
+        if self._kernel.starts is not None:
+            return [self._kernel.starts[n, (o + self._piece.block) * LANES + lane]]
         table = self._table
         if table is None:
             return []
@@ -133,9 +136,11 @@ class Start:
     def _table(self) -> Buffer | None:
         return self._tables.weights if self._tables.borders is None else self._tables.borders
 
-    def value(self, h: Expr, w: Expr, o: Expr, lane: Expr | None = None) -> Expr:
+    def value(self, h: Expr, w: Expr, o: Expr, lane: Expr | None = None, n: Expr = 0) -> Expr:
         """Return the start for an output pixel: one lane, or all of them."""
         kernel, tables = self._kernel, self._tables
+        if kernel.starts is not None:
+            return kernel.starts[n, (o + self._piece.block) * LANES + lane]
         if tables.borders is not None:
             row, column = (self._class(axis, place) for axis, place in ((0, h), (1, w)))
             count = tables.borders[row, column, o, T.Ramp(0, 1, LANES) if lane is None else lane]

@@ -43,6 +43,9 @@ class Kernel:
     weight: Buffer
     params: list[Buffer]
     outputs: list[Buffer]
+    weight_zero: Buffer | None = None
+    starts: Buffer | None = None
+    """Start values, if weights are known only at run time."""
 
     @property
     def group_channels(self) -> int:
@@ -137,9 +140,13 @@ class Kernel:
         kh, kw, c = taps
         row = (kh * self.spec.kernel[1] + kw) * self.group_words + c
         per_block = self.spec.kernel[0] * self.spec.kernel[1] * self.group_words
-        if piece.lanes == LANES:
+        if piece.lanes == LANES or self.spec.per_image:
             return ((o + piece.block) * per_block + row) * LANES + lane
         return piece.block * per_block * LANES + row * piece.lanes + lane
+
+    def weights(self, n: Expr, index: Expr) -> tuple[Expr, ...]:
+        """Return the index of what `weight_index` found, in the weights of image `n`."""
+        return (n, index) if self.spec.per_image else (index,)
 
     def word(self, piece: Piece, o: Expr, lane: Expr, c: Expr) -> Expr:
         """Return which word of a pixel holds word `c` of the group that output channels read."""
@@ -187,7 +194,15 @@ class Tap:
         """The weight word, or vector of words."""
         lane = 0 if self.lane is None else self.lane
         index = self.kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
-        return self.kernel.weight[index if self.lane is not None else T.Ramp(index, 1, LANES)]
+        where = index if self.lane is not None else T.Ramp(index, 1, LANES)
+        return self.kernel.weight[self.kernel.weights(self.n, where)]
+
+    @property
+    def weight_zero(self) -> Expr:
+        """The word of the weights' zero plane."""
+        index = self.kernel.weight_index(self.piece, self.o, self.lane, (self.kh, self.kw, self.c))
+        assert self.kernel.weight_zero is not None
+        return self.kernel.weight_zero[self.kernel.weights(self.n, index)]
 
     @property
     def index(self) -> tuple[Expr, ...]:
@@ -214,8 +229,11 @@ class Tap:
         planes = [kernel.data, *([kernel.zero] if kernel.zero is not None else [])]
         lane = 0 if self.lane is None else self.lane
         start = kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
-        where = start if self.lane is not None else slice(start, start + LANES)
-        return [*(plane[self.index] for plane in planes), kernel.weight[where]]
+        where = kernel.weights(
+            self.n, start if self.lane is not None else slice(start, start + LANES)
+        )
+        weights = [w for w in (kernel.weight, kernel.weight_zero) if w is not None]
+        return [*(plane[self.index] for plane in planes), *(w[where] for w in weights)]
 
     def visit(self, add: Callable[[Expr, Expr], None], rows: bool = True) -> None:
         """Call `add` with the data word and zero word, under the test that the tap is inside.

@@ -26,6 +26,7 @@ from bnncc.passes.operands import (
     flattened_source,
     padded_source,
 )
+from bnncc.passes.products import BINARY_PRODUCT, why_not
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.quantized import QUANTIZED_CONV
 from bnncc.report import Layer
@@ -53,6 +54,8 @@ def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
     producers = graph.producers()
     layers = []
     for position, node in enumerate(graph.nodes):
+        if node.op == BINARY_PRODUCT:
+            layers.append(_product_layer(node, graph))
         if node.op == QUANTIZED_CONV:
             layers.append(_rounded_layer(node, graph))
         if node.op not in ("Conv", "Gemm", "MatMul"):
@@ -79,6 +82,17 @@ def _rounded_layer(node: Node, graph: Graph) -> Layer:
     plain = Node("Conv", node.inputs, node.outputs, {}, node.name)
     bits = (16, 16) if operands == "bfloat16" else (8, 8)
     return replace(_layer(plain, graph, (f"{how} (--first-layer {operands})", "")), bits=bits)
+
+
+def _product_layer(node: Node, graph: Graph) -> Layer:
+    a = node.attrs
+    depth = int(graph.types[node.inputs[0]].shape[1])
+    batch = np.prod([int(d) for d in str(a["batch"]).split("*") if d.isdigit()], dtype=np.int64)
+    macs = int(batch) * a["rows"] * depth * a["columns"]
+    left = "signs" if a["mode"] == "xor" else "zeros and ones"
+    reason = f"{left} times signs, the second operand packed when it runs"
+    out, weight = (a["batch"], a["rows"], a["columns"]), (a["batch"], depth, a["columns"])
+    return Layer(node.name, "MatMul", "binary", reason, "", macs, "", out, weight, (1, 1))
 
 
 def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
@@ -110,10 +124,7 @@ def _try_binary(
     """Return the binary node, or why there is none and what would change that."""
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
-        return (
-            "its weights are computed at run time",
-            "give it constant weights; bnncc folds sign(w) of an initializer",
-        )
+        return why_not(node, graph, values, producers)
     if graph.types[node.inputs[0]].dtype != "float32":
         return f"its data is {graph.types[node.inputs[0]].dtype}", "compute it in float32"
     rank = len(graph.types[node.inputs[0]].shape)

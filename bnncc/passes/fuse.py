@@ -27,6 +27,7 @@ from bnncc.passes.lattices import lattices, of_signs
 from bnncc.passes.level_routes import ROUTED, LevelRouter
 from bnncc.passes.level_steps import wanted_forms
 from bnncc.passes.physical import Physical
+from bnncc.passes.product_kernels import start_product
 from bnncc.passes.routes import Router
 from bnncc.passes.starts import start_few_bit, start_image, start_quantized
 from bnncc.passes.values import TwoValued, value_sets
@@ -103,6 +104,7 @@ class _Fuser:
         self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
         self.starters: dict[str, Callable[[Node], Group]] = {
             "binary": self._start_binary,
+            "product": lambda node: start_product(node, self.physical, self.values),
             "few-bit": lambda node: start_few_bit(node, self.graph, self.physical),
             "conv": self._start_conv,
             "dense": self._start_dense,

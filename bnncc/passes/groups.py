@@ -18,9 +18,10 @@ from bnncc.passes import thresholds as th
 from bnncc.passes.affine import Affine, affine_of, channel_vector
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
+from bnncc.passes.rows import product
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary import tiles
-from bnncc.topi_binary.build import output_rank
+from bnncc.topi_binary.build import output_hw, output_rank
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     Conv2d,
@@ -76,7 +77,7 @@ class Group:
     tip : str
         The logical tensor the value stands for at present.
     bits : ndarray of bool or None
-        Weights of a binary layer.
+        Constant weights of a binary layer.
     top : int
         For an anchor with integer accumulators: a bound of their magnitude.
     rank : int
@@ -172,7 +173,7 @@ def realise(group: Group, physical: Physical) -> None:
     spec = group.spec
     signs, flip = sign_tables.plan(group, physical.source)
     inputs = list(group.inputs)
-    if isinstance(spec, BinaryConv2d):
+    if isinstance(spec, BinaryConv2d) and not spec.per_image:
         assert group.bits is not None
         bits = group.bits ^ flip[:, None, None, None]
         packed = tiles.pack(spec, bits)
@@ -234,7 +235,8 @@ def _pooled(group: Group, writer: _Writer) -> Conv2d:
 def _logical(name: str, group: Group, physical: Physical) -> str:
     """Return a kernel's result in the rank of the graph."""
     shape = physical.graph.types[name].shape
-    return physical.reshape(name, (shape[0], shape[-1])) if group.squeezed else name
+    rows = (product(shape[:-1]), shape[-1])
+    return physical.reshape(name, rows) if group.squeezed else name
 
 
 def _write_node(event: Event, writer: _Writer) -> None:
@@ -287,8 +289,9 @@ def _write_tensor(event: Event, writer: _Writer) -> None:
     layout = physical.layout_of(other)
     tensor = physical.float(other, layout)
     if writer.group.squeezed:
-        n, channels = physical.shape(other)
-        tensor = physical.reshape(tensor, (n, 1, 1, channels))
+        spec = writer.group.spec
+        shape = (spec.n, *output_hw(spec), physical.shape(other)[1])
+        tensor = physical.reshape(tensor, shape)
     if node.op == ADD_REPEATED:
         period = int(physical.shape(other)[1])
         writer.step(Step("add", "NHWC", period=period), [physical.float(other, "NHWC")], [])

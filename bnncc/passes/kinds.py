@@ -12,6 +12,7 @@ from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.few_bit import FEW_BIT_CONV
 from bnncc.passes.level_routes import ROUTED
 from bnncc.passes.merge import ADD_REPEATED
+from bnncc.passes.products import BINARY_PRODUCT
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.values import TwoValued
 from bnncc.quantized import QUANTIZED_CONV
@@ -72,7 +73,7 @@ class Kinds:
         Returns
         -------
         str
-            ``binary``, ``few-bit``, ``conv``, ``dense`` or ``pool``: the anchor of a kernel.
+            ``binary``, ``few-bit``, ``product``, ``conv``, ``dense``, ``pool``: anchors of kernels.
             ``glue``: elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits.
             ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory
             under another layout. ``absent``: folded into the dense layers that read it.
@@ -80,6 +81,8 @@ class Kinds:
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
+        if node.op == BINARY_PRODUCT:
+            return "product"
         if node.op == FEW_BIT_CONV:
             return "few-bit"
         if node.op == ADD_REPEATED:

@@ -58,11 +58,13 @@ def product(dims: tuple[Dim, ...]) -> Dim:
 
     Examples
     --------
-    >>> product((2, 3)), product(("N", 3)), product(())
-    (6, '3*N', 1)
+    >>> product((2, 3)), product(("N", 3)), product(("3*N", 4)), product(())
+    (6, '3*N', '12*N', 1)
     """
     number = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
-    symbols = [d for d in dims if isinstance(d, str)]
+    factors = [f for d in dims if isinstance(d, str) for f in d.split("*")]
+    number *= int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))
+    symbols = [f for f in factors if not f.isdigit()]
     if not symbols:
         return number
     return "*".join([str(number)] * (number != 1) + symbols)

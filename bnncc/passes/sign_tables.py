@@ -36,7 +36,12 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
     spec = group.spec
     if not isinstance(spec, BinaryConv2d):
         return tables, flip
-    parity = spec.ternary or spec.mode == "and" or (any(spec.pads) and spec.pad_value == 0)
+    parity = (
+        spec.ternary
+        or spec.weight_zeros
+        or spec.mode == "and"
+        or (any(spec.pads) and spec.pad_value == 0)
+    )
     dots = th.attainable_dots(spec.taps, any_parity=parity)
     chain: list[Node] = []
     pure = True
@@ -67,7 +72,7 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
                     down |= way.down
             else:
                 all_pure = False
-    if all_pure and not (up & down).any():
+    if all_pure and not spec.per_image and not (up & down).any():
         flip = down
     return tables, flip
 

@@ -30,6 +30,7 @@ from bnncc.topi_binary.spec import (
     SliceBits,
     Spec,
     Step,
+    WeightsOfRows,
 )
 
 Array = np.ndarray
@@ -43,6 +44,7 @@ _FLOAT_ORACLES: dict[type, Any] = {
     Conv2d: reference_float.conv2d,
     Elementwise: reference_float.elementwise,
     PadBits: reference_float.pad_bits,
+    WeightsOfRows: reference.weights_of_rows,
     Pool2d: reference_float.pool2d,
     SliceBits: reference_float.slice_bits,
 }
@@ -208,11 +210,14 @@ def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
         words = layout.pack_bits(plane)
         return words.reshape(n, -1) if spec.rank == 2 else words.reshape(*shape[:3], -1)
 
-    weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
     inputs = [packed(bits)]
     if spec.ternary:  # without zeros, as usually
         inputs.append(np.zeros_like(inputs[0]))
-    inputs.append(tiles.pack(spec, weight))
+    if spec.per_image:
+        inputs += run_time_weights(spec, rng.random((n, spec.out_channels, depth)) < 0.5)
+    else:
+        weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
+        inputs.append(tiles.pack(spec, weight))
     middle = spec.taps // 2 * (1 + spec.doubled)
     for step in spec.steps:
         for extents, dtype in _sized(step_input_types(spec, step)):
@@ -223,6 +228,31 @@ def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
                 inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
     outputs = [np.ascontiguousarray(a) for a in reference.binary_conv2d(spec, inputs)]
     return Case(inputs, outputs, [None] * len(outputs))
+
+
+def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None) -> list[Array]:
+    """Return what a kernel with weights per image takes after its data.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        The kernel.
+    bits : ndarray of bool, shape (n, out_channels, channels)
+        Sign plane of the weights.
+    zeros : ndarray of bool, optional
+        Their zero plane, if `spec` has one; by default without zeros.
+
+    Returns
+    -------
+    list of ndarray
+    """
+    rows = WeightsOfRows(spec.n, spec.out_channels, spec.channels, spec.mode == "and")
+    weight, *starts = reference.weights_of_rows(rows, [layout.pack_bits(bits)])
+    if not spec.weight_zeros:
+        return [weight, *starts]
+    plane = np.zeros_like(bits) if zeros is None else zeros
+    zero = reference.weights_of_rows(rows, [layout.pack_bits(plane)])[0]
+    return [weight, zero, *starts]
 
 
 def macs(spec: Spec) -> int:
