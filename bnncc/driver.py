@@ -39,6 +39,7 @@ from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
+from bnncc.passes.transposed import split_transposed
 from bnncc.records import Records
 from bnncc.records import load as load_records
 from bnncc.schedules.few_bit_method import chooser
@@ -319,6 +320,7 @@ def _scheduled(
     recognise_signs(graph, sign_zero=options.sign_zero)
     if target.kind == "llvm":  # kernels for GPUs know no levels
         recognise_quantisers(graph)
+    split_transposed(graph)
     flatten_rows(graph)
     commute_moves(graph)
     if target.kind == "llvm":

@@ -208,6 +208,48 @@ def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array
     return y.astype(x.dtype)
 
 
+def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX ConvTranspose: a Conv of the data with zeros between, by the turned kernel."""
+    rank, size = x.ndim - 2, x.shape[2:]
+    ones, zeros = [1] * rank, [0] * rank
+    strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
+    more, group = list(attrs.get("output_padding") or zeros), int(attrs.get("group", 1))
+    spans = [d * (k - 1) for d, k in zip(dilations, w.shape[2:], strict=True)]
+    full = [
+        s * (n - 1) + span + 1 + m for s, n, span, m in zip(strides, size, spans, more, strict=True)
+    ]
+    pads = _transposed_pads(attrs, size, strides, full)
+    stuffed = np.zeros(
+        (*x.shape[:2], *(s * (n - 1) + 1 for s, n in zip(strides, size, strict=True))), x.dtype
+    )
+    every = slice(None), slice(None)
+    between: tuple[Any, ...] = (*every, *(slice(None, None, s) for s in strides))
+    stuffed[between] = x
+    around = [(span - pads[i], span - pads[i + rank] + more[i]) for i, span in enumerate(spans)]
+    stuffed = np.pad(stuffed, [(0, 0), (0, 0), *((max(0, a), max(0, b)) for a, b in around)])
+    inside: tuple[Any, ...] = (
+        *every,
+        *(slice(max(0, -a), stuffed.shape[2 + i] - max(0, -b)) for i, (a, b) in enumerate(around)),
+    )
+    filters = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
+    filters = np.flip(filters.reshape(-1, *filters.shape[2:]), tuple(range(2, 2 + rank)))
+    plain = {"strides": ones, "dilations": dilations, "pads": zeros * 2, "group": group}
+    return conv(stuffed[inside], filters, bias, {**plain, "auto_pad": "NOTSET"})
+
+
+def _transposed_pads(
+    attrs: dict[str, Any], size: Sequence[int], strides: Sequence[int], full: Sequence[int]
+) -> list[int]:
+    """Return pads at the beginnings, then at the ends; `full` is the result without any."""
+    auto, wanted = attrs.get("auto_pad", "NOTSET"), attrs.get("output_shape")
+    if not wanted and auto in ("NOTSET", "VALID"):
+        return list(attrs.get("pads") or [0] * 2 * len(size))
+    out = list(wanted or (n * s for n, s in zip(size, strides, strict=True)))[-len(size) :]
+    total = [max(0, f - o) for f, o in zip(full, out, strict=True)]
+    first = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
+    return [*first, *(t - f for t, f in zip(total, first, strict=True))]
+
+
 def matmul(a: Array, b: Array) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
     axis = b.ndim - 1 if b.ndim == 2 else None

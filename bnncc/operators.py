@@ -175,6 +175,10 @@ def _conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     return [numeric.conv(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
 
 
+def _conv_transpose(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [numeric.conv_transpose(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
+
+
 def _gemm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     return [numeric.gemm(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
 
@@ -289,6 +293,7 @@ FUNCTIONS: dict[str, Function] = {
     "Concat": lambda attrs, ins, _: [np.concatenate(ins, attrs["axis"])],
     "ConstantOfShape": shaping.constant_of_shape,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "DepthToSpace": shaping.depth_to_space,
     "Einsum": lambda attrs, ins, _: [np.einsum(attrs["equation"], *ins).astype(ins[0].dtype)],
     "Elu": _elu,

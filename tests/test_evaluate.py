@@ -74,6 +74,8 @@ CASES: list[tuple[str, list[np.ndarray | None], dict]] = [
     ("Conv", [real(2, 3, 9), real(5, 3, 4)], {}),
     ("Conv", [real(1, 2, 4, 5, 6), real(3, 2, 2, 2, 2)], {"pads": [1] * 6}),
     ("ConvTranspose", [X, real(6, 2, 3, 3)], {"strides": [2, 2]}),
+    ("ConvTranspose", [X, real(6, 2, 3, 2), real(2)], {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
+    ("ConvTranspose", [X, real(6, 2, 3, 3)], {"dilations": [2, 1], "output_padding": [0, 0]}),
     ("Gemm", [real(3, 5), real(4, 5), real(4)], {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     ("MatMul", [real(2, 3, 5), real(5, 4)], {}),
     ("Einsum", [real(2, 3), real(3, 4)], {"equation": "ij,jk->ik"}),

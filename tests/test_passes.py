@@ -367,3 +367,20 @@ def test_a_residual_nobody_reads_later_is_overwritten() -> None:
         store_in_place(physical)
         specs = [n.attrs["spec"] for n in physical.nodes if n.covers]
         assert [any(s.in_place for s in spec.steps) for spec in specs] == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"), [(1, ""), (2, ""), (4, "16 channels fill 50 %"), (64, "1 channels")]
+)
+def test_the_report_says_how_full_the_words_of_groups_are(groups: int, said: str) -> None:
+    weight = np.ones((64, 64 // groups, 3, 3), np.float32)
+    graph = graph_of(
+        f"{ONE} c = GreaterOrEqual(x, zero) s = Where(c, one, minus) "
+        f"y = Conv<group={groups}>(s, w)",
+        shape="1,64,5,5", out="1,64,3,3", weights={"w": weight},
+    )  # fmt: skip
+    recognise_signs(graph)
+    (layer,) = binarize(graph)
+    assert layer.kind == "binary"
+    assert said in layer.reason
+    assert bool(said) == bool(layer.reason)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.graph import Graph, Node
+from bnncc.passes import transposed
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.passes.lattices import lattices
 from bnncc.passes.operands import (
@@ -30,8 +31,13 @@ from bnncc.passes.products import BINARY_PRODUCT, why_not
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.quantized import QUANTIZED_CONV
 from bnncc.report import Layer
+from bnncc.topi_binary.layout import WORD_BITS, words
 
 Array = np.ndarray
+
+_TRANSPOSED = (
+    "give it constant weights, known sizes, explicit pads and a kernel of at least its stride"
+)
 
 
 def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
@@ -54,6 +60,8 @@ def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
     producers = graph.producers()
     layers = []
     for position, node in enumerate(graph.nodes):
+        if node.op == "ConvTranspose":
+            layers.append(_layer(node, graph, (transposed.why_not(node, graph), _TRANSPOSED)))
         if node.op == BINARY_PRODUCT:
             layers.append(_product_layer(node, graph))
         if node.op == QUANTIZED_CONV:
@@ -68,7 +76,7 @@ def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
             producers.update({o: made for o in made.outputs})
         layers.append(_layer(node, graph, made))
     graph.prune()
-    return layers
+    return transposed.joined(layers, graph)
 
 
 def _rounded_layer(node: Node, graph: Graph) -> Layer:
@@ -99,7 +107,7 @@ def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
     weight = _weight_shape(node, graph)
     out = graph.types[node.outputs[0]].shape
     spatial = [d for d in out[1:] if isinstance(d, int)]
-    if node.op == "Conv":
+    if node.op in ("Conv", "ConvTranspose"):
         macs = int(np.prod(spatial[1:], dtype=np.int64)) * int(np.prod(weight, dtype=np.int64))
     else:
         rows = [d for d in out[:-1][1:] if isinstance(d, int)]
@@ -107,10 +115,20 @@ def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
     reason, remedy = ("", "") if isinstance(made, Node) else made
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
+    if isinstance(made, Node) and made.attrs.get("groups", 1) > 1:
+        reason = _filled(int(made.attrs["bits"].shape[3]))
     if isinstance(made, Node) and made.op == FEW_BIT_CONV:
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
     op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
+
+
+def _filled(channels: int) -> str:
+    """Say how much of its words a group of a grouped convolution uses; nothing if it is all."""
+    held = words(channels) * WORD_BITS
+    if channels == held:
+        return ""
+    return f"groups of {channels} channels fill {100 * channels / held:.0f} % of their words"
 
 
 def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:

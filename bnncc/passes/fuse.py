@@ -22,6 +22,7 @@ import numpy as np
 from bnncc.graph import Graph, Node, TensorType
 from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
+from bnncc.passes.interleave import interleave
 from bnncc.passes.kinds import Kinds
 from bnncc.passes.lattices import lattices, of_signs
 from bnncc.passes.level_routes import ROUTED, LevelRouter
@@ -134,6 +135,8 @@ class _Fuser:
             elif (layouts := self.look.relayout(node)) is not None:
                 tensor = self.physical.float(node.inputs[0], layouts[0])
                 self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
+            elif kind == "interleave":
+                interleave(node, self.physical, self.values)
             elif kind != "absent":
                 self._generic(node)
         out = self.physical.graph

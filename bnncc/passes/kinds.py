@@ -14,6 +14,7 @@ from bnncc.passes.level_routes import ROUTED
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.products import BINARY_PRODUCT
 from bnncc.passes.routes import ROUTES
+from bnncc.passes.transposed import INTERLEAVE
 from bnncc.passes.values import TwoValued
 from bnncc.quantized import QUANTIZED_CONV
 from bnncc.quantizers import LEVELS
@@ -77,7 +78,7 @@ class Kinds:
             ``glue``: elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits.
             ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory
             under another layout. ``absent``: folded into the dense layers that read it.
-            ``generic``: left to TVM.
+            ``interleave``: phases side by side. ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
@@ -85,6 +86,8 @@ class Kinds:
             return "product"
         if node.op == FEW_BIT_CONV:
             return "few-bit"
+        if node.op == INTERLEAVE:
+            return "interleave"
         if node.op == ADD_REPEATED:
             return "glue"
         if node.op == IMAGE_BITS:

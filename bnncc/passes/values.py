@@ -235,6 +235,14 @@ def _concat(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued 
     return TwoValued(lo, hi, zero)
 
 
+def _all_same(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
+    known = [table.get(i) for i in node.inputs]
+    held = [v for v in known if v is not None]
+    if len(held) != len(known) or len({(v.lo, v.hi) for v in held}) != 1:
+        return None
+    return TwoValued(held[0].lo, held[0].hi, any(v.zero for v in held))
+
+
 def _remap(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
     """Apply an elementwise operator with scalar constants to the values themselves."""
     data = [i for i in node.inputs if i and i not in graph.constants]
@@ -263,6 +271,7 @@ _TRANSFER = {
     "bnncc.Sign": _sign,
     IMAGE_BITS: _image_bits,
     "bnncc.BitPool": _same,
+    "bnncc.Interleave": _all_same,
     "MaxPool": _same,
     "Pad": _pad,
     "Concat": _concat,

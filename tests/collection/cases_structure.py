@@ -680,7 +680,7 @@ def _(n: Net) -> None:
     n.output(n.head(x))
 
 
-@case("float_conv_transpose", "0 ConvTranspose and Resize around a binary conv", 1, 0)
+@case("float_conv_transpose", "0 ConvTranspose and Resize around a binary conv", 1, 1)
 def _(n: Net) -> None:
     x = n.bconv(n.op("Sign", image(n)), 12)
     n.output(n.op("ConvTranspose", x, n.const(n.normal((12, 5, 2, 2))), strides=[2, 2]))
