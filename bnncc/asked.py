@@ -36,6 +36,17 @@ def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOption
     )
 
 
+def device_of(args: Namespace) -> dict[str, Any] | None:
+    """Return the arguments of `bnncc.remote.connect`, or None for this machine."""
+    if args.rpc is None and args.tracker is None:
+        for option in ("key", "timeout"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option} goes with --rpc or --tracker")
+        return None
+    found = {"rpc": args.rpc, "tracker": args.tracker, "key": args.key}
+    return {**found, **({} if args.timeout is None else {"timeout": args.timeout})}
+
+
 def check_model(path: Path) -> None:
     """Refuse a model that cannot be read."""
     try:

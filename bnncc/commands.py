@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc.asked import as_json, check_model, options_of
+from bnncc.asked import as_json, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
@@ -312,10 +312,8 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
     """Load ``args.artifact`` to be run here, or on the device that the options name."""
     from bnncc.artifact import Artifact
 
-    if args.rpc is None and args.tracker is None:
-        for option in ("key", "timeout"):
-            if getattr(args, option) is not None:
-                raise UsageError(f"--{option} goes with --rpc or --tracker")
+    where = device_of(args)
+    if where is None:
         from bnncc.threads import prepare
 
         prepare(args.threads)
@@ -324,8 +322,7 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
     artifact = Artifact.load(args.artifact, for_this_machine=False)  # damaged, it stays here
     from bnncc import remote
 
-    timeout = remote.TIMEOUT if args.timeout is None else args.timeout
-    with remote.connect(args.rpc, tracker=args.tracker, key=args.key, timeout=timeout) as device:
+    with remote.connect(**where) as device:
         if args.threads is not None:
             device.set_threads(args.threads)
         yield artifact.on(device)

@@ -60,19 +60,41 @@ def connect(
     UsageError
         If the address is wrong, or there is none or more than one.
     """
+    check_where(rpc, tracker=tracker, key=key, timeout=timeout)
+    if rpc is not None:
+        address = parse_address(rpc)
+        sock = open_session(address, key or "")
+    else:
+        address, match = request(parse_address(str(tracker)), str(key), timeout)
+        sock = open_session(address, match, from_tracker=True)
+    return Device(str(address), Link(sock, timeout))
+
+
+def check_where(
+    rpc: str | None = None,
+    *,
+    tracker: str | None = None,
+    key: str | None = None,
+    timeout: float = TIMEOUT,
+) -> None:
+    """Check that arguments of `connect` name one device, without looking for it.
+
+    Parameters
+    ----------
+    rpc, tracker, key, timeout
+        As in `connect`.
+
+    Raises
+    ------
+    UsageError
+        If they do not.
+    """
     if (rpc is None) == (tracker is None):
         raise UsageError("a device needs either an address (--rpc) or a tracker (--tracker)")
     if timeout <= 0:
         raise UsageError(f"timeout is {timeout:g}, wanted seconds above 0")
-    if rpc is not None:
-        address = parse_address(rpc)
-        sock = open_session(address, key or "")
-    elif key is None:
+    if tracker is not None and key is None:
         raise UsageError("--tracker needs --key, the kind of device to ask it for")
-    else:
-        address, match = request(parse_address(str(tracker)), key, timeout)
-        sock = open_session(address, match, from_tracker=True)
-    return Device(str(address), Link(sock, timeout))
 
 
 class Device:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bnncc.asked import as_json, check_model, options_of
+from bnncc.asked import as_json, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 
@@ -79,18 +79,15 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _device(args: Namespace) -> dict[str, Any] | None:
-    """Return the arguments of `bnncc.remote.connect`, or None for this machine."""
-    if args.rpc is None and args.tracker is None:
-        for option in ("key", "timeout"):
-            if getattr(args, option) is not None:
-                raise UsageError(f"--{option} goes with --rpc or --tracker")
-        return None
-    if args.measure != "clock":
-        raise UsageError("--measure instructions needs no device")
-    if args.tracker is not None and args.key is None:
-        raise UsageError("--tracker needs --key, the kind of device to ask it for")
-    found = {"rpc": args.rpc, "tracker": args.tracker, "key": args.key}
-    return {**found, **({} if args.timeout is None else {"timeout": args.timeout})}
+    """Return the device to measure on, checked before kernels are built for it."""
+    device = device_of(args)
+    if device is not None:
+        if args.measure != "clock":
+            raise UsageError("--measure instructions needs no device")
+        from bnncc import remote
+
+        remote.check_where(**device)
+    return device
 
 
 def records(args: Namespace, console: Console) -> int:

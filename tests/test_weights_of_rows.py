@@ -14,7 +14,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step, WeightsOfRows
 from bnncc.tuning.cases import run_time_weights
 from tests import binary_cases, kernel_harness
 
-TARGETS = ("native", "x86-64-v3")
+TARGETS = [*kernel_harness.TARGETS, "native"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

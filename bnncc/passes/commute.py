@@ -47,24 +47,8 @@ def commute_moves(graph: Graph) -> None:
     graph : Graph
         After `recognise_signs`; rewritten in place.
     """
-    producers, consumers = graph.producers(), graph.consumers()
-    for position, node in enumerate(graph.nodes):
-        if node.op != "bnncc.Sign":
-            continue
-        move = producers.get(node.inputs[0])
-        if move is None or move.op not in ("Flatten", "Reshape"):
-            continue
-        if not _single_reader(graph, move.outputs[0], consumers):
-            continue
-        image = move.inputs[0]
-        inner = graph.fresh(f"{node.outputs[0]}.inner")
-        graph.types[inner] = graph.types[image]
-        sign = Node("bnncc.Sign", [image], [inner], dict(node.attrs), node.name)
-        after = [inner, *move.inputs[1:]]
-        moved = Node(move.op, after, [node.outputs[0]], dict(move.attrs), move.name)
-        graph.nodes[graph.nodes.index(move)] = sign
-        graph.nodes[position] = moved
-        producers.update({inner: sign, node.outputs[0]: moved})
+    for sign, move in _behind(graph, "Flatten", "Reshape"):
+        _exchange(graph, sign, move, *move.inputs[1:])
     graph.prune()
 
 
@@ -76,29 +60,39 @@ def commute_pads(graph: Graph) -> None:
     graph : Graph
         After `recognise_signs`; rewritten in place.
     """
-    producers, consumers = graph.producers(), graph.consumers()
-    for position, node in enumerate(graph.nodes):
-        if node.op != "bnncc.Sign":
+    for sign, pad in _behind(graph, "Pad"):
+        if (known := pad_of(pad, graph)) is None:
             continue
-        pad = producers.get(node.inputs[0])
-        if pad is None or pad.op != "Pad" or len(consumers[pad.outputs[0]]) != 1:
-            continue
-        if pad.outputs[0] in graph.outputs or (known := pad_of(pad, graph)) is None:
-            continue
-        lo, hi, zero = float(node.attrs["lo"]), float(node.attrs["hi"]), node.attrs["zero"]
+        lo, hi, zero = float(sign.attrs["lo"]), float(sign.attrs["hi"]), sign.attrs["zero"]
         value = known[1]
         at_zero = {"ge": hi, "gt": lo, "mid": (lo + hi) / 2}[str(zero)]
         padded = hi if value > 0 else lo if value < 0 else at_zero
-        inner = graph.fresh(f"{node.outputs[0]}.inner")
-        graph.types[inner] = graph.types[pad.inputs[0]]
         fill = graph.constant(np.float32(padded).reshape(()), "pad_value")
-        sign = Node("bnncc.Sign", [pad.inputs[0]], [inner], dict(node.attrs), node.name)
-        moved = Node(
-            "Pad", [inner, pad.inputs[1], fill], [node.outputs[0]], dict(pad.attrs), pad.name
-        )
-        graph.nodes[graph.nodes.index(pad)] = sign
-        graph.nodes[position] = moved
+        _exchange(graph, sign, pad, pad.inputs[1], fill)
     graph.prune()
+
+
+def _behind(graph: Graph, *operators: str) -> list[tuple[Node, Node]]:
+    """Return the signs that alone read what a node of `operators` gives, each with that node."""
+    producers, consumers = graph.producers(), graph.consumers()
+    found = []
+    for sign in (node for node in graph.nodes if node.op == "bnncc.Sign"):
+        before = producers.get(sign.inputs[0])
+        if before is None or before.op not in operators:
+            continue
+        if _single_reader(graph, before.outputs[0], consumers):
+            found.append((sign, before))
+    return found
+
+
+def _exchange(graph: Graph, sign: Node, move: Node, *inputs: str) -> None:
+    """Let `sign` read what `move` reads, and `move` the signs, with `inputs` besides."""
+    source, inner = move.inputs[0], graph.fresh(f"{sign.outputs[0]}.inner")
+    graph.types[inner] = graph.types[source]
+    first = Node("bnncc.Sign", [source], [inner], dict(sign.attrs), sign.name)
+    then = Node(move.op, [inner, *inputs], [sign.outputs[0]], dict(move.attrs), move.name)
+    for old, new in ((move, first), (sign, then)):
+        graph.nodes[graph.nodes.index(old)] = new
 
 
 def commute_pools(graph: Graph) -> None:
