@@ -21,7 +21,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Remade when pyproject.toml changes. An existing .venv is kept; a linker from pip is
-# added where the machine has none (bnncc/link.py knows which it can use).
+# added where the machine has none (bnncc/codegen/link.py knows which it can use).
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "error: $(PYTHON) is older than 3.10; set PYTHON=/path/to/python3.10 or newer" >&2; exit 1; }

@@ -25,7 +25,7 @@ from tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bnncc.emulator import Library, compiled
+from bnncc.codegen.emulator import Library, compiled
 from bnncc.targets import catalog
 
 

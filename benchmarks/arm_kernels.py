@@ -12,7 +12,8 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bnncc import pipeline, schedules
+from bnncc import schedules
+from bnncc.codegen import pipeline
 from bnncc.targets import catalog
 from bnncc.topi_binary.build import input_types, output_types, prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Step

@@ -43,7 +43,7 @@ import numpy as np  # isort: skip
 import tvm  # isort: skip
 
 import bnncc
-from bnncc.pipeline import tvm_target
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout

@@ -36,10 +36,10 @@ from peers import Contestant, Ours, add_arguments, interleave, open_peers
 from tables import markdown
 
 import bnncc
-from bnncc.artifact import Artifact
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.report import table
+from bnncc.runtime.artifact import Artifact
 from bnncc.targets import host
 
 THREADS = int(os.environ["TVM_NUM_THREADS"])

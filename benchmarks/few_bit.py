@@ -36,6 +36,7 @@ from tables import markdown, times, where
 
 import bnncc
 from bnncc import schedules
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.frontend.onnx import load
 from bnncc.passes.binarize import binarize
 from bnncc.passes.fuse import fuse
@@ -43,7 +44,6 @@ from bnncc.passes.physical import KERNEL
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.pipeline import tvm_target
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_types, prim_func

@@ -25,18 +25,19 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tables import markdown, where
 
-from bnncc import records, schedules
+from bnncc import schedules
 from bnncc.console import Console
 from bnncc.schedules.space import UnfitPoint
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.tuning import records
 from bnncc.tuning.features import of_kernel
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import Tuner, tasks_of
-from bnncc.workload import Workload
+from bnncc.tuning.workload import Workload
 
 THRESHOLD = (Step("threshold"),)
 FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))

@@ -22,9 +22,9 @@ import tvm
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tables import markdown, where
 
-from bnncc.image_bits import bits_of
+from bnncc.ir.image_bits import bits_of
+from bnncc.runtime.session import aligned_empty
 from bnncc.schedules import schedule
-from bnncc.session import aligned_empty
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import prim_func

@@ -34,11 +34,11 @@ from bitstream import LAYERS, bitstream_bytes, block, traditional_bytes
 from contest import markdown_of, parser, show, write
 from networks import NETWORKS
 
-from bnncc.artifact import Artifact
 from bnncc.driver import compile_model
 from bnncc.options import CompileOptions
-from bnncc.runner import random_inputs
-from bnncc.session import aligned_empty
+from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.runner import random_inputs
+from bnncc.runtime.session import aligned_empty
 
 COUNTER = "BNNCC_ALLOCATIONS"
 """Environment variable with the path of the preloaded library."""

@@ -68,7 +68,7 @@ class Worker(Peer):
 
 def serve(path: str, threads: int) -> None:
     """Be a `Worker`."""
-    from bnncc.threads import prepare
+    from bnncc.runtime.threads import prepare
 
     prepare(threads)
     artifact = bnncc.Artifact.load(path)

@@ -21,10 +21,10 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tables import markdown, where
 
-from bnncc import records
 from bnncc.console import Console
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
+from bnncc.tuning import records
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import key_of
 from bnncc.tuning.trials import Plan, Trials

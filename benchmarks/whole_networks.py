@@ -35,8 +35,8 @@ from peers import Ours, Peer, add_arguments, interleave, open_peers
 from tables import markdown, times, where
 
 import bnncc
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.targets import host
 
 GROUPS = {

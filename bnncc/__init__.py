@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from bnncc._version import __version__
 
 if TYPE_CHECKING:
-    from bnncc.artifact import Artifact
     from bnncc.driver import compile
+    from bnncc.runtime.artifact import Artifact
 
 __all__ = ["Artifact", "__version__", "compile"]
 
 # Importing TVM costs seconds, so what needs it is imported when first asked for.
 _LAZY = {
-    "Artifact": ("bnncc.artifact", "Artifact"),
+    "Artifact": ("bnncc.runtime.artifact", "Artifact"),
     "compile": ("bnncc.driver", "compile"),
 }
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from bnncc.cli import main
+from bnncc.cli.main import main
 
 sys.exit(main())

@@ -1,6 +1,6 @@
 """The compiler from end to end: one model in, one artifact out.
 
-load -> simplify -> recognise signs -> binarize -> commute -> fuse
+load -> passes (simplify, recognise signs, binarize, commute, fuse)
      -> Relax -> legalize -> schedule -> build
 """
 
@@ -13,49 +13,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc import manifest, notices, report
-from bnncc.artifact import Artifact
-from bnncc.bitstream import bitstream
-from bnncc.confirm import SelfCheck, confirmed, copy_of, runs_here
+from bnncc import notices, report
+from bnncc.codegen.bitstream import bitstream
+from bnncc.codegen.link import build_library
 from bnncc.dump import Dumper
 from bnncc.errors import TargetError
 from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
-from bnncc.graph import Graph
-from bnncc.image import take_uint8
-from bnncc.link import build_library
+from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.passes.binarize import binarize
-from bnncc.passes.byte_signs import compare_bytes
-from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.first_layer import relax_first_layer
-from bnncc.passes.fuse import fuse
-from bnncc.passes.in_place import store_in_place
-from bnncc.passes.merge import merge_siblings
+from bnncc.passes.image import take_uint8
 from bnncc.passes.physical import KERNEL
-from bnncc.passes.plain import write_plain
-from bnncc.passes.products import pair_products
-from bnncc.passes.quantisers import recognise_quantisers
-from bnncc.passes.rows import flatten_rows
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
-from bnncc.passes.transposed import split_transposed
-from bnncc.records import Records
-from bnncc.records import load as load_records
-from bnncc.schedules.few_bit_method import chooser
+from bnncc.passes.sequence import to_physical
+from bnncc.passes.transforms import InputTransform, as_transform, transform_input
+from bnncc.runtime import manifest
+from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.threads import usable_cpus
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
-from bnncc.threads import usable_cpus
 from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
-from bnncc.transforms import InputTransform, as_transform, transform_input
+from bnncc.tuning.records import Records
+from bnncc.tuning.records import load as load_records
+from bnncc.verification.confirm import SelfCheck, confirmed, copy_of, runs_here
 
 if TYPE_CHECKING:
     import onnx
 
-    from bnncc import memory
-    from bnncc.c_network import CNetwork
-    from bnncc.pipeline import KernelCall
+    from bnncc.codegen import memory
+    from bnncc.codegen.c_network import CNetwork
+    from bnncc.codegen.pipeline import KernelCall
 
 CORES = 4
 """Cores that another machine is taken to have, so that its code does not depend on this one's."""
@@ -188,7 +176,7 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
         )
     model, assumed = opened(model, options)
     network = _scheduled(model, options, target, assumed=assumed)
-    from bnncc import pipeline
+    from bnncc.codegen import pipeline
 
     executable, scratch = pipeline.build(network.module, target)
     library = build_library(executable, target)
@@ -231,7 +219,7 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
     model, assumed = opened(model, options)
     network = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
-    from bnncc import c_network
+    from bnncc.codegen import c_network
 
     files, scratch = c_network.make(
         network.module, target, name=Path(network.name).stem,
@@ -315,30 +303,11 @@ def _scheduled(
     relaxed = relax_first_layer(graph, options.first_layer)
     checks = SelfCheck(copy_of(graph), options.seed)
 
-    simplify(graph)
-    dump.graph("simplify", graph)
-    recognise_signs(graph, sign_zero=options.sign_zero)
-    if target.kind == "llvm":  # kernels for GPUs know no levels
-        recognise_quantisers(graph)
-    split_transposed(graph)
-    flatten_rows(graph)
-    commute_moves(graph)
-    if target.kind == "llvm":
-        pair_products(graph)
-    commute_pads(graph)
-    compare_bytes(graph)
-    found = binarize(graph, chooser(target, options.few_bit))
+    found, physical = to_physical(graph, options, target, dump)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
-    commute_pools(graph)
-    merge_siblings(graph)
-    write_plain(graph)
-    dump.graph("binarize", graph)
-    physical = fuse(graph, options.float_conv, target)
-    store_in_place(physical)
-    dump.graph("fuse", physical)
 
-    from bnncc import pipeline
-    from bnncc.lower import to_relax
+    from bnncc.codegen import pipeline
+    from bnncc.codegen.lower import to_relax
 
     module = to_relax(physical)
     dump.module("relax", module)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
-from bnncc.graph import Graph
+from bnncc.ir.graph import Graph
 
 if TYPE_CHECKING:
     import tvm

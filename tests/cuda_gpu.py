@@ -89,7 +89,7 @@ extern "C" const char* run_{name}(const unsigned* grid, const unsigned* threads,
 def emulate(folder: Path) -> None:
     """Give this process a GPU, and a compiler for it."""
     plug_in(folder)
-    from bnncc import fatbin, nvrtc
+    from bnncc.codegen import fatbin, nvrtc
     from bnncc.targets import gpus
 
     def taken(codes: dict[str, bytes]) -> bytes:

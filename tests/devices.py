@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from bnncc import cli, kit
+from bnncc.cli import main as cli
 from bnncc.errors import TargetError
+from bnncc.remote import kit
 from bnncc.targets.catalog import resolve
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,13 +12,13 @@ import pytest
 import tvm
 
 from bnncc import schedules
-from bnncc.confirm import runs_here
-from bnncc.pipeline import tvm_target
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import input_types, output_types, prim_func
 from bnncc.topi_binary.spec import Conv2d, Spec
+from bnncc.verification.confirm import runs_here
 
 HERE = [t.name for t in catalog.CATALOG.values() if t.kind == "llvm" and runs_here(t)]
 """Targets that this machine runs."""
@@ -46,7 +46,7 @@ TARGETS = [*HERE, *EMULATED[:1]]
 def build(functions: dict[str, Any], target: TargetSpec) -> Any:
     """Compile scheduled functions: to be called by name, here or in an emulated processor."""
     if not runs_here(target):
-        from bnncc.emulator import Module
+        from bnncc.codegen.emulator import Module
 
         return Module(functions, target)
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}

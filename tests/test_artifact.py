@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bnncc import link
-from bnncc.artifact import Artifact
+from bnncc.codegen import link
 from bnncc.errors import BnnccError, InputError, TargetError
 from bnncc.files import write_atomic
-from bnncc.session import ALIGNMENT, aligned_empty
+from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.session import ALIGNMENT, aligned_empty
 from tests import tiny as stub
 from tests.tiny import expected, tiny
 

@@ -12,9 +12,10 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bnncc import bare, schedules
-from bnncc.link import link
-from bnncc.pipeline import tvm_target
+from bnncc import schedules
+from bnncc.codegen import bare
+from bnncc.codegen.link import link
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference, reference_float
 from bnncc.topi_binary.build import output_types, prim_func
@@ -43,7 +44,7 @@ def fixed(spec: Any) -> Any:
 
 def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Compile, link and call a kernel; its outputs start as garbage."""
-    from bnncc.emulator import Library
+    from bnncc.codegen.emulator import Library
 
     functions = {"kernel": schedules.schedule(prim_func(spec), ARMV7, 1)}
     content, _ = bare.build(functions, tvm_target(ARMV7))

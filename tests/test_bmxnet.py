@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import bnncc
-from bnncc import cli
+from bnncc.cli import main as cli
 from bnncc.errors import ShapeError, UsageError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from tests import bmxnet_oracle
 from tests.mxnet_files import DATA, FORMS, Net, packed, small
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bnncc
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 
 FOLDER = Path(__file__).parent / "data" / "brevitas"
 FILES = sorted(FOLDER.glob("*.onnx"))

@@ -13,11 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bnncc import c_network, cli
+from bnncc.cli import main as cli
+from bnncc.codegen import c_network
 from bnncc.driver import compile_c, compile_model
 from bnncc.errors import TargetError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
 from tests.devices import DIGITS
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnncc import cli, commands
+from bnncc.cli import commands
+from bnncc.cli import main as cli
 from bnncc.errors import UsageError
 from bnncc.files import npz_bytes
 from bnncc.options import CompileOptions, parse_input_shape, parse_input_uint8

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bnncc import cli
-from bnncc.confirm import runs_here
+from bnncc.cli import main as cli
 from bnncc.targets import catalog
+from bnncc.verification.confirm import runs_here
 from tests.devices import DIGITS, ENVIRONMENT
 
 MODEL = DIGITS / "digits.onnx"

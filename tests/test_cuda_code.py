@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import bnncc
-from bnncc import fatbin, nvrtc
+from bnncc.codegen import fatbin, nvrtc
 from bnncc.errors import TargetError
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, text
@@ -267,10 +267,10 @@ def on_emulated_gpu(script: str, folder: Path, gpu: str = "80") -> subprocess.Co
 
 RUN_DIGITS = f"""
 import bnncc, numpy
-from bnncc.cli import main
+from bnncc.cli.main import main
 model, file = {str(DIGITS / "digits.onnx")!r}, FILE
 test = numpy.load({str(DIGITS / "test_images.npz")!r})
-# Compiling runs the artifact and compares it with the model (bnncc/confirm.py).
+# Compiling runs the artifact and compares it with the model (bnncc/verification/confirm.py).
 made = bnncc.compile(model, target="cuda-sm80", input_shapes=SHAPES)
 for first in (0, 2):
     images, labels = (test[name][first : first + 2] for name in ("images", "labels"))

@@ -14,13 +14,14 @@ import pytest
 import tvm
 
 import bnncc
-from bnncc import gpu, nvrtc, pipeline, schedules
+from bnncc import schedules
+from bnncc.codegen import gpu, nvrtc, pipeline
 from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import aliases, output_types, prim_func
 from bnncc.topi_binary.spec import Spec
-from bnncc.verify import verify
+from bnncc.verification.verify import verify
 from tests.binary_cases import make_inputs
 from tests.devices import DIGITS
 from tests.kernel_harness import same, small_integers

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from bnncc.image_bits import bits_of
+from bnncc.ir.image_bits import bits_of
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.topi_binary import layout, reference, reference_float, tiles

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bnncc import container
-from bnncc.artifact import Artifact
 from bnncc.errors import ArtifactError, BnnccError, TargetError
 from bnncc.files import npz_bytes
+from bnncc.runtime import container
+from bnncc.runtime.artifact import Artifact
 from bnncc.targets.catalog import resolve
 from tests.tiny import tiny
 

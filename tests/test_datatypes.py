@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bnncc.datatypes import datatype
+from bnncc.ir.datatypes import datatype
 
 SETS = {
     "BIPOLAR": {-1, 1}, "BINARY": {0, 1}, "TERNARY": {-1, 0, 1}, "UINT1": {0, 1}, "INT1": {-1, 0},

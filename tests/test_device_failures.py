@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnncc import remote
-from bnncc.artifact import Artifact
 from bnncc.errors import DeviceError
+from bnncc.remote import network as remote
+from bnncc.runtime.artifact import Artifact
 from tests import devices
 from tests.devices import (
     ENVIRONMENT,
@@ -103,7 +103,7 @@ def test_killing_the_client_in_mid_upload(
 ) -> None:
     before = server.handles()
     program = (
-        "import sys; from bnncc import remote\n"
+        "import sys; from bnncc.remote import network as remote\n"
         "device = remote.connect(sys.argv[1])\n"
         "print('connected', flush=True)\n"
         "device.load(bytes(100 << 20))\n"

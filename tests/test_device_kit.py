@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnncc import cli, kit
+from bnncc.cli import main as cli
 from bnncc.errors import TargetError, UsageError
+from bnncc.remote import kit
 from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import MACHINES, ROOT

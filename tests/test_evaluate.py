@@ -8,10 +8,10 @@ import pytest
 from onnx import helper
 
 from bnncc.errors import InputError
-from bnncc.evaluate import evaluate, evaluate_node
 from bnncc.frontend.onnx import load
-from bnncc.graph import Node
-from bnncc.numeric import multiples
+from bnncc.ir.evaluate import evaluate, evaluate_node
+from bnncc.ir.graph import Node
+from bnncc.ir.numeric import multiples
 
 ort = pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(7)

@@ -7,15 +7,15 @@ import onnx
 import pytest
 
 from bnncc.driver import compile_model
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.quantizers import LEVELS
 from bnncc.options import CompileOptions
 from bnncc.passes.lattices import few_bit_weights, lattice
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.quantizers import LEVELS
-from bnncc.verify import verify
+from bnncc.verification.verify import verify
 from tests.kernel_harness import HERE
 
 RNG = np.random.default_rng(3)

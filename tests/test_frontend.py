@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp, UsageError
 from bnncc.frontend.onnx import load
-from bnncc.graph import Graph
+from bnncc.ir.graph import Graph
 from tests.collection import handmade
 
 F32 = TensorProto.FLOAT

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 import bnncc
-from bnncc.cli import main
+from bnncc.cli.main import main
 from bnncc.errors import UsageError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.options import Uint8Input
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.verify import verify
+from bnncc.verification.verify import verify
 
 FOLDER = Path(__file__).parent / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")

@@ -10,9 +10,10 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 import bnncc
-from bnncc import memory, report
-from bnncc.bitstream import bitstream
-from bnncc.pipeline import tvm_target
+from bnncc import report
+from bnncc.codegen import memory
+from bnncc.codegen.bitstream import bitstream
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule
 from bnncc.targets import catalog
 from bnncc.topi_binary.conv2d import conv2d
@@ -106,7 +107,7 @@ def test_plan_follows_views_and_in_place_results() -> None:
             out = builder.emit_output(relax.op.add(a, c))
         builder.emit_func_output(out)
     module = relax.transform.LegalizeOps()(builder.get())
-    from bnncc.pipeline import memory_plan
+    from bnncc.codegen.pipeline import memory_plan
 
     plan = memory_plan(module)
     size = 4 * 64 * 4

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 import bnncc
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.passes.binarize import binarize
 from bnncc.passes.merge import ADD_REPEATED, merge_siblings
 from bnncc.passes.signs import recognise_signs

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
-from bnncc.graph import Graph, Node
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import bnncc
-from bnncc import cli
-from bnncc.confirm import agree
+from bnncc.cli import main as cli
 from bnncc.errors import BnnccError
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
+from bnncc.verification.confirm import agree
 from tests import pytorch_files as files
 
 

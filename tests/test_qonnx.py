@@ -7,14 +7,14 @@ import onnx
 import pytest
 
 import bnncc
-from bnncc.datatypes import datatype
 from bnncc.errors import InputError, UsageError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
+from bnncc.ir.datatypes import datatype
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.quantizers import QUANT, ROUNDING
 from bnncc.options import Uint8Input
 from bnncc.passes.simplify import simplify
-from bnncc.quantizers import QUANT, ROUNDING
-from bnncc.verify import verify
+from bnncc.verification.verify import verify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
 pytest.importorskip("qonnx")

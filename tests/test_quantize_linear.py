@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 
 import bnncc
 from bnncc.errors import ModelError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.linear import INTEGERS
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 
 RNG = np.random.default_rng(0)
 OPSETS = {"int8": 13, "uint8": 13, "int4": 21, "uint4": 21, "int2": 25, "uint2": 25, "int16": 21,

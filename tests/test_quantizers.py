@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bnncc.errors import UnsupportedOp
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Node
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Node
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 
 X = np.array([-9, -2.5, -1.5, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 1.25, 1.5, 2.5, 9], np.float32)
 

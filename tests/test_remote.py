@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnncc import cli, container, remote
-from bnncc.artifact import Artifact
-from bnncc.connection import parse_address, request
+from bnncc.cli.main import main
 from bnncc.errors import ArtifactError, DeviceError, InputError, TargetError, UsageError
 from bnncc.files import npz_bytes
+from bnncc.remote import network as remote
+from bnncc.remote.connection import parse_address, request
+from bnncc.runtime import container
+from bnncc.runtime.artifact import Artifact
 from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import DIGITS, SECONDS, Server, fails, succeeds, until
@@ -248,7 +250,7 @@ def test_wrong_result_is_an_error(
     }
     path = tmp_path / "wrong.bnncc"
     Artifact(container.sealed(artifact.manifest, members), members).save(path)
-    assert cli.main(["deploy", str(path), "--rpc", host.address]) == 1
+    assert main(["deploy", str(path), "--rpc", host.address]) == 1
     out, err = capsys.readouterr()
     assert "product: WRONG, off by 1" in out
     assert "sum: right" in out

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from bnncc import runner
 from bnncc.errors import UsageError
-from bnncc.manifest import TensorInfo
-from bnncc.session import ALIGNMENT
+from bnncc.runtime import runner
+from bnncc.runtime.manifest import TensorInfo
+from bnncc.runtime.session import ALIGNMENT
 from tests.tiny import tiny
 
 

@@ -8,10 +8,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from bnncc.errors import UnsupportedOp
-from bnncc.evaluate import evaluate
 from bnncc.frontend.infer import infer
 from bnncc.frontend.onnx import load
-from bnncc.graph import Graph
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph
 from bnncc.passes.simplify import simplify
 from tests.collection import handmade, oracle
 

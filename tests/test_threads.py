@@ -14,9 +14,9 @@ import pytest
 import bnncc
 from bnncc.errors import UsageError
 from bnncc.options import CompileOptions
+from bnncc.runtime.threads import usable_cpus
 from bnncc.schedules import grain
 from bnncc.targets import catalog
-from bnncc.threads import usable_cpus
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
 from tests.collection import handmade
 
@@ -47,7 +47,7 @@ def run_alone(program: str, **variables: str) -> str:
 )
 def test_pool(variable: str, asked: int | None, wanted: int) -> None:
     program = f"""
-        from bnncc import threads
+        from bnncc.runtime import threads
         assert threads.prepare({asked}) == {wanted}
         import tvm
         assert tvm.get_global_func("runtime.NumThreads")() == {wanted}
@@ -62,7 +62,7 @@ def test_pool_stays_within_the_affinity_mask() -> None:
     program = """
         import os
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        from bnncc import threads
+        from bnncc.runtime import threads
         assert threads.prepare(7) == 1
         import tvm
         assert tvm.get_global_func("runtime.NumThreads")() == 1
@@ -73,7 +73,7 @@ def test_pool_stays_within_the_affinity_mask() -> None:
 @pytest.mark.skipif(usable_cpus() == 1, reason="needs two processors")
 def test_pool_cannot_grow() -> None:
     program = """
-        from bnncc import threads
+        from bnncc.runtime import threads
         from bnncc.errors import UsageError
         threads.prepare(1)
         try:

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from bnncc import cli
-from bnncc.artifact import Artifact
+from bnncc.cli import main as cli
+from bnncc.runtime.artifact import Artifact
 
 DIGITS = Path(__file__).resolve().parents[1] / "examples/digits"
 MODEL = DIGITS / "digits.onnx"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import bnncc
-from bnncc.runner import random_inputs
+from bnncc.runtime.runner import random_inputs
 from tests.qonnx_models import Executor
 
 MODELS = os.environ.get("BNNCC_MODELS", "")

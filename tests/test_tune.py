@@ -14,18 +14,20 @@ from pathlib import Path
 import pytest
 
 import bnncc
-from bnncc import cli, driver, records, schedules
+from bnncc import driver, schedules
+from bnncc.cli import main as cli
 from bnncc.console import Console
 from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
-from bnncc.records_tools import described
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
+from bnncc.tuning import records
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
+from bnncc.tuning.records_tools import described
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
-from bnncc.workload import Workload, candidate, function, point_of_trace, sampler
+from bnncc.tuning.workload import Workload, candidate, function, point_of_trace, sampler
 from tests.devices import DIGITS, ENVIRONMENT, until
 from tests.planted import PLANTED
 

@@ -11,14 +11,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bnncc import driver, reference, verify
+from bnncc import driver
 from bnncc.errors import VerificationError
-from bnncc.evaluate import evaluate
 from bnncc.frontend.onnx import load
-from bnncc.magnitude import magnitudes
-from bnncc.manifest import TensorInfo
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.magnitude import magnitudes
 from bnncc.options import CompileOptions
+from bnncc.runtime.manifest import TensorInfo
 from bnncc.targets.catalog import resolve
+from bnncc.verification import reference, verify
 
 Arrays = dict[str, np.ndarray]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from bnncc import manifest, report
-from bnncc.artifact import Artifact
-from bnncc.link import build_library
+from bnncc import report
+from bnncc.codegen.link import build_library
 from bnncc.options import CompileOptions
+from bnncc.runtime import manifest
+from bnncc.runtime.artifact import Artifact
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 

@@ -29,7 +29,8 @@ from data import bits_of
 from rates import rate_kernels
 
 import bnncc
-from bnncc import driver, gpu, link, nvrtc, pipeline, schedules
+from bnncc import driver, schedules
+from bnncc.codegen import gpu, link, nvrtc, pipeline
 from bnncc.options import CompileOptions
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, shell

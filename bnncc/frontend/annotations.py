@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import onnx
 
-from bnncc.datatypes import Datatype, datatype
 from bnncc.frontend.pieces import Pieces
-from bnncc.graph import Graph, Node
-from bnncc.quantizers import QUANT
+from bnncc.ir.datatypes import Datatype, datatype
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import QUANT
 
 KEY = "finn_datatype"
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bnncc.errors import ShapeError
 from bnncc.frontend.pieces import Pieces
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 MAX_TAPS = 1024
 

@@ -18,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import custom
 from bnncc.frontend.rawfile import read_bytes
-from bnncc.graph import Dim, Graph, Node
+from bnncc.ir.graph import Dim, Graph, Node
 
 MIN_OPSET = 9
 MAX_OPSET = onnx.defs.onnx_opset_version()

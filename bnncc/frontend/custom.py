@@ -10,7 +10,7 @@ from onnx import AttributeProto
 
 from bnncc.errors import ModelError
 from bnncc.frontend import channels_last, qonnx
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 _INT, _INTS = AttributeProto.INT, AttributeProto.INTS
 _FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError, ModelError, ShapeError
-from bnncc.evaluate import evaluate_node
 from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
 from bnncc.frontend.nodechecks import check_node
 from bnncc.frontend.shaperules import Partial, broadcast
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node, TensorType
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ import onnx
 from bnncc.errors import UsageError
 from bnncc.frontend import mxnet, pytorch, tflite
 from bnncc.frontend.dabnn import assume_dabnn
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 from bnncc.options import CompileOptions
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto

@@ -15,11 +15,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.evaluate import OPSET, make_attribute
 from bnncc.frontend.checks import MAX_RANK, elements
 from bnncc.frontend.shaperules import RULES, Partial, broadcast, dynamic
-from bnncc.graph import Dim, Graph, Node, TensorType
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.ir.evaluate import OPSET, make_attribute
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 
 UNARY = {
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos"),

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.pieces import Pieces
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node, TensorType
 
 INTEGERS = {
     "int2": (-2, 1),

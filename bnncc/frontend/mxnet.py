@@ -21,7 +21,7 @@ from bnncc.frontend.mxnet_build import Builder
 from bnncc.frontend.mxnet_ops import OPERATORS
 from bnncc.frontend.mxnet_params import read_params
 from bnncc.frontend.mxnet_symbol import Symbol, SymbolNode, read_symbol
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 _LAYERS = ("Convolution", "QConvolution", "FullyConnected", "QFullyConnected", "Deconvolution")
 

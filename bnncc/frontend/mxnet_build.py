@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bnncc.errors import ModelError
-from bnncc.evaluate import make_attribute
+from bnncc.ir.evaluate import make_attribute
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.shaperules import broadcast
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node, TensorType
 
 
 def check_node(node: Node, graph: Graph) -> None:

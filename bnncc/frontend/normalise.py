@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from bnncc import numeric
 from bnncc.errors import UnsupportedOp
-from bnncc.graph import Graph, Node
+from bnncc.ir import numeric
+from bnncc.ir.graph import Graph, Node
 
 Rule = Callable[[Node, int, Graph], "list[Node] | None"]
 

@@ -14,7 +14,6 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, UsageError
-from bnncc.evaluate import OPSET
 from bnncc.frontend import checks, custom
 from bnncc.frontend.annotations import declared, rounded_input
 from bnncc.frontend.channels_last import Columns
@@ -25,7 +24,8 @@ from bnncc.frontend.linear import as_floats
 from bnncc.frontend.normalise import normalise
 from bnncc.frontend.sequences import plain_tensors
 from bnncc.frontend.text import check_text
-from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.evaluate import OPSET
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 
 
 def load(

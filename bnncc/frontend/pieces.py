@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.pieces import Pieces
 from bnncc.frontend.rounding import PLAIN
 from bnncc.frontend.shaperules import broadcast
-from bnncc.graph import Graph, Node
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
 
 Array = np.ndarray[Any, Any]
 

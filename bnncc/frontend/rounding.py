@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnncc.frontend.pieces import Pieces
-from bnncc.graph import Node
+from bnncc.ir.graph import Node
 
 PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
 """The modes that are an operator of ONNX."""
 
 
 def rounded(make: Pieces, mode: str, x: str, out: str) -> Iterator[Node]:
-    """Yield nodes that round as the mode of `bnncc.quantizers.ROUNDING` says.
+    """Yield nodes that round as the mode of `bnncc.ir.quantizers.ROUNDING` says.
 
     Parameters
     ----------

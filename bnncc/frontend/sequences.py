@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 import numpy as np
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 
 def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[str]]) -> Node:

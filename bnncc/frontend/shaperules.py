@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.graph import Dim, Graph, Node, TensorType
-from bnncc.shaping import reshape_to
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.shaping import reshape_to
 
 Partial = tuple["int | str | None", ...]
 """An integer vector of which some elements are symbols or unknown."""

@@ -12,7 +12,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import checks
 from bnncc.frontend.flatbuffer import Table
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 Array = np.ndarray[Any, Any]
 

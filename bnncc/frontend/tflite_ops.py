@@ -17,7 +17,7 @@ from bnncc.frontend.tflite_moves import MOVES
 from bnncc.frontend.tflite_names import CODES, NAMES
 from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
 from bnncc.frontend.tflite_writer import Writer, quantized
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 EXACT = {
     "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "MAX_POOL_2D", "CONCATENATION", "SPLIT",

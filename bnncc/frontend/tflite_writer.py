@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.tflite_file import Network, Operator, Tensor
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 Array = np.ndarray[Any, Any]
 

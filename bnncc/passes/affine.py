@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 Affine = tuple[np.ndarray, np.ndarray]
 """Scale and bias, float64, one per channel."""

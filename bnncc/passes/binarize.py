@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.passes.lattices import lattices
@@ -29,7 +30,6 @@ from bnncc.passes.operands import (
 )
 from bnncc.passes.products import BINARY_PRODUCT, why_not
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
-from bnncc.quantized import QUANTIZED_CONV
 from bnncc.report import Layer
 from bnncc.topi_binary.layout import WORD_BITS, words
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
-from bnncc.image_bits import IMAGE_BITS
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import has_constant_form
 from bnncc.passes.physical import Physical, Planes

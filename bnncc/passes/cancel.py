@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bnncc.errors import ShapeError
 from bnncc.frontend.shaperules import broadcast
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.rewrite import Result, Walk, walk
 
 _LINEAR = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,)}

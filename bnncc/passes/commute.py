@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import has_constant_form
 from bnncc.passes.values import pad_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.lattices import Lattice, Weights, few_bit_weights, of_signs
 from bnncc.passes.operands import (
     bias_of,

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes.affine import affine_of
 from bnncc.passes.values import pad_of
-from bnncc.quantized import QUANTIZED_CONV
 from bnncc.topi_binary import quantization
 
 _MOVES = ("Transpose", "Identity", "Slice", "Reshape", "Squeeze", "Unsqueeze", "Pad")

@@ -19,7 +19,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.interleave import interleave
@@ -32,8 +34,6 @@ from bnncc.passes.product_kernels import start_product
 from bnncc.passes.routes import Router
 from bnncc.passes.starts import start_few_bit, start_image, start_quantized
 from bnncc.passes.values import TwoValued, value_sets
-from bnncc.quantized import QUANTIZED_CONV
-from bnncc.quantizers import LEVELS
 from bnncc.schedules import with_weight_order
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering

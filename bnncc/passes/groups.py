@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import Affine, affine_of, channel_vector

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import BinaryConv2d

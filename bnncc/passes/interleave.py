@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Dim, Node, TensorType
+from bnncc.ir.graph import Dim, Node, TensorType
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
-from bnncc.image_bits import IMAGE_BITS
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.image_bits import IMAGE_BITS
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.affine import affine_of, has_constant_form
 from bnncc.passes.few_bit import FEW_BIT_CONV
 from bnncc.passes.level_routes import ROUTED
@@ -16,8 +18,6 @@ from bnncc.passes.products import BINARY_PRODUCT
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.transposed import INTERLEAVE
 from bnncc.passes.values import TwoValued
-from bnncc.quantized import QUANTIZED_CONV
-from bnncc.quantizers import LEVELS
 from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}

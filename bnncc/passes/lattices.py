@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Graph, Node
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued
-from bnncc.quantizers import LEVELS
 
 UNEVEN = 1e-6
 """Part of the largest value by which a level may be off an even spacing: float32 rounds."""

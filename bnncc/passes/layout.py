@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.frontend.infer import BROADCAST, COMPARE, UNARY, infer_into
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.rewrite import Result, Walk, walk
 
 _ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from bnncc.graph import Node
+from bnncc.ir.graph import Node
 from bnncc.passes.lattices import ROUTES as ROUTED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.routes import Router, pool_spec

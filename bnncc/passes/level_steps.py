@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import FEW_BIT_CONV
 from bnncc.passes.lattices import Lattice, lattice
 from bnncc.passes.physical import Physical, Planes

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from bnncc.frontend.infer import ELEMENTWISE, infer_into
-from bnncc.graph import Graph, Node
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 
 _WINDOWS = {"Conv", "ConvTranspose", "MaxPool", "AveragePool"}
 _SPATIAL = _WINDOWS | {"GlobalAveragePool", "GlobalMaxPool"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.affine import channel_vector
 from bnncc.passes.values import value_sets
 from bnncc.topi_binary.layout import LANES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.values import pad_of
 
 Array = np.ndarray

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.passes.lattices import Lattice
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.bits_table import needs_table, slice_table

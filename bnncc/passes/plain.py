@@ -3,7 +3,7 @@
     before: y = bnncc.Quant(x, s, z, bits)    after: y = (Round(Clip(x / s + z)) - z) * s
     before: y = bnncc.MultiThreshold(x, T)    after: y = a * ReduceSum(Cast(x[..., None] >= T)) + b
 
-Operator for operator this is what `bnncc.quantizers` evaluates, so it is exact, in float32.
+Operator for operator this is what `bnncc.ir.quantizers` evaluates, so it is exact, in float32.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from bnncc.frontend.infer import infer_into
 from bnncc.frontend.pieces import Pieces
 from bnncc.frontend.rounding import rounded
-from bnncc.graph import Graph, Node
-from bnncc.quantizers import MULTI_THRESHOLD, QUANT, integer_range
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range
 
 
 def write_plain(graph: Graph) -> None:

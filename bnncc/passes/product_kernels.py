@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bnncc.graph import Dim, Node
+from bnncc.ir.graph import Dim, Node
 from bnncc.passes.groups import Group
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued

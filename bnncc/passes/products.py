@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.passes.rows import product
 from bnncc.passes.values import REMAPS, TwoValued, value_sets
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Graph, Node
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 from bnncc.passes.lattices import lattice
-from bnncc.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
 Array = np.ndarray
 

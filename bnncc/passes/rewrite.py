@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.frontend.infer import infer_into
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 
 Array = np.ndarray[Any, Any]
 

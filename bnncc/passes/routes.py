@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bnncc.graph import Node
+from bnncc.ir.graph import Node
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index, pad_of
 from bnncc.topi_binary.layout import pack_bits, words

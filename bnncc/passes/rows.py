@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 
 
 def flatten_rows(graph: Graph) -> None:

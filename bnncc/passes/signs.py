@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node, TensorType
 
 _COMPARES = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
 _ELEMENTWISE = {

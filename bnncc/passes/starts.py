@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import starts_of
 from bnncc.passes.groups import Group
 from bnncc.passes.physical import Physical

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Graph, Node
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
 
 ALWAYS = np.iinfo(np.int32).max
 NEVER = np.iinfo(np.int32).min

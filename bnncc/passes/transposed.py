@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bnncc.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.passes.affine import channel_vector
 from bnncc.report import Layer
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.evaluate import evaluate_node
-from bnncc.graph import Graph, Node
-from bnncc.image_bits import IMAGE_BITS
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.image_bits import IMAGE_BITS
 
 WEIGHT_TOLERANCE = 1e-5
 """Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues

@@ -89,7 +89,7 @@ class Here(_Clock):
     """
 
     def __init__(self, threads: int) -> None:
-        from bnncc.threads import prepare
+        from bnncc.runtime.threads import prepare
 
         if threads == 1 and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -118,7 +118,7 @@ class OnGpu(Here):
         super().__init__(1)
         import tvm
 
-        from bnncc.gpu import load_runtime
+        from bnncc.codegen.gpu import load_runtime
 
         load_runtime(stand_ins=False)
         self.cpu = tvm.cuda(0)
@@ -142,7 +142,7 @@ class OnDevice(_Clock):
     """
 
     def __init__(self, address: dict[str, Any], threads: int) -> None:
-        from bnncc.remote import connect
+        from bnncc.remote.network import connect
 
         self.device = connect(**address)
         if self.device.info:

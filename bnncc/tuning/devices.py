@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bnncc.connection import parse_address, summary
 from bnncc.errors import DeviceError
+from bnncc.remote.connection import parse_address, summary
 
 
 def free_devices(device: dict[str, Any] | None) -> int:

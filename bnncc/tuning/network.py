@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from bnncc import driver, runner
-from bnncc.confirm import runs_here
+from bnncc import driver
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 from bnncc.options import CompileOptions
+from bnncc.runtime import runner
+from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
-from bnncc.threads import usable_cpus
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
+from bnncc.verification.confirm import runs_here
 
 RUNS = 200
 """Of the network before and after, in turns."""
@@ -160,11 +161,11 @@ def _compared(
     before = driver.compile_model(model, options)
     after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
     if device is None:
-        from bnncc.threads import prepare
+        from bnncc.runtime.threads import prepare
 
         prepare(threads)
         return _in_turns([before, after], threads, RUNS // 4, 4)
-    from bnncc.remote import connect
+    from bnncc.remote.network import connect
 
     with connect(**device) as there:
         return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_RUNS)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnncc.records import Record, numbers
 from bnncc.schedules.space import Point, Space, text
 from bnncc.targets.spec import TargetSpec
-from bnncc.workload import Workload, arguments, candidate, function, sampler
+from bnncc.tuning.records import Record, numbers
+from bnncc.tuning.workload import Workload, arguments, candidate, function, sampler
 
 RANKED = 320
 """Points that the cost model ranks at a time."""
@@ -245,7 +245,7 @@ class Search:
         import tvm
         from tvm.s_tir import meta_schedule as ms
 
-        from bnncc.pipeline import tvm_target
+        from bnncc.codegen.pipeline import tvm_target
 
         if task.workload not in self._contexts:
             module = tvm.IRModule({"main": function(task.workload)})

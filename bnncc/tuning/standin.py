@@ -26,7 +26,7 @@ class Instructions:
 
     def __init__(self) -> None:
         try:
-            from bnncc.emulator import Library
+            from bnncc.codegen.emulator import Library
         except ImportError as error:
             raise TuningError(
                 f"counting instructions needs an emulator: {error}",

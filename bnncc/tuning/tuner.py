@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnncc import records, schedules
+from bnncc import schedules
 from bnncc._version import __version__
 from bnncc.console import Console
-from bnncc.records import Writer
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
+from bnncc.tuning import records
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.progress import Progress
+from bnncc.tuning.records import Writer
 from bnncc.tuning.search import Search, Task, key_of
 from bnncc.tuning.trials import Plan, Same, Trials
-from bnncc.workload import Workload
+from bnncc.tuning.workload import Workload
 
 CONTESTANTS = 3
 """Points that are measured once more beside the default, when a kernel is done."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from bnncc.errors import BnnccError, DeviceError
 from bnncc.targets.spec import TargetSpec
-from bnncc.workload import Workload
+from bnncc.tuning.workload import Workload
 
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
@@ -71,9 +71,10 @@ class Worker:
         """Make the library of a point, unless it is the same kernel as one made before."""
         import tvm
 
-        from bnncc import gpu, memory, schedules
-        from bnncc.link import build_library
-        from bnncc.pipeline import tvm_target
+        from bnncc import schedules
+        from bnncc.codegen import gpu, memory
+        from bnncc.codegen.link import build_library
+        from bnncc.codegen.pipeline import tvm_target
         from bnncc.topi_binary.build import prim_func
 
         started = time.perf_counter()

@@ -66,7 +66,7 @@ def run() -> None:
     folder, *paths = map(Path, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
     signal.signal(signal.SIGALRM, _alarm)
-    from bnncc.cli import main
+    from bnncc.cli.main import main
 
     for path in paths:
         print(json.dumps(compile_one(main, path, folder)), flush=True)

@@ -16,7 +16,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bnncc.errors import BnnccError, ModelError, UnsupportedOp
-from bnncc.evaluate import make_attribute
 from bnncc.frontend.pytorch import (
     elementwise,
     layers,
@@ -30,6 +29,7 @@ from bnncc.frontend.pytorch.archive import Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
 from bnncc.frontend.pytorch.schema import read
 from bnncc.frontend.pytorch.site import Emitted, Name, Rule, Site, Value
+from bnncc.ir.evaluate import make_attribute
 
 OPSET = 22
 """Of the models made."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bnncc.errors import ModelError
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 
 @dataclass(frozen=True)

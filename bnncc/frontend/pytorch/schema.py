@@ -12,7 +12,7 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.checks import MAX_NODES
 from bnncc.frontend.pytorch.archive import DTYPES, Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, check_order
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 SCHEMA = 8
 """Major version of the files' schema."""

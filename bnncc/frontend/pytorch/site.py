@@ -12,7 +12,7 @@ from onnx import helper
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.frontend.checks import elements
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
-from bnncc.graph import Dim
+from bnncc.ir.graph import Dim
 
 if TYPE_CHECKING:
     from bnncc.frontend.pytorch.convert import Converter

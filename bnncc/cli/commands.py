@@ -1,0 +1,363 @@
+"""What each verb of the command line does; each imports the heavy modules it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnncc.cli.asked import as_json, check_model, device_of, options_of
+from bnncc.console import Console
+from bnncc.errors import BnnccError, UsageError, VerificationError
+from bnncc.options import CompileOptions
+
+if TYPE_CHECKING:
+    from bnncc.codegen.c_network import CNetwork
+    from bnncc.runtime.artifact import Artifact
+
+_TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
+
+
+def compile_(args: Namespace, console: Console) -> int:
+    """Compile a model and write the artifact.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    start = time.perf_counter()
+    options = options_of(args, dump_ir=args.dump_ir)
+    from bnncc.files import model_stem
+    from bnncc.targets.catalog import resolve
+
+    target = resolve(args.target)
+    suffix = "bnncc" if target.has_runtime else "tar"
+    output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
+    for path in (output, args.report):
+        _check_folder(path)
+    artifact = _compiled(args.model, options, console)
+    report = artifact.report
+    size = artifact.save(output)
+    if args.report is not None:
+        from bnncc.files import write_atomic
+
+        write_atomic(args.report, [as_json(report).encode()])
+    summary = report["summary"]
+    layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
+    tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
+    console.result(
+        f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
+        f"{time.perf_counter() - start:.1f} s"
+    )
+    from bnncc.verification.confirm import not_run
+
+    if note := not_run(target, output):
+        console.result(note)
+    return 0
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Run an artifact on arrays from a file.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    _runtime_only(args)
+    from bnncc.files import npz_bytes, write_atomic
+
+    _check_folder(args.output)
+    with _loaded(args) as artifact:
+        arrays = artifact.read_inputs(args.input)
+        outputs = artifact.run(arrays)
+    write_atomic(args.output, [npz_bytes(outputs)])
+    console.progress(f"{args.output}: {', '.join(map(str, artifact.outputs))}")
+    return 0
+
+
+def bench(args: Namespace, console: Console) -> int:
+    """Time an artifact.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    _runtime_only(args)
+    from bnncc.runtime import runner
+
+    with _loaded(args) as artifact:
+        result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+    sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
+    return 0
+
+
+def explain(args: Namespace, console: Console) -> int:
+    """Print how each layer of a model or artifact is computed.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from bnncc import report
+    from bnncc.runtime.artifact import Artifact
+
+    if _is_artifact(args.file):
+        content = Artifact.load(args.file, for_this_machine=False).report
+    else:
+        content = _compiled(args.file, options_of(args), console).report
+    sys.stdout.write(as_json(content) if args.json else report.text(content) + "\n")
+    return 0
+
+
+def verify(args: Namespace, console: Console) -> int:
+    """Compare an artifact with its model.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if they differ.
+    """
+    from bnncc.verification import verify as verification
+
+    check_model(args.model)
+    with _loaded(args) as artifact:
+        arrays = None if args.input is None else artifact.read_inputs(args.input)
+        result = verification.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params
+        )
+    sys.stdout.write(as_json(result) if args.json else verification.text(result) + "\n")
+    return 0 if result["right"] else 1
+
+
+def deploy(args: Namespace, console: Console) -> int:
+    """Bring an artifact to a device, check and time it there.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if it is wrong there.
+
+    Raises
+    ------
+    UsageError
+        If there is no device among the options.
+    VerificationError
+        If the device computes something else than the artifact says is right.
+    """
+    if args.rpc is None and args.tracker is None:
+        raise UsageError("deploy needs a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K")
+    _runtime_only(args)
+    from bnncc.remote import deploy as deployment
+
+    with _loaded(args) as artifact:
+        result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
+    sys.stdout.write(as_json(result) if args.json else deployment.text(result) + "\n")
+    if not result["right"]:
+        raise VerificationError(
+            f"{args.artifact}: wrong outputs on the device",
+            hint="`bnncc verify MODEL ARTIFACT` with the same device finds the layer, or that a "
+            "value lies within rounding of a sign's zero",
+        )
+    return 0
+
+
+def device_kit(args: Namespace, console: Console) -> int:
+    """Put together what a device needs.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from bnncc.remote import kit
+    from bnncc.targets.catalog import resolve
+
+    start = time.perf_counter()
+    made = kit.make(args.output, resolve(args.target), progress=console.progress)
+    console.result(
+        f"{args.output}: {made.size:,} bytes, server and TVM {made.tvm} for {made.arch}, "
+        f"needs glibc {made.glibc} or newer there, {time.perf_counter() - start:.1f} s"
+    )
+    return 0
+
+
+def targets(args: Namespace, console: Console) -> int:
+    """List targets or describe one.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+
+    Raises
+    ------
+    BnnccError
+        If there is no target of that name.
+    """
+    from dataclasses import asdict
+
+    from bnncc.report import table
+    from bnncc.targets import catalog
+
+    names = catalog.names() if args.name is None else [args.name]
+    rows = [("target", "processor", "vector", "runs here")]
+    data: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            spec = catalog.resolve(name)
+        except BnnccError:
+            if args.name is not None:
+                raise
+            continue
+        missing = catalog.missing_features(spec)
+        data.append({**asdict(spec), "runs_here": not missing, "missing": missing})
+        here = f"no, lacks {', '.join(missing)}" if missing else "yes"
+        vector = spec.engine or f"{spec.vector_bits} bits"
+        rows.append((name, ", ".join(spec.gpus) or spec.mcpu, vector, here))
+    if args.json:
+        sys.stdout.write(as_json(data if args.name is None else data[0]))
+    elif args.name is None:
+        sys.stdout.write("\n".join(table(rows)) + "\n")
+    else:
+        pairs = [
+            (key, " ".join(value) if isinstance(value, tuple | list) else str(value))
+            for key, value in data[0].items()
+        ]
+        sys.stdout.write("\n".join(table(pairs)) + "\n")
+    return 0
+
+
+def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact | CNetwork:
+    check_model(model)
+    from bnncc.targets.catalog import resolve
+
+    target = resolve(str(options.target))  # before TVM costs seconds
+    console.progress(f"compiling {model}")
+    from bnncc.driver import compile_c, compile_model
+
+    make = compile_model if target.has_runtime else compile_c
+    artifact = make(model, options)
+    for line in artifact.report["warnings"]:
+        console.warning(line)
+    return artifact
+
+
+@contextlib.contextmanager
+def _loaded(args: Namespace) -> Iterator[Artifact]:
+    """Load ``args.artifact`` to be run here, or on the device that the options name."""
+    from bnncc.runtime.artifact import Artifact
+
+    where = device_of(args)
+    if where is None:
+        from bnncc.runtime.threads import prepare
+
+        prepare(args.threads)
+        yield Artifact.load(args.artifact)
+        return
+    artifact = Artifact.load(args.artifact, for_this_machine=False)  # damaged, it stays here
+    from bnncc import remote
+
+    with remote.connect(**where) as device:
+        if args.threads is not None:
+            device.set_threads(args.threads)
+        yield artifact.on(device)
+
+
+def _is_artifact(path: Path) -> bool:
+    """Tell by its content whether `path` is an artifact, so that any name works."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
+        return True
+    return path.suffix == ".bnncc"
+
+
+def _check_folder(path: Path | None) -> None:
+    """Refuse an output path before the work is done, not after."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, not a file to write")
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"{path}: folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{path}: folder {folder} cannot be written to")
+
+
+def _target_label(target: str) -> str:
+    return Path(target).stem if target.endswith(".json") else target
+
+
+def _runtime_only(args: Namespace) -> None:
+    """Load TVM without its compiler, which is all that running needs."""
+    if args.own_process and "tvm" not in sys.modules:
+        os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")

@@ -1,0 +1,178 @@
+"""What the verbs of tuning do."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bnncc.cli.asked import as_json, check_model, device_of, options_of
+from bnncc.console import Console
+from bnncc.errors import TuningError, UsageError
+
+FOLDER = Path("tune_logs")
+"""Where records go if no folder is given."""
+
+
+def tune(args: Namespace, console: Console) -> int:
+    """Tune the kernels of a model, and say what that gained.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code: 130 if the user stopped it, which loses nothing.
+
+    Raises
+    ------
+    UsageError
+        If options do not go together.
+    """
+    from bnncc.targets.catalog import resolve
+
+    check_model(args.model)
+    target = resolve(args.target)
+    pattern = _pattern(args.kernels)
+    if len(args.records) > 1 or args.untuned:
+        raise UsageError("tune takes one --records, to read and write, and no --untuned")
+    folder = args.records[0] if args.records else FOLDER
+    args.records = []
+    options = replace(options_of(args), threads=args.threads or 1, tuned=False, confirm=False)
+    from bnncc.tuning import network
+
+    result = network.tune(
+        args.model,
+        options,
+        target,
+        folder=folder,
+        pattern=pattern,
+        device=_device(args),
+        method=args.measure,
+        trials=args.trials,
+        time_limit=args.time_limit,
+        jobs=args.jobs,
+        lock=args.lock,
+        command=" ".join(["bnncc", *map(os.fspath, sys.argv[1:])]),
+        console=console,
+    )
+    if args.json:
+        sys.stdout.write(as_json(result))
+    console.result(network.text(result, folder))
+    return 130 if result["interrupted"] else 0
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--kernels: `{text}` is no regular expression: {error}") from error
+
+
+def _device(args: Namespace) -> dict[str, Any] | None:
+    """Return the device to measure on, checked before kernels are built for it."""
+    device = device_of(args)
+    if device is not None:
+        if args.measure != "clock":
+            raise UsageError("--measure instructions needs no device")
+        from bnncc import remote
+
+        remote.check_where(**device)
+    return device
+
+
+def records(args: Namespace, console: Console) -> int:
+    """List, prune or merge records.
+
+    Parameters
+    ----------
+    args : Namespace
+        Parsed options.
+    console : Console
+        For messages.
+
+    Returns
+    -------
+    int
+        Exit code.
+
+    Raises
+    ------
+    TuningError
+        If there are no records where some are expected.
+    UsageError
+        If a folder is not there.
+    """
+    from bnncc.tuning import records as logs
+    from bnncc.tuning.records_tools import described, merge, prune
+
+    folder = args.folder or logs.shipped()
+    names = _names(folder if args.action != "merge" else args.sources[0], args)
+    if not names:
+        raise TuningError(f"{folder}: holds no records", hint="`bnncc tune` writes them")
+    if args.action == "prune":
+        changed = {name: prune(folder / name, args.keep) for name in names}
+    elif args.action == "merge":
+        for source in args.sources:
+            if not source.is_dir():
+                raise UsageError(f"{source}: no such folder of records")
+        changed = {}
+        for source in args.sources:
+            for name in _names(source, args):
+                changed[name] = changed.get(name, 0) + merge(source / name, folder / name)
+    else:
+        listed = {name: described(folder / name) for name in names}
+        for lines in listed.values():
+            for line in lines["stale"]:
+                console.warning(line)
+        sys.stdout.write(as_json(listed) if args.json else _table(listed))
+        return 0
+    if args.json:
+        sys.stdout.write(as_json(changed))
+    word = "removed" if args.action == "prune" else "added"
+    for name, count in changed.items():
+        console.result(f"{folder / name}: {count} records {word}")
+    return 0
+
+
+def _names(folder: Path, args: Namespace) -> list[str]:
+    """Return the targets that `folder` has records of."""
+    from bnncc.targets.catalog import resolve
+    from bnncc.tuning import records as logs
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder of records")
+    found = sorted(path.parent.name for path in folder.glob(f"*/{logs.RECORDS}"))
+    if args.target is None:
+        return found
+    wanted = resolve(args.target).family
+    return [name for name in found if name.split(".")[0] == wanted]
+
+
+def _table(listed: dict[str, Any]) -> str:
+    from bnncc.report import table
+
+    rows = [("target", "kernel", "trials", "best us", "default us", "point")]
+    for name, content in listed.items():
+        for entry in content["kernels"]:
+            default = entry["default_us"]
+            rows.append(
+                (
+                    name,
+                    entry["kernel"],
+                    str(entry["trials"]),
+                    f"{entry['best_us']:.2f}",
+                    "" if default is None else f"{default:.2f}",
+                    entry["point"],
+                )
+            )
+    return "\n".join(table(rows, right=(2, 3, 4))) + "\n"

@@ -1,0 +1,134 @@
+"""Kernels as plain C functions, for machines without TVM's runtime: pointers in, an int out.
+
+TVM's own lowering gives each kernel the calling convention of its runtime. Here that one pass is
+replaced: the buffers a kernel takes become pointers to their first element. What is left for the
+program to provide is the C library, and scratch memory: the object has two pointers to functions,
+``__TVMBackendAllocWorkspace`` and ``__TVMBackendFreeWorkspace``, that the program must set.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx import transform as tir
+
+from bnncc.codegen import memory
+from bnncc.codegen.c_text import ALIGNMENT
+from bnncc.errors import TargetError
+
+_CPU = 1
+
+
+def build(
+    functions: dict[str, tirx.PrimFunc], target: tvm.target.Target
+) -> tuple[bytes, dict[str, int]]:
+    """Compile kernels into one object file.
+
+    Parameters
+    ----------
+    functions : dict of str to PrimFunc
+        Scheduled for one thread, of fixed shapes, by the name of their symbol.
+    target : tvm.target.Target
+        From `pipeline.tvm_target`.
+
+    Returns
+    -------
+    bytes
+        A relocatable object. ``int32_t name(T *first, ...)`` has a pointer for each tensor, outputs
+        last, all at multiples of `ALIGNMENT`; it returns 0, or -1 if it had no scratch memory.
+    dict
+        Bytes of scratch memory, at most, by kernel.
+
+    Raises
+    ------
+    TargetError
+        If a kernel needs more of TVM's runtime.
+    """
+    named = {
+        name: f.with_attr("global_symbol", name).with_attr("target", target)
+        for name, f in functions.items()
+    }
+    options = {"tirx.disable_cse_tir": True}
+    with target, tvm.transform.PassContext(config=options):
+        lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
+        scratch = {v.name_hint: _scratch(v.name_hint, f) for v, f in lowered.functions_items()}
+        made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
+    with tempfile.TemporaryDirectory(prefix="bnncc-bare-") as folder:
+        made.write_to_file(str(Path(folder) / "kernels.o"))
+        return (Path(folder) / "kernels.o").read_bytes(), scratch
+
+
+def _passes() -> list[tvm.transform.Pass]:
+    """Return TVM's lowering for CPUs, with our calling convention in place of its own."""
+    return [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.AnnotateIrregularLoop(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tir.FlattenBuffer(),
+        tir.BF16ComputeLegalize(),
+        tir.NarrowDataType(32),
+        s_tir.transform.LoopPartition(),
+        tir.VectorizeLoop(True),
+        tir.StorageRewrite(),
+        s_tir.transform.HoistIfThenElse(),
+        tir.UnrollLoop(),
+        s_tir.transform.RenormalizeSplitPattern(),
+        tir.StmtSimplify(),
+        tir.RemoveNoOp(),
+        s_tir.transform.RewriteUnsafeSelect(),
+        tir.VerifyMemory(),
+        tvm.transform.module_pass(_pointers, opt_level=0),
+        tir.BF16StorageLegalize(),
+        tir.LowerTVMBuiltin(),
+        tir.LowerIntrin(),
+    ]
+
+
+def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Give every function pointers for its buffers, and C's calling convention."""
+    out = {}
+    for var, func in module.functions_items():
+        pointers = [
+            tirx.Var(f"{b.name}_p", tvm.ir.PointerType(tvm.ir.PrimType(str(b.dtype))))
+            for b in func.params
+        ]
+        body = func.body
+        for buffer, pointer in reversed(list(zip(func.params, pointers, strict=True))):
+            body = tirx.DeclBuffer(buffer, body, data=pointer)
+        # Where scratch memory is asked for.
+        for key, value in (("device_id", 0), ("device_type", _CPU)):
+            body = tirx.AttrStmt(tirx.const(0, "int32"), key, tirx.const(value, "int32"), body)
+        bare = tirx.PrimFunc(pointers, body, tvm.ir.PrimType("int32"))
+        for key in ("global_symbol", "target"):
+            bare = bare.with_attr(key, func.attrs[key])
+        out[var] = bare.with_attr("tirx.noalias", True).with_attr("calling_conv", 1)
+    return tvm.IRModule(out)
+
+
+def _scratch(name: str, func: tirx.PrimFunc) -> int:
+    """Return what a kernel allocates; refuse what calls more of the runtime."""
+    sizes: list[int] = []
+    other: list[str] = []
+
+    def visit(call: Any) -> None:
+        op = str(getattr(call.op, "name", ""))
+        if op == memory.ALLOCATE:
+            sizes.append(-(-int(call.args[2]) // ALIGNMENT) * ALIGNMENT)
+        elif "packed" in op or op.startswith("tirx.TVMBackendParallel"):
+            other.append(op)
+
+    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit), order="post")
+    if other:
+        raise TargetError(f"kernel `{name}` needs TVM's runtime, which this target lacks")
+    return sum(sizes)

@@ -1,0 +1,241 @@
+"""A network as C: an object file of kernels, and the program text that calls them in order.
+
+For machines without TVM's runtime. `make` makes a folder's worth: ``kernels.o``; ``network.h``
+with the one function that runs the network, and every kernel; ``network.c``, whose body is the call
+order; ``weights.bin``; a pair of inputs and right outputs; and ``README.md``. Nothing is allocated
+at run time: the caller gives one arena, in which network.c has a fixed place for each tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from bnncc import report
+from bnncc.codegen import bare, c_text, memory, pipeline
+from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Order, Sizes
+from bnncc.errors import TargetError
+from bnncc.files import write_atomic
+from bnncc.runtime.manifest import TensorInfo
+from bnncc.targets.spec import TargetSpec
+
+
+@dataclass(frozen=True)
+class CNetwork:
+    """A compiled network of C, from `driver.compile_c`.
+
+    Attributes
+    ----------
+    files : dict of str to bytes
+        From `make`.
+    content : dict
+        What was compiled how, but for the size of the file.
+    """
+
+    files: dict[str, bytes]
+    content: dict[str, Any]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was compiled how (docs/report.md)."""
+        return report.with_file_size(self.content, len(archive(self.files)))
+
+    def save(self, path: str | Path) -> int:
+        """Write all files as a tar file, whole or not at all, and return its size in bytes."""
+        return write_atomic(path, [archive(self.files)])
+
+
+def make(
+    module: tvm.IRModule,
+    target: TargetSpec,
+    *,
+    name: str,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    selfcheck: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Build a scheduled network.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `pipeline.schedule` for one thread, with fixed shapes.
+    target : TargetSpec
+        The machine.
+    name : str
+        Of the network: what its symbols begin with.
+    inputs, outputs : sequence of TensorInfo
+        Of ``main``, in order.
+    selfcheck : pair of mapping of str to ndarray
+        Inputs and right outputs.
+
+    Returns
+    -------
+    files : dict of str to bytes
+        By name, the same bytes for the same content.
+    scratch : dict of str to int
+        Bytes of scratch memory by kernel.
+
+    Raises
+    ------
+    TargetError
+        If the network needs TVM's runtime.
+    """
+    prefix = c_text.identifier(name)
+    given = c_text.unique([c_text.identifier(t.name) for t in inputs], prefix, "in")
+    made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
+    planned = pipeline.planned(module)
+    order = _order(planned, given, made)
+    functions = {
+        f"{prefix}_{var.name_hint}": func
+        for var, func in planned.functions_items()
+        if isinstance(func, tirx.PrimFunc) and var.name_hint in order.kernels
+    }
+    library, scratch = bare.build(functions, pipeline.tvm_target(target))
+    sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
+    ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
+    text = {
+        "network.h": c_text.header(prefix, name, target.name, order, sizes, *ios),
+        "network.c": c_text.source(prefix, order, sizes, *ios),
+        "check.c": c_text.program(prefix, *ios),
+        "README.md": c_text.readme(prefix, name, target.name, sizes, *ios),
+    }
+    weights = b"".join(_padded(w.tobytes()) for w in order.weights)
+    pairs = {
+        f"{identity}.bin": np.ascontiguousarray(arrays[info.name]).tobytes()
+        for arrays, names in zip(selfcheck, ios, strict=True)
+        for identity, info in names
+    }
+    files = {
+        **{file: content.encode() for file, content in text.items()},
+        "kernels.o": library,
+        "weights.bin": weights,
+        **{f"{c_text.CHECK}{file}": content for file, content in pairs.items()},
+    }
+    return files, {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
+
+
+def check_bytes(files: Mapping[str, bytes]) -> int:
+    """Return the size of the pair of inputs and outputs."""
+    return sum(len(data) for name, data in files.items() if name.startswith(c_text.CHECK))
+
+
+def archive(content: Mapping[str, bytes]) -> bytes:
+    """Return `content` as a tar file that depends on nothing else."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(_aligned(len(data)) - len(data))
+
+
+def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
+    """Read the calls off ``main``, after memory was planned."""
+    main, order = module["main"], Order()
+    tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of them
+    storages: dict[Any, int] = {}
+    constants: dict[Any, str] = {}
+    fresh: list[Any] = []  # what outputs may be written to directly
+
+    def place(kind: Any, size: int) -> str:
+        order.arena += _aligned(size)
+        return f"({C_TYPES[kind]} *)(base + {order.arena - _aligned(size)})"
+
+    def constant(value: Any) -> str:
+        array = np.ascontiguousarray(value.value.numpy())
+        order.weights.append(array)
+        start = order.weight_bytes
+        order.weight_bytes += _aligned(array.nbytes)
+        return f"({C_TYPES[str(value.ty.dtype)]} *)(constants + {start})"
+
+    def held(expr: Any) -> Any:
+        if isinstance(expr, relax.Tuple):
+            return tuple(held(f) for f in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return held(expr.tuple_value)[expr.index]
+        if isinstance(expr, relax.Var):
+            return tensors[expr]
+        if expr not in constants:
+            constants[expr] = constant(expr)
+        return constants[expr]
+
+    for var, name in zip(main.params, given, strict=True):
+        tensors[var] = f"({C_TYPES[str(var.ty.dtype)]} *){name}"
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            var, value = binding.var, binding.value
+            op = str(getattr(getattr(value, "op", None), "name", ""))
+            if op == "relax.memory.alloc_storage":
+                storages[var] = order.arena
+                order.arena += _aligned(memory.product(value.args[0].values))
+            elif op == "relax.memory.alloc_tensor":
+                start = storages[value.args[0]] + int(value.args[1].value)
+                tensors[var] = f"({C_TYPES[str(var.ty.dtype)]} *)(base + {start})"
+            elif op == "relax.builtin.alloc_tensor":
+                fresh.append(var)
+                tensors[var] = ("fresh", len(fresh) - 1)
+            elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+                kernel = value.op.name_hint
+                types = tuple(C_TYPES[str(a.ty.dtype)] for a in value.args)
+                order.kernels[kernel] = types
+                order.calls.append((kernel, [held(a) for a in value.args]))
+            elif op in ("relax.reshape", "relax.memory.view"):
+                kind = C_TYPES[str(var.ty.dtype)]
+                inner = held(value.args[0])
+                tensors[var] = inner if isinstance(inner, tuple) else f"({kind} *){inner}"
+            elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
+                raise TargetError(
+                    f"`{op or value.op}` needs TVM's runtime, which this target lacks"
+                )
+            elif not isinstance(value, relax.Call):
+                tensors[var] = held(value)
+    body = main.body.body
+    result = body.fields if isinstance(body, relax.Tuple) else None
+    whole = held(body)
+    results = [held(f) for f in result] if result is not None else _listed(whole)
+    kinds = _kinds(body.ty)
+    homes: dict[int, str] = {}
+    for name, expr, kind in zip(made, results, kinds, strict=True):
+        if expr[0] == "fresh" and expr[1] not in homes:
+            homes[expr[1]] = name
+        else:
+            order.copies.append((name, expr, memory.tensor_bytes(kind)))
+    for number, var in enumerate(fresh):
+        if number not in homes:
+            homes[number] = place(str(var.ty.dtype), memory.tensor_bytes(var.ty))
+
+    def named(expr: Any) -> str:
+        return homes[expr[1]] if isinstance(expr, tuple) else str(expr)
+
+    order.calls = [(kernel, [named(e) for e in args]) for kernel, args in order.calls]
+    order.copies = [(to, named(e), size) for to, e, size in order.copies]
+    return order
+
+
+def _listed(whole: Any) -> list[Any]:
+    """Return the parts of what a function returns."""
+    if isinstance(whole, tuple) and not (whole and whole[0] == "fresh"):
+        return list(whole)
+    return [whole]
+
+
+def _kinds(kind: Any) -> list[Any]:
+    return list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]

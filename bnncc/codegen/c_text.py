@@ -1,0 +1,300 @@
+"""The text of a network in C: header, call order, the program that checks it, and how to use them.
+
+What is written where, `c_network` has decided; here is only how it reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bnncc._version import __version__
+from bnncc.runtime.manifest import TensorInfo
+
+ALIGNMENT = 64
+"""Of every tensor, in bytes; it is TVM's."""
+
+C_TYPES = {
+    "float32": "float", "float64": "double", "float16": "uint16_t", "bool": "uint8_t",
+    **{f"{u}int{bits}": f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+
+
+CHECK = "check/"
+"""Folder of the pair of inputs and outputs."""
+
+
+@dataclass
+class Order:
+    """The calls of a network, with an expression in C for every tensor.
+
+    Attributes
+    ----------
+    calls : list of (kernel, list of expression)
+        In order.
+    kernels : dict of str to tuple of str
+        C types of the tensors of each kernel.
+    copies : list of (to, from, bytes)
+        Outputs that no kernel writes in place.
+    weights : list of ndarray
+        Constants, in the order of the file.
+    arena, weight_bytes : int
+        Sizes.
+    """
+
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    copies: list[tuple[str, str, int]] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
+    arena: int = 0
+    weight_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of tensors between kernels, of kernels' scratch memory, and of weights."""
+
+    tensors: int
+    scratch: int
+    weights: int
+
+    @property
+    def arena(self) -> int:
+        """Bytes of memory that the caller provides."""
+        return max(self.tensors + self.scratch, ALIGNMENT)
+
+
+def identifier(text: str) -> str:
+    """Return `text` as an identifier of C.
+
+    Examples
+    --------
+    >>> identifier("x/in:0"), identifier("3d")
+    ('x_in_0', '_3d')
+    """
+    made = re.sub(r"[^A-Za-z0-9_]", "_", text)
+    return made if made and not made[0].isdigit() else f"_{made}"
+
+
+def unique(names: list[str], prefix: str, other: str, taken: Collection[str] = ()) -> list[str]:
+    """Return `names`, or numbered ones if they clash with each other, ours, or C's."""
+    reserved = {*taken, "weights", "arena", *_RESERVED}
+    ours = any(n.lower().startswith(f"{prefix.lower()}_") or n.endswith("_right") for n in names)
+    if not ours and len(set(names)) == len(names) and not reserved.intersection(names):
+        return names
+    return [f"{other}_{i}" for i in range(len(names))]
+
+
+_RESERVED = (
+    "fabs", "printf", "size_t", *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
+    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
+    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register",
+    "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef",
+    "union", "unsigned", "void", "volatile", "while", "base", "constants", "content", "failed",
+    "main", "memory", "wrong", "i",
+)  # fmt: skip
+"""Words of C, and names that the program text uses itself."""
+
+
+Named = list[tuple[str, TensorInfo]]
+
+
+def _signature(prefix: str, given: Named, made: Named) -> str:
+    arguments = ["const void *weights", "void *arena"]
+    arguments += [f"const {C_TYPES[t.dtype]} *{name}" for name, t in given]
+    arguments += [f"{C_TYPES[t.dtype]} *{name}" for name, t in made]
+    return f"int {prefix}_run({', '.join(arguments)})"
+
+
+def _harmless(name: str) -> str:
+    """Return a name from the model as it may stand in a comment, or a table."""
+    return re.sub(r"[^ -~]|[|`\\]|\*/|/\*", "?", name)
+
+
+def _extents(tensor: TensorInfo) -> str:
+    return " x ".join(map(str, tensor.shape)) or "1"
+
+
+def header(
+    prefix: str, name: str, target: str, order: Order, sizes: Sizes,
+    given: Named, made: Named,
+) -> str:  # fmt: skip
+    """Return ``network.h``."""
+    name = _harmless(name)
+    guard = f"BNNCC_{prefix.upper()}_H"
+    lines = [
+        f"/* {name} for {target}, by bnncc {__version__}. README.md says how to use it. */",
+        f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", "",
+        f"#define {prefix.upper()}_ALIGNMENT {ALIGNMENT} /* of all pointers below */",
+        f"#define {prefix.upper()}_ARENA_BYTES {sizes.arena}",
+        f"#define {prefix.upper()}_WEIGHTS_BYTES {sizes.weights} /* of weights.bin */", "",
+        "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+        "/* Runs the network; returns 0, or what a kernel returned instead.", " *",
+        " *   weights: the content of weights.bin; arena: memory to work in, of any content.",
+    ]  # fmt: skip
+    for kind, tensors in (("in", given), ("out", made)):
+        lines += [
+            f" *   {kind}: {n}: {_harmless(t.name)}, {t.dtype}, {_extents(t)}" for n, t in tensors
+        ]
+    lines += [" */", f"{_signature(prefix, given, made)};", ""]
+    lines += ["/* The kernels: tensors that they read, then those that they write. */"]
+    for kernel, types in order.kernels.items():
+        lines.append(f"int32_t {prefix}_{kernel}({', '.join(f'{t} *' for t in types)});")
+    lines += ["", "#ifdef __cplusplus", "}", "#endif", "#endif", ""]
+    return "\n".join(lines)
+
+
+_SCRATCH = """\
+/* Scratch memory of kernels lies behind the tensors; they free it in reverse order. */
+static char *scratch_top, *scratch_end;
+
+static void *take(int type, int device, uint64_t size, int code, int bits) {
+  char *place = scratch_top;
+  uint64_t whole = (size + 63) / 64 * 64;
+  (void)type, (void)device, (void)code, (void)bits;
+  if (whole > (uint64_t)(scratch_end - place)) return 0;
+  scratch_top += whole;
+  return place;
+}
+
+static int give_back(int type, int device, void *place) {
+  (void)type, (void)device;
+  scratch_top = (char *)place;
+  return 0;
+}
+
+/* kernels.o has these pointers, for us to set. */
+extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
+extern int (*__TVMBackendFreeWorkspace)(int, int, void *);
+"""
+
+
+def source(prefix: str, order: Order, sizes: Sizes, given: Named, made: Named) -> str:
+    """Return ``network.c``."""
+    lines = ['#include "network.h"', "", "#include <string.h>", ""]
+    if sizes.scratch:
+        lines += [_SCRATCH]
+    lines += [f"{_signature(prefix, given, made)} {{"]
+    lines += ["  char *base = (char *)arena, *constants = (char *)weights;", "  int failed;"]
+    lines += ["  (void)base, (void)constants, (void)failed;"]
+    if sizes.scratch:
+        lines += [
+            "  __TVMBackendAllocWorkspace = take;",
+            "  __TVMBackendFreeWorkspace = give_back;",
+            f"  scratch_top = base + {sizes.tensors};",
+            f"  scratch_end = base + {sizes.arena};",
+        ]
+    for kernel, args in order.calls:
+        lines.append(f"  failed = {prefix}_{kernel}(")
+        lines.append(",\n".join(f"      {arg}" for arg in args) + ");")
+        lines.append("  if (failed) return failed;")
+    lines += [f"  memcpy({to}, {source}, {size});" for to, source, size in order.copies]
+    return "\n".join([*lines, "  return 0;", "}", ""])
+
+
+_PROGRAM = """\
+/* Runs the network on the input in check/, in the current folder, and compares. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "network.h"
+
+static void *memory(size_t bytes) {
+  void *place = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+  if (!place) exit(2);
+  return memset(place, 0x5A, bytes);
+}
+
+static void *content(const char *path, size_t bytes) {
+  void *place = memory(bytes);
+  FILE *file = fopen(path, "rb");
+  if (!file || fread(place, 1, bytes, file) != bytes) {
+    fprintf(stderr, "%s: cannot be read\\n", path);
+    exit(2);
+  }
+  fclose(file);
+  return place;
+}
+
+"""
+
+
+def program(prefix: str, given: Named, made: Named) -> str:
+    """Return the program that runs the pair of inputs and outputs."""
+    upper = prefix.upper()
+    lines = [
+        "int main(void) {",
+        f'  void *weights = content("weights.bin", {upper}_WEIGHTS_BYTES);',
+        f"  void *arena = memory({upper}_ARENA_BYTES);",
+    ]
+    for name, tensor in given:
+        path = f'"{CHECK}{name}.bin", {_nbytes(tensor)}'
+        lines.append(f"  {C_TYPES[tensor.dtype]} *{name} = content({path});")
+    for name, tensor in made:
+        kind, path = C_TYPES[tensor.dtype], f'"{CHECK}{name}.bin", {_nbytes(tensor)}'
+        lines.append(f"  {kind} *{name} = memory({_nbytes(tensor)});")
+        lines.append(f"  {kind} *{name}_right = content({path});")
+    names = ", ".join(["weights", "arena", *(name for name, _ in (*given, *made))])
+    lines += [f"  int wrong = 0, failed = {prefix}_run({names});", "  if (failed) return 2;"]
+    for name, tensor in made:
+        close = f"{name}[i] != {name}_right[i]"
+        if tensor.dtype in ("float32", "float64"):
+            close = f"!(fabs({name}[i] - {name}_right[i]) <= 1e-4 * (1 + fabs({name}_right[i])))"
+        lines += [
+            f"  size_t {name}_wrong = 0;",
+            f"  for (size_t i = 0; i < {_elements(tensor)}; ++i) {name}_wrong += {close};",
+            f'  printf("{name}: %zu of {_elements(tensor)} values wrong\\n", {name}_wrong);',
+            f"  wrong |= {name}_wrong > 0;",
+        ]
+    return _PROGRAM + "\n".join([*lines, "  return wrong;", "}", ""])
+
+
+def _elements(tensor: TensorInfo) -> int:
+    return math.prod(int(d) for d in tensor.shape)
+
+
+def _nbytes(tensor: TensorInfo) -> int:
+    return _elements(tensor) * np.dtype(tensor.dtype).itemsize
+
+
+def readme(prefix: str, name: str, target: str, sizes: Sizes, given: Named, made: Named) -> str:
+    """Return ``README.md``."""
+    name = _harmless(name)
+    rows = [
+        f"| {kind} | `{n}` | {_harmless(t.name)} | {t.dtype} | {_extents(t)} |"
+        for kind, tensors in (("in", given), ("out", made))
+        for n, t in tensors
+    ]
+    table = "\n".join(["| | argument | tensor | type | shape |", "|---|---|---|---|---|", *rows])
+    return f"""\
+# {name} for {target}
+
+TVM has no runtime for this target on PyPI, so this is the network without one: kernels that are
+plain C functions, and a C file that calls them. It needs a C compiler for the target and nothing
+else, allocates nothing, and is serial.
+
+| file | |
+|---|---|
+| `kernels.o` | the kernels: `int32_t f(T *tensor, ...)`, no TVM |
+| `network.h` | `{prefix}_run` and every kernel |
+| `network.c` | `{prefix}_run`: the kernels in call order, with the place of each tensor |
+| `weights.bin` | constants ({sizes.weights:,} bytes) |
+| `check/` | a random input and its right output, as raw bytes |
+| `check.c` | a program that runs that input and compares: how to call `{prefix}_run` |
+
+{table}
+
+All pointers are multiples of {ALIGNMENT} bytes. `arena` has {sizes.arena:,} bytes:
+{sizes.tensors:,} for tensors between kernels and {sizes.scratch:,} of kernels' scratch memory. Its
+content does not matter. One network runs in one thread at a time. Tensors are dense, the last axis
+fastest, little-endian.
+
+    arm-linux-gnueabihf-gcc -O2 -static check.c network.c kernels.o -lm -o check
+    ./check    # on the device, or here: qemu-arm ./check
+"""

@@ -1,0 +1,121 @@
+"""Building GPU code into a library, and loading it: TVM's runtime for CUDA and what it needs.
+
+TVM's wheel has that runtime, linked to the driver and to CUDA's runtime library. A machine that
+only compiles has neither. There, libraries with the same names stand in for them, so that TVM
+embeds machine code; without its runtime it would quietly embed the source instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bnncc.codegen import fatbin, link, nvrtc
+from bnncc.errors import TargetError
+from bnncc.targets import gpus
+from bnncc.targets.spec import TargetSpec
+
+_DRIVER, _CUDART, _TVM = "libcuda.so.1", f"libcudart.so.{nvrtc.MAJOR}", "libtvm_runtime_cuda.so"
+_CREATE, _COMPILE = "ffi.Module.create.cuda", "tvm_callback_cuda_compile"
+_CUDA_SYMBOL = re.compile(rb"\0(cu(?:da)?[A-Z]\w+)(?=\0)")
+_NO_DEVICE = 100  # CUDA's own error code
+_COMPILING = threading.Lock()  # TVM has one function that compiles, whatever the target
+
+
+def load_runtime(*, stand_ins: bool) -> None:
+    """Load TVM's runtime for CUDA, once per process.
+
+    Parameters
+    ----------
+    stand_ins : bool
+        Whether, where the driver or CUDA's runtime library are missing, others take their place:
+        enough to compile, not to run.
+
+    Raises
+    ------
+    TargetError
+        If something is missing.
+    """
+    import tvm
+
+    if tvm.get_global_func(_CREATE, allow_missing=True) is not None:
+        return
+    gpus.here()  # remembered: stand-ins know no GPU, whatever the reason
+    runtime = Path(tvm.__file__).parent / "lib" / _TVM
+    for name in (_DRIVER, _CUDART):
+        if nvrtc.open_library(name, ctypes.RTLD_GLOBAL) is not None:
+            continue
+        if not stand_ins:
+            raise TargetError(
+                f"running on a GPU needs {name}, which is not installed", hint=_HINT[name]
+            )
+        _stand_in(name, runtime)
+    try:
+        ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise TargetError(f"TVM's runtime for CUDA cannot be loaded: {error}") from error
+
+
+_HINT = {
+    _DRIVER: "install NVIDIA's driver",
+    _CUDART: "`pip install 'bnncc[cuda]'` is enough",
+}
+
+
+def _stand_in(name: str, runtime: Path) -> None:
+    """Make and load a library in which every function that `runtime` wants finds no device."""
+    import tvm
+
+    wanted = sorted({s.decode() for s in _CUDA_SYMBOL.findall(runtime.read_bytes())})
+    symbols = [s for s in wanted if s.startswith("cuda") == (name == _CUDART)]
+    code = "\n".join(f"define i32 @{s}() {{ ret i32 {_NO_DEVICE} }}" for s in symbols)
+    version = f"{_CUDART} {{ global: *; }};" if name == _CUDART else "{ global: *; };"
+    with tempfile.TemporaryDirectory(prefix="bnncc-cuda-") as folder:
+        text = Path(folder, "stand_in.ll")
+        text.write_text(f'target triple = "x86_64-unknown-linux-gnu"\n{code}\n')
+        load = tvm.get_global_func("ffi.Module.load_from_file.ll")
+        load(str(text), "ll").write_to_file(str(text.with_suffix(".o")))
+        Path(folder, "versions").write_text(version)
+        options = (f"-soname={name}", "--version-script=versions")
+        link.link(Path(folder), ["stand_in.o"], name, triple="", options=options)
+        ctypes.CDLL(str(Path(folder, name)), ctypes.RTLD_GLOBAL)
+
+
+@contextmanager
+def compiling(target: TargetSpec) -> Iterator[None]:
+    """Have TVM compile kernels for all architectures of `target`, with NVRTC, inside the context.
+
+    Raises
+    ------
+    TargetError
+        If there is no NVRTC.
+    """
+    nvrtc.library()
+    with _COMPILING:
+        load_runtime(stand_ins=True)
+        with _callback(target):
+            yield
+
+
+@contextmanager
+def _callback(target: TargetSpec) -> Iterator[None]:
+    import tvm
+
+    before = tvm.get_global_func(_COMPILE, allow_missing=True)
+
+    def compile_all(source: str, *_: Any) -> bytes:
+        images = {gpu: nvrtc.cubin(source, gpu) for gpu in target.gpus}
+        return next(iter(images.values())) if len(images) == 1 else fatbin.pack(images)
+
+    tvm.register_global_func(_COMPILE, compile_all, override=True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            tvm.register_global_func(_COMPILE, before, override=True)

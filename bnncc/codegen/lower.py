@@ -1,0 +1,199 @@
+"""From the physical graph to a Relax module.
+
+Kernels become ``relax.bnncc.*`` calls, views become reshapes, and every other node goes through the
+converter that TVM's ONNX importer has for its operator.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from bnncc.codegen import ops
+from bnncc.errors import UnsupportedOp
+from bnncc.ir.evaluate import OPSET
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.passes.physical import KERNEL
+
+
+def to_relax(graph: Graph) -> tvm.IRModule:
+    """Build the Relax module of a physical graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        From `passes.fuse`.
+
+    Returns
+    -------
+    tvm.IRModule
+        One function ``main``; its parameters are the graph's inputs in order, its result is the
+        tuple of the outputs (a tensor if there is one).
+
+    Raises
+    ------
+    UnsupportedOp
+        If TVM's importer cannot convert a node; the message names it.
+    """
+    return _Lowering(graph).run()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.symbols: dict[str, tirx.Var] = {}
+        self.values: dict[str, relax.Expr] = {}
+        self.bb = relax.BlockBuilder()
+        self.converters: Mapping[str, Any] = onnx_frontend._get_convert_map()
+
+    def run(self) -> tvm.IRModule:
+        params = [
+            relax.Var(_identifier(i, k), self._type(self.graph.types[i]))
+            for k, i in enumerate(self.graph.inputs)
+        ]
+        self.values.update(zip(self.graph.inputs, params, strict=True))
+        with self.bb.function("main", params, attrs={"num_input": len(params)}):
+            with self.bb.dataflow():
+                for node in self.graph.nodes:
+                    self._emit(node)
+                results = [self._value(name) for name in self.graph.outputs]
+                result = results[0] if len(results) == 1 else relax.Tuple(results)
+                made = self.bb.emit_output(result)
+            self.bb.emit_func_output(made)
+        return self.bb.get()
+
+    def _shape(self, kind: TensorType) -> list[Any]:
+        return [self._dim(d) if isinstance(d, str) else d for d in kind.shape]
+
+    def _dim(self, text: str) -> Any:
+        """Return a symbol, or a product of symbols and numbers (``N*7``: rows of matrices)."""
+        result: Any = None
+        for factor in text.split("*"):
+            part = (
+                int(factor)
+                if factor.isdigit()
+                else self.symbols.setdefault(factor, tirx.Var(factor, "int64"))
+            )
+            result = part if result is None else result * part
+        return result
+
+    def _type(self, kind: TensorType) -> relax.TensorType:
+        return relax.TensorType(self._shape(kind), kind.dtype)
+
+    def _value(self, name: str) -> relax.Expr:
+        if name not in self.values:
+            self.values[name] = relax.const(np.ascontiguousarray(self.graph.constants[name]))
+        return self.values[name]
+
+    def _emit(self, node: Node) -> None:
+        if node.op == KERNEL:
+            args = [self._value(i) for i in node.inputs]
+            made = self.bb.emit(ops.call(node.attrs["spec"], args))
+            results = [made] if len(node.outputs) == 1 else [
+                self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
+            ]  # fmt: skip
+        elif node.op == "bnncc.View":
+            shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
+            results = [self.bb.emit(relax.op.reshape(self._value(node.inputs[0]), shape))]
+        elif node.op == "bnncc.FloatSign":
+            results = [self.bb.emit(_float_sign(self._value(node.inputs[0]), node.attrs))]
+        elif node.op == "Cast" and (kind := self._narrow(node)):
+            # TVM's converter copies its operand a dozen times, each time with all that is fused.
+            whole = relax.op.astype(self._value(node.inputs[0]), "int64")
+            results = [self.bb.emit(relax.op.astype(whole, kind))]
+        else:
+            results = self._convert(node)
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                self.values[name] = value
+
+    def _narrow(self, node: Node) -> str:
+        """Return the type of a Cast from float32 to few bits, else nothing."""
+        kinds = self.graph.types[node.inputs[0]].dtype, self.graph.types[node.outputs[0]].dtype
+        narrow = kinds[0] == "float32" and kinds[1] in ("int8", "uint8", "int16", "uint16")
+        return kinds[1] if narrow else ""
+
+    def _explicit(self, node: Node) -> list[str]:
+        """Return the node's inputs, with the bounds of a Slice as plain positions.
+
+        TVM's converter loses elements where a start counts from the end and the end is open.
+        """
+        names = list(node.inputs)
+        if node.op != "Slice" or any(i not in self.graph.constants for i in names[1:] if i):
+            return names
+        shape = self.graph.types[names[0]].shape
+        start, end = (self.graph.constants[i].astype(np.int64) for i in names[1:3])
+        axes = self.graph.constants[names[3]] if names[3:4] and names[3] else np.arange(len(start))
+        steps = self.graph.constants[names[4]] if names[4:5] and names[4] else np.ones_like(start)
+        bounds = np.stack([start, end], axis=1)
+        for row, axis, step in zip(bounds, axes, steps, strict=True):
+            size = shape[int(axis)]
+            if isinstance(size, int):
+                low, high, _ = slice(int(row[0]), int(row[1]), int(step)).indices(size)
+                row[:] = low, high if high >= 0 else -size - 1  # -1 would be the last element
+        return [
+            names[0], *(self.graph.constant(bounds[:, k], f"{node.name}.bound") for k in (0, 1)),
+            *names[3:],
+        ]  # fmt: skip
+
+    def _convert(self, node: Node) -> list[relax.Expr]:
+        converter = self.converters.get(node.op)
+        if converter is None:
+            raise UnsupportedOp(
+                f"{self.graph.source}: {node.op} `{node.name}`: this operator is not supported",
+                hint="replace it by operators TVM's ONNX importer knows, "
+                "or cut the model before it",
+            )
+        args = onnx_frontend.onnx_input()
+        for name in self._explicit(node):
+            args.append(self._value(name) if name else None)
+        attrs = {k: _attribute(v) for k, v in node.attrs.items()}
+        attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.outputs)}
+        convert: Callable[..., relax.Expr] = converter.get_converter(OPSET)
+        try:
+            with redirect_stdout(io.StringIO()):
+                made = self.bb.normalize(convert(self.bb, args, attrs, [self.values, {}]))
+        except Exception as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise UnsupportedOp(
+                f"{self.graph.source}: {node.op} `{node.name}`: TVM's importer cannot convert it: "
+                f"{said[-1][:160]}"
+            ) from error
+        if isinstance(made, relax.Tuple):
+            return [self.bb.emit(f) for f in made.fields]
+        if isinstance(made.ty, relax.TupleType):
+            whole = self.bb.emit(made)
+            return [self.bb.emit(relax.TupleGetItem(whole, k)) for k in range(len(made.ty.fields))]
+        if isinstance(made.ty, relax.ShapeType):
+            return [made]
+        return [self.bb.emit(made)]
+
+
+def _identifier(name: str, position: int) -> str:
+    clean = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return clean if clean and not clean[0].isdigit() else f"input_{position}"
+
+
+def _attribute(value: Any) -> Any:
+    """Return an attribute as TVM's importer reads it from a file."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value.encode() if isinstance(value, str) else value
+
+
+def _float_sign(x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:
+    """Return a sign in a place where no kernel can make bits of it."""
+    zero = relax.const(np.float32(0))
+    hi, lo = (relax.const(np.float32(attrs[k])) for k in ("hi", "lo"))
+    compare = relax.op.greater if attrs["zero"] == "gt" else relax.op.greater_equal
+    signs = relax.op.where(compare(x, zero), hi, lo)
+    if attrs["zero"] != "mid":
+        return signs
+    return relax.op.where(relax.op.equal(x, zero), zero, signs)

@@ -1,0 +1,261 @@
+"""What activations take: the static plan, kernel by kernel, with each kernel's scratch memory.
+
+The plan (TVM's) puts every tensor between kernels into a few storages, each in use from the kernel
+that first writes it to the last that reads it. Scratch memory is what a kernel asks the runtime for
+while it runs: transformed rows, rings, tables. It is read off the code that is compiled, where each
+allocation is a call, and counts once per thread if threads make it. Allocations of fewer than 1024
+bytes are registers or stack and are not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.tirx import compilation_pipeline
+
+from bnncc.codegen.registers import split_tiles
+
+PIPELINE = "bnncc"
+"""Name of TVM's own lowering, which also notes scratch memory; see `recorded`."""
+
+ALLOCATE = "tirx.TVMBackendAllocWorkspace"
+"""What asks for scratch memory in lowered code."""
+
+_REGION = "pragma_parallel_launch_point"
+_noted = threading.local()
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Scratch memory of one kernel.
+
+    Attributes
+    ----------
+    shared : int
+        Bytes allocated once.
+    per_thread : int
+        Bytes that each thread allocates.
+    """
+
+    shared: int = 0
+    per_thread: int = 0
+
+    def total(self, threads: int) -> int:
+        """Return the bytes for `threads` threads."""
+        return self.shared + self.per_thread * threads
+
+
+@dataclass(frozen=True)
+class Call:
+    """Activations of one kernel call, in bytes (symbolic dimensions as 1).
+
+    Attributes
+    ----------
+    name : str
+        The kernel.
+    inputs, outputs : int
+        Of its tensors, without constants; what is stored over an input is none of its outputs.
+    live : int
+        Of all storages in use while it runs, without the network's inputs.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    live: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The static plan of one network.
+
+    Attributes
+    ----------
+    calls : tuple of Call
+        In call order.
+    arena : int
+        Bytes of all storages.
+    """
+
+    calls: tuple[Call, ...]
+    arena: int
+
+
+def plan(module: tvm.IRModule) -> Plan:
+    """Read the plan of a network.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        After TVM's ``StaticPlanBlockMemory``.
+
+    Returns
+    -------
+    Plan
+    """
+    sizes: list[int] = []  # of storages
+    places: list[int] = []  # the storage of each tensor
+    tensors: dict[Any, frozenset[int]] = {}  # what a variable holds
+    fields: dict[Any, Any] = {}
+    uses: dict[int, list[int]] = {}  # of storages, by kernels
+    written: set[int] = set()
+    seen: list[tuple[str, int, int]] = []
+
+    def held(expr: Any) -> frozenset[int]:
+        if isinstance(expr, relax.Tuple):
+            return frozenset().union(*map(held, expr.fields))
+        return tensors.get(expr, frozenset())
+
+    def used(expr: Any, kernel: int) -> None:
+        for tensor in held(expr):
+            uses.setdefault(places[tensor], []).append(kernel)
+
+    def allocate(storage: int) -> frozenset[int]:
+        places.append(storage)
+        return frozenset([len(places) - 1])
+
+    def call(value: Any) -> None:
+        reads = writes = 0
+        for arg in value.args:
+            if isinstance(arg, relax.Var) and isinstance(arg.ty, relax.TensorType):
+                fresh = bool(held(arg) - written)
+                writes += tensor_bytes(arg.ty) * fresh
+                reads += tensor_bytes(arg.ty) * (not fresh)
+            used(arg, len(seen))
+        written.update(*map(held, value.args))
+        seen.append((value.op.name_hint, reads, writes))
+
+    storages: dict[Any, int] = {}
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            var, value = binding.var, binding.value
+            name = getattr(getattr(value, "op", None), "name", "")
+            if name == "relax.memory.alloc_storage":
+                storages[var] = len(sizes)
+                sizes.append(product(value.args[0].values))
+            elif name == "relax.memory.alloc_tensor":
+                tensors[var] = allocate(storages[value.args[0]])
+            elif name == "relax.builtin.alloc_tensor":
+                sizes.append(tensor_bytes(value.ty))
+                tensors[var] = allocate(len(sizes) - 1)
+            elif isinstance(value, relax.TupleGetItem):
+                whole = fields.get(value.tuple_value)
+                tensors[var] = held(whole[value.index] if whole else value.tuple_value)
+            elif isinstance(value, relax.Call):
+                tensors[var] = frozenset().union(*map(held, value.args))  # a view, if anything
+                if isinstance(value.op, tvm.ir.GlobalVar):
+                    call(value)
+            else:
+                tensors[var] = held(value)
+                if isinstance(value, relax.Tuple):
+                    fields[var] = value.fields
+    used(module["main"].body.body, len(seen) - 1)
+    calls = tuple(
+        Call(name, reads, writes, sum(sizes[s] for s, at in uses.items() if at[0] <= i <= at[-1]))
+        for i, (name, reads, writes) in enumerate(seen)
+    )
+    return Plan(calls, sum(sizes))
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, Scratch]]:
+    """Collect the scratch memory of every kernel that is lowered by `PIPELINE` in this thread."""
+    found: dict[str, Scratch] = {}
+    _noted.kernels = found
+    try:
+        yield found
+    finally:
+        _noted.kernels = None
+
+
+def at_one(value: Any) -> int:
+    """Return a size, made of sums and products of symbols and numbers, with every symbol 1."""
+    if isinstance(value, tirx.Cast):
+        return at_one(value.value)
+    if isinstance(value, tirx.Mul):
+        return at_one(value.a) * at_one(value.b)
+    if isinstance(value, tirx.Add):
+        return at_one(value.a) + at_one(value.b)
+    if isinstance(value, tirx.Sub):
+        return at_one(value.a) - at_one(value.b)
+    if getattr(getattr(value, "op", None), "name", "") == "tirx.shift_left":
+        return at_one(value.args[0]) << at_one(value.args[1])
+    return int(value) if isinstance(value, tirx.IntImm) else 1
+
+
+def product(dims: Any) -> int:
+    """Return the product of dimensions, symbols being 1."""
+    result = 1
+    for d in dims:
+        result *= at_one(d)
+    return result
+
+
+def tensor_bytes(kind: Any) -> int:
+    """Return the size of a tensor of type `kind`, symbols being 1."""
+    return product(kind.shape.values) * ((tvm.DataType(str(kind.dtype)).bits + 7) // 8)
+
+
+def _lowering() -> tuple[Any, Any, Any]:
+    pipeline, host, device = compilation_pipeline.PIPELINE_MAP["s_tir"]()
+    split = tvm.transform.module_pass(_split, opt_level=0)
+    note = tvm.transform.module_pass(_note, opt_level=0)
+    return pipeline, lambda: tvm.transform.Sequential([split, host(), note]), device
+
+
+def _split(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    for var, func in module.functions_items():
+        module[var] = split_tiles(func)
+    return module
+
+
+def _note(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    kernels = getattr(_noted, "kernels", None)
+    if kernels is not None:
+        for var, func in module.functions_items():
+            kernels[var.name_hint.removeprefix("__tvm_ffi_")] = _scratch(func)
+    return module
+
+
+def _scratch(func: tirx.PrimFunc) -> Scratch:
+    total, private = [_allocated(func.body)], []
+
+    def loop(node: tirx.For) -> None:
+        if node.kind == tirx.ForKind.PARALLEL:
+            private.append(_allocated(node.body))
+
+    def region(node: tirx.AttrStmt) -> None:
+        if node.attr_key == _REGION:
+            inner = []
+
+            def inside(part: tirx.For) -> None:
+                if part.kind == tirx.ForKind.PARALLEL:
+                    inner.append(_allocated(part.body))
+
+            tvm_ffi.structural_walk(node.body, (tirx.For, inside), order="post")
+            private.append(_allocated(node.body) - sum(inner))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, loop), order="post")
+    tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, region), order="post")
+    return Scratch(total[0] - sum(private), sum(private))
+
+
+def _allocated(stmt: tirx.Stmt) -> int:
+    sizes = []
+
+    def visit(call: Any) -> None:
+        if getattr(call.op, "name", "") == ALLOCATE:
+            sizes.append(at_one(call.args[2]))
+
+    tvm_ffi.structural_walk(stmt, (tvm.ir.Call, visit), order="post")
+    return sum(sizes)
+
+
+compilation_pipeline.PIPELINE_MAP[PIPELINE] = _lowering

@@ -1,0 +1,260 @@
+"""From a Relax module to an executable: legalize, fuse the rest, schedule, plan memory, build."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import backend, transform
+
+import bnncc.schedules.generic as generic
+from bnncc import schedules
+from bnncc.codegen import gpu, memory
+from bnncc.codegen.ops import OPERATORS, register
+from bnncc.targets.gpus import shared_bytes
+from bnncc.targets.spec import TargetSpec
+from bnncc.tuning.records import Records
+
+SPEC = "bnncc.spec"
+"""PrimFunc attribute of bnncc's own kernels."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One PrimFunc call of the network, in call order.
+
+    Attributes
+    ----------
+    name : str
+        The PrimFunc.
+    spec : str
+        JSON of its spec; empty for what TVM legalized.
+    args : tuple of (shape, dtype)
+        All tensors in call order, outputs last; str dimensions are symbolic.
+    """
+
+    name: str
+    spec: str
+    args: tuple[tuple[tuple[int | str, ...], str], ...]
+
+
+def legalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Turn every operator into a PrimFunc, and fuse those that are not ours.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `lower.to_relax`.
+
+    Returns
+    -------
+    tvm.IRModule
+        ``main`` calls PrimFuncs; ours carry the attribute `SPEC`.
+    """
+    register()
+    ours = [f"relax.bnncc.{name}" for name in OPERATORS]
+    return tvm.transform.Sequential(
+        [
+            transform.DecomposeOpsForInference(),
+            transform.CanonicalizeBindings(),
+            backend.DispatchSampling(),
+            backend.DispatchSortScan(),
+            transform.LegalizeOps(skip_ops=ours),
+            transform.AnnotateTIROpPattern(),
+            transform.FoldConstant(),
+            transform.FuseOps(),
+            transform.FuseTIR(),
+            # It cannot look into our kernels, so it runs before they are there.
+            transform.RewriteDataflowReshape(),
+            transform.LegalizeOps(),
+            transform.DeadCodeElimination(["main"]),
+        ]
+    )(module)
+
+
+def schedule(
+    module: tvm.IRModule, target: TargetSpec, threads: int, records: Records | None = None
+) -> tuple[tvm.IRModule, frozenset[str]]:
+    """Schedule every PrimFunc.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `legalize`.
+    target : TargetSpec
+        The machine.
+    threads : int
+        How many threads kernels may use.
+    records : Records, optional
+        What tuning found. One that does not apply to its kernel is named in ``records.stale``.
+
+    Returns
+    -------
+    module : tvm.IRModule
+        Scheduled.
+    tuned : frozenset of str
+        Kernels whose schedule is from a record.
+    """
+    tuned: set[str] = set()
+    out = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
+    for var, func in module.functions_items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        if func.attrs is not None and SPEC in func.attrs:
+            out[var], recorded = _ours(func, target, threads, records)
+            tuned |= {var.name_hint} if recorded else set()
+        else:
+            out[var] = generic.schedule(func, target, threads)
+    return out, frozenset(tuned)
+
+
+def _ours(
+    func: tirx.PrimFunc, target: TargetSpec, threads: int, records: Records | None
+) -> tuple[tirx.PrimFunc, bool]:
+    """Return a kernel of ours, scheduled as a record says if there is one that applies."""
+    found = records.find(str(func.attrs[SPEC]), threads) if records is not None else None
+    if found is not None and records is not None:
+        point, where = found
+        try:
+            return schedules.schedule(func, target, threads, point), True
+        except Exception as error:  # it may be of another version, or damaged: nothing is fatal
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            records.stale.append(f"{where}: {reason[-1]}")
+    return schedules.schedule(func, target, threads), False
+
+
+def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
+    """List the PrimFunc calls of ``main`` in order."""
+    calls = []
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in (
+                "relax.call_tir",
+                "relax.call_tir_inplace",
+            ):
+                continue
+            func = module[value.args[0]]
+            spec = str(func.attrs[SPEC]) if func.attrs is not None and SPEC in func.attrs else ""
+            made = value.ty
+            outs = list(made.fields) if isinstance(made, relax.TupleType) else [made]
+            if value.op.name == "relax.call_tir_inplace":
+                over = value.attrs.inplace_indices
+                outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
+            kinds = [a.ty for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
+            kinds += outs  # what is no tensor is a symbol that shapes are multiples of
+            calls.append(KernelCall(value.args[0].name_hint, spec, tuple(_kind(k) for k in kinds)))
+    return calls
+
+
+def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
+    return tuple(_dim(d) for d in kind.shape.values), str(kind.dtype)
+
+
+def _dim(value: Any) -> int | str:
+    """Return a number, a symbol's name, or what an expression is for a batch of one."""
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.Var):
+        return str(value.name)
+    return memory.at_one(value)
+
+
+def memory_plan(module: tvm.IRModule) -> memory.Plan:
+    """Return the static plan of a legalized module."""
+    return memory.plan(planned(module))
+
+
+def planned(module: tvm.IRModule) -> tvm.IRModule:
+    """Return a legalized or scheduled module with its kernels' tensors placed in storages."""
+    return tvm.transform.Sequential(_plan_passes())(module)
+
+
+def build(
+    module: tvm.IRModule, target: TargetSpec
+) -> tuple[relax.VMExecutable, dict[str, memory.Scratch]]:
+    """Compile a scheduled module.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `schedule`.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    relax.VMExecutable
+        Ready for `link.build_library`.
+    dict
+        Scratch memory by kernel.
+    """
+    on_gpu = target.kind == "cuda"
+    pipeline = tvm.transform.Sequential(
+        [
+            *_plan_passes(),
+            *([transform.RewriteCUDAGraph()] if on_gpu else []),
+            transform.LowerAllocTensor(),
+            transform.KillAfterLastUse(),
+            transform.LowerRuntimeBuiltin(),
+            transform.ComputePrimValue(),
+            transform.VMShapeLower(),
+            tvm.transform.module_pass(_order_shape_functions, opt_level=0),
+            transform.AttachGlobalSymbol(),
+        ]
+    )
+    gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
+    # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
+    options = {"tirx.disable_cse_tir": True, "relax.backend.use_cuda_graph": on_gpu}
+    with tvm.transform.PassContext(config=options), memory.recorded() as scratch, gpu_code:
+        executable = relax.build(
+            module,
+            tvm_target(target),
+            relax_pipeline=pipeline,
+            tir_pipeline=memory.PIPELINE,
+            exec_mode="compiled",
+        )
+    return executable, scratch
+
+
+def _plan_passes() -> list[tvm.transform.Pass]:
+    return [
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+    ]
+
+
+def _order_shape_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Sort the stores of each function that computes sizes: VMShapeLower's order is random.
+
+    They are independent of each other, reading only the sizes that the inputs gave.
+    """
+    for var, func in module.functions_items():
+        if var.name_hint.startswith("shape_func") and isinstance(func.body, tirx.SeqStmt):
+            stores = sorted(func.body.seq, key=lambda store: int(store.indices[0]))
+            module[var] = func.with_body(tirx.SeqStmt(stores))
+    return module
+
+
+def tvm_target(target: TargetSpec) -> tvm.target.Target:
+    """Return TVM's description of `target`."""
+    config: dict[str, Any] = {"kind": "llvm", "mcpu": target.mcpu}
+    if target.mattr:
+        config["mattr"] = list(target.mattr)
+    if target.triple:
+        config["mtriple"] = target.triple
+    if target.float_abi:
+        config["mfloat-abi"] = target.float_abi
+    if target.kind == "llvm":
+        return tvm.target.Target(config)
+    device = {
+        "kind": "cuda",
+        "arch": target.gpus[0],  # the text of a kernel does not depend on it
+        "max_shared_memory_per_block": shared_bytes(target.gpus),
+    }
+    return tvm.target.Target(device, host=tvm.target.Target(config))

@@ -1,0 +1,162 @@
+"""Evaluate graph nodes with NumPy: what "right" means.
+
+Conv, Gemm, MatMul, BatchNormalization, means and average pools accumulate in float64 and round
+once; where both operands of a product are integer multiples of a scale the accumulator is an exact
+integer. All else is float32 as ONNX defines it. Operators without a function here go through
+`onnx.reference` on a model of one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from bnncc.errors import InputError, UnsupportedOp
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.operators import FUNCTIONS
+
+Array = np.ndarray[Any, Any]
+Inputs = Sequence[Array | None]
+
+OPSET = onnx.defs.onnx_opset_version()
+"""Version of the default domain whose semantics graph nodes have."""
+
+
+def evaluate_node(
+    node: Node, inputs: Inputs, types: Mapping[str, TensorType] | None = None
+) -> list[Array]:
+    """Evaluate one node.
+
+    Parameters
+    ----------
+    node : Node
+        In the normalised form that `bnncc.frontend.onnx.load` produces.
+    inputs : sequence of ndarray or None
+        One per input of the node; None where the input is absent. Elementwise operators broadcast,
+        so that an axis of trial values may be put in front.
+    types : mapping of str to TensorType, optional
+        Not needed by ONNX operators.
+
+    Returns
+    -------
+    list of ndarray
+        One per output of the node.
+
+    Raises
+    ------
+    UnsupportedOp
+        If neither this module nor `onnx.reference` knows the operator.
+    """
+    del types
+    function = FUNCTIONS.get(node.op)
+    with np.errstate(all="ignore"):
+        if function is None:
+            return _reference(node, inputs)
+        results = function(node.attrs, list(inputs), len(node.outputs))
+    return [np.asarray(r) for r in results]
+
+
+def evaluate(
+    graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = ()
+) -> dict[str, Array]:
+    """Evaluate a graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        Nodes in topological order.
+    feeds : mapping of str to ndarray
+        One array per graph input; feeds of other tensors override their producers.
+    keep : iterable of str, optional
+        Tensors to return besides the outputs; the others are freed after their last reader.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The graph's outputs and the tensors of `keep`.
+
+    Raises
+    ------
+    InputError
+        If a graph input is not fed.
+    """
+    for name in graph.inputs:
+        if name not in feeds:
+            raise InputError(f"input `{name}` is missing")
+    wanted = {*graph.outputs, *keep}
+    left: dict[str, int] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            left[name] = left.get(name, 0) + 1
+    values: dict[str, Array] = {k: np.asarray(v) for k, v in feeds.items()}
+    for node in graph.nodes:
+        if not all(o in feeds for o in node.outputs if o):
+            ins = [
+                None if not i else values[i] if i in values else graph.constants[i]
+                for i in node.inputs
+            ]
+            outs = evaluate_node(node, ins, graph.types)
+            for name, value in zip(node.outputs, outs, strict=False):
+                if name and name not in feeds:
+                    values[name] = value
+        for name in node.inputs:
+            left[name] -= 1
+            if not left[name] and name not in wanted:
+                values.pop(name, None)
+        for name in node.outputs:
+            if name not in wanted and not left.get(name):
+                values.pop(name, None)
+    return {k: values[k] if k in values else graph.constants[k] for k in wanted}
+
+
+def _reference(node: Node, inputs: Inputs) -> list[Array]:
+    """Run one node of the default domain through onnx.reference."""
+    from onnx.reference import ReferenceEvaluator
+
+    if "::" in node.op or node.op.startswith("bnncc."):
+        raise UnsupportedOp(f"{node.op} `{node.name}`: cannot be evaluated")
+    names = [f"i{k}" if v is not None else "" for k, v in enumerate(inputs)]
+    outs = [f"o{k}" if name else "" for k, name in enumerate(node.outputs)]
+    proto = helper.make_node(node.op, names, outs)
+    proto.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
+    given = {n: np.asarray(v) for n, v in zip(names, inputs, strict=True) if n}
+    model = helper.make_model(
+        helper.make_graph(
+            [proto],
+            "node",
+            [
+                helper.make_tensor_value_info(
+                    n, helper.np_dtype_to_tensor_dtype(v.dtype), list(v.shape)
+                )
+                for n, v in given.items()
+            ],
+            [onnx.ValueInfoProto(name=o) for o in outs if o],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=10,
+    )
+    try:
+        results = iter(ReferenceEvaluator(model).run(None, given))
+    except Exception as error:
+        raise UnsupportedOp(
+            f"{node.op} `{node.name}`: cannot be evaluated ({error or type(error).__name__})"
+        ) from error
+    made = [np.asarray(next(results)) if o else np.zeros(0) for o in outs]
+    if any(v.dtype == np.float64 for v in given.values()):
+        return made
+    first = next((v.dtype for v in given.values()), np.dtype(np.float32))
+    narrow = first if first.kind == "f" else np.dtype(np.float32)  # some promote on the way
+    return [v.astype(narrow) if v.dtype == np.float64 else v for v in made]
+
+
+def make_attribute(name: str, value: Any) -> onnx.AttributeProto:
+    """Make ONNX's attribute of a graph node's attribute."""
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, onnx.numpy_helper.from_array(value))
+    if isinstance(value, (list, tuple)) and not value:
+        return helper.make_attribute(name, [], attr_type=onnx.AttributeProto.INTS)
+    return helper.make_attribute(name, value)

@@ -1,0 +1,189 @@
+"""The graph the front half of the compiler works on: ONNX operators over named tensors.
+
+Frontends produce it, passes rewrite it in place, `bnncc.codegen.lower` turns it into Relax.
+Operators keep ONNX's names and semantics (the newest opset's form: shapes, pads, axes and clip
+bounds are constant *inputs* exactly as ONNX has them), so that a message can always name the node
+of the user's file and a pass can evaluate any subgraph with `bnncc.ir.evaluate`. Fused operators
+are added by the passes under names that start with ``bnncc.``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.datatypes import Datatype
+
+Dim = int | str
+"""A dimension: a number, or the name of a symbol (dynamic batch)."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and dtype of a tensor.
+
+    Attributes
+    ----------
+    shape : tuple of int or str
+        A str is a symbolic dimension.
+    dtype : str
+        NumPy's name: ``float32``, ``int64``, ``bool``, ...
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def static(self) -> bool:
+        """Whether every dimension is a number."""
+        return all(isinstance(d, int) for d in self.shape)
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator application.
+
+    Attributes
+    ----------
+    op : str
+        ONNX operator name (default domain), ``domain::Op`` of another domain, or ``bnncc.Op``.
+    inputs, outputs : list of str
+        Tensor names; an absent optional input or output is ``""``.
+    attrs : dict
+        Attribute values as Python ints, floats, strings, lists, NumPy arrays or frozen dataclasses.
+    name : str
+        The node's name in the file, or a stand-in made from its first output; for messages.
+    covers : tuple of str
+        Names of the Conv/Gemm/MatMul nodes of the file that this node computes; for reports.
+    """
+
+    op: str
+    inputs: list[str]
+    outputs: list[str]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    covers: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Graph:
+    """A dataflow graph in topological order.
+
+    Attributes
+    ----------
+    nodes : list of Node
+        Every node after the producers of its inputs.
+    inputs, outputs : list of str
+        Tensor names, in the file's order.
+    constants : dict of str to ndarray
+        Initializers and folded values.
+    types : dict of str to TensorType
+        Of every input, constant and node output.
+    source : str
+        What to call the model in messages (the file name).
+    sign_zero : dict of str to str
+        By sign node: what becomes of exact zeros in front of it; for the report.
+    datatypes : dict of str to Datatype
+        Of the inputs that are declared to hold few values.
+    in_file : dict of str to tuple
+        By name, what layers that were rewritten are in the file: operator, shapes of the result and
+        of the weights; for the report.
+    """
+
+    nodes: list[Node]
+    inputs: list[str]
+    outputs: list[str]
+    constants: dict[str, np.ndarray]
+    types: dict[str, TensorType]
+    source: str = "model"
+    sign_zero: dict[str, str] = field(default_factory=dict)
+    datatypes: dict[str, Datatype] = field(default_factory=dict)
+    in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
+    _serial: int = 0
+
+    def producers(self) -> dict[str, Node]:
+        """Return the node that makes each tensor."""
+        return {o: n for n in self.nodes for o in n.outputs if o}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """Return the nodes that read each tensor, once per reading input."""
+        table: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in node.inputs:
+                if name:
+                    table.setdefault(name, []).append(node)
+        return table
+
+    def fresh(self, stem: str) -> str:
+        """Return a tensor name not used so far, made from `stem`."""
+        while True:
+            self._serial += 1
+            name = f"{stem}.{self._serial}"
+            if name not in self.types:
+                return name
+
+    def constant(self, value: np.ndarray, stem: str = "const") -> str:
+        """Add a constant tensor and return its name."""
+        name = self.fresh(stem)
+        self.constants[name] = value
+        self.types[name] = TensorType(tuple(value.shape), value.dtype.name)
+        return name
+
+    def replace_uses(self, old: str, new: str) -> None:
+        """Let every reader of `old` (nodes, not graph outputs) read `new` instead."""
+        for node in self.nodes:
+            if old in node.inputs:
+                node.inputs = [new if i == old else i for i in node.inputs]
+
+    def prune(self) -> None:
+        """Drop nodes, constants and types that no output depends on."""
+        live = set(self.outputs)
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if any(o in live for o in node.outputs):
+                kept.append(node)
+                live.update(i for i in node.inputs if i)
+        self.nodes = kept[::-1]
+        live.update(self.inputs)
+        for node in self.nodes:
+            live.update(o for o in node.outputs if o)
+        self.constants = {k: v for k, v in self.constants.items() if k in live}
+        self.types = {k: v for k, v in self.types.items() if k in live}
+
+    def sort(self) -> None:
+        """Put the nodes in topological order (stable), without recursion."""
+        made = self.producers()
+        waiting = {id(n): len({i for i in n.inputs if i in made}) for n in self.nodes}
+        readers = self.consumers()
+        ready = [n for n in self.nodes if waiting[id(n)] == 0]
+        order: list[Node] = []
+        position = {id(n): k for k, n in enumerate(self.nodes)}
+        heap = [(position[id(n)], n) for n in ready]
+        heapq.heapify(heap)
+        while heap:
+            _, node = heapq.heappop(heap)
+            order.append(node)
+            for out in node.outputs:
+                for reader in {id(r): r for r in readers.get(out, [])}.values():
+                    waiting[id(reader)] -= 1
+                    if waiting[id(reader)] == 0:
+                        heapq.heappush(heap, (position[id(reader)], reader))
+        if len(order) != len(self.nodes):
+            raise ValueError("the graph has a cycle")
+        self.nodes = order
+
+    def symbolic_as_one(self) -> dict[str, tuple[Dim, ...]]:
+        """Return shapes with 1 for symbols, of the inputs that have any."""
+        shapes = {name: self.types[name].shape for name in self.inputs}
+        return {
+            name: tuple(d if isinstance(d, int) else 1 for d in shape)
+            for name, shape in shapes.items()
+            if not all(isinstance(d, int) for d in shape)
+        }
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)

@@ -1,0 +1,211 @@
+"""Bound the rounding behind each value: the ``sum|terms|`` of the tie rule in docs/semantics.md.
+
+Beside each tensor runs a magnitude: 0 where a value is exact (inputs, constants, decisions, sums
+and products of small integers), else a conservative sum of the absolute values of the terms that
+were rounded on the way to it. Two correct implementations differ by a few ``eps`` times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
+
+Array = np.ndarray[Any, Any]
+
+_EXACT_BELOW = 2.0**24
+_DECISIONS = frozenset((
+    "Sign", "Round", "Floor", "Ceil", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "Equal", "Not", "And", "Or", "Xor", "ArgMax", "ArgMin", "QuantizeLinear", "IsNaN", "IsInf",
+    "Shape", "Size", QUANT, MULTI_THRESHOLD, LEVELS,
+))  # fmt: skip
+_MOVES = frozenset((
+    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat",
+    "Split", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "MaxPool",
+    "GlobalMaxPool", "Dropout", "Neg", "Abs", "Relu",
+))  # fmt: skip
+_SUMS = frozenset((
+    "Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "GlobalAveragePool", "ReduceMean",
+    "ReduceSum",
+))  # fmt: skip
+
+
+def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Evaluate `graph` and the magnitudes of its tensors.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    feeds : mapping of str to ndarray
+        Its inputs, taken to be exact.
+
+    Returns
+    -------
+    dict of str to pair of ndarray
+        For each output of the graph: value, and magnitude in the same shape.
+    """
+    values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
+    sizes: dict[str, Array] = {}
+    for node in graph.nodes:
+        ins = [values[name] if name else None for name in node.inputs]
+        errs = [sizes.get(name, _ZERO) for name in node.inputs]
+        outs = evaluate_node(node, ins, graph.types)
+        for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
+            if name:
+                values[name] = out
+                sizes[name] = _magnitude(node, ins, errs, out, k)
+    return {
+        name: (values[name], np.broadcast_to(sizes.get(name, _ZERO), values[name].shape))
+        for name in graph.outputs
+    }
+
+
+_ZERO = np.zeros(())
+
+
+def _magnitude(
+    node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int
+) -> Array:
+    if out.dtype.kind != "f" or node.op in _DECISIONS:
+        return _ZERO
+    rule = _RULES.get(node.op)
+    if rule is not None:
+        return rule(node, ins, errs, out)
+    if node.op in _MOVES or node.op in ("Pad", "Cast"):
+        return _moved(node, ins, errs, out, index)
+    if node.op in _SUMS:
+        return _summed(node, ins, errs, out)
+    return _anything(ins, errs, out)
+
+
+def _moved(node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int) -> Array:
+    if node.op == "Cast" and out.dtype != np.float16:
+        return errs[0]
+    if not any(e.any() for e in errs):
+        return _ZERO
+    data = len(ins) if node.op == "Concat" else 1
+    moved: list[Array | None] = list(ins)
+    for k in range(data):
+        value = ins[k]
+        if value is not None:
+            moved[k] = np.broadcast_to(errs[k], value.shape).astype(np.float32)
+    if node.op == "Pad" and len(moved) > 2:
+        moved[2] = np.zeros((), np.float32)
+    if node.op == "Neg":
+        return errs[0]
+    return evaluate_node(node, moved)[index].astype(np.float64)
+
+
+def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    present = [v for v in ins[:2] if v is not None]
+    magnitude: list[Array | None] = []
+    for value, err in zip(ins, errs, strict=True):
+        if value is None or value.dtype.kind != "f":
+            magnitude.append(value)
+        else:
+            magnitude.append((np.abs(value) + err).astype(np.float32))
+    attrs = {k: abs(v) if k in ("alpha", "beta") else v for k, v in node.attrs.items()}
+    twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
+    total = evaluate_node(twin, magnitude)[0].astype(np.float64)
+    exact = not any(e.any() for e in errs) and float(total.max(initial=0.0)) < _EXACT_BELOW
+    whole = node.op in ("Conv", "Gemm", "MatMul", "ReduceSum", "ConvTranspose")
+    if exact and whole and all(map(_integers, present)) and _integers(out):
+        return _ZERO
+    return total
+
+
+def _added(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    values = [v for v in ins if v is not None]
+    err = sum(errs, _ZERO)
+    if all(map(_integers, values)) and float(np.abs(out).max(initial=0.0)) < _EXACT_BELOW:
+        return err
+    if sum(bool(v.any()) for v in values) <= 1:
+        return err
+    return err + sum((np.abs(v).astype(np.float64) for v in values), _ZERO)
+
+
+def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    a, b = (np.abs(np.asarray(v)).astype(np.float64) for v in ins)
+    if node.op == "Div":
+        with np.errstate(all="ignore"):
+            b = np.where(b > 0, 1 / b, 0.0)
+            errs = [errs[0], errs[1] * b * b]
+    err = errs[0] * b + a * errs[1]
+    if _powers_of_two(b) or (node.op == "Mul" and _powers_of_two(a)):
+        return err
+    if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
+        return err
+    return err + np.abs(out).astype(np.float64)
+
+
+def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    x, scale, bias, mean, var = (np.asarray(v) for v in ins[:5])
+    size = (np.abs(x) + errs[0]).astype(np.float32)
+    inputs = [size, np.abs(scale), np.abs(bias), -np.abs(mean), var]
+    return evaluate_node(node, inputs)[0].astype(np.float64)
+
+
+def _limited(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    return sum(errs, _ZERO)
+
+
+def _rectified(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    if not errs[0].any() and (np.asarray(ins[0]) >= 0).all():
+        return _ZERO
+    slope = np.abs(np.asarray(ins[1])) if len(ins) > 1 else abs(node.attrs.get("alpha", 0.01))
+    return errs[0] * np.maximum(1.0, slope) + np.abs(out).astype(np.float64)
+
+
+def _rounded(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Return the magnitude of a convolution whose data are exact."""
+    bias = np.abs(node.attrs["bias"]).reshape(1, -1, 1, 1)
+    if node.attrs["operands"] == "int8":  # sums are exact
+        return np.abs(out).astype(np.float64) + 2 * bias
+    attrs = {**node.attrs, "bias": bias, "zero_points": ()}
+    twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
+    data, weight = (np.abs(np.asarray(v)) for v in ins[:2])
+    return evaluate_node(twin, [data, weight])[0].astype(np.float64)
+
+
+def _chosen(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    return np.where(np.asarray(ins[0]), errs[1], errs[2])
+
+
+def _anything(ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    floats = [v for v in ins if v is not None and v.dtype.kind == "f"]
+    top = sum(float(np.abs(v).max(initial=0.0)) for v in [*floats, out])
+    top += sum(float(e.max(initial=0.0)) for e in errs)
+    return np.full(out.shape, top)
+
+
+_RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array]] = {
+    "Add": _added,
+    "Sub": _added,
+    "Sum": _added,
+    "Mul": _multiplied,
+    "Div": _multiplied,
+    "BatchNormalization": _normalised,
+    "Clip": _limited,
+    "Max": _limited,
+    "Min": _limited,
+    "PRelu": _rectified,
+    "LeakyRelu": _rectified,
+    "Where": _chosen,
+    QUANTIZED_CONV: _rounded,
+}
+
+
+def _integers(values: Array) -> bool:
+    return values.dtype.kind in "iub" or bool((np.rint(values) == values).all())
+
+
+def _powers_of_two(values: Array) -> bool:
+    mantissa = np.frexp(values)[0]
+    return bool(((np.abs(mantissa) == 0.5) | (values == 0)).all())

@@ -1,0 +1,338 @@
+"""Products, pools and normalisation for `bnncc.ir.evaluate`: float64 inside, rounded once.
+
+Where both operands of a product are integer multiples of a scale (up to the rounding that
+straight-through estimators leave in weights), the accumulator is an exact integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+Array = np.ndarray[Any, Any]
+
+NOISE = 1e-5
+"""Relative distance from a multiple of the scale that still counts as that multiple."""
+
+_LEVELS = (1, 2, 3, 7, 15)
+_CHUNK_BYTES = 1 << 27
+
+
+def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
+    """Split `x` into integers and a scale.
+
+    Parameters
+    ----------
+    x : ndarray
+        Finite numbers.
+    axis : int, optional
+        Axis along which the scale may differ; else there is one scale.
+
+    Returns
+    -------
+    tuple of ndarray or None
+        Whole numbers (float64) and a scale that broadcasts against them; None where `x` holds
+        no small multiples of a scale.
+    """
+    keep = None if axis is None else tuple(i for i in range(x.ndim) if i != axis % x.ndim)
+    one = np.ones((1,) * x.ndim)
+    if x.size == 0:
+        return None
+    if x.dtype.kind in "iub":
+        return x.astype(np.float64), one
+    magnitude = np.abs(x)
+    top = magnitude.max(axis=keep, keepdims=True).astype(np.float64)
+    peak = float(top.max())
+    if not np.isfinite(peak):
+        return None
+    if peak < 2**20:
+        whole = np.rint(x)
+        if np.array_equal(whole, x):
+            return x.astype(np.float64), one
+    safe = np.where(top == 0, 1.0, top)
+    head = x.reshape(-1)[:4096]  # most tensors fail here, cheaply
+    if axis is None and not any(
+        np.abs(head / peak * k - np.rint(head / peak * k)).max() <= NOISE for k in _LEVELS
+    ):
+        return None
+    ratio = x / safe
+    for levels in _LEVELS:
+        if levels > 1 and x.size < 64:
+            break
+        whole = np.rint(ratio * levels)
+        if np.abs(ratio * levels - whole).max() > NOISE:
+            continue
+        if levels > 1 or np.array_equal(magnitude, top * np.abs(whole)):
+            return whole, safe / levels
+        used = np.abs(whole)  # the mean magnitude averages the noise out
+        count = used.sum(axis=keep, keepdims=True)
+        total = (magnitude * used).sum(axis=keep, keepdims=True, dtype=np.float64)
+        return whole, np.where(count == 0, 1.0, total / np.where(count == 0, 1, count))
+    return None
+
+
+def product(
+    x: Array,
+    w: Array,
+    w_axis: int | None,
+    multiply: Callable[[Array, Array], Array],
+    spread: Callable[[Array], Array],
+) -> Array:
+    """Multiply and accumulate `x` and `w` into float64, exactly where both hold multiples.
+
+    Parameters
+    ----------
+    x, w : ndarray
+        Operands.
+    w_axis : int or None
+        Axis of `w` along which its scale may differ.
+    multiply : callable
+        The bilinear operator.
+    spread : callable
+        Reshapes the scale of `w` so that it broadcasts against the result.
+
+    Returns
+    -------
+    ndarray of float64
+        The product, not yet rounded to the dtype of `x`.
+    """
+    wm = multiples(w, w_axis)
+    xm = None if wm is None else multiples(x)
+    if xm is None or wm is None:
+        return multiply(x.astype(np.float64), w.astype(np.float64))
+    a, b = xm[0], wm[0]
+    taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
+    if float(np.abs(a).max()) * float(np.abs(b).max()) * taps < 2**24:
+        a, b = a.astype(np.float32), b.astype(np.float32)  # still exact, and faster
+    acc = multiply(a, b).astype(np.float64)
+    return acc * (float(xm[1].reshape(-1)[0]) * spread(wm[1]))
+
+
+def window(
+    attrs: dict[str, Any], spatial: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return strides, dilations and explicit pads (begins, then ends) of a Conv or pool."""
+    rank = len(kernel)
+    strides = list(attrs.get("strides") or [1] * rank)
+    dilations = list(attrs.get("dilations") or [1] * rank)
+    auto = attrs.get("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        pads = [0] * 2 * rank
+        for i in range(rank):
+            out = -(-spatial[i] // strides[i])
+            span = (kernel[i] - 1) * dilations[i] + 1
+            total = max(0, (out - 1) * strides[i] + span - spatial[i])
+            small, large = total // 2, total - total // 2
+            pads[i], pads[i + rank] = (small, large) if auto == "SAME_UPPER" else (large, small)
+        return strides, dilations, pads
+    if auto == "VALID":
+        return strides, dilations, [0] * 2 * rank
+    return strides, dilations, list(attrs.get("pads") or [0] * 2 * rank)
+
+
+def _pad(x: Array, pads: Sequence[int], value: float = 0) -> Array:
+    rank = x.ndim - 2
+    if not any(pads):
+        return x
+    begins, ends = pads[:rank], pads[rank:]
+    if min(pads) < 0:  # negative pads crop
+        cut = [slice(None), slice(None)]
+        for b, e, n in zip(begins, ends, x.shape[2:], strict=True):
+            cut.append(slice(max(0, -b), n - max(0, -e)))
+        x = x[tuple(cut)]
+        begins, ends = [max(0, b) for b in begins], [max(0, e) for e in ends]
+    return np.pad(x, [(0, 0), (0, 0), *zip(begins, ends, strict=True)], constant_values=value)
+
+
+def _windows(
+    x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Array:
+    """View (batch, channels, *out, *kernel) of a padded (batch, channels, *spatial) array."""
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    out = [(n - s) // t + 1 for n, s, t in zip(x.shape[2:], spans, strides, strict=True)]
+    steps = x.strides[2:]
+    return as_strided(
+        x,
+        (*x.shape[:2], *out, *kernel),
+        (
+            *x.strides[:2],
+            *(t * b for t, b in zip(strides, steps, strict=True)),
+            *(d * b for d, b in zip(dilations, steps, strict=True)),
+        ),
+        writeable=False,
+    )
+
+
+def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
+    """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel)."""
+    kernel = w.shape[2:]
+    rank = len(kernel)
+    strides, dilations, pads = window(attrs, x.shape[2:], kernel)
+    group = int(attrs.get("group", 1))
+    view = _windows(_pad(x, pads), kernel, strides, dilations)
+    batch, out = view.shape[0], view.shape[2 : 2 + rank]
+    units, depth = w.shape[0] // group, w.shape[1]
+    flat_w = w.reshape(group, units, -1).transpose(0, 2, 1)
+    spatial = tuple(range(2, 2 + rank))
+    taps = tuple(range(2 + rank, 2 + 2 * rank))
+    result = np.empty((batch, group * units, *out), np.result_type(x, w))
+    row_bytes = int(np.prod(view.shape[1:])) // max(1, out[0]) * x.itemsize
+    rows = max(1, min(out[0], _CHUNK_BYTES // max(1, row_bytes)))
+    for n in range(batch):
+        for lo in range(0, out[0], rows):
+            part = view[n : n + 1, :, lo : lo + rows]
+            cols = part.transpose(1, 0, *spatial, *taps) if rank else part
+            shape = part.shape[2 : 2 + rank]
+            cols = cols.reshape(group, depth, int(np.prod(shape)), -1)
+            cols = cols.transpose(0, 2, 1, 3).reshape(group, int(np.prod(shape)), -1)
+            acc = np.matmul(cols, flat_w)
+            result[n, :, lo : lo + rows] = acc.transpose(0, 2, 1).reshape(-1, *shape)
+    return result
+
+
+def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX Conv; the bias is added before the one rounding."""
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    y = product(
+        x,
+        w,
+        0,
+        lambda a, b: convolve(a, b, attrs),
+        lambda s: s.reshape(column) if s.size > 1 else s.reshape(-1)[0],
+    )
+    if bias is not None:
+        y = y + bias.reshape(column).astype(np.float64)
+    return y.astype(x.dtype)
+
+
+def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX ConvTranspose: a Conv of the data with zeros between, by the turned kernel."""
+    rank, size = x.ndim - 2, x.shape[2:]
+    ones, zeros = [1] * rank, [0] * rank
+    strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
+    more, group = list(attrs.get("output_padding") or zeros), int(attrs.get("group", 1))
+    spans = [d * (k - 1) for d, k in zip(dilations, w.shape[2:], strict=True)]
+    full = [
+        s * (n - 1) + span + 1 + m for s, n, span, m in zip(strides, size, spans, more, strict=True)
+    ]
+    pads = _transposed_pads(attrs, size, strides, full)
+    stuffed = np.zeros(
+        (*x.shape[:2], *(s * (n - 1) + 1 for s, n in zip(strides, size, strict=True))), x.dtype
+    )
+    every = slice(None), slice(None)
+    between: tuple[Any, ...] = (*every, *(slice(None, None, s) for s in strides))
+    stuffed[between] = x
+    around = [(span - pads[i], span - pads[i + rank] + more[i]) for i, span in enumerate(spans)]
+    stuffed = np.pad(stuffed, [(0, 0), (0, 0), *((max(0, a), max(0, b)) for a, b in around)])
+    inside: tuple[Any, ...] = (
+        *every,
+        *(slice(max(0, -a), stuffed.shape[2 + i] - max(0, -b)) for i, (a, b) in enumerate(around)),
+    )
+    filters = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
+    filters = np.flip(filters.reshape(-1, *filters.shape[2:]), tuple(range(2, 2 + rank)))
+    plain = {"strides": ones, "dilations": dilations, "pads": zeros * 2, "group": group}
+    return conv(stuffed[inside], filters, bias, {**plain, "auto_pad": "NOTSET"})
+
+
+def _transposed_pads(
+    attrs: dict[str, Any], size: Sequence[int], strides: Sequence[int], full: Sequence[int]
+) -> list[int]:
+    """Return pads at the beginnings, then at the ends; `full` is the result without any."""
+    auto, wanted = attrs.get("auto_pad", "NOTSET"), attrs.get("output_shape")
+    if not wanted and auto in ("NOTSET", "VALID"):
+        return list(attrs.get("pads") or [0] * 2 * len(size))
+    out = list(wanted or (n * s for n, s in zip(size, strides, strict=True)))[-len(size) :]
+    total = [max(0, f - o) for f, o in zip(full, out, strict=True)]
+    first = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
+    return [*first, *(t - f for t, f in zip(total, first, strict=True))]
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
+    axis = b.ndim - 1 if b.ndim == 2 else None
+    return product(
+        a, b, axis, np.matmul, lambda s: s.reshape(-1) if s.size > 1 else s.reshape(-1)[0]
+    )
+
+
+def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX Gemm; `alpha`, `beta` and C join before the one rounding."""
+    a = a.T if attrs.get("transA") else a
+    b = b.T if attrs.get("transB") else b
+    y = matmul(a, b) * np.float64(attrs.get("alpha", 1.0))
+    if c is not None:
+        y = y + np.float64(attrs.get("beta", 1.0)) * c.astype(np.float64)
+    return y.astype(a.dtype)
+
+
+def _pool_geometry(
+    x: Array, attrs: dict[str, Any]
+) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    kernel = list(attrs["kernel_shape"])
+    spatial = x.shape[2:]
+    strides, dilations, pads = window(attrs, spatial, kernel)
+    rank = len(kernel)
+    extra = [0] * rank
+    if attrs.get("ceil_mode"):
+        for i in range(rank):
+            span = (kernel[i] - 1) * dilations[i] + 1
+            room = spatial[i] + pads[i] + pads[i + rank] - span
+            out = -(-room // strides[i]) + 1
+            if (out - 1) * strides[i] >= spatial[i] + pads[i]:  # wholly in the end padding
+                out -= 1
+            extra[i] = max(0, (out - 1) * strides[i] - room)
+    return kernel, strides, dilations, pads, extra
+
+
+def max_pool(x: Array, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX MaxPool's first output; padding never wins."""
+    kernel, strides, dilations, pads, extra = _pool_geometry(x, attrs)
+    rank = len(kernel)
+    low: Any = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    wide = [*pads[:rank], *(p + e for p, e in zip(pads[rank:], extra, strict=True))]
+    view = _windows(_pad(x, wide, low), kernel, strides, dilations)
+    result: Array | None = None
+    for tap in np.ndindex(*kernel):
+        at = (..., *tap)
+        part = view[at]
+        result = part.copy() if result is None else np.maximum(result, part, out=result)
+    assert result is not None
+    return result
+
+
+def average_pool(x: Array, attrs: dict[str, Any]) -> Array:
+    """Evaluate ONNX AveragePool."""
+    kernel, strides, dilations, pads, extra = _pool_geometry(x, attrs)
+    rank = len(kernel)
+    wide = [*pads[:rank], *(p + e for p, e in zip(pads[rank:], extra, strict=True))]
+    data = _pad(x.astype(np.float64), wide)
+    counted = np.ones((1, 1, *x.shape[2:]))
+    counted = _pad(counted, pads, 1.0 if attrs.get("count_include_pad") else 0.0)
+    counted = _pad(counted, [0] * rank + extra)
+    total = np.zeros(())
+    count = np.zeros(())
+    values = _windows(data, kernel, strides, dilations)
+    counts = _windows(counted, kernel, strides, dilations)
+    for tap in np.ndindex(*kernel):
+        at = (..., *tap)
+        total = total + values[at]
+        count = count + counts[at]
+    return (total / count).astype(x.dtype)
+
+
+def batch_norm(ins: Sequence[Array], attrs: dict[str, Any]) -> Array:
+    """Evaluate inference BatchNormalization in float64, rounded once."""
+    x = ins[0]
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    gamma, beta, mean, var = (v.astype(np.float64).reshape(column) for v in ins[1:5])
+    epsilon = float(np.float32(attrs.get("epsilon", 1e-5)))
+    scale = gamma / np.sqrt(var + epsilon)
+    return (scale * (x.astype(np.float64) - mean) + beta).astype(x.dtype)
+
+
+def mean(x: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Average over `axes` in float64, rounded once."""
+    return np.asarray(x.mean(axis=axes, keepdims=keepdims, dtype=np.float64)).astype(x.dtype)

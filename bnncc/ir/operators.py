@@ -1,0 +1,342 @@
+"""NumPy functions of the usual ONNX operators, in the newest opset's form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from bnncc.errors import UnsupportedOp
+from bnncc.ir import numeric, shaping
+from bnncc.ir.image_bits import IMAGE_BITS, image_bits
+from bnncc.ir.quantized import QUANTIZED_CONV, quantized_conv
+from bnncc.ir.quantizers import (
+    LEVELS,
+    MULTI_THRESHOLD,
+    QUANT,
+    dequantize_linear,
+    levels,
+    multi_threshold,
+    quant,
+    quantize_linear,
+)
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
+
+
+# ------------------------------------------------------------------------------------ elementwise
+
+
+def _unary(function: Callable[[Array], Array]) -> Function:
+    return lambda attrs, ins, _: [np.asarray(function(ins[0])).astype(ins[0].dtype, copy=False)]
+
+
+def _binary(function: Callable[[Array, Array], Array]) -> Function:
+    return lambda attrs, ins, _: [np.asarray(function(ins[0], ins[1]))]
+
+
+def _variadic(function: Callable[[Array, Array], Array]) -> Function:
+    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+        total = ins[0]
+        for other in ins[1:]:
+            total = function(total, other)
+        return [np.asarray(total)]
+
+    return run
+
+
+def _like(x: Array, value: float) -> Any:
+    return x.dtype.type(value)
+
+
+def _sigmoid(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return (1 / (1 + np.exp(-wide))).astype(x.dtype)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return a / b
+    quotient = np.abs(a) // np.abs(b)  # ONNX truncates
+    return (quotient * np.sign(a) * np.sign(b)).astype(a.dtype)
+
+
+def _power(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [np.power(ins[0], ins[1].astype(ins[0].dtype)).astype(ins[0].dtype)]
+
+
+def _modulo(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [np.fmod(*ins) if attrs.get("fmod") else np.mod(*ins)]
+
+
+def _mean_of(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    total = sum(ins[1:], ins[0])
+    return [np.asarray(total / _like(total, len(ins)))]
+
+
+def _clip(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0]
+    if len(ins) > 1 and ins[1] is not None:
+        x = np.maximum(x, ins[1])
+    if len(ins) > 2 and ins[2] is not None:
+        x = np.minimum(x, ins[2])
+    return [x]
+
+
+def _cast_to(x: Array, dtype: Any) -> Array:
+    if np.dtype(dtype).kind in "iu" and x.dtype.kind == "f":
+        return np.trunc(x).astype(np.int64).astype(dtype)
+    return x.astype(dtype)
+
+
+def _cast(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [_cast_to(ins[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))]
+
+
+def _leaky(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0]
+    return [np.where(x < 0, x * _like(x, attrs.get("alpha", 0.01)), x)]
+
+
+def _elu(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0]
+    return [np.where(x < 0, _like(x, attrs.get("alpha", 1.0)) * np.expm1(x), x)]
+
+
+def _hard_sigmoid(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0]
+    y = x * _like(x, attrs.get("alpha", 0.2)) + _like(x, attrs.get("beta", 0.5))
+    return [np.clip(y, _like(x, 0), _like(x, 1))]
+
+
+def _hard_swish(x: Array) -> Array:
+    return x * np.clip(x * _like(x, 1 / 6) + _like(x, 0.5), _like(x, 0), _like(x, 1))
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype) if x.size else x
+
+
+def _where(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [np.where(ins[0], ins[1], ins[2])]
+
+
+def _softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    axis = attrs.get("axis", -1)
+    power = np.exp(x - x.max(axis=axis, keepdims=True))
+    return [(power / power.sum(axis=axis, keepdims=True)).astype(ins[0].dtype)]
+
+
+def _log_softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    axis = attrs.get("axis", -1)
+    x = x - x.max(axis=axis, keepdims=True)
+    return [(x - np.log(np.exp(x).sum(axis=axis, keepdims=True))).astype(ins[0].dtype)]
+
+
+# ------------------------------------------------------------------------- reductions and products
+
+
+def _reduce(function: Callable[..., Any]) -> Function:
+    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+        x = ins[0]
+        axes = ins[1].tolist() if len(ins) > 1 and ins[1] is not None else []
+        if not axes and attrs.get("noop_with_empty_axes"):
+            return [x]
+        keep = bool(attrs.get("keepdims", 1))
+        result = function(x, tuple(axes) if axes else None, keep)
+        return [np.asarray(result).astype(x.dtype)]
+
+    return run
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float64) if x.dtype.kind == "f" else x
+
+
+def _arg(function: Callable[..., Any]) -> Function:
+    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+        x, axis = ins[0], attrs.get("axis", 0)
+        if attrs.get("select_last_index"):
+            result = x.shape[axis] - 1 - function(np.flip(x, axis), axis)
+        else:
+            result = function(x, axis)
+        return [np.expand_dims(result, axis) if attrs.get("keepdims", 1) else result]
+
+    return run
+
+
+def _conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [numeric.conv(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
+
+
+def _conv_transpose(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [numeric.conv_transpose(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
+
+
+def _gemm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [numeric.gemm(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
+
+
+def _matmul(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    return [np.asarray(numeric.matmul(ins[0], ins[1])).astype(ins[0].dtype)]
+
+
+def _max_pool(attrs: dict[str, Any], ins: list[Any], count: int) -> list[Array]:
+    if count > 1:
+        raise UnsupportedOp("MaxPool: the `Indices` output is not supported")
+    return [numeric.max_pool(ins[0], attrs)]
+
+
+def _spatial(x: Array) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+def _instance_norm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    mean, var = x.mean(_spatial(x), keepdims=True), x.var(_spatial(x), keepdims=True)
+    y = (x - mean) / np.sqrt(var + attrs.get("epsilon", 1e-5))
+    return [(y * ins[1].reshape(column) + ins[2].reshape(column)).astype(ins[0].dtype)]
+
+
+def _lrn(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    size, channels = attrs["size"], x.shape[1]
+    before = (size - 1) // 2
+    pads = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+    squares = np.pad(x * x, pads)
+    total = sum(squares[:, k : k + channels] for k in range(size))
+    base = attrs.get("bias", 1.0) + attrs.get("alpha", 1e-4) / size * total
+    return [(x / base ** attrs.get("beta", 0.75)).astype(ins[0].dtype)]
+
+
+def _layer_norm(attrs: dict[str, Any], ins: list[Any], count: int) -> list[Array]:
+    x = ins[0].astype(np.float64)
+    axes = tuple(range(attrs.get("axis", -1) % x.ndim, x.ndim))
+    mean = x.mean(axes, keepdims=True)
+    inverse = 1 / np.sqrt(x.var(axes, keepdims=True) + attrs.get("epsilon", 1e-5))
+    y = (x - mean) * inverse * ins[1]
+    y = y + ins[2] if len(ins) > 2 and ins[2] is not None else y
+    kind = ins[0].dtype
+    return [y.astype(kind), mean.astype(np.float32), inverse.astype(np.float32)][:count]
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "Abs": np.abs,
+    "Atan": np.arctan,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Erf": _erf,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "HardSwish": _hard_swish,
+    "Identity": lambda x: x,
+    "Log": np.log,
+    "Neg": np.negative,
+    "Not": np.logical_not,
+    "Reciprocal": lambda x: _like(x, 1) / x,
+    "Relu": lambda x: np.maximum(x, _like(x, 0)),
+    "Round": np.rint,
+    "Sigmoid": _sigmoid,
+    "Sign": np.sign,
+    "Sin": np.sin,
+    "Softplus": lambda x: np.logaddexp(x, _like(x, 0)),
+    "Softsign": lambda x: x / (1 + np.abs(x)),
+    "Sqrt": np.sqrt,
+    "Tanh": np.tanh,
+}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add,
+    "And": np.logical_and,
+    "Div": _divide,
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Mul": np.multiply,
+    "Or": np.logical_or,
+    "PRelu": lambda x, s: np.where(x < 0, x * s, x),
+    "Sub": np.subtract,
+    "Xor": np.logical_xor,
+}
+
+FUNCTIONS: dict[str, Function] = {
+    **{op: _unary(f) for op, f in _UNARY.items()},
+    **{op: _binary(f) for op, f in _BINARY.items()},
+    **{
+        f"Reduce{op}": _reduce(f)
+        for op, f in {
+            "L1": lambda x, axes, keep: np.sum(np.abs(_wide(x)), axes, keepdims=keep),
+            "L2": lambda x, axes, keep: np.sqrt(np.sum(_wide(x) ** 2, axes, keepdims=keep)),
+            "Max": lambda x, axes, keep: np.max(x, axes, keepdims=keep),
+            "Mean": numeric.mean,
+            "Min": lambda x, axes, keep: np.min(x, axes, keepdims=keep),
+            "Prod": lambda x, axes, keep: np.prod(_wide(x), axes, keepdims=keep),
+            "Sum": lambda x, axes, keep: np.sum(_wide(x), axes, keepdims=keep),
+            "SumSquare": lambda x, axes, keep: np.sum(_wide(x) ** 2, axes, keepdims=keep),
+        }.items()
+    },
+    "ArgMax": _arg(np.argmax),
+    "ArgMin": _arg(np.argmin),
+    "AveragePool": lambda attrs, ins, _: [numeric.average_pool(ins[0], attrs)],
+    "BatchNormalization": lambda attrs, ins, _: [numeric.batch_norm(ins, attrs)],
+    "Cast": _cast,
+    "CastLike": lambda attrs, ins, _: [_cast_to(ins[0], ins[1].dtype)],
+    "Clip": _clip,
+    "Concat": lambda attrs, ins, _: [np.concatenate(ins, attrs["axis"])],
+    "ConstantOfShape": shaping.constant_of_shape,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "DepthToSpace": shaping.depth_to_space,
+    "Einsum": lambda attrs, ins, _: [np.einsum(attrs["equation"], *ins).astype(ins[0].dtype)],
+    "Elu": _elu,
+    "Expand": shaping.expand,
+    "Flatten": shaping.flatten,
+    "Gather": shaping.gather,
+    "Gemm": _gemm,
+    "GlobalAveragePool": lambda attrs, ins, _: [numeric.mean(ins[0], _spatial(ins[0]), True)],
+    "GlobalMaxPool": lambda attrs, ins, _: [ins[0].max(_spatial(ins[0]), keepdims=True)],
+    "HardSigmoid": _hard_sigmoid,
+    "InstanceNormalization": _instance_norm,
+    "LRN": _lrn,
+    "LayerNormalization": _layer_norm,
+    "LeakyRelu": _leaky,
+    "LogSoftmax": _log_softmax,
+    "MatMul": _matmul,
+    "Max": _variadic(np.maximum),
+    "MaxPool": _max_pool,
+    "Mean": _mean_of,
+    "Min": _variadic(np.minimum),
+    "Mod": _modulo,
+    "Pad": shaping.pad,
+    "Pow": _power,
+    "Range": lambda attrs, ins, _: [np.arange(ins[0], ins[1], ins[2], dtype=ins[0].dtype)],
+    "Reshape": shaping.reshape,
+    "Shape": shaping.shape,
+    "Size": lambda attrs, ins, _: [np.array(ins[0].size, np.int64)],
+    "Slice": shaping.slice_,
+    "Softmax": _softmax,
+    "SpaceToDepth": shaping.space_to_depth,
+    "Split": shaping.split,
+    "Squeeze": shaping.squeeze,
+    "Sum": _variadic(np.add),
+    "Tile": lambda attrs, ins, _: [np.tile(ins[0], ins[1].tolist())],
+    "Transpose": shaping.transpose,
+    "Unsqueeze": shaping.unsqueeze,
+    "Where": _where,
+    IMAGE_BITS: image_bits,
+    QUANTIZED_CONV: quantized_conv,
+    QUANT: quant,
+    MULTI_THRESHOLD: multi_threshold,
+    LEVELS: levels,
+    "QuantizeLinear": quantize_linear,
+    "DequantizeLinear": dequantize_linear,
+}
+"""Evaluator of each operator, called with attributes, inputs and the number of outputs."""

@@ -1,0 +1,128 @@
+"""Take image inputs as bytes: ``x = (pixel - mean) * scale`` becomes part of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bnncc.errors import UsageError
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.options import Uint8Input
+
+MOST_CHANNELS = 4
+"""An image with more than this many elements on its second axis and no more on its last has its
+channels last, as TensorFlow's images do."""
+
+
+def channel_axis(shape: Sequence[int | str]) -> int:
+    """Return which axis of an image holds its channels.
+
+    Examples
+    --------
+    >>> channel_axis((1, 3, 224, 224)), channel_axis(("N", 224, 224, 3))
+    (1, 3)
+    """
+
+    def few(size: int | str) -> bool:
+        return isinstance(size, int) and size <= MOST_CHANNELS
+
+    return 3 if len(shape) == 4 and few(shape[3]) and not few(shape[1]) else 1
+
+
+def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
+    """Replace float image inputs by uint8 ones.
+
+    Parameters
+    ----------
+    graph : Graph
+        Rewritten in place.
+    inputs : sequence of Uint8Input
+        Which inputs, with their mean, scale and layout.
+
+    Raises
+    ------
+    UsageError
+        If an input does not exist, is no float image, or the channels do not fit.
+    """
+    for item in inputs:
+        kind = graph.types.get(item.name)
+        if item.name not in graph.inputs or kind is None:
+            raise UsageError(
+                f"--input-uint8: `{item.name}` is not an input",
+                hint=f"inputs: {', '.join(graph.inputs)}",
+            )
+        if kind.dtype != "float32" or len(kind.shape) != 4:
+            raise UsageError(
+                f"--input-uint8: input `{item.name}` is {kind.dtype}{list(kind.shape)}, "
+                "not a float32 image"
+            )
+        axis = channel_axis(kind.shape)
+        if axis == 3 and item.layout == "nhwc":
+            raise UsageError(
+                f"--input-uint8: `{item.name}` has shape {list(kind.shape)}, channels last",
+                hint="leave :nhwc out, it is the model's own order",
+            )
+        channels = kind.shape[axis]
+        for what, values in (("mean", item.mean), ("scale", item.scale)):
+            if len(values) not in (1, channels):
+                raise UsageError(
+                    f"--input-uint8: {len(values)} values of {what} for the {channels} channels "
+                    f"of `{item.name}`"
+                )
+        _check_declared(graph, item)
+        n, c, h, w = kind.shape
+        image = graph.fresh(f"{item.name}.float")
+        for node in graph.nodes:
+            node.inputs = [image if i == item.name else i for i in node.inputs]
+        graph.outputs = [image if o == item.name else o for o in graph.outputs]
+        given: tuple[int | str, ...] = (n, h, w, c) if item.layout == "nhwc" else (n, c, h, w)
+        graph.types[item.name] = TensorType(given, "uint8")
+        prefix: list[Node] = []
+        tip = item.name
+        if item.layout == "nhwc":
+            tip = _append(
+                graph,
+                prefix,
+                "Transpose",
+                [tip],
+                TensorType((n, c, h, w), "uint8"),
+                {"perm": [0, 3, 1, 2]},
+            )
+        tip = _append(graph, prefix, "Cast", [tip], kind, {"to": 1})
+        column = [-1 if k == axis else 1 for k in range(4)]
+        mean = graph.constant(np.asarray(item.mean, np.float32).reshape(column), "mean")
+        tip = _append(graph, prefix, "Sub", [tip, mean], kind, {})
+        scale = graph.constant(np.asarray(item.scale, np.float32).reshape(column), "scale")
+        prefix.append(Node("Mul", [tip, scale], [image], {}, f"{item.name}.scale"))
+        graph.types[image] = kind
+        graph.nodes = prefix + graph.nodes
+
+
+def _check_declared(graph: Graph, item: Uint8Input) -> None:
+    """Refuse means and scales that take bytes to numbers other than the model declares."""
+    declared = graph.datatypes.pop(item.name, None)
+    if declared is None:
+        return
+    pixels = np.arange(256, dtype=np.float32).reshape(-1, 1)
+    mean, scale = (np.array(v, np.float32) for v in (item.mean, item.scale))
+    values = (pixels - mean) * scale
+    if not declared.holds(values).all():
+        raise UsageError(
+            f"--input-uint8: the mean and scale of `{item.name}` make numbers of bytes that are "
+            f"not of the type the model declares, {declared}"
+        )
+
+
+def _append(
+    graph: Graph,
+    nodes: list[Node],
+    op: str,
+    inputs: list[str],
+    kind: TensorType,
+    attrs: dict[str, object],
+) -> str:
+    out = graph.fresh(f"{inputs[0]}.{op.lower()}")
+    graph.types[out] = kind
+    nodes.append(Node(op, inputs, [out], attrs, out))
+    return out

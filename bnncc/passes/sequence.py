@@ -1,0 +1,71 @@
+"""All passes in their order: from a model's graph to kernels."""
+
+from __future__ import annotations
+
+from bnncc.dump import Dumper
+from bnncc.ir.graph import Graph
+from bnncc.options import CompileOptions
+from bnncc.passes.binarize import binarize
+from bnncc.passes.byte_signs import compare_bytes
+from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
+from bnncc.passes.fuse import fuse
+from bnncc.passes.in_place import store_in_place
+from bnncc.passes.merge import merge_siblings
+from bnncc.passes.plain import write_plain
+from bnncc.passes.products import pair_products
+from bnncc.passes.quantisers import recognise_quantisers
+from bnncc.passes.rows import flatten_rows
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
+from bnncc.passes.transposed import split_transposed
+from bnncc.report import Layer
+from bnncc.schedules.few_bit_method import chooser
+from bnncc.targets.spec import TargetSpec
+
+
+def to_physical(
+    graph: Graph, options: CompileOptions, target: TargetSpec, dump: Dumper
+) -> tuple[list[Layer], Graph]:
+    """Find the bits in a graph and group what is computed together into kernels.
+
+    Parameters
+    ----------
+    graph : Graph
+        The logical graph, which is changed.
+    options : CompileOptions
+        What was asked.
+    target : TargetSpec
+        The machine.
+    dump : Dumper
+        Takes the graph after each phase.
+
+    Returns
+    -------
+    list of Layer
+        What became of each convolution and dense layer, for the report.
+    Graph
+        The physical graph.
+    """
+    simplify(graph)
+    dump.graph("simplify", graph)
+
+    recognise_signs(graph, sign_zero=options.sign_zero)
+    if target.kind == "llvm":  # kernels for GPUs know no levels
+        recognise_quantisers(graph)
+    split_transposed(graph)
+    flatten_rows(graph)
+    commute_moves(graph)
+    if target.kind == "llvm":
+        pair_products(graph)
+    commute_pads(graph)
+    compare_bytes(graph)
+    layers = binarize(graph, chooser(target, options.few_bit))
+    commute_pools(graph)
+    merge_siblings(graph)
+    write_plain(graph)
+    dump.graph("binarize", graph)
+
+    physical = fuse(graph, options.float_conv, target)
+    store_in_place(physical)
+    dump.graph("fuse", physical)
+    return layers, physical

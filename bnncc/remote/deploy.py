@@ -1,0 +1,108 @@
+"""Bring a network to a device, check that it computes there what it should, and time it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.runner import spread
+from bnncc.verification.confirm import agree
+
+FORMAT = 1
+
+_SECONDS = 2.0  # of timing, if not told otherwise
+_MOST_REPEATS = 200
+
+
+def deploy(
+    artifact: Artifact, *, threads: int | None = None, repeat: int | None = None
+) -> dict[str, Any]:
+    """Upload, check and time a network.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        On a device, from `Artifact.on`; or here.
+    threads : int, optional
+        The most that kernels use.
+    repeat : int, optional
+        Timed runs; by default as many as take about two seconds.
+
+    Returns
+    -------
+    dict
+        See docs/report.md; ``right`` tells whether it computes the outputs it was packed with.
+    """
+    start = time.perf_counter()
+    session = artifact.session(threads=threads)
+    loading = time.perf_counter() - start
+    given, wanted = artifact.selfcheck_arrays()
+    tensors = session.tensors(given)
+    start = time.perf_counter()
+    made = session.arrays(session.main(*tensors))
+    once = max(time.perf_counter() - start, 1e-6)
+    outputs = [
+        {
+            "name": t.name,
+            "right": agree(array, wanted[t.name]),
+            "difference": _gap(array, wanted[t.name]),
+        }
+        for t, array in zip(artifact.outputs, made, strict=True)
+    ]
+    right = all(output["right"] for output in outputs)
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "model": artifact.manifest["model"],
+        "target": artifact.manifest["target"]["name"],
+        "device": {}
+        if artifact.device is None
+        else {"address": artifact.device.address, **artifact.device.info},
+        "library_bytes": artifact.manifest["members"]["lib.so"]["bytes"],
+        "loading_seconds": round(loading, 3),
+        "right": right,
+        "outputs": outputs,
+    }
+    if right:
+        count = repeat or int(min(_MOST_REPEATS, max(3, _SECONDS / once)))
+        result["threads"] = session.use_threads()
+        result["repeat"] = count
+        result["network"] = spread(session.time_network(tensors, count))
+    return result
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """Render what `deploy` returned for a terminal."""
+    device = result["device"]
+    what = ", ".join(str(device[key]) for key in ("machine", "cpu") if key in device)
+    lines = [
+        f"device   {device.get('address', 'this machine')}" + (f" ({what})" if what else ""),
+        f"network  {result['library_bytes']:,} bytes, there and loaded in "
+        f"{result['loading_seconds']:.2f} s",
+    ]
+    for output in result["outputs"]:
+        said = "right" if output["right"] else "WRONG"
+        lines.append(
+            f"output   {output['name']}: {said}, off by {output['difference']:.3g} at most"
+        )
+    if "network" in result:
+        network = result["network"]
+        lines.append(
+            f"time     min {network['min_us']:.2f} us, median {network['median_us']:.2f} us "
+            f"({result['repeat']} runs, {result['threads']} threads)"
+        )
+    return "\n".join(lines)
+
+
+def _gap(mine: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the largest difference; infinity for other shapes."""
+    if mine.shape != wanted.shape or not mine.size:
+        return 0.0 if mine.shape == wanted.shape else float("inf")
+    a, b = mine.astype(np.float64), wanted.astype(np.float64)
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        gap = float(np.where(same, 0.0, np.abs(a - b)).max())
+    return float("inf") if np.isnan(gap) else gap

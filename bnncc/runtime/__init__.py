@@ -1,0 +1,1 @@
+"""Compiled networks: the file, what is in it, and running it on this machine."""

@@ -1,0 +1,241 @@
+"""Compiled networks: saved, loaded, described and run."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bnncc import report
+from bnncc.codegen import gpu
+from bnncc.errors import ArtifactError, InputError
+from bnncc.files import read_npz, write_atomic
+from bnncc.runtime import container, manifest
+from bnncc.runtime.gpu_session import GpuSession
+from bnncc.runtime.manifest import TensorInfo
+from bnncc.runtime.session import Session, check_tensor, load_library
+
+if TYPE_CHECKING:
+    from bnncc.remote.network import Device
+
+
+class Artifact:
+    """A compiled network.
+
+    Made by `bnncc.compile` or `Artifact.load`. Safe to run from several threads: each gets its own
+    virtual machine.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of TensorInfo
+        Name, shape (a str is a symbolic dimension) and dtype.
+    manifest : dict
+        See docs/artifact.md.
+    device : Device or None
+        Where it runs; None is this machine.
+    """
+
+    def __init__(self, content: dict[str, Any], members: dict[str, bytes]) -> None:
+        self.manifest = content
+        self.inputs, self.outputs = (
+            tuple(TensorInfo.of(t) for t in content[key]) for key in ("inputs", "outputs")
+        )
+        self.device: Device | None = None
+        self._members = members
+        self._source = str(content["model"])
+        self._lock = threading.Lock()
+        self._module: Any = None
+        self._local = threading.local()
+
+    @classmethod
+    def load(cls, path: str | Path, *, for_this_machine: bool = True) -> Artifact:
+        """Read an artifact file.
+
+        Parameters
+        ----------
+        path : path
+            Written by `save` or ``bnncc compile``.
+        for_this_machine : bool
+            Refuse a file this machine cannot run; False is for looking into it only.
+
+        Returns
+        -------
+        Artifact
+
+        Notes
+        -----
+        A missing, damaged or incompatible file is an `ArtifactError`, lacking CPU features are a
+        `TargetError`.
+        """
+        content, members = container.read_file(path)
+        manifest.check(content, str(path))
+        if for_this_machine:
+            manifest.check_machine(content, str(path), manifest.this_machine())
+        artifact = cls(content, members)
+        artifact._source = str(path)
+        return artifact
+
+    def save(self, path: str | Path) -> int:
+        """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
+        return write_atomic(path, container.file_chunks(self.manifest, self._members))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was compiled how (docs/report.md)."""
+        return report.with_file_size(self.manifest["report"], container.file_size(self.manifest))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Artifact {self.manifest['model']} for {self.manifest['target']['name']}: "
+            f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}>"
+        )
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Run the network once.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            By input name: NumPy arrays, or anything with ``__dlpack__`` in CPU memory. Writeable
+            contiguous arrays that start at a multiple of 64 bytes are read in place, others copied.
+
+        Returns
+        -------
+        dict of str to ndarray
+            By output name; the arrays are the caller's.
+
+        Notes
+        -----
+        Names, shapes or dtypes other than those of `inputs` are an `InputError`, and so is a value
+        that is not finite if the network was compiled with `check_finite`.
+        """
+        self._check_names(inputs)
+        session = self.session()
+        tensors = session.tensors(inputs)
+        session.use_threads()
+        outputs = session.arrays(session.main(*tensors))
+        return {t.name: a for t, a in zip(self.outputs, outputs, strict=True)}
+
+    def selfcheck_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the inputs and the right outputs the artifact carries to check itself with.
+
+        Raises
+        ------
+        ArtifactError
+            If they do not fit the manifest.
+        """
+        known = {f"input_{i}": t for i, t in enumerate(self.inputs)}
+        known.update({f"output_{i}": t for i, t in enumerate(self.outputs)})
+
+        def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+            check_tensor(known[name], shape, dtype, {}, what="array")
+
+        data = self._members[container.SELFCHECK]
+        try:
+            arrays = read_npz(
+                io.BytesIO(data), names=known, check=check, source=container.SELFCHECK
+            )
+        except InputError as error:
+            raise ArtifactError(str(error), hint="compile it again") from error
+        if missing := sorted(set(known) - set(arrays)):
+            raise ArtifactError(f"selfcheck.npz lacks `{missing[0]}`", hint="compile it again")
+        return (
+            {t.name: arrays[f"input_{i}"] for i, t in enumerate(self.inputs)},
+            {t.name: arrays[f"output_{i}"] for i, t in enumerate(self.outputs)},
+        )
+
+    def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
+        """Read this network's inputs from an npz file; what does not fit is an `InputError`.
+
+        Arrays of other names are passed over: test sets have labels beside the images.
+        """
+        known = {t.name: t for t in self.inputs}
+        symbols: dict[str, tuple[int, str]] = {}
+
+        def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+            check_tensor(known[name], shape, dtype, symbols, source=f"{path}: ")
+
+        arrays = read_npz(path, names=known, check=check)
+        self._check_names(arrays, source=f"{path}: ")
+        return arrays
+
+    def session(self, *, threads: int | None = None) -> Session:
+        """Return this thread's virtual machine, made on first use, here or on `device`.
+
+        Parameters
+        ----------
+        threads : int, optional
+            The most that kernels use from now on when the calling thread runs this network; as
+            before if not given, and at first all that `bnncc.runtime.threads.prepare` allows.
+
+        Returns
+        -------
+        Session
+        """
+        session: Session | None = getattr(self._local, "session", None)
+        if session is None:
+            check_finite = self.manifest["semantics"]["check_finite"]
+            with self._lock:
+                if self._module is None:
+                    self._module = self._load(self._members[container.LIBRARY])
+                if self.device is None and self._gpus:
+                    session = GpuSession(self._module, self.inputs, check_finite=check_finite)
+                elif self.device is None:
+                    session = Session(self._module, self.inputs, check_finite=check_finite)
+                else:
+                    session = self.device.session(
+                        self._module, self.inputs, check_finite=check_finite
+                    )
+            self._local.session = session
+        if threads is not None:
+            session.threads = threads
+            session.use_threads()
+        return session
+
+    def on(self, device: Device | None) -> Artifact:
+        """Return the same network to be run on `device`.
+
+        Parameters
+        ----------
+        device : Device, optional
+            From `bnncc.remote.connect`; None is this machine.
+
+        Returns
+        -------
+        Artifact
+
+        Notes
+        -----
+        An artifact that the device cannot run is refused before anything is sent: a `TargetError`
+        for its processor, an `ArtifactError` for its TVM.
+        """
+        if device is not None:
+            device.check(self.manifest, self._source)
+        twin = copy.copy(self)
+        twin.device = device
+        twin._lock, twin._local, twin._module = threading.Lock(), threading.local(), None
+        return twin
+
+    @property
+    def _gpus(self) -> tuple[str, ...]:
+        return tuple(self.manifest["target"]["spec"].get("gpus", ()))
+
+    def _load(self, library: bytes) -> Any:
+        if self._gpus and self.device is None:
+            gpu.load_runtime(stand_ins=False)
+        return load_library(library) if self.device is None else self.device.load(library)
+
+    def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:
+        wanted = [t.name for t in self.inputs]
+        if given.keys() == set(wanted):
+            return
+        hint = f"inputs are: {', '.join(map(str, self.inputs)) or 'none'}"
+        if unknown := [name for name in given if name not in wanted]:
+            raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
+        if missing := [name for name in wanted if name not in given]:
+            raise InputError(f"{source}input `{missing[0]}` is missing", hint=hint)

@@ -1,0 +1,332 @@
+"""What ``manifest.json`` holds, how it is made, and what makes it acceptable (docs/artifact.md)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bnncc import report
+from bnncc._version import __version__
+from bnncc.codegen.link import normal_arch
+from bnncc.errors import ArtifactError, TargetError
+from bnncc.files import npz_bytes
+from bnncc.ir.datatypes import datatype
+from bnncc.runtime import container
+from bnncc.targets import gpus, host
+
+if TYPE_CHECKING:
+    from bnncc.ir.graph import Graph
+    from bnncc.options import CompileOptions
+    from bnncc.targets.spec import TargetSpec
+
+Dim = int | str
+
+DTYPES = (
+    "float32", "float64", "float16", "bool",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output.
+
+    Attributes
+    ----------
+    name : str
+        As in the model.
+    shape : tuple of int or str
+        A str is a symbolic dimension.
+    dtype : str
+        NumPy's name.
+    datatype : str
+        Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty.
+    """
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str
+    datatype: str = ""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> TensorInfo:
+        """Return what a manifest says of an input or output."""
+        shape = tuple(content["shape"])
+        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""))
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
+    """Return what is said of inputs or outputs of `graph`."""
+    kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
+    return [
+        TensorInfo(i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, "")) for i in names
+    ]
+
+
+def make(
+    library: bytes,
+    *,
+    plan: report.Plan,
+    model: str,
+    target: TargetSpec,
+    options: CompileOptions,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    selfcheck: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Put together what an artifact is made of.
+
+    Parameters
+    ----------
+    library : bytes
+        ``lib.so``, from `bnncc.codegen.link.build_library`.
+    plan : Plan
+        What was compiled how.
+    model : str
+        The model's name, without folders.
+    target : TargetSpec
+        What it was compiled for.
+    options : CompileOptions
+        What was asked.
+    inputs, outputs : sequence of TensorInfo
+        In the order of the VM function's parameters and results.
+    selfcheck : pair of mappings
+        Inputs, and the right outputs for them.
+
+    Returns
+    -------
+    manifest : dict
+        Sealed with checksums.
+    members : dict of str to bytes
+        The other files of the artifact.
+    """
+    given, wanted = selfcheck
+    arrays = {f"input_{i}": given[t.name] for i, t in enumerate(inputs)}
+    arrays.update({f"output_{i}": wanted[t.name] for i, t in enumerate(outputs)})
+    check = npz_bytes(arrays, compress=True)
+    code = len(library) - plan.binary_bytes - plan.float_bytes
+    content = {
+        "format": container.FORMAT,
+        "bnncc": __version__,
+        "tvm": importlib.metadata.version("apache-tvm"),
+        "model": model,
+        "target": {
+            "name": target.name,
+            "triple": target.triple or f"{platform.machine()}-linux-gnu",
+            "mcpu": target.mcpu,
+            "features": sorted(target.features),
+            "spec": asdict(target),
+        },
+        "inputs": [_info(t) for t in inputs],
+        "outputs": [_info(t) for t in outputs],
+        "semantics": {
+            "assume": options.assume,
+            "sign_zero": options.sign_zero,
+            "float_conv": options.float_conv,
+            "first_layer": options.first_layer,
+            "check_finite": options.check_finite,
+            "input_uint8": [
+                {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
+                for u in options.input_uint8
+            ],
+            "input_transform": _transform(options, inputs),
+        },
+        "seed": options.seed,
+        "report": report.build(
+            plan, model=model, target=target.name, code=code, selfcheck=len(check)
+        ),
+    }
+    members = {container.LIBRARY: library, container.SELFCHECK: check}
+    return container.sealed(content, members), members
+
+
+def _transform(options: CompileOptions, inputs: Sequence[TensorInfo]) -> dict[str, Any] | None:
+    transform = options.input_transform
+    if transform is None:
+        return None
+    found = transform.name or next(t.name for t in inputs if t.dtype == "uint8")
+    return {**asdict(transform), "thresholds": list(transform.thresholds), "name": found}
+
+
+def check(content: Any, path: str) -> None:
+    """Refuse a manifest that lacks fields the rest of bnncc relies on, naming the first."""
+    _Checker(path).manifest(content)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an artifact has to fit.
+
+    Attributes
+    ----------
+    name : str
+        As messages call it.
+    arch : str
+        As `bnncc.codegen.link.normal_arch` has it.
+    features : frozenset of str
+        Of its processor.
+    tvm : str
+        Version of its TVM; empty if unknown.
+    """
+
+    name: str
+    arch: str
+    features: frozenset[str]
+    tvm: str
+
+
+def this_machine() -> Machine:
+    """Describe the machine and the TVM that run this."""
+    try:
+        tvm = importlib.metadata.version("apache-tvm")
+    except importlib.metadata.PackageNotFoundError:
+        tvm = ""
+    return Machine("this machine", normal_arch(platform.machine()), host.features(), tvm)
+
+
+def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> None:
+    """Refuse an artifact that `machine` cannot run.
+
+    Raises
+    ------
+    ArtifactError
+        If major or minor version of TVM differ.
+    TargetError
+        If the architecture differs or features are missing.
+    """
+    if machine.tvm and machine.tvm.split(".")[:2] != content["tvm"].split(".")[:2]:
+        raise ArtifactError(
+            f"{path}: was compiled with TVM {content['tvm']}, {machine.name} has TVM {machine.tvm}",
+            hint="compile it again, or install the TVM it was compiled with",
+        )
+    target = content["target"]
+    wanted = normal_arch(target["triple"].split("-")[0])
+    if wanted != machine.arch:
+        raise TargetError(
+            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {machine.arch}",
+            hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
+        )
+    if codes := target["spec"].get("gpus", ()):
+        here = machine.name == "this machine"
+        why = gpus.missing(codes) if here else "GPUs are not reached over RPC"
+        if why:
+            raise TargetError(
+                f"{path}: needs an NVIDIA GPU for {', '.join(codes)}, but {why}",
+                hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
+            )
+    missing = sorted(set(target["features"]) - machine.features)
+    if missing:
+        native = machine.name == "this machine"
+        raise TargetError(
+            f"{path}: needs CPU features {machine.name} lacks: {', '.join(missing)}",
+            hint=f"it was compiled for `{target['name']}`; compile it with "
+            + ("`--target native`" if native else "a `--target` that needs less"),
+        )
+
+
+def _info(tensor: TensorInfo) -> dict[str, Any]:
+    content = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    return {**content, "datatype": tensor.datatype} if tensor.datatype else content
+
+
+@dataclass(frozen=True)
+class _Checker:
+    """Checks of JSON data, each naming the field at fault."""
+
+    path: str
+
+    def manifest(self, content: Any) -> None:
+        for key in ("bnncc", "tvm", "model"):
+            self.typed(content, key, str)
+        target = self.typed(content, "target", dict)
+        for key in ("name", "triple", "mcpu"):
+            self.typed(target, key, str, "target.")
+        self.typed(target, "spec", dict, "target.")
+        for feature in self.typed(target, "features", list, "target."):
+            self.require(isinstance(feature, str), "target.features")
+        for key in ("inputs", "outputs"):
+            tensors = self.typed(content, key, list)
+            for tensor in tensors:
+                self.tensor(tensor, key)
+            names = [tensor["name"] for tensor in tensors]
+            self.require(len(set(names)) == len(names), f"{key} (a name occurs twice)")
+        semantics = self.typed(content, "semantics", dict)
+        self.typed(semantics, "check_finite", bool, "semantics.")
+        self.typed(semantics, "assume", str, "semantics.")
+        self.typed(semantics, "sign_zero", str, "semantics.")
+        self.typed(semantics, "float_conv", str, "semantics.")
+        self.typed(semantics, "first_layer", str, "semantics.")
+        self.report(self.typed(content, "report", dict))
+
+    def report(self, content: Any) -> None:
+        self.require(content.get("format") == report.FORMAT, "report.format")
+        summary = self.typed(content, "summary", dict, "report.")
+        for kind in report.KINDS:
+            self.typed(summary, kind, int, "report.summary.")
+            self.typed(summary, f"{kind}_macs", int, "report.summary.")
+        for key in ("kernels", "tuned"):
+            self.typed(summary, key, int, "report.summary.")
+        sizes = self.typed(content, "bytes", dict, "report.")
+        for key in ("code", "binary", "float", "selfcheck"):
+            self.typed(sizes, key, int, "report.bytes.")
+        memory = self.typed(content, "memory", dict, "report.")
+        for key in ("arena", "workspace", "high_water"):
+            self.typed(memory, f"{key}_bytes", int, "report.memory.")
+        self.typed(memory, "high_water_kernel", str, "report.memory.")
+        for layer in self.typed(content, "layers", list, "report."):
+            for key in ("name", "op", "kind", "reason", "remedy", "kernel"):
+                self.typed(layer, key, str, "report.layers.")
+            self.typed(layer, "macs", int, "report.layers.")
+            self.shape(self.typed(layer, "output_shape", list, "report.layers."), "report.layers")
+        for kernel in self.typed(content, "kernels", list, "report."):
+            for key in ("name", "op"):
+                self.typed(kernel, key, str, "report.kernels.")
+            for key in ("macs", *(f"{k}_bytes" for k in ("input", "output", "workspace", "live"))):
+                self.typed(kernel, key, int, "report.kernels.")
+            for number in kernel.get("bitstream") or []:
+                self.require(type(number) is int, "report.kernels.bitstream")
+            for position in self.typed(kernel, "zeros", list, "report.kernels."):
+                self.require(isinstance(position, int), "report.kernels.zeros")
+            for layer in self.typed(kernel, "layers", list, "report.kernels."):
+                self.require(isinstance(layer, str), "report.kernels.layers")
+            for arg in self.typed(kernel, "args", list, "report.kernels."):
+                self.shape(self.typed(arg, "shape", list, "report.kernels.args."), "args.shape")
+                self.require(arg.get("dtype") in DTYPES, "report.kernels.args.dtype")
+        for item in self.typed(content, "sign_zero", list, "report."):
+            for key in ("node", "decision"):
+                self.typed(item, key, str, "report.sign_zero.")
+        for line in self.typed(content, "warnings", list, "report."):
+            self.require(isinstance(line, str), "report.warnings")
+
+    def tensor(self, tensor: Any, where: str) -> None:
+        self.typed(tensor, "name", str, f"{where}.")
+        self.shape(self.typed(tensor, "shape", list, f"{where}."), f"{where}.shape")
+        self.require(self.typed(tensor, "dtype", str, f"{where}.") in DTYPES, f"{where}.dtype")
+        declared = tensor.get("datatype", "")
+        ok = not declared or (isinstance(declared, str) and datatype(declared) is not None)
+        self.require(ok, f"{where}.datatype")
+
+    def shape(self, dims: list[Any], where: str) -> None:
+        for dim in dims:
+            ok = isinstance(dim, str) or (type(dim) is int and 0 <= dim < 2**40)
+            self.require(ok, where)
+
+    def typed(self, content: Any, key: str, kind: type, where: str = "") -> Any:
+        value = content.get(key) if isinstance(content, dict) else None
+        self.require(type(value) is kind, where + key)
+        return value
+
+    def require(self, ok: bool, where: str) -> None:
+        if not ok:
+            raise ArtifactError(
+                f"{self.path}: manifest.json: field `{where}` is missing or wrong",
+                hint="compile it again",
+            )

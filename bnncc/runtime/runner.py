@@ -1,0 +1,186 @@
+"""Run artifacts, here or on a device, and time them: the network, and each kernel alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bnncc import report
+from bnncc.errors import UsageError
+from bnncc.ir.datatypes import datatype
+from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.manifest import TensorInfo
+from bnncc.runtime.session import Session, aligned_empty
+from bnncc.runtime.threads import prepare
+from bnncc.targets import host
+
+FORMAT = 1
+PERCENTILES = (10, 50, 90, 99)
+
+
+def random_inputs(
+    inputs: Sequence[TensorInfo], *, seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Make inputs: normally distributed floats, whole bytes, and what the model declares.
+
+    Parameters
+    ----------
+    inputs : sequence of TensorInfo
+        What to make.
+    seed : int
+        Same seed, same arrays.
+    sizes : mapping of str to int, optional
+        Of symbolic dimensions; 1 where not given.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Aligned so that they are read in place.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for info in inputs:
+        shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d, 1) for d in info.shape)
+        arrays[info.name] = _random(rng, shape, info.dtype)
+        if kind := datatype(info.datatype):
+            arrays[info.name][...] = kind.random(rng, shape)
+    return arrays
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    array = aligned_empty(shape, dtype)
+    kind = array.dtype.kind
+    if kind == "f":
+        array[...] = rng.standard_normal(shape, dtype=np.float32)
+    elif kind == "b":
+        array[...] = rng.integers(0, 2, shape)
+    elif dtype == "uint32":  # packed bits
+        array[...] = rng.integers(0, 2**32, shape, dtype=np.uint32)
+    else:
+        low = 0 if kind == "u" else -128
+        array[...] = rng.integers(low, low + (128 if dtype == "int8" else 256), shape)
+    return array
+
+
+def bench(
+    artifact: Artifact, *, threads: int | None = None, repeat: int = 200, seed: int = 0
+) -> dict[str, Any]:
+    """Time a network and its kernels.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        What to run.
+    threads : int, optional
+        The most that kernels use; by default as for `bnncc.runtime.threads.prepare`.
+    repeat : int
+        Timed runs of the network, after some that are not.
+    seed : int
+        Of the random inputs.
+
+    Returns
+    -------
+    dict
+        See docs/report.md: ``network`` and ``kernels``, times in microseconds.
+
+    Raises
+    ------
+    UsageError
+        If `repeat` is not positive.
+    """
+    if repeat < 1:
+        raise UsageError(f"repeat is {repeat}, wanted 1 or more")
+    if artifact.device is None:
+        prepare(threads)
+    session = artifact.session(threads=threads)
+    used = session.use_threads()
+    tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
+    times = session.time_network(tensors, repeat)
+    compiled = artifact.manifest["report"]
+    macs = sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
+    kernels = compiled["kernels"] if session.times_kernels else []
+    network: dict[str, Any] = spread(times)
+    network.update({"macs": macs, "macs_per_second": _rate(macs, float(np.median(times)))})
+    return {
+        "format": FORMAT,
+        "model": artifact.manifest["model"],
+        "target": artifact.manifest["target"]["name"],
+        "cpu": host.processor() if artifact.device is None else artifact.device.processor,
+        "threads": used,
+        "repeat": repeat,
+        "network": network,
+        "kernels": [_time_kernel(session, kernel, seed) for kernel in kernels],
+    }
+
+
+def spread(times: np.ndarray) -> dict[str, float]:
+    """Return least, median and percentiles of `times`, in microseconds."""
+    result = {"min_us": _us(times.min()), "median_us": _us(np.median(times))}
+    result.update({f"p{p}_us": _us(np.percentile(times, p)) for p in PERCENTILES})
+    return result
+
+
+def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Time one kernel alone, on tensors of its own shaped as the plan's."""
+    rng = np.random.default_rng(seed)
+    args = []
+    for position, arg in enumerate(kernel["args"]):
+        shape = tuple(d if isinstance(d, int) else 1 for d in arg["shape"])
+        array = _random(rng, shape, arg["dtype"])
+        if position in kernel["zeros"]:
+            array[...] = 0
+        args.append(array)
+    times = session.time_kernel(kernel["name"], args)
+    median = float(np.median(times))
+    return {
+        "name": kernel["name"],
+        "op": kernel["op"],
+        "layers": kernel["layers"],
+        "min_us": _us(times.min()),
+        "median_us": _us(median),
+        "macs": kernel["macs"],
+        "macs_per_second": _rate(kernel["macs"], median),
+    }
+
+
+def bench_text(result: Mapping[str, Any]) -> str:
+    """Render what `bench` returned for a terminal."""
+    rows = [("kernel", "min us", "median us", "Mmac", "Gmac/s", "layers")]
+    for kernel in result["kernels"]:
+        macs = kernel["macs"]
+        rows.append(
+            (
+                kernel["name"],
+                f"{kernel['min_us']:.2f}",
+                f"{kernel['median_us']:.2f}",
+                f"{macs / 1e6:.2f}" if macs else "",
+                f"{kernel['macs_per_second'] / 1e9:.1f}" if macs else "",
+                ", ".join(kernel["layers"]),
+            )
+        )
+    total = sum(kernel["median_us"] for kernel in result["kernels"])
+    network = result["network"]
+    lines = report.table(rows, right=range(1, 5)) if result["kernels"] else []
+    lines += [
+        "",
+        f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f} us, "
+        + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES)
+        + f" ({result['repeat']} runs, {result['threads']} threads)",
+        (
+            f"kernels  {total:.2f} us in all, each timed alone; "
+            if result["kernels"]
+            else "rate     "
+        )
+        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
+    ]
+    return "\n".join(lines).lstrip("\n")
+
+
+def _us(value: float) -> float:
+    return round(float(value), 3)
+
+
+def _rate(macs: int, microseconds: float) -> float:
+    return round(macs / (microseconds * 1e-6), 1) if microseconds else 0.0

@@ -1,0 +1,278 @@
+"""One thread's virtual machine: tensors in, tensors out, and how long it takes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import ArtifactError, BnnccError, InputError
+from bnncc.ir.datatypes import datatype
+from bnncc.runtime import container, threads
+from bnncc.runtime.manifest import TensorInfo
+
+ALIGNMENT = 64
+"""Bytes; what TVM's generated code may assume of its tensors. Inputs elsewhere are copied."""
+
+_CPU = 1  # DLPack's kDLCPU
+_WARM_UP = 10
+_KERNEL_REPEATS = 60
+_KERNEL_SECONDS = 100e-6  # of one repeat: short beside what a busy machine interrupts
+_KERNEL_SECONDS_IN_ALL = 2.0  # of a slow kernel
+
+
+def check_tensor(
+    info: TensorInfo,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    symbols: dict[str, tuple[int, str]],
+    *,
+    what: str = "input",
+    source: str = "",
+) -> None:
+    """Check shape and dtype against `info`; `symbols` collects what symbolic dimensions stand for.
+
+    Raises
+    ------
+    InputError
+        If they do not fit.
+    """
+    if shape == info.shape and dtype == info.dtype:
+        return
+    where = f"{source}{what} `{info.name}`"
+    if dtype != info.dtype:
+        raise InputError(
+            f"{where} has dtype {dtype.name}, wanted {info.dtype}",
+            hint=f"convert it: array.astype('{info.dtype}')",
+        )
+    wanted = ", ".join(map(str, info.shape))
+    fits = len(shape) == len(info.shape) and all(
+        got == dim if isinstance(dim, int) else got > 0
+        for got, dim in zip(shape, info.shape, strict=True)
+    )
+    if not fits:
+        raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], wanted [{wanted}]")
+    for got, dim in zip(shape, info.shape, strict=True):
+        if isinstance(dim, str):
+            before, first = symbols.setdefault(dim, (got, info.name))
+            if before != got:
+                raise InputError(f"{where}: dimension `{dim}` is {got}, but {before} in `{first}`")
+
+
+class Session:
+    """One virtual machine with what belongs to one thread.
+
+    Attributes
+    ----------
+    module : tvm.runtime.Module
+        The library.
+    cpu : tvm.runtime.Device
+        Where its tensors are.
+    times_kernels : bool
+        Whether `time_kernel` can be had.
+    threads : int or None
+        The most that kernels use; None for the whole pool. `Artifact.run` sees to it, those who
+        call `main` do with `use_threads`.
+    main : function
+        Takes the input tensors in order; returns a tensor or a tuple of tensors.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        inputs: tuple[TensorInfo, ...],
+        *,
+        check_finite: bool,
+        cpu: Any = None,
+    ) -> None:
+        import tvm
+        from tvm.runtime.vm import VirtualMachine
+
+        self.module = module
+        self.cpu = tvm.cpu() if cpu is None else cpu
+        self.vm = VirtualMachine(module, self.cpu)
+        self.main = self.vm["main"]
+        self.times_kernels = True
+        self.threads: int | None = None
+        self._inputs = inputs
+        self._check_finite = check_finite
+        self._scratch: dict[str, tuple[np.ndarray, Any]] = {}
+
+    def use_threads(self) -> int:
+        """Have the calling thread's kernels use `threads`, and return how many those are."""
+        return threads.use(self.threads)
+
+    def tensors(self, arrays: Mapping[str, Any]) -> list[Any]:
+        """Return `arrays` as checked TVM tensors in the order `main` takes them."""
+        symbols: dict[str, tuple[int, str]] = {}
+        return [self._tensor(info, arrays[info.name], symbols) for info in self._inputs]
+
+    def _tensor(self, info: TensorInfo, value: Any, symbols: dict[str, tuple[int, str]]) -> Any:
+        if isinstance(value, np.ndarray):
+            array, owner = value, value
+        else:
+            array, owner = _view(info, value), value
+        check_tensor(info, array.shape, array.dtype.newbyteorder("="), symbols)
+        if self._check_finite and array.dtype.kind == "f":
+            _require_finite(info, array)
+        if info.datatype:
+            _require_declared(info, array)
+        return self._placed(info, owner, array)
+
+    def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
+        """Return `array`, which is all of `owner`, as a tensor; in place if its memory serves."""
+        import tvm_ffi
+
+        if array.flags.c_contiguous and array.dtype.isnative:
+            aligned = array.ctypes.data % ALIGNMENT == 0
+            if aligned and (owner is not array or array.flags.writeable):
+                return tvm_ffi.from_dlpack(owner)
+        scratch = self._scratch.get(info.name)
+        if scratch is None or scratch[0].shape != array.shape:
+            buffer = aligned_empty(array.shape, info.dtype)
+            scratch = self._scratch[info.name] = (buffer, tvm_ffi.from_dlpack(buffer))
+        np.copyto(scratch[0], array)
+        return scratch[1]
+
+    def arrays(self, result: Any) -> list[np.ndarray]:
+        """Return what `main` returned as arrays of the caller's own."""
+        return [np.array(np.from_dlpack(tensor)) for tensor in self.flatten(result)]
+
+    @staticmethod
+    def flatten(result: Any) -> list[Any]:
+        """Return what `main` returned as a list of tensors."""
+        import tvm
+
+        return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+
+    def time_network(self, tensors: list[Any], repeat: int) -> np.ndarray:
+        """Time `main`.
+
+        Parameters
+        ----------
+        tensors : list
+            From `tensors`.
+        repeat : int
+            Timed runs, after some that are not.
+
+        Returns
+        -------
+        ndarray of float64, shape (repeat,)
+            Microseconds of each run.
+        """
+        for _ in range(min(_WARM_UP, repeat)):
+            self.main(*tensors)
+        times = np.empty(repeat)
+        for i in range(repeat):
+            start = time.perf_counter_ns()
+            self.main(*tensors)
+            times[i] = time.perf_counter_ns() - start
+        return times / 1e3
+
+    def time_kernel(self, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+        """Time one kernel alone.
+
+        Parameters
+        ----------
+        name : str
+            As in the report.
+        arrays : list of ndarray
+            Its arguments, inputs and outputs.
+
+        Returns
+        -------
+        ndarray of float64
+            Microseconds of a call, as the mean of several, in each of some repeats.
+        """
+        library = self._library_of(name)
+        args = [self._on_device(array) for array in arrays]
+        first = library.time_evaluator(name, self.cpu, number=1, repeat=3)(*args).min
+        if first < _KERNEL_SECONDS:
+            first = library.time_evaluator(name, self.cpu, number=10, repeat=3)(*args).min
+        number = max(1, round(_KERNEL_SECONDS / max(first, 1e-9)))
+        repeat = int(min(_KERNEL_REPEATS, max(3, _KERNEL_SECONDS_IN_ALL / (number * first + 1e-9))))
+        timer = library.time_evaluator(name, self.cpu, number=number, repeat=repeat)
+        return np.array(timer(*args).results) * 1e6
+
+    def _library_of(self, kernel: str) -> Any:
+        found = next((m for m in self.module.imports if m.implements_function(kernel)), None)
+        if found is None:
+            raise BnnccError(f"lib.so holds no kernel `{kernel}`", hint="compile it again")
+        return found
+
+    def _on_device(self, array: np.ndarray) -> Any:
+        """Return an aligned, contiguous array as a tensor where the network runs."""
+        import tvm_ffi
+
+        return tvm_ffi.from_dlpack(array)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an uninitialised array that starts at a multiple of `ALIGNMENT` bytes."""
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count].view(dtype).reshape(shape)
+
+
+def _view(info: TensorInfo, value: Any) -> np.ndarray:
+    """Return a DLPack tensor as an array over the same memory."""
+    if not hasattr(value, "__dlpack__"):
+        raise InputError(
+            f"input `{info.name}` is a {type(value).__name__}, wanted an array",
+            hint=f"numpy.asarray(value, '{info.dtype}')",
+        )
+    if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _CPU:
+        raise InputError(f"input `{info.name}` is not in CPU memory")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"input `{info.name}` cannot be read through DLPack: {error}") from error
+
+
+def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        total = array.sum(dtype=np.float64)
+    if np.isfinite(total):  # the sum of finite float32 values cannot overflow a float64
+        return
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        index = tuple(int(i) for i in bad[0])
+        raise InputError(
+            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
+            "and the network was compiled with --check-finite"
+        )
+
+
+def _require_declared(info: TensorInfo, array: np.ndarray) -> None:
+    kind = datatype(info.datatype)
+    if kind is None or kind.holds_all(array):
+        return
+    bad = np.argwhere(~kind.holds(array))
+    index = tuple(int(i) for i in bad[0])
+    raise InputError(
+        f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), and "
+        f"the model declares it {kind}"
+    )
+
+
+def load_library(data: bytes) -> Any:
+    """Load a shared library through a private file that is gone when this returns."""
+    import tvm
+
+    threads.prepare()
+    with tempfile.TemporaryDirectory(prefix="bnncc-") as folder:
+        path = os.path.join(folder, container.LIBRARY)
+        with open(path, "wb") as file:
+            file.write(data)
+        try:
+            return tvm.runtime.load_module(path)
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(
+                f"lib.so cannot be loaded: {str(error).splitlines()[-1]}",
+                hint="if the folder for temporary files forbids execution, set TMPDIR to another",
+            ) from error

@@ -1,0 +1,377 @@
+"""What tuning found: MetaSchedule's JSON databases in a folder for each target, and an index.
+
+``FOLDER/TARGET/database_workload.json`` and ``database_tuning_record.json`` are MetaSchedule's own
+(`tvm.s_tir.meta_schedule.database.JSONDatabase` reads them): one line for each kernel, and one for
+each measurement. ``index.json``, also line by line, says where and when they were made and how many
+trials each kernel has had. Lines are appended with one system call each and never changed, so a
+process that is killed leaves at most a torn last line, which readers pass over and the next writer
+removes.
+
+Reading needs no TVM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.resources
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bnncc.errors import TuningError, UsageError
+from bnncc.schedules.space import Point, text
+from bnncc.targets.spec import TargetSpec
+from bnncc.tuning.workload import Workload, point_of_trace, workload_of_text
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement.
+
+    Attributes
+    ----------
+    workload : Workload
+        Of what.
+    point : mapping of str to int
+        Of which point of its space.
+    seconds : float
+        Mean of the times on record.
+    line : int
+        Where, counted from 0.
+    """
+
+    workload: Workload
+    point: Mapping[str, int]
+    seconds: float
+    line: int
+
+
+@dataclass
+class Log:
+    """What is in one folder of one target.
+
+    Attributes
+    ----------
+    folder : Path
+        Where.
+    workloads : list of Workload or None
+        By line; None where the line is not one that this version understands.
+    records : list of Record
+        In the order of their lines, of workloads that are understood.
+    index : list of dict
+        Sessions, and what was said of workloads.
+    damaged : list of str
+        What could not be read, one line each.
+    """
+
+    folder: Path
+    workloads: list[Workload | None] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    index: list[dict[str, Any]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    def best(self) -> dict[Workload, Record]:
+        """Return the best record of each workload; of a point measured again, the last counts."""
+        latest: dict[tuple[Workload, str], Record] = {}
+        for record in self.records:
+            latest[record.workload, text(dict(sorted(record.point.items())))] = record
+        best: dict[Workload, Record] = {}
+        for record in latest.values():
+            held = best.get(record.workload)
+            if held is None or record.seconds < held.seconds:
+                best[record.workload] = record
+        return best
+
+    def notes(self) -> dict[Workload, dict[str, Any]]:
+        """Return what the index says last of each workload."""
+        found: dict[Workload, dict[str, Any]] = {}
+        for entry in self.index:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found[Workload.of(entry["kernel"], int(entry["threads"]))] = entry
+        return found
+
+
+def lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Read a file of JSON lines; what follows the last end of line is torn, and passed over.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it need not exist.
+
+    Yields
+    ------
+    tuple of (int, value)
+        Number of the line, from 0, and what it says; None where that is no JSON.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    *whole, _ = content.split(b"\n")
+    for number, line in enumerate(whole):
+        try:
+            yield number, json.loads(line)
+        except ValueError:
+            yield number, None
+
+
+def read(folder: Path) -> Log:
+    """Read the records of one target.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the target; it need not exist.
+
+    Returns
+    -------
+    Log
+
+    Raises
+    ------
+    UsageError
+        If a file is there but cannot be read.
+    """
+    log = Log(folder)
+    for number, line in lines(folder / WORKLOADS):
+        known = None
+        try:
+            known = workload_of_text(str(line[1]))
+        except (ValueError, TypeError, LookupError) as error:
+            log.damaged.append(f"{folder / WORKLOADS}:{number + 1}: {error}")
+        log.workloads.append(known)
+    for number, line in lines(folder / RECORDS):
+        try:
+            which, (trace, seconds, _, _) = line
+            point = point_of_trace(trace)
+            mean = sum(map(float, seconds)) / len(seconds)
+            workload = log.workloads[int(which)]
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            log.damaged.append(f"{folder / RECORDS}:{number + 1}: {error}")
+            continue
+        if workload is not None:
+            log.records.append(Record(workload, point, mean, number))
+    log.index = [entry for _, entry in lines(folder / INDEX) if isinstance(entry, dict)]
+    return log
+
+
+def shipped() -> Path:
+    """Return the folder of the logs that come with bnncc."""
+    return Path(str(importlib.resources.files("bnncc.tune_logs")))
+
+
+class Records:
+    """The best points known for one target, and what turned out not to apply.
+
+    Attributes
+    ----------
+    stale : list of str
+        One line for each record that was passed over, and why.
+    """
+
+    def __init__(self) -> None:
+        self._best: dict[Workload, tuple[Record, Path]] = {}
+        self.stale: list[str] = []
+
+    def add(self, folder: Path) -> None:
+        """Add what is in `folder`, which takes the place of what was there for the same kernels."""
+        log = read(folder)
+        self.stale += log.damaged
+        self._best.update({w: (record, folder) for w, record in log.best().items()})
+
+    def __len__(self) -> int:
+        return len(self._best)
+
+    def find(self, spec: str, threads: int) -> tuple[Point, str] | None:
+        """Return the best point for a kernel, and where it is from.
+
+        Parameters
+        ----------
+        spec : str
+            JSON of the kernel's spec.
+        threads : int
+            How many threads may share it. What was found for one thread is for several too, with
+            the rule's own way to share.
+
+        Returns
+        -------
+        tuple of (mapping, str) or None
+            None if there is no record.
+        """
+        for count in dict.fromkeys((threads, 1)):
+            found = self._best.get(Workload.of(spec, count))
+            if found is not None:
+                record, folder = found
+                return record.point, f"{folder / RECORDS}:{record.line + 1}"
+        return None
+
+
+def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) -> Records:
+    """Return what is known for `target`.
+
+    Parameters
+    ----------
+    target : TargetSpec
+        The machine.
+    folders : sequence of Path
+        Of the user, with a folder for each target; later ones come first.
+    own : bool
+        Whether to begin with the logs that come with bnncc.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    UsageError
+        If one of `folders` does not exist.
+    """
+    records = Records()
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder of records")
+    for folder in [*([shipped()] if own else []), *folders]:
+        for method in ("instructions", "clock"):
+            records.add(folder / folder_of(target, method))
+    return records
+
+
+def folder_of(target: TargetSpec, method: str = "clock") -> str:
+    """Return the name of the folder for what was measured so: times and counts do not mix."""
+    return target.family + ("" if method == "clock" else f".{method}")
+
+
+class Writer:
+    """Appends to the records of one target; one process at a time.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the target; made if it is not there. A torn last line, left by a process that was
+        killed, is removed.
+
+    Attributes
+    ----------
+    log : Log
+        What was there at first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (INDEX, WORKLOADS, RECORDS):
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._files[name] = os.open(folder / name, flags, 0o666)
+                if name == INDEX:
+                    fcntl.flock(self._files[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _mend(self._files[name])
+        except BlockingIOError as error:
+            self.close()
+            raise TuningError(
+                f"{folder}: another process writes records there",
+                hint="wait for it, or give another folder with --records",
+            ) from error
+        except OSError as error:
+            self.close()
+            raise TuningError(
+                f"{folder}: cannot be written to: {error.strerror or error}"
+            ) from error
+        self.log = read(folder)
+        self._numbers = {w: i for i, w in enumerate(self.log.workloads) if w is not None}
+        self._count = len(self.log.workloads)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write."""
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+
+    def workload(self, workload: Workload, line: Sequence[Any]) -> int:
+        """Return the number of `workload`, whose line is added if it is new."""
+        if workload not in self._numbers:
+            self._append(WORKLOADS, line)
+            self._numbers[workload] = self._count
+            self._count += 1
+        return self._numbers[workload]
+
+    def record(self, number: int, line: Sequence[Any]) -> None:
+        """Add a measurement of workload `number`: trace, seconds, target and arguments."""
+        self._append(RECORDS, [number, line])
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Add a line to the index."""
+        self._append(INDEX, dict(entry))
+
+    def _append(self, name: str, value: Any) -> None:
+        data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = os.write(self._files[name], data)
+            if written < len(data):
+                raise OSError(0, "the disk is full")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                _mend(self._files[name])
+            raise TuningError(
+                f"{self.folder / name}: cannot be written: {error.strerror or error}"
+            ) from error
+
+
+def _mend(handle: int) -> None:
+    """Cut a file after its last end of line."""
+    size = os.fstat(handle).st_size
+    end = size
+    while end:
+        start = max(0, end - 65536)
+        place = os.pread(handle, end - start, start).rfind(b"\n")
+        if place >= 0:
+            end = start + place + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(handle, end)
+
+
+def numbers(values: Iterable[Any]) -> list[Any]:
+    """Return TVM's arrays and numbers as Python's, for JSON.
+
+    Examples
+    --------
+    >>> numbers([("a", 1.5), {"b": None}])
+    [['a', 1.5], {'b': None}]
+    """
+    return [_plain(value) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "value"):  # IntImm, FloatImm
+        return value.value
+    return [_plain(item) for item in value]

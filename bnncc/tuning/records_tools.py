@@ -1,0 +1,168 @@
+"""What can be done with folders of records: describe, prune and merge them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from bnncc import schedules
+from bnncc.errors import BnnccError
+from bnncc.files import write_atomic
+from bnncc.schedules.space import UnfitPoint, text
+from bnncc.targets.catalog import resolve
+from bnncc.tuning.records import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
+from bnncc.tuning.workload import Workload
+
+MIN_GAIN = 0.015
+"""What a record must gain over the default to be kept."""
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Return what is on record for a target.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the target.
+
+    Returns
+    -------
+    dict
+        ``kernels``, with the best of each; ``sessions`` that made them; ``stale``, one line for
+        each record that does not apply.
+    """
+    log = read(folder)
+    notes, best = log.notes(), log.best()
+    stale = list(log.damaged)
+    kernels = []
+    for workload, record in best.items():
+        default = _default(folder, workload)
+        if reason := _unfit(folder, record):
+            stale.append(f"{folder / RECORDS}:{record.line + 1}: {reason}")
+            continue
+        own = [r for r in log.records if r.workload == workload]
+        at_default = [r.seconds for r in own if dict(r.point) == default]
+        kernels.append(
+            {
+                "kernel": workload.name,
+                "spec": workload.spec,
+                "threads": workload.threads,
+                "trials": int(notes.get(workload, {}).get("trials", len(own))),
+                "records": len(own),
+                "best_us": record.seconds * 1e6,
+                "default_us": at_default[-1] * 1e6 if at_default else None,
+                "point": text(record.point),
+            }
+        )
+    sessions = [entry for entry in log.index if "session" in entry]
+    return {"kernels": kernels, "sessions": sessions, "stale": stale}
+
+
+def _target(folder: Path) -> str:
+    return folder.name.split(".")[0]
+
+
+def _default(folder: Path, workload: Workload) -> dict[str, int] | None:
+    try:
+        space = schedules.space_of(workload.kernel, resolve(_target(folder)), workload.threads)
+    except BnnccError:  # a target of the user's own
+        return None
+    return dict(space.default)
+
+
+def _unfit(folder: Path, record: Record) -> str:
+    """Return why a record does not apply; empty if it does, or the target is not known."""
+    try:
+        target = resolve(_target(folder))
+        schedules.space_of(record.workload.kernel, target, record.workload.threads).complete(
+            record.point
+        )
+    except UnfitPoint as error:
+        return str(error)
+    except BnnccError:
+        return ""
+    return ""
+
+
+def prune(folder: Path, keep: int) -> int:
+    """Keep the best records of each kernel, and its default's; of the index what is said last.
+
+    Records that are hardly faster than the default are not kept beside it: that is noise.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the target.
+    keep : int
+        How many of each, beside the default's.
+
+    Returns
+    -------
+    int
+        How many were removed, those that do not apply included.
+
+    Raises
+    ------
+    TuningError
+        If another process writes there.
+    """
+    with Writer(folder) as writer:
+        latest: dict[tuple[Workload, str], Record] = {}
+        for record in writer.log.records:
+            latest[record.workload, text(dict(sorted(record.point.items())))] = record
+        kept: set[int] = set()
+        for workload in {workload for workload, _ in latest}:
+            own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
+            own.sort(key=lambda r: r.seconds)
+            default = [r for r in own if dict(r.point) == _default(folder, workload)]
+            most = min((r.seconds * (1 - MIN_GAIN) for r in default), default=math.inf)
+            better = [r for r in own if r.seconds <= most]
+            kept |= {r.line for r in [*(better if default else own)[:keep], *default]}
+        whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
+        left = [line for number, line in enumerate(whole) if number in kept]
+        write_atomic(folder / RECORDS, [line + b"\n" for line in left])
+        notes = [entry for entry in writer.log.index if "session" in entry]
+        notes += writer.log.notes().values()
+        write_atomic(folder / INDEX, [json.dumps(n).encode() + b"\n" for n in notes])
+    return len(whole) - len(left)
+
+
+def merge(source: Path, folder: Path) -> int:
+    """Add the records of a folder to another one.
+
+    Parameters
+    ----------
+    source, folder : Path
+        Of the same target.
+
+    Returns
+    -------
+    int
+        How many were added; those that are there already are not.
+
+    Raises
+    ------
+    TuningError
+        If another process writes there.
+    """
+    log = read(source)
+    names = dict(lines(source / WORKLOADS))
+    content = dict(lines(source / RECORDS))
+    numbers = {w: i for i, w in enumerate(log.workloads) if w is not None}
+    added = 0
+    with Writer(folder) as writer:
+        there = {json.dumps(line[1]) for _, line in lines(folder / RECORDS) if line}
+        for record in log.records:
+            line = content[record.line][1]
+            if json.dumps(line) in there:
+                continue
+            number = writer.workload(record.workload, names[numbers[record.workload]])
+            writer.record(number, line)
+            added += 1
+        known = {json.dumps(entry, sort_keys=True) for entry in writer.log.index}
+        for entry in log.index:
+            if json.dumps(entry, sort_keys=True) not in known:
+                writer.note(entry)
+    return added

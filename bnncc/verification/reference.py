@@ -1,0 +1,265 @@
+"""Run ONNX models, whole or in parts, with somebody else's runtime, to verify against."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from bnncc.errors import ModelError
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph
+
+Array = np.ndarray[Any, Any]
+
+ONNX_RUNTIME, ONNX_REFERENCE, OWN = "onnxruntime", "onnx.reference", "bnncc.evaluate"
+
+DECISIONS = frozenset((
+    "Sign", "Round", "Floor", "Ceil", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "QuantizeLinear", "BipolarQuant", "Quant", "IntQuant", "MultiThreshold", "Trunc",
+))  # fmt: skip
+"""Operators whose output jumps where their first input crosses a threshold."""
+
+PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "XnorPopcountMatMul"))
+
+
+@dataclass
+class Reference:
+    """Runs models with the best runtime that takes them.
+
+    Attributes
+    ----------
+    used : dict of str to int
+        How many models each runtime ran.
+    """
+
+    used: dict[str, int] = field(default_factory=dict)
+
+    def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run `model`; return its outputs by name."""
+        for name, function in (
+            (ONNX_RUNTIME, _onnxruntime),
+            (ONNX_REFERENCE, _onnx_reference),
+            (OWN, _own),
+        ):
+            outputs = function(model, feeds)
+            if outputs is not None:
+                self.used[name] = self.used.get(name, 0) + 1
+                return outputs
+        raise AssertionError("_own returns or raises")
+
+    def loaded(
+        self, model: onnx.ModelProto, feeds: Mapping[str, Array]
+    ) -> tuple[Graph, Mapping[str, Array]]:
+        """Return the graph of `model`, and what it is fed."""
+        return load(model, input_shapes={k: v.shape for k, v in feeds.items()}), feeds
+
+    @property
+    def name(self) -> str:
+        """What was compared with, in words."""
+        names = []
+        for key in self.used:
+            version = ""
+            if key == ONNX_RUNTIME:
+                import onnxruntime
+
+                version = f" {onnxruntime.__version__}"
+            elif key == ONNX_REFERENCE:
+                version = f" {onnx.__version__}"
+            names.append(key + version)
+        return " and ".join(names)
+
+
+def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    names = [o.name for o in model.graph.output]
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        values = session.run(names, dict(feeds))
+    except Exception:  # ORT's errors have no common base; another runtime gets its chance
+        return None
+    return dict(zip(names, values, strict=True))
+
+
+def _onnx_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+    from onnx.reference import ReferenceEvaluator
+
+    names = [o.name for o in model.graph.output]
+    try:
+        values = ReferenceEvaluator(model).run(names, dict(feeds))
+    except Exception:  # it raises anything, for operators it does not know too
+        return None
+    return {n: np.asarray(v) for n, v in zip(names, values, strict=True)}
+
+
+def _own(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    shapes = {k: v.shape for k, v in feeds.items()}
+    return evaluate(load(model, input_shapes=shapes), feeds)
+
+
+def read_model(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with its external data; it must have passed `bnncc.frontend.onnx.load`.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        return onnx.load(str(model))
+    except Exception as error:
+        raise ModelError(f"{model}: cannot be read: {error}") from error
+
+
+def tap_points(model: onnx.ModelProto) -> list[str]:
+    """Return the tensors between layers: data of Conv, Gemm and MatMul, and inputs of decisions.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Tensors inside functions and subgraphs are left out.
+
+    Returns
+    -------
+    list of str
+        Floats that depend on an input, in topological order; no inputs or outputs of the model.
+    """
+    graph = model.graph
+    fixed = {t.name for t in graph.initializer}
+    live = {i.name for i in graph.input if i.name not in fixed}
+    ends = live | {o.name for o in graph.output}
+    order: list[str] = []
+    wanted: set[str] = set()
+    for node in graph.node:
+        if any(name in live for name in _reads(node)):
+            live.update(o for o in node.output if o)
+            order += [o for o in node.output if o]
+            if node.op_type in PRODUCTS:
+                wanted.update(node.input[:2] if node.op_type != "Conv" else node.input[:1])
+            elif node.op_type in DECISIONS:
+                wanted.update(node.input[:1])
+                if node.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+                    wanted.update(node.input)
+    return [name for name in order if name in wanted and name not in ends]
+
+
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy of `model` that also outputs the tensors `names`."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return result
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The part of a model between some tensors and one that depends on them.
+
+    Attributes
+    ----------
+    model : ModelProto
+        Inputs are `leaves`, the output is `tensor`.
+    tensor : str
+        What it computes.
+    leaves : tuple of str
+        What it computes it from.
+    ops : tuple of str
+        Types of its nodes.
+    node : str
+        Name of its Conv, Gemm or MatMul, else of its last node.
+    """
+
+    model: onnx.ModelProto
+    tensor: str
+    leaves: tuple[str, ...]
+    ops: tuple[str, ...]
+    node: str
+
+
+class Splitter:
+    """Cuts a model at given tensors.
+
+    Parameters
+    ----------
+    model : ModelProto
+        The whole.
+    cuts : iterable of str
+        Names of tensors whose values are known, model inputs among them.
+    """
+
+    def __init__(self, model: onnx.ModelProto, cuts: Iterable[str]) -> None:
+        self._model = model
+        self._cuts = set(cuts)
+        self._producer = {o: n for n in model.graph.node for o in n.output if o}
+        self._position = {id(n): k for k, n in enumerate(model.graph.node)}
+        self._fixed = {t.name: t for t in model.graph.initializer}
+
+    def segment(self, tensor: str, values: Mapping[str, Array]) -> Segment:
+        """Return what computes `tensor` from the nearest cuts; `values` gives their types."""
+        nodes: dict[int, onnx.NodeProto] = {}
+        leaves: dict[str, None] = {}
+        fixed: dict[str, onnx.TensorProto] = {}
+        stack = [tensor]
+        while stack:
+            name = stack.pop()
+            if name in self._fixed:
+                fixed[name] = self._fixed[name]
+            elif name in self._cuts and name != tensor:
+                leaves[name] = None
+            elif name in self._producer:
+                node = self._producer[name]
+                if id(node) not in nodes:
+                    nodes[id(node)] = node
+                    stack += _reads(node)
+        ordered = sorted(nodes.values(), key=lambda n: self._position[id(n)])
+        given = tuple(name for name in leaves if name in values)
+        infos = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(values[name].dtype), values[name].shape
+            )
+            for name in given
+        ]
+        part = onnx.ModelProto()
+        part.ir_version = self._model.ir_version
+        part.opset_import.extend(self._model.opset_import)
+        part.functions.extend(self._model.functions)
+        part.graph.name = tensor
+        part.graph.node.extend(ordered)
+        part.graph.initializer.extend(fixed.values())
+        part.graph.input.extend(infos)
+        part.graph.output.append(onnx.ValueInfoProto(name=tensor))
+        layer = next((n for n in reversed(ordered) if n.op_type in PRODUCTS), ordered[-1])
+        return Segment(
+            part, tensor, given, tuple(n.op_type for n in ordered), layer.name or layer.output[0]
+        )
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """Return what `node` reads, its subgraphs included."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+        for graph in graphs:
+            inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            for child in graph.node:
+                names += [name for name in _reads(child) if name not in inner]
+                inner.update(child.output)
+    return names
