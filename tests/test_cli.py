@@ -56,7 +56,7 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *args: object) -> str:
 
 def test_help_is_instant_and_loads_no_tvm() -> None:
     program = (
-        "import sys; from bnncc import cli; code = cli.main(['--help'])\n"
+        "import sys; from bnncc.cli.main import main; code = main(['--help'])\n"
         "sys.exit(code or any(m in sys.modules for m in ('tvm', 'numpy', 'onnx')))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True)
