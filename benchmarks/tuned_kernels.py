@@ -1,8 +1,11 @@
 """Every kernel on record beside its rule's default, in turns.
 
-    python benchmarks/tuned_kernels.py [--target T] [--records DIR] [--turns N] [--json FILE]
+    python benchmarks/tuned_kernels.py [--target T] [--records DIR] [--passes N] [--keep]
 
-Both are checked against the oracle, then take turns; the shortest time of each counts.
+Both are checked against the oracle, then take turns; the shortest time of each counts. All kernels
+are gone through several times, because a busy neighbour slows a machine for seconds. ``--keep``
+puts what was measured on record, so that a point that was only lucky in its tuning run loses its
+place: ``bnncc records prune`` then leaves the default.
 """
 
 from __future__ import annotations
@@ -22,13 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tables import markdown, where
 
 from bnncc.console import Console
+from bnncc.schedules.space import Point
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
+from bnncc.targets.spec import TargetSpec
 from bnncc.tuning import records
+from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.search import key_of
+from bnncc.tuning.records import Writer
+from bnncc.tuning.search import Search, key_of
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import tasks_of
+from bnncc.tuning.workload import Workload
 
 
 def _table(content: dict) -> str:
@@ -56,40 +64,71 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="native")
     parser.add_argument("--records", type=Path, default=records.shipped())
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--lock", type=Path, default=None)
     parser.add_argument("--prefix", default="")
+    parser.add_argument("--keep", action="store_true", help="put the times on record")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     target = resolve(args.target)
     best = records.read(args.records / target.family).best()
     setup = Setup(target, prefix=tuple(args.prefix.split()))
-    rows = []
+    times: dict[Workload, list[list[float]]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         Pool(Setup(target, method="none"), 2) as builders,
         Pool(setup, 1) as measurers,
     ):
         trials = Trials(Plan(lock=args.lock), builders, measurers, Path(folder), Console())
-        for workload, record in best.items():
-            (task,) = tasks_of([(workload.spec, 1)], target, workload.threads)
-            row = {"kernel": workload.name, "spec": workload.spec, "point": dict(record.point)}
-            if key_of(record.point) == key_of(task.space.default):
-                rows.append({**row, "ratio": 1.0})
-                continue
-            trials.cases([task])
-            pairs = [(task, task.space.default), (task, record.point)]
-            times = trials.turns(pairs, args.turns)
-            if times is None:
-                raise SystemExit(f"{workload.name}: cannot be measured")
-            default, tuned = (1e6 * t[0] for t in times)
-            rows.append({**row, "default_us": default, "us": tuned, "ratio": tuned / default})
-            print(f"{workload.name}: {default:.2f} us, tuned {tuned:.2f} us", flush=True)
+        for number in range(args.passes):
+            for workload, record in best.items():
+                (task,) = tasks_of([(workload.spec, 1)], target, workload.threads)
+                if key_of(record.point) == key_of(task.space.default):
+                    continue
+                trials.cases([task])
+                pairs = [(task, task.space.default), (task, record.point)]
+                found = trials.turns(pairs, args.turns)
+                if found is None:
+                    raise SystemExit(f"{workload.name}: cannot be measured")
+                so_far = times.setdefault(workload, [[], []])
+                times[workload] = [
+                    sorted(old + new)[:KEPT] for old, new in zip(so_far, found, strict=True)
+                ]
+            print(f"{number + 1} of {args.passes} passes", flush=True)
+    if args.keep:
+        keep(
+            args.records / target.family, target, {w: (best[w].point, t) for w, t in times.items()}
+        )
+    rows = []
+    for workload, record in best.items():
+        row = {"kernel": workload.name, "spec": workload.spec, "point": dict(record.point)}
+        if workload in times:
+            default, tuned = (1e6 * found[0] for found in times[workload])
+            row |= {"default_us": default, "us": tuned}
+            print(f"{workload.name}: {default:.2f} us, tuned {tuned:.2f} us")
+        rows.append({**row, "ratio": tuned / default if workload in times else 1.0})
     ratios = [row["ratio"] for row in rows]
     print(f"{len(rows)} kernels, {mean(ratios):.3f} of the default, at most {max(ratios):.3f}")
     if args.json:
         head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
         args.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
+
+def keep(
+    folder: Path,
+    target: TargetSpec,
+    points: dict[Workload, Point],
+    times: dict[Workload, list[list[float]]],
+) -> None:
+    """Put the times of defaults and of other points on record."""
+    search = Search(target)
+    with Writer(folder) as writer:
+        for workload, found in times.items():
+            (task,) = tasks_of([(workload.spec, 1)], target, workload.threads)
+            number = writer.workload(workload, search.workload_line(task))
+            for chosen, own in zip((task.space.default, points[workload]), found, strict=True):
+                writer.record(number, search.record_line(task, chosen, own))
 
 
 if __name__ == "__main__":
