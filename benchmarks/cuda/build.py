@@ -1,32 +1,38 @@
 """Builds a bundle that runs on a machine with a GPU and PyTorch, but without bnncc and TVM.
 
-    python benchmarks/cuda/build.py FOLDER [--target cuda-sm90a] [--python 3.12] [--quick]
+    python benchmarks/cuda/build.py FOLDER [--target cuda-sm90a] [--python 3.12 ...] [--quick]
 
-The bundle holds compiled kernels (`modules/`), networks (`networks/`), TVM's runtime libraries
-(`lib/`), its Python binding as a wheel (`wheels/`), and the scripts that run there: `run.py`, which
-checks and times, and `peers.py`, which times cuDNN, cuBLASLt and PyTorch. Building it needs no GPU.
-With a CPU's target it makes the same bundle for a CPU, which proves `run.py` where there is none.
+The bundle holds compiled kernels (`modules/`), networks (`networks/`), TVM's runtime (`lib/`,
+`tvm_ffi/`), the scripts that run there, and the few files of bnncc that pack weights.
+`FOLDER.tar.xz` is what to send. There, `python FOLDER/run.py` checks and times all of it, and
+cuDNN, cuBLASLt and PyTorch beside it. Building needs no GPU. With a CPU's target it makes the same
+bundle for a CPU, which proves the runner where there is none.
 
 Layers are those of ResNet-18, packed in and packed out, at batch 1, 8 and 256, each by several
-kernels: the best one per layer is a choice to be made from what `run.py` measures.
+kernels: the best one per layer is a choice to be made from what is measured. Their weights are
+drawn and packed over there. Weights of networks are in them, so the large ones are made to
+compress: filters recur, and floats have few digits. Kernels take the same time for any.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
-import shutil
-import subprocess
-import sys
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import tvm
-from data import bits_of
+from data import bits_of, thresholds_of
+from layers_of import Layers
+from onnx import numpy_helper
 from rates import rate_kernels
+from runtime import add_runtime
 
 import bnncc
 from bnncc import driver, schedules
@@ -38,12 +44,13 @@ from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import reference, tiles
 from bnncc.topi_binary.build import prim_func
-from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))
 BATCHES = (1, 8, 256)
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CUTS = tuple(binary.Cut(rows, splits) for rows, splits in ((1, 1), (1, 2), (1, 4), (2, 1)))
 
 
@@ -84,34 +91,37 @@ def library(functions: dict[str, Any], target: TargetSpec, path: Path) -> None:
 
 
 def build_layer(spec: BinaryConv2d, target: TargetSpec, folder: Path) -> dict[str, Any]:
-    """Build all kernels of a layer; return what `run.py` must know."""
+    """Build all kernels of a layer; return what `ours.py` must know."""
     name = f"conv_{spec.height}_{spec.channels}_{spec.n}"
-    shape = (spec.n, spec.height, spec.width, spec.channels)
-    bits = bits_of(f"{name}.weight", (spec.out_channels, *spec.kernel, spec.channels))
-    thresholds = np.full(spec.out_channels, spec.taps // 2, np.int32)
-    thresholds += bits_of(f"{name}.threshold", thresholds.shape).astype(np.int32)
-    functions, kernels, weights = {}, [], {}
+    functions, kernels = {}, []
     for variant, chosen, cut in variants(spec, target):
         symbol = f"{name}_{variant.replace('-', '_')}"
         if target.kind == "cuda":
             functions[symbol] = shell.prim_func(chosen, cuda.kernel(chosen, cut))
         else:
             functions[symbol] = schedules.schedule(prim_func(chosen), target)
-        order = chosen.weight_order
-        weights[order] = tiles.pack(chosen, bits)
-        kernels.append({"name": variant, "symbol": symbol, "order": order})
+        kernels.append({"name": variant, "symbol": symbol, "order": chosen.weight_order})
     library(functions, target, folder / f"{name}.so")
-    checked = sorted({0, int(spec.n) // 2, int(spec.n) - 1})
-    few = dataclasses.replace(spec, n=len(checked), weight_order="words")
-    data = bits_of(f"{name}.data", shape)[checked]
-    inputs = [reference.bits_to_words(data), tiles.pack(few, bits), thresholds]
-    (wanted,) = reference.binary_conv2d(few, inputs)
-    np.savez(
-        folder / f"{name}.npz", thresholds=thresholds, wanted=wanted, checked=checked,
-        **{f"weight.{order}": packed for order, packed in weights.items()},
-    )  # fmt: skip
     macs = int(spec.n) * spec.height * spec.width * spec.out_channels * spec.taps
-    return {"name": name, "shape": shape, "macs": macs, "kernels": kernels}
+    return {
+        "name": name,
+        "spec": to_json(spec),
+        "macs": macs,
+        "kernels": kernels,
+        **right(spec, name),
+    }
+
+
+def right(spec: BinaryConv2d, name: str) -> dict[str, Any]:
+    """Return a digest of what the oracle says of three images of a layer, and which they are."""
+    n = int(spec.n)
+    checked = sorted({0, n // 2, n - 1})
+    few = dataclasses.replace(spec, n=len(checked), weight_order="words")
+    bits = bits_of(f"{name}.weight", (spec.out_channels, *spec.kernel, spec.channels))
+    data = bits_of(f"{name}.data", (n, spec.height, spec.width, spec.channels))[checked]
+    inputs = [reference.bits_to_words(data), tiles.pack(few, bits), thresholds_of(name, spec)]
+    (wanted,) = reference.binary_conv2d(few, inputs)
+    return {"checked": checked, "digest": hashlib.sha256(np.ascontiguousarray(wanted)).hexdigest()}
 
 
 def build_network(
@@ -132,48 +142,61 @@ def build_network(
         yield {"name": f"{name}_{batch}", "check": name, "batch": batch, **counts}
 
 
+def compressible(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Repeat every 32nd filter of large weights, and round floats to multiples of 1/64."""
+    for stored in model.graph.initializer:
+        values = numpy_helper.to_array(stored)
+        if values.ndim < 2 or values.size < 4096:
+            continue
+        values = values[np.arange(len(values)) % 32]
+        rounded = (np.round(values * 64) / 64).astype(values.dtype)
+        stored.CopyFrom(numpy_helper.from_array(rounded, stored.name))
+    return model
+
+
 def networks(quick: bool) -> Iterator[tuple[str, Callable[[int], Any], Sequence[int]]]:
+    """Yield name, maker for a batch, and batches of each network."""
     yield "digits", lambda _: ROOT / "examples/digits/digits.onnx", (1,)
     if quick:
         return
-    sys.path.insert(0, str(HERE.parent))
     from networks import birealnet18, cifar, vehicle
 
-    yield "birealnet18", lambda n: birealnet18(batch=n), (1, 256)
-    yield "xu_pedersoli_cifar", lambda n: cifar(batch=n), (1, 256)
-    yield "khan_vehicle", lambda n: vehicle(batch=n), (1, 256)
+    for name, make in (
+        ("birealnet18", birealnet18), ("xu_pedersoli_cifar", cifar), ("khan_vehicle", vehicle),
+    ):  # fmt: skip
+        yield name, lambda n, make=make: compressible(make(batch=n)), (1, 256)
 
 
-def runtime(folder: Path, target: TargetSpec, python: str) -> None:
-    """Copy TVM's libraries, and the wheel of its binding for a version of Python, if any."""
-    source = Path(tvm.__file__).parent / "lib"
-    names = ["libtvm_runtime.so", *(["libtvm_runtime_cuda.so"] if target.gpus else [])]
-    (folder / "lib").mkdir(exist_ok=True)
-    for name in names:
-        shutil.copy(source / name, folder / "lib" / name)
-    if not python:
-        return
-    command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-        "--python-version", python, "--implementation", "cp",
-        "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
-        "--dest", str(folder / "wheels"), f"apache-tvm-ffi=={_ffi_version()}",
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
+def described(quick: bool) -> dict[str, Any]:
+    """Return what PyTorch must know of the networks it is timed with."""
+    found = {}
+    for name, make, sizes in networks(quick):
+        if len(sizes) > 1:
+            made = Layers(make(1))
+            found[name] = {"shape": made.shape[1:], "steps": made.steps}
+    return found
 
 
-def _ffi_version() -> str:
-    from importlib.metadata import version
-
-    return version("apache-tvm-ffi")
+def add_scripts(folder: Path) -> None:
+    """Copy the scripts, and the files of bnncc that pack weights: they need NumPy alone."""
+    for name in ("run.py", "ours.py", "peers.py", "report.py", "data.py"):
+        (folder / name).write_bytes((HERE / name).read_bytes())
+    packing = folder / "bnncc/topi_binary"
+    packing.mkdir(parents=True, exist_ok=True)
+    for name in ("bnncc", "bnncc/topi_binary"):
+        (folder / name / "__init__.py").touch()
+    for name in ("tiles", "layout", "borders", "spec", "step"):
+        (packing / f"{name}.py").write_bytes((ROOT / f"topi_binary/{name}.py").read_bytes())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="cuda-sm90a", help="of the bundle [cuda-sm90a]")
-    parser.add_argument("--python", default="3.12", help="version on the other machine [3.12]")
-    parser.add_argument("--quick", action="store_true", help="one layer, one network, no wheel")
+    parser.add_argument(
+        "--python", nargs="+", default=PYTHONS, help=f"versions over there [{' '.join(PYTHONS)}]"
+    )
+    parser.add_argument("--quick", action="store_true", help="one layer, one network, this Python")
     args = parser.parse_args()
     target = catalog.resolve(args.target)
     if target.gpus and not nvrtc.available():
@@ -196,12 +219,14 @@ def main() -> None:
         for name, make, sizes in networks(args.quick)
         for entry in build_network(name, make, target, args.folder / "networks", sizes)
     ]
-    runtime(args.folder, target, "" if args.quick else args.python)
-    (args.folder / "index.json").write_text(json.dumps(index, indent=1))
-    for name in ("run.py", "data.py", "peers.py"):
-        shutil.copy(HERE / name, args.folder / name)
-    size = sum(path.stat().st_size for path in args.folder.rglob("*") if path.is_file())
-    print(f"{args.folder}: {len(index['layers'])} layers, {size / 1e6:.1f} MB")
+    index["peers"] = described(args.quick) if target.gpus else {}
+    add_runtime(args.folder, [] if args.quick else args.python, gpu=bool(target.gpus))
+    add_scripts(args.folder)
+    (args.folder / "index.json").write_text(json.dumps(index))
+    packed = args.folder.with_name(f"{args.folder.name}.tar.xz")
+    with tarfile.open(packed, "w:xz", preset=9) as archive:
+        archive.add(args.folder, args.folder.name)
+    print(f"{packed}: {len(index['layers'])} layers, {packed.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -22,3 +23,9 @@ def words_of(bits: np.ndarray) -> np.ndarray:
     """Pack the last axis, a multiple of 32, as bnncc does: least significant bit first."""
     packed = np.packbits(bits, axis=-1, bitorder="little")
     return np.ascontiguousarray(packed).view("<u4")
+
+
+def thresholds_of(name: str, spec: Any) -> np.ndarray:
+    """Return thresholds in the middle of the sums of layer `name`, one apart."""
+    half = np.full(spec.out_channels, spec.taps // 2, np.int32)
+    return half + bits_of(f"{name}.threshold", half.shape).astype(np.int32)

@@ -1,15 +1,13 @@
-"""Times what a GPU's libraries do with the same layers and network.
-
-    python peers.py [--json FILE]
+"""Times what a GPU's libraries do with the same layers and networks: the part `peers` of `run.py`.
 
 Convolution in fp16 and bf16 by cuDNN (channels last, its fastest algorithm); the product of
-matrices that a convolution is, without the im2col before it, in int8 and fp8 by cuBLASLt; ResNet-18
-in fp16, eager and by torch.compile. All in CUDA graphs. Needs PyTorch, for networks torchvision.
+matrices that a convolution is, without the im2col before it, in int8 and fp8 by cuBLASLt; the
+networks of the bundle and ResNet-18 in fp16, channels last, eager and by torch.compile. All in CUDA
+graphs. Needs PyTorch.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,7 +17,9 @@ from typing import Any
 
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))
 BATCHES = (1, 8, 256)
+SIZES = (1, 256)
 REPEATS = 15
+HERE = Path(__file__).parent
 
 
 def microseconds(call: Callable[[], Any], launches: int = 20) -> float:
@@ -72,23 +72,107 @@ def product(side: int, channels: int, batch: int, kind: str) -> float:
     )
 
 
-def network(batch: int, compiled: bool) -> float:
+def network(steps: list[dict[str, Any]]) -> Any:
+    """Return a module of the operations that `layers_of.py` wrote down, with random weights."""
     import torch
-    import torchvision
+    from torch.nn import functional as F
 
-    model = torchvision.models.resnet18().cuda().half().eval()
-    model = model.to(memory_format=torch.channels_last)
-    data = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.float16)
-    data = data.to(memory_format=torch.channels_last)
+    def conv(x: Any, step: dict[str, Any], w: Any) -> Any:
+        return F.conv2d(x, w, None, step["strides"], step["pads"], 1, step["groups"])
+
+    def pad(x: Any, step: dict[str, Any], _: Any) -> Any:
+        top, left, bottom, right = step["pads"]
+        return F.pad(x, (left, right, top, bottom), value=step["value"])
+
+    def affine(x: Any, step: dict[str, Any], w: Any) -> Any:  # as an evaluated BatchNorm is run
+        return F.batch_norm(x, w[0], w[1], w[2], w[3], False, 0.0, 0.0)
+
+    calls: dict[str, Callable[..., Any]] = {
+        "conv": conv,
+        "pad": pad,
+        "affine": affine,
+        "sign": lambda x, *_: torch.where(x >= 0, 1.0, -1.0).to(x.dtype),
+        "shift": lambda x, _, w: x + w,
+        "relu": lambda x, *_: F.relu(x),
+        "clip": lambda x, step, _: torch.clamp(x, step["low"], step["high"]),
+        "max": lambda x, step, _: F.max_pool2d(x, step["kernel"], step["strides"], step["pads"]),
+        "average": lambda x, step, _: F.avg_pool2d(x, step["kernel"], step["strides"]),
+        "global_average": lambda x, *_: F.adaptive_avg_pool2d(x, 1),
+        "flatten": lambda x, *_: x.flatten(1),
+        "dense": lambda x, _, w: F.linear(x, w),
+    }
+    shapes: dict[str, Callable[..., Any]] = {
+        "conv": lambda step: step["weight"],
+        "dense": lambda step: step["weight"],
+        "affine": lambda step: (4, step["channels"]),
+        "shift": lambda step: (1, step["channels"], 1, 1),
+    }
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for number, step in enumerate(steps, 1):
+                if step["op"] in shapes:
+                    weight = torch.rand(*shapes[step["op"]](step))
+                    self.register_buffer(f"w{number}", weight)
+
+        def forward(self, x: Any) -> Any:
+            values = [x]
+            for number, step in enumerate(steps, 1):
+                args = [values[i] for i in step["args"]]
+                if step["op"] == "add":
+                    values.append(args[0] + args[1])
+                    continue
+                weight = getattr(self, f"w{number}", None)
+                values.append(calls[step["op"]](args[0], step, weight))
+            return values[-1]
+
+    return Network()
+
+
+def resnet18() -> list[dict[str, Any]]:
+    """Return ResNet-18 (He et al., CVPR 2016) at 224x224 as steps, BatchNorm as in evaluation."""
+    steps: list[dict[str, Any]] = []
+
+    def step(op: str, *args: int, **sizes: Any) -> int:
+        steps.append({"op": op, "args": args, **sizes})
+        return len(steps)
+
+    def conv(x: int, channels: int, out: int, kernel: int, stride: int) -> int:
+        sizes = {"strides": [stride] * 2, "pads": [kernel // 2] * 2, "groups": 1}
+        made = step("conv", x, weight=(out, channels, kernel, kernel), **sizes)
+        return step("affine", made, channels=out)
+
+    x = step("relu", conv(0, 3, 64, 7, 2))
+    x, channels = step("max", x, kernel=[3, 3], strides=[2, 2], pads=[1, 1]), 64
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            stride = 2 if block == 0 and width > 64 else 1
+            short = x if stride == 1 else conv(x, channels, width, 1, stride)
+            y = step("relu", conv(x, channels, width, 3, stride))
+            x, channels = step("relu", step("add", conv(y, width, width, 3, 1), short)), width
+    step("dense", step("flatten", step("global_average", x)), weight=(1000, channels))
+    return steps
+
+
+def time_network(
+    steps: list[dict[str, Any]], shape: tuple[int, ...], batch: int, how: str
+) -> float:
+    import torch
+
+    last = torch.channels_last
+    model = network(steps).cuda().half().eval()
+    for name, weight in model.named_buffers():
+        if weight.dim() == 4:
+            setattr(model, name, weight.to(memory_format=last))
+    data = torch.randn(batch, *shape, device="cuda", dtype=torch.float16).to(memory_format=last)
+    compiled = how == "compiled"
     called = torch.compile(model, mode="max-autotune-no-cudagraphs") if compiled else model
     with torch.no_grad():
         return microseconds(lambda: called(data), launches=3)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=None, help="write results to this file")
-    args = parser.parse_args()
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -102,19 +186,21 @@ def main() -> int:
             for kind in ("int8", "fp8"):
                 call = lambda s=side, c=channels, b=batch, k=kind: product(s, c, b, k)  # noqa: E731
                 jobs.append((f"{shape} cublaslt {kind}", call))
-    for batch in BATCHES:
-        for compiled in (False, True):
-            name = f"resnet18_{batch} torch {'compiled' if compiled else 'eager'} float16"
-            jobs.append((name, lambda b=batch, c=compiled: network(b, c)))
-    results = []
+    networks = json.loads((HERE / "index.json").read_text())["peers"]
+    networks["resnet18"] = {"shape": (3, 224, 224), "steps": resnet18()}
+    for name, known in networks.items():
+        for batch in SIZES:
+            for how in ("eager", "compiled"):
+                call = lambda k=known, b=batch, h=how: time_network(k["steps"], k["shape"], b, h)  # noqa: E731
+                jobs.append((f"{name}_{batch} torch {how} float16", call))
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
     for name, job in jobs:
+        result: dict[str, Any] = {"peer": name}
         try:
-            results.append({"peer": name, "us": round(job(), 3)})
+            result["us"] = round(job(), 3)
         except Exception as error:  # a library may lack a format
-            results.append({"peer": name, "error": f"{type(error).__name__}: {error}"[:200]})
-        print(json.dumps(results[-1]), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+            result["error"] = f"{type(error).__name__}: {error}"[:200]
+        print(json.dumps(result), flush=True)
     return 0
 
 
