@@ -311,7 +311,7 @@ def _scheduled(
 
     module = to_relax(physical)
     dump.module("relax", module)
-    module = pipeline.legalize(module)
+    module = pipeline.legalize(module, target)
     calls = pipeline.kernel_calls(module)
     activations = pipeline.memory_plan(module)
     threads = options.threads or (usable_cpus() if runs_here(target) else CORES)

@@ -89,6 +89,7 @@ class Executor:
     def __init__(self, model: onnx.ModelProto) -> None:
         from qonnx.core import onnx_exec
         from qonnx.core.modelwrapper import ModelWrapper
+        from qonnx.custom_op.channels_last import base_wrapped_op
         from qonnx.transformation.infer_shapes import InferShapes
         from qonnx.util.basic import qonnx_make_model
 
@@ -98,7 +99,7 @@ class Executor:
             made.ir_version = IR_VERSION
             return made
 
-        onnx_exec.qonnx_make_model = small
+        onnx_exec.qonnx_make_model = base_wrapped_op.qonnx_make_model = small
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         copy.ir_version = min(copy.ir_version, IR_VERSION)

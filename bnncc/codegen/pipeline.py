@@ -41,13 +41,15 @@ class KernelCall:
     args: tuple[tuple[tuple[int | str, ...], str], ...]
 
 
-def legalize(module: tvm.IRModule) -> tvm.IRModule:
+def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     """Turn every operator into a PrimFunc, and fuse those that are not ours.
 
     Parameters
     ----------
     module : tvm.IRModule
         From `lower.to_relax`.
+    target : TargetSpec
+        The machine: sorting is written for it.
 
     Returns
     -------
@@ -56,12 +58,11 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
+    first = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
+    with tvm_target(target):
+        module = tvm.transform.Sequential([*first, backend.DispatchSortScan()])(module)
     return tvm.transform.Sequential(
         [
-            transform.DecomposeOpsForInference(),
-            transform.CanonicalizeBindings(),
-            backend.DispatchSampling(),
-            backend.DispatchSortScan(),
             transform.LegalizeOps(skip_ops=ours),
             transform.AnnotateTIROpPattern(),
             transform.FoldConstant(),

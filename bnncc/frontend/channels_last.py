@@ -1,6 +1,6 @@
 """Read the operators on channels-last images that QONNX and FINN lower convolutions to.
 
-    MaxPoolNHWC(x), channels_last.Conv(x, w)    ->  Transpose, MaxPool or Conv, Transpose
+    MaxPoolNHWC(x), channels_last.Conv(x, w)    ->  Transposes, MaxPool or Conv, Transpose
     Im2Col(x)                                   ->  Transpose, Pad, Slices, Concat, Transpose
     MatMul(Im2Col(x), W)                        ->  Transpose, Pad, Conv, Transpose
 
@@ -58,10 +58,12 @@ def _orders(node: Node, graph: Graph) -> tuple[list[int], list[int]]:
 def _turned(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
     # its attributes are those of ONNX's operator
     first, last = _orders(node, graph)
-    x, y = make.tensor("first"), make.tensor("computed")
-    op = node.op.removesuffix("NHWC")
-    yield make("Transpose", [node.inputs[0]], x, {"perm": first})
-    yield make(op, [x, *node.inputs[1:]], y, node.attrs, covers=node.covers)
+    op, inputs, y = node.op.removesuffix("NHWC"), list(node.inputs), make.tensor("computed")
+    images = 2 if op == "Conv" else 1  # filters lie as images do
+    for k in range(images):
+        inputs[k] = make.tensor("first")
+        yield make("Transpose", [node.inputs[k]], inputs[k], {"perm": first})
+    yield make(op, inputs, y, node.attrs, covers=node.covers)
     yield make("Transpose", [y], node.outputs[0], {"perm": last})
 
 

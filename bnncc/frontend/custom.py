@@ -12,13 +12,15 @@ from bnncc.errors import ModelError
 from bnncc.frontend import channels_last, qonnx
 from bnncc.ir.graph import Graph, Node
 
+MAX_OPSET = onnx.defs.onnx_opset_version()
 _INT, _INTS = AttributeProto.INT, AttributeProto.INTS
 _FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING
 
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Three names of one domain: today's, the one Brevitas wrote first, and FINN's."""
 CHANNELS_LAST = ("qonnx.custom_op.channels_last",)
-MAX_VERSION = 2
+MAX_VERSIONS = {**dict.fromkeys(QONNX, 2), **dict.fromkeys(CHANNELS_LAST, MAX_OPSET)}
+"""Operators on channels-last images are imported in the version of ONNX's own."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,9 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
     """
     where = f"{node.op_type} `{name}`"
     schema = _SCHEMAS[f"{node.domain}::{node.op_type}"]
-    if not 1 <= version <= MAX_VERSION:
-        raise ModelError(
-            f"{where}: version {version} of {node.domain}, 1 to {MAX_VERSION} is wanted"
-        )
+    newest = MAX_VERSIONS[node.domain]
+    if not 1 <= version <= newest:
+        raise ModelError(f"{where}: version {version} of {node.domain}, 1 to {newest} is wanted")
     if len(node.input) not in schema.inputs or not all(node.input):
         counts = " or ".join(map(str, schema.inputs))
         found = sum(bool(i) for i in node.input)
