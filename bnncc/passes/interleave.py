@@ -1,4 +1,4 @@
-"""Put the phases of a transposed convolution side by side, as bits or as numbers.
+"""Put the phases of a transposed convolution side by side, as bits, levels or numbers.
 
 Channels come last in both forms, so that a pixel is a run of words: phases of one row are
 concatenated pixel by pixel, then rows of all phases row by row.
@@ -26,6 +26,11 @@ def interleave(node: Node, physical: Physical, values: dict[str, TwoValued]) -> 
         From `value_sets`.
     """
     out, planes = node.outputs[0], [physical.planes.get(i) for i in node.inputs]
+    levels = [physical.levels.get(i, {}).get("planes", []) for i in node.inputs]
+    if out not in values and out in physical.lattices and all(levels):
+        mixed = [_mixed(node, physical, list(parts)) for parts in zip(*levels, strict=True)]
+        physical.levels[out] = {"planes": mixed}
+        return
     if out not in values or any(p is None for p in planes):
         parts = [physical.float(i, "NHWC") for i in node.inputs]
         physical.floats[out] = {"NHWC": _mixed(node, physical, parts)}

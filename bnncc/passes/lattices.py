@@ -13,7 +13,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued
+from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued, copies_pixels
 
 UNEVEN = 1e-6
 """Part of the largest value by which a level may be off an even spacing: float32 rounds."""
@@ -109,13 +109,16 @@ _MOVES = {
     "Identity",
 }  # fmt: skip
 
-ROUTES = {*_MOVES, *REMAPS, "MaxPool", "Pad", "Concat"}
+_SAME = {"Concat", "bnncc.Interleave"}
+ROUTES = {*_MOVES, *REMAPS, *_SAME, "MaxPool", "Pad"}
 """Operators that keep levels, or rename what they stand for."""
 
 
 def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
     if node.op == LEVELS:
         return lattice(node.attrs["values"])
+    if node.op == "Resize":
+        return table.get(node.inputs[0]) if copies_pixels(node) else None
     if node.op not in ROUTES:
         return None
     known = table.get(next((i for i in node.inputs if i in table), ""))
@@ -127,7 +130,7 @@ def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
         single = len([o for o in node.outputs if o]) == 1
         image = len(graph.types[node.inputs[0]].shape) == 4
         return table.get(node.inputs[0]) if single and image else None
-    if node.op == "Concat":
+    if node.op in _SAME:
         return known if all(table.get(i) == known for i in node.inputs) else None
     if node.op == "Pad":
         return _padded(node, graph, known)

@@ -1,23 +1,28 @@
-"""Cut transposed convolutions into ordinary ones.
+"""Cut transposed convolutions into ordinary ones, and enlarge images after what follows them.
 
     before: y = ConvTranspose(x, W); z = BatchNormalization(y); s = Sign(z)        stride 2
     after:  y0 = Conv(x, W0); ... y3 = Conv(x, W3); s0 = Sign(BatchNormalization(y0)); ...
             s = bnncc.Interleave(s0, s1, s2, s3)
+    before: y = Resize(x); s = Sign(y)                                nearest, twice as large
+    after:  t = Sign(x); s = bnncc.Interleave(t, t, t, t)
 
 Outputs whose places leave the same remainder when divided by the stride (a *phase*) are sums over
 the same taps of W, and for neighbouring ones the data move by one: an ordinary convolution of
-stride 1. No product with an inserted zero is left. Elementwise operators and signs are computed on
-phases, so that it is bits that are interleaved, where possible.
+stride 1. No product with an inserted zero is left. Elementwise operators, signs and quantisers are
+computed on phases, so that it is bits that are interleaved, where possible. Enlarging by whole
+factors to the nearest pixel has phases that are all the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.affine import channel_vector
 from bnncc.report import Layer
 
@@ -28,7 +33,7 @@ i`` and columns ``b + strides[1] * j``."""
 
 _ALIKE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
-    "bnncc.Sign",
+    "bnncc.Sign", LEVELS,
 }  # fmt: skip
 """Operators that treat all places alike, if their constants do."""
 
@@ -98,7 +103,7 @@ def phases(
 
 
 def split_transposed(graph: Graph) -> None:
-    """Rewrite the transposed convolutions of images, and what follows them.
+    """Rewrite what enlarges images, and what follows it.
 
     Parameters
     ----------
@@ -109,10 +114,58 @@ def split_transposed(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op == "ConvTranspose" and not why_not(node, graph):
             writer.split(node)
+        elif node.op == "Resize" and (factors := repeats(node, graph)) is not None:
+            writer.repeat(node, factors)
         elif not writer.on_phases(node):
             writer.nodes.append(node)
     graph.nodes = writer.nodes
     graph.prune()
+
+
+def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
+    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not.
+
+    Parameters
+    ----------
+    node : Node
+        A Resize.
+    graph : Graph
+        Its graph.
+
+    Returns
+    -------
+    tuple of int, or None
+    """
+    data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
+    mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
+    shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
+    known = all(isinstance(d, int) for d in (*data.shape[1:], *out.shape[1:]))
+    if str(node.attrs.get("mode", "nearest")) != "nearest" or shift is None or not known:
+        return None
+    if len(data.shape) != 4 or data.dtype != "float32" or data.shape[:2] != out.shape[:2]:
+        return None
+    given = graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    factors = []
+    for axis in (2, 3):
+        size, wanted = int(data.shape[axis]), int(out.shape[axis])
+        factor = wanted // size
+        place = (np.arange(wanted) + shift) / max(factor, 1) - shift
+        nearest = _NEAREST[str(node.attrs.get("nearest_mode", "round_prefer_floor"))](place)
+        same = np.array_equal(nearest.clip(0, size - 1), np.arange(wanted) // max(factor, 1))
+        if factor * size != wanted or not same:
+            return None
+        factors.append(factor)
+    if given is not None and given.size and given.reshape(-1)[-2:].tolist() != factors:
+        return None  # sizes were rounded down
+    return (factors[0], factors[1]) if max(factors) > 1 else None
+
+
+_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda place: np.ceil(place - 0.5),
+    "round_prefer_ceil": lambda place: np.floor(place + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 
 
 def why_not(node: Node, graph: Graph) -> str:
@@ -228,6 +281,12 @@ class _Writer:
         )
         self._interleave(out, parts, {"strides": (len(rows), len(columns)), "starts": starts})
 
+    def repeat(self, node: Node, factors: tuple[int, int]) -> None:
+        """Interleave the image that `node` enlarges with itself."""
+        count = factors[0] * factors[1]
+        layout = {"strides": factors, "starts": [(0, 0)] * count}
+        self._interleave(node.outputs[0], node.inputs[:1] * count, layout)
+
     @staticmethod
     def _sizes(data: TensorType, *axes: Phase) -> list[int]:
         spans = [(len(p.taps) - 1) * p.dilation for p in axes]
@@ -261,10 +320,10 @@ class _Writer:
             channel_vector(c, channels, 4) is None for c in others
         ):
             return False
-        made = []
-        for part in self.parts[data[0]]:
+        made: dict[str, str] = {}
+        for part in dict.fromkeys(self.parts[data[0]]):
             inputs = [part if i == data[0] else i for i in node.inputs]
             copy = Node(node.op, inputs, [], dict(node.attrs), node.name, node.covers)
-            made.append(self._add(copy, out, types[part]))
-        self._interleave(out, made, self.layout[data[0]])
+            made[part] = self._add(copy, out, types[part])
+        self._interleave(out, [made[part] for part in self.parts[data[0]]], self.layout[data[0]])
         return True

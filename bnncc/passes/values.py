@@ -207,6 +207,16 @@ def _same(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | 
     return table.get(node.inputs[0])
 
 
+def copies_pixels(node: Node) -> bool:
+    """Whether a `Resize` only copies: to the nearest pixel, with nothing around the image."""
+    outside = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    return str(node.attrs.get("mode", "nearest")) == "nearest" and not outside
+
+
+def _resize(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
+    return table.get(node.inputs[0]) if copies_pixels(node) else None
+
+
 def _pad(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
     value = table.get(node.inputs[0])
     if value is None or str(node.attrs.get("mode", "constant")) != "constant":
@@ -275,6 +285,7 @@ _TRANSFER = {
     "MaxPool": _same,
     "Pad": _pad,
     "Concat": _concat,
+    "Resize": _resize,
     **dict.fromkeys(
         (
             "Reshape",
