@@ -104,6 +104,8 @@ class Function(nn.Module):
         self.linear, self.norm = nn.Linear(8, 6), nn.BatchNorm2d(4)
         self.conv, self.prelu = nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.PReLU(4)
         self.register_buffer("number", torch.tensor([0.3]))
+        self.register_buffer("zeros", torch.zeros(4, dtype=torch.int32))
+        self.register_buffer("scales", torch.rand(4) + 0.1)
 
     def forward(self, x: Any) -> Any:
         return self.function(self, x)
@@ -216,6 +218,11 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
         *(x.unbind(1)[2], x.split(3, 1)[1], x.split([1, 3], 1)[1], x.select(1, -1)),
         F.embedding((x > 0).long()[:, 0, 0], m.linear.weight[:, :3]),
     ),
+    "quantisers": lambda m, x: (
+        torch.fake_quantize_per_tensor_affine(x * 3, 0.3, 2, 0, 15),
+        torch.fake_quantize_per_tensor_affine(x, m.number, m.zeros[:1] + 1, -8, 7),
+        torch.fake_quantize_per_channel_affine(m.weight, m.scales, m.zeros, 1, -2, 1),
+    ),
     "types": lambda m, x: (
         *(x.double(), x.half().float(), x.int(), x.to(torch.int8).float(), (x > 0).float().mean()),
         *(torch.arange(8) + x, torch.full_like(x, 2.0), x.new_zeros(3) + x[..., :3], x.int() * 2),
@@ -229,8 +236,6 @@ def test_operators(name: str, decomposed: bool) -> None:
     model, x = Function(FUNCTIONS[name]).eval(), torch.randn(2, 4, 8, 8)
     program = torch.export.export(model, (x,))
     if decomposed:
-        if name == "attention":
-            pytest.skip("torch decomposes masks into additions of infinities, which are refused")
         program = program.run_decompositions()
     graph = load(as_onnx(program))
     found = evaluate(graph, {"x": x.numpy()})
@@ -239,6 +244,63 @@ def test_operators(name: str, decomposed: bool) -> None:
     wanted = made if isinstance(made, Sequence) else (made,)
     for k, (output, value) in enumerate(zip(graph.outputs, wanted, strict=True)):
         assert agree(found[output], value.numpy()), (k, output)
+
+
+class Quantised(nn.Module):
+    """Layers of few bits, as torch's own training for quantisation has them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.weight = nn.Parameter(torch.randn(16, 4, 3, 3))
+        self.register_buffer("scales", torch.rand(16) + 0.1)
+        self.register_buffer("zeros", torch.zeros(16, dtype=torch.int64))
+        self.register_buffer("scale", torch.tensor([0.3]))
+        self.register_buffer("place", torch.tensor([2], dtype=torch.int32))
+        self.register_buffer("off", torch.tensor([0]))
+        self.register_buffer("on", torch.tensor([1]))
+        self.register_buffer("low", torch.tensor([torch.inf]))
+        self.register_buffer("high", torch.tensor([-torch.inf]))
+
+    def forward(self, x: Any) -> Any:
+        if self.kind == "fake":
+            data = torch.fake_quantize_per_tensor_affine(x, self.scale, self.place, 0, 7)
+            zeros = self.zeros.int()
+            weight = torch.fake_quantize_per_channel_affine(
+                self.weight, self.scales, zeros, 0, -2, 1
+            )
+        elif self.kind in ("observed", "then quantised"):
+            on = self.on if self.kind == "observed" else self.off
+            observe = torch.ops.aten.fused_moving_avg_obs_fake_quant
+            state = (on, self.on, self.low, self.high, self.scale, self.place)
+            data = observe(x, *state, 0.01, 0, 7, -1)
+            weight = torch.fake_quantize_per_tensor_affine(self.weight, 0.7, 0, -1, 1)
+        else:
+            of = torch.ops.quantized_decomposed
+            limits = (0.3, 2, 0, 7, torch.uint8)
+            data = of.quantize_per_tensor.default(x, *limits)
+            data = of.dequantize_per_tensor.default(data, *limits)
+            columns = (self.scales, self.zeros, 0, -2, 1, torch.int8)
+            weight = of.quantize_per_channel.default(self.weight, *columns)
+            weight = of.dequantize_per_channel.default(weight, *columns)
+        return F.conv2d(data, weight, padding=1)
+
+
+@pytest.mark.parametrize("kind", ["fake", "observed", "decomposed"])
+def test_quantised_layers_are_of_few_bits(kind: str) -> None:
+    if kind == "decomposed":
+        pytest.importorskip("torch.ao.quantization.fx._decomposed")
+    model, x = Quantised(kind).eval(), torch.randn(1, 4, 6, 6)
+    x[0, 0, 0] = torch.arange(6) * 0.3 + 0.15  # ties
+    if kind == "observed":
+        model(x)
+        model.kind = "then quantised"
+    artifact = bnncc.compile(torch.export.export(model, (x,)))
+    (layer,) = artifact.report["layers"]
+    assert (layer["kind"], layer["bits"]) == ("few_bit", [3, 2])
+    (found,) = artifact.run({"x": x.numpy()}).values()
+    assert agree(found, model(x).detach().numpy())
 
 
 def test_shapes_may_depend_on_the_batch() -> None:
@@ -301,6 +363,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "training": (
         lambda p: bnncc.compile(_untrained(NETWORKS["xnor"][0]())), "training mode", "eval",
+    ),
+    "observing": (
+        lambda p: bnncc.compile(torch.export.export(Quantised("observed").eval(), (X,))),
+        "observer_on", "disable_observer",
+    ),
+    "nothing-seen": (
+        lambda p: bnncc.compile(torch.export.export(Quantised("then quantised").eval(), (X,))),
+        "seen no data", "",
     ),
     "unknown": (
         lambda p: bnncc.compile(Function(lambda m, x: torch.linalg.svd(x)[1]), X),

@@ -59,6 +59,8 @@ INFINITE_OK = {
     *("LessOrEqual", "Max", "Min", "Pad", "Where"),
 }
 """Operators that may read an infinite constant."""
+MASKS = {"Add"}
+"""Operators that may read a constant of negative infinities, as masks in front of a softmax do."""
 
 _MAGIC = (
     (b"\x1f\x8b", "a gzip file"),
@@ -372,14 +374,20 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
             if value is None or value.dtype.kind not in "fV":
                 continue
             if name not in state:
-                finite = value.size == 0 or bool(np.isfinite(value.astype(np.float32)).all())
-                if finite:
-                    state[name] = ""
-                else:
-                    state[name] = "NaN" if np.isnan(value.astype(np.float32)).any() else "infinity"
+                state[name] = _not_finite(value.astype(np.float32))
             found = state[name]
-            if found == "NaN" or (found and infinities and node.op not in INFINITE_OK):
+            fine = INFINITE_OK | MASKS if found == "-infinity" else INFINITE_OK
+            if found == "NaN" or (found and infinities and node.op not in fine):
                 raise ModelError(
                     f"{node.op} `{node.name}`: constant `{name}` holds {found}, finite numbers "
                     "are wanted"
                 )
+
+
+def _not_finite(value: np.ndarray) -> str:
+    """Return what kind of value that is not finite an array holds; empty for none."""
+    if np.isfinite(value).all():
+        return ""
+    if np.isnan(value).any():
+        return "NaN"
+    return "infinity" if (value == np.inf).any() else "-infinity"

@@ -284,8 +284,9 @@ class _Writer:
     def repeat(self, node: Node, factors: tuple[int, int]) -> None:
         """Interleave the image that `node` enlarges with itself."""
         count = factors[0] * factors[1]
-        layout = {"strides": factors, "starts": [(0, 0)] * count}
-        self._interleave(node.outputs[0], node.inputs[:1] * count, layout)
+        starts = [(0, 0)] * count
+        parts = node.inputs[:1] * count
+        self._interleave(node.outputs[0], parts, {"strides": factors, "starts": starts})
 
     @staticmethod
     def _sizes(data: TensorType, *axes: Phase) -> list[int]:

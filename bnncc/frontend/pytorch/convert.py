@@ -21,6 +21,7 @@ from bnncc.frontend.pytorch import (
     layers,
     numbers,
     products,
+    quantisers,
     reductions,
     shapes,
     views,
@@ -41,6 +42,7 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **products.RULES,
     **layers.RULES,
+    **quantisers.RULES,
 }
 """What becomes of each ATen operator."""
 

@@ -107,6 +107,10 @@ class Site:
             raise TypeError(f"{str(ref)[:40]} is not a tensor")
         return self._converter.value(ref.name)
 
+    def stored(self, key: str) -> np.ndarray | None:
+        """Return a tensor argument that is stored in the file; None for others."""
+        return self._converter.initializers.get(self.tensor(key).name)
+
     def ints(self, key: str, count: int, default: int | Sequence[int]) -> list[int]:
         """Return `count` numbers; a single one is repeated."""
         value = self.get(key)
