@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 import bnncc
@@ -20,15 +23,26 @@ from bnncc.console import Console
 from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
 from bnncc.targets import catalog
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    Conv2d,
+    Elementwise,
+    FewBitConv2d,
+    Spec,
+    Step,
+)
 from bnncc.tuning import records
+from bnncc.tuning.cases import Case, make
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.records_tools import described
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
 from bnncc.tuning.workload import Workload, candidate, function, point_of_trace, sampler
+from tests import test_products
 from tests.devices import DIGITS, ENVIRONMENT, until
+from tests.kernel_harness import run_kernel
 from tests.planted import PLANTED
 
 KERNEL = Workload.of(
@@ -36,6 +50,7 @@ KERNEL = Workload.of(
 )
 NATIVE = catalog.native()
 QUIET = Console(-1)
+BREVITAS = Path(__file__).parent / "data" / "brevitas"
 KILLS = 20 if os.environ.get("BNNCC_TEST_ALL") else 1
 
 
@@ -225,21 +240,65 @@ def test_records_can_be_listed_pruned_and_merged(
     assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
 
 
-def test_every_kind_of_kernel_has_a_case() -> None:
-    from bnncc.tuning.cases import Case, make
+FORMS = ("planes", "bytes", "pairs", "floats", "value")
+AFFINE = (Step("affine"),)
 
-    steps = (Step("affine"), Step("add"), Step("store"), Step("bits"))
-    for spec in (
-        KERNEL.kernel,
-        Conv2d(1, 6, 6, 3, 20, (3, 3), pads=(1, 1, 1, 1), steps=steps, method="filtered"),
-        Elementwise("n", 3, 3, 40, steps=(Step("bits"),)),
-    ):
-        case = make(spec)
-        again = Case.of(case.arrays())
-        assert again.difference(case.outputs) == ""
+
+def levels(way: str, count: int = 5, **more: object) -> Step:
+    return Step("levels", count=count, way=way, forms=FORMS, lo=-1.0, hi=0.5, **more)  # type: ignore[arg-type]
+
+
+FEW = FewBitConv2d(1, 3, 4, 40, 20, (3, 3), pads=(1, 1, 1, 1), data_bits=2, weight_bits=2)
+REAL = Conv2d(1, 6, 6, 3, 20, (3, 3), pads=(1, 1, 1, 1), method="filtered")
+PRODUCT = BinaryConv2d("n", 1, 5, 40, 21, (1, 1), per_image=True, steps=(Step("store"),))
+KINDS = [
+    KERNEL.kernel,
+    Elementwise("n", 3, 3, 40, steps=(Step("bits"),)),
+    replace(REAL, steps=(*AFFINE, Step("add"), Step("store"), Step("bits"))),
+    replace(REAL, steps=(*AFFINE, levels("value"))),
+    replace(KERNEL.kernel, steps=(levels("acc"), *AFFINE, Step("bits"))),
+    replace(FEW, starts=True, steps=(levels("acc"), levels("acc", 3, flip=True), Step("store"))),
+    replace(FEW, method="bytes", steps=(levels("acc-scale", 7),)),
+    replace(FEW, method="xor", starts=True, steps=(*AFFINE, levels("search", 15))),
+    FewBitConv2d(
+        "n", 1, 1, 75, 37, (1, 1), rank=2, method="floats", steps=(*AFFINE, levels("value"))
+    ),
+    Elementwise(1, 2, 3, 20, "NCHW", steps=(*AFFINE, levels("whole", 3))),
+    Elementwise(1, 1, 1, 20, rank=2, planes=2, steps=(levels("whole", 3), Step("store"))),
+    BitwiseMaxPool(1, 6, 6, 40, (2, 2), (2, 2), planes=2),
+    PRODUCT,
+    replace(PRODUCT, mode="and", steps=(*AFFINE, Step("store"))),
+    replace(PRODUCT, ternary=True, weight_zeros=True),
+]
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: Workload.of(spec).name)
+def test_every_kind_of_kernel_has_a_case(spec: Spec) -> None:
+    case = Case.of(make(spec).arrays())
+    assert case.difference(case.outputs) == ""
+    assert case.difference(run_kernel(spec, case.inputs, NATIVE.name)) == ""
+    for number, output in enumerate(case.outputs):
         other = [array.copy() for array in case.outputs]
-        other[-1].flat[0] ^= 2**31 if other[-1].dtype == "uint32" else 1
-        assert "1 of" in again.difference(other) or case.unsure[-1] is not None
+        unsure = case.unsure[number]
+        place = 0 if unsure is None else int(np.flatnonzero(unsure == 0)[0])
+        other[number].flat[place] = ~output.flat[place] if output.dtype == "uint32" else 1e9
+        assert case.difference(other).startswith("1 of"), number
+
+
+@pytest.mark.parametrize("network", ["few-bit", "attention"])
+def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> None:
+    path = BREVITAS / "mlp_2w2a.qcdq.onnx"
+    if network == "attention":
+        path = tmp_path / "attention.onnx"
+        onnx.save(test_products.built(test_products.attention), path)
+    options = CompileOptions(threads=1, tuned=False)
+    tasks = tasks_of(driver.kernels(path, options), NATIVE, 1)
+    plan = Plan(trials=len(tasks) + 1, jobs=2, repeat_seconds=0.001)
+    result = Tuner(tasks, Setup(NATIVE), tmp_path / "logs", plan, QUIET).run()
+    assert result.trials == len(tasks) + 1
+    assert not any(task.failed for task in result.tasks)
+    artifact = bnncc.compile(path, records=[tmp_path / "logs"], threads=1)
+    assert artifact.report["summary"]["tuned"] >= len(tasks)
 
 
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ and returns its outputs in their order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from bnncc.topi_binary.reference_few_bit import level_outputs, read_levels
 from bnncc.topi_binary.spec import (
     BitwiseMaxPool,
     ConcatBits,
@@ -121,6 +123,10 @@ def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:
 
 def elementwise(spec: Elementwise, inputs: Sequence[Array]) -> list[Array]:
     """Compute an epilogue without an anchor."""
+    if spec.planes:
+        data = read_levels(inputs[: spec.planes], spec.channels, "planes").astype(np.float64)
+        data = _to_nhwc(data, "NHWC", spec.rank)
+        return _epilogue(spec.steps, data, inputs[spec.planes :], spec.rank)
     if not spec.from_bits:
         data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
         return _epilogue(spec.steps, data, inputs[1:], spec.rank)
@@ -191,14 +197,14 @@ def _epilogue(
     steps: Sequence[Step], value: Array, params: Sequence[Array], rank: int
 ) -> list[Array]:
     """Apply `steps` to NHWC values, one after the other."""
-    left, outputs = list(params), []
+    left, outputs = iter(params), []
     channels = value.shape[-1]
 
     def vector() -> Array:
-        return left.pop(0)[:channels].astype(np.float64)
+        return next(left)[:channels].astype(np.float64)
 
     def tensor(step: Step) -> Array:
-        return _to_nhwc(left.pop(0), step.layout, rank).astype(np.float64)
+        return _to_nhwc(next(left), step.layout, rank).astype(np.float64)
 
     def laid_out(array: Array, where: str) -> Array:
         if rank == 2:
@@ -219,7 +225,7 @@ def _epilogue(
         elif step.op == "mul":
             value = value * tensor(step)
         elif step.op == "gate":
-            value = value * left.pop(0)[:, None, None, :].astype(np.float64)
+            value = value * next(left)[:, None, None, :].astype(np.float64)
         elif step.op == "relu":
             value = np.maximum(value, 0)
         elif step.op == "clip":
@@ -233,6 +239,10 @@ def _epilogue(
             outputs.append(_words(laid_out(plane, "NHWC")))
             if step.zero:
                 outputs.append(_words(laid_out(value == 0, "NHWC")))
+        elif step.op == "levels":
+            where = step if rank == 4 else replace(step, layout="NHWC")
+            made = level_outputs(where, value, None, left)
+            outputs += [laid_out(array, "NHWC") for array in made]
         else:
             raise ValueError(f"{step.op} is not a step of a float kernel")
     return outputs

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import filtering, layout, quantization, reference, reference_float, tiles
+from bnncc.topi_binary import (
+    filtering,
+    layout,
+    quantization,
+    reference,
+    reference_few_bit,
+    reference_float,
+    tiles,
+)
 from bnncc.topi_binary.build import (
     input_types,
     output_channels,
@@ -25,6 +33,7 @@ from bnncc.topi_binary.spec import (
     ConcatBits,
     Conv2d,
     Elementwise,
+    FewBitConv2d,
     PadBits,
     Pool2d,
     SliceBits,
@@ -32,17 +41,24 @@ from bnncc.topi_binary.spec import (
     Step,
     WeightsOfRows,
 )
+from bnncc.topi_binary.step import step_outputs
+from bnncc.tuning import level_cases
 
 Array = np.ndarray
 
 TOLERANCE = 1e-4
 """Of the largest value: how far sums of floats in another order may be apart."""
 
-_FLOAT_ORACLES: dict[type, Any] = {
+ROUNDING = 1e-6
+"""The same for an epilogue after sums of integers."""
+
+_ORACLES: dict[type, Any] = {
+    BinaryConv2d: reference.binary_conv2d,
     BitwiseMaxPool: reference_float.bitwise_maxpool,
     ConcatBits: reference_float.concat_bits,
     Conv2d: reference_float.conv2d,
     Elementwise: reference_float.elementwise,
+    FewBitConv2d: reference_few_bit.few_bit_conv2d,
     PadBits: reference_float.pad_bits,
     WeightsOfRows: reference.weights_of_rows,
     Pool2d: reference_float.pool2d,
@@ -59,7 +75,8 @@ class Case:
     inputs, outputs : list of ndarray
         In the kernel's order.
     unsure : list of ndarray or None
-        For each output of bits, those that rounding may turn over; None where there are none.
+        For each output, the bits, or which floats, rounding may make something else; None where
+        there are none.
     """
 
     inputs: list[Array]
@@ -91,7 +108,8 @@ class Case:
             if one.dtype == np.float32:
                 most = TOLERANCE * max(1.0, float(np.abs(wanted).max(initial=0)))
                 apart = np.abs(one - wanted)
-                wrong = int(np.count_nonzero(~(apart <= most)))
+                sure = True if unsure is None else ~unsure
+                wrong = int(np.count_nonzero(~(apart <= most) & sure))
             elif unsure is not None:
                 wrong = int(np.count_nonzero((one ^ wanted) & ~unsure))
             else:
@@ -116,8 +134,20 @@ def make(spec: Spec, seed: int = 0) -> Case:
     Case
     """
     rng = np.random.default_rng(seed)
-    if isinstance(spec, BinaryConv2d):
-        return _binary(spec, rng)
+    oracle = _ORACLES[type(spec)]
+    if isinstance(spec, (BinaryConv2d, FewBitConv2d)):
+        inputs = _exact(spec, rng)
+        given, wanted, tolerance = list(inputs), spec, ROUNDING
+    else:
+        inputs, given, wanted = _floats(spec, rng)
+        tolerance = TOLERANCE
+    level_cases.fill(wanted, inputs, given, oracle, rng)
+    outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
+    return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle, tolerance))
+
+
+def _floats(spec: Spec, rng: np.random.Generator) -> tuple[list[Array], list[Array], Any]:
+    """Return inputs of a kernel of floats or of moves, the oracle's, and its spec."""
     inputs = [_random(rng, shape, dtype) for shape, dtype in _sized(input_types(spec))]
     given = list(inputs)
     wanted = spec
@@ -128,15 +158,32 @@ def make(spec: Spec, seed: int = 0) -> Case:
         from bnncc.topi_binary.bits_table import slice_table
 
         inputs[1] = given[1] = slice_table(spec)
+    elif isinstance(spec, Elementwise) and level_cases.whole(spec):
+        inputs = _whole_levels(spec, inputs, rng)
+        given = list(inputs)
     for number, (shape, dtype) in enumerate(input_types(spec)):
         if dtype == "uint32" and len(shape) > 1:  # bits beyond the last channel are 0
             channels = spec.channels[number] if isinstance(spec, ConcatBits) else spec.channels
             inputs[number] = given[number] = _cleared(inputs[number], channels)
     if getattr(spec, "ternary", False):  # a value that is 0 has a bit too
         inputs[0] = given[0] = inputs[0] | inputs[1]
-    oracle = _FLOAT_ORACLES[type(spec)]
-    outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
-    return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle))
+    return inputs, given, wanted
+
+
+def _whole_levels(spec: Elementwise, inputs: list[Array], rng: np.random.Generator) -> list[Array]:
+    """Return inputs whose values are levels where a step takes them for such, but for a half."""
+    made = list(inputs)
+    signs = spec.from_bits and spec.mode == "xor"
+    if not spec.packed:
+        top = level_cases.whole(spec)
+        made[0] = rng.integers(0, top + 1, inputs[0].shape).astype(inputs[0].dtype)
+    place = spec.data_tensors
+    for step in spec.steps:
+        if step.op == "affine":
+            scale, bias = (0.5, 1.0) if signs else (1.0, 0.5)
+            made[place : place + 2] = [np.full_like(made[place], v) for v in (scale, bias)]
+        place += len(step_input_types(spec, step))
+    return made
 
 
 def _sized(types: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
@@ -179,29 +226,47 @@ def _float_weight(spec: Conv2d, rng: np.random.Generator) -> tuple[Array, Array]
     return direct if spec.method == "direct" else filtering.pack_weight(weight, spec), direct
 
 
-def _unsure(spec: Any, inputs: list[Array], outputs: list[Array], oracle: Any) -> list[Any]:
-    """Return bits of values so near to zero that the order of a sum decides their sign."""
+def _unsure(
+    spec: Any, inputs: list[Array], outputs: list[Array], oracle: Any, tolerance: float
+) -> list[Any]:
+    """Return bits of values so near to a limit that the order of a sum decides what they are."""
     steps = getattr(spec, "steps", ())
-    if not any(step.op == "bits" for step in steps) or getattr(spec, "from_bits", False):
+    if not steps:
         return [None] * len(outputs)
-    shown: list[Step] = []
-    for step in steps:
-        shown += [Step("store")] if step.op == "bits" else [step] if step.op != "store" else []
-    values = oracle(replace(spec, steps=tuple(shown)), inputs)
+    exact = isinstance(spec, (BinaryConv2d, FewBitConv2d)) or getattr(spec, "packed", False)
     kept: list[Any] = []
-    near = iter(values)
-    for step in steps:
-        if step.op == "store":
-            kept.append(None)
-        elif step.op == "bits":
-            value = next(near)
-            limit = TOLERANCE * max(1.0, float(np.abs(value).max(initial=0)))
+    for number, step in enumerate(steps):
+        if step.op == "levels":
+            kept += level_cases.unsure(spec, number, inputs, oracle, tolerance)
+        elif step.op == "bits" and not exact:
+            shown = (*steps[:number], Step("store"))
+            value = oracle(replace(spec, steps=shown), inputs)[-1]
+            limit = tolerance * max(1.0, float(np.abs(value).max(initial=0)))
             kept += [layout.pack_bits(np.abs(value) <= limit)] * (1 + step.zero)
+        else:
+            kept += [None] * step_outputs(step)
     return kept
 
 
-def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
-    n = spec.n if isinstance(spec.n, int) else 1
+def _exact(spec: BinaryConv2d | FewBitConv2d, rng: np.random.Generator) -> list[Array]:
+    """Return inputs of a kernel of integers; rounding a product or not makes no difference."""
+    n, middle = spec.n if isinstance(spec.n, int) else 1, 0
+    if isinstance(spec, BinaryConv2d):
+        inputs, middle = _binary(spec, n, rng), spec.taps // 2 * (1 + spec.doubled)
+    else:
+        inputs = level_cases.operands(spec, n, rng)
+    for step in spec.steps:
+        for extents, dtype in _sized(step_input_types(spec, step)):
+            if step.op == "threshold":
+                offset = rng.integers(-4, 5, extents)
+                inputs.append((middle + offset).astype(np.int32))
+            else:
+                inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
+    return inputs
+
+
+def _binary(spec: BinaryConv2d, n: int, rng: np.random.Generator) -> list[Array]:
+    """Return data and weights."""
     depth = spec.channels // spec.groups
     shape = (n, spec.height, spec.width, spec.groups, depth)
     bits = rng.random(shape) < 0.5
@@ -214,20 +279,9 @@ def _binary(spec: BinaryConv2d, rng: np.random.Generator) -> Case:
     if spec.ternary:  # without zeros, as usually
         inputs.append(np.zeros_like(inputs[0]))
     if spec.per_image:
-        inputs += run_time_weights(spec, rng.random((n, spec.out_channels, depth)) < 0.5)
-    else:
-        weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
-        inputs.append(tiles.pack(spec, weight))
-    middle = spec.taps // 2 * (1 + spec.doubled)
-    for step in spec.steps:
-        for extents, dtype in _sized(step_input_types(spec, step)):
-            if step.op == "threshold":
-                offset = rng.integers(-4, 5, extents)
-                inputs.append((middle + offset).astype(np.int32))
-            else:  # so small that rounding a product or not makes no difference
-                inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
-    outputs = [np.ascontiguousarray(a) for a in reference.binary_conv2d(spec, inputs)]
-    return Case(inputs, outputs, [None] * len(outputs))
+        return inputs + run_time_weights(spec, rng.random((n, spec.out_channels, depth)) < 0.5)
+    weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
+    return [*inputs, tiles.pack(spec, weight)]
 
 
 def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None) -> list[Array]:

@@ -21,6 +21,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
+from bnncc.tuning.workload import Workload
 from bnncc.verification.confirm import runs_here
 
 RUNS = 200
@@ -83,7 +84,8 @@ def tune(
     Returns
     -------
     dict
-        Kernels with default and best, trials, seconds, and the network before and after.
+        Kernels with default and best, trials, seconds, and the network before and after; under
+        ``fixed``, kernels with nothing to choose.
 
     Raises
     ------
@@ -93,7 +95,12 @@ def tune(
     console = console or Console()
     threads = options.threads or 1
     _check(target, device, method)
-    tasks = tasks_of(driver.kernels(model, options), target, threads)
+    kernels = driver.kernels(model, options)
+    tasks = tasks_of(kernels, target, threads)
+    specs = {task.workload.spec for task in tasks}
+    fixed = sorted(
+        {w.name for w in (Workload.of(spec) for spec, _ in kernels) if w.spec not in specs}
+    )
     if pattern is not None:
         tasks = [task for task in tasks if pattern.search(task.workload.name)]
     if not tasks:
@@ -101,6 +108,8 @@ def tune(
             "no kernel with choices" if pattern is None else f"no kernel matches {pattern.pattern}"
         )
         raise TuningError(f"{model}: {what}")
+    if fixed and pattern is None:
+        console.result(f"nothing to choose, so not tuned: {', '.join(fixed)}")
     from bnncc.tuning.devices import free_devices
 
     plan = Plan(
@@ -122,6 +131,7 @@ def tune(
         "measured": method,
         "records": str(folder),
         **summary(result),
+        "fixed": fixed,
         "network": None,
     }
     if not result.interrupted and method == "clock":
