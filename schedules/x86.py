@@ -41,6 +41,13 @@ DENSE_TILE = (4, 4)
 """Rows and vectors in a tile of a dense layer: where sums are long, neither its data nor its
 weights stay in the first-level cache, and the squarer tile loads least."""
 
+POINTWISE_TILE = (4, 2)
+"""Columns and vectors in a tile of a 1x1 convolution: with so few words for each output, what comes
+before and after the counting takes most of the time, and it is faster on neighbours in memory."""
+
+FEW_WORDS = 16
+"""Words of a pixel up to which that holds."""
+
 MAX_UNROLLED = 256
 """Products in one unrolled loop body."""
 
@@ -147,21 +154,14 @@ def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default for one thread, from the registers and caches of `target`."""
-    _, _, width = image(spec)
     budget = accumulators(target)
-    carry_save = _counts_threes(spec, target)
     words = layout.words(spec.channels // spec.groups)
+    carry_save = words > 1 and _counts_threes(spec, target)  # one word does not pay for sums
     floats = any(step.op != "threshold" for step in spec.steps)
     if carry_save and floats and words < LONG_REDUCTION:
         budget = min(budget, FLOAT_TILE)
-    full = spec.out_channels // layout.LANES
-    dense = spec.rank == 2 and width > 1 and target.popcount == "vector" and full >= DENSE_TILE[1]
-    if dense:
-        budget = DENSE_TILE[0]
-    columns = shares(width, budget)[0]
-    vectors = DENSE_TILE[1] if dense else max(1, min(budget // columns, MAX_VECTORS, full))
-    per_block = spec.kernel[0] * spec.kernel[1] * words * 64
-    weight_bytes = per_block * layout.blocks(spec.out_channels)
+    columns, vectors = _tile(spec, target, budget)
+    weight_bytes = _weight_bytes(spec)
     unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
     return {
         "columns": columns,
@@ -171,6 +171,32 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
         "rolled": int(not carry_save and not unrolled),
         "unroll": 1,
     }
+
+
+def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int) -> tuple[int, int]:
+    """Return columns and vectors of a tile of up to `budget` accumulators."""
+    _, height, width = image(spec)
+    full = spec.out_channels // layout.LANES
+    if target.popcount == "vector":
+        weight_bytes = _weight_bytes(spec)
+        if spec.rank == 2 and width > 1 and full >= DENSE_TILE[1]:
+            return shares(width, DENSE_TILE[0])[0], DENSE_TILE[1]
+        if height == width == 1 and weight_bytes >= target.l2_bytes // 4:
+            return 1, 1  # weights are read once, from far away: as one stream they come early
+        pointwise = spec.kernel == (1, 1) and _steps(spec) <= FEW_WORDS
+        if pointwise and full >= POINTWISE_TILE[1] and weight_bytes <= target.l1_bytes // 2:
+            return shares(width, POINTWISE_TILE[0])[0], POINTWISE_TILE[1]
+    columns = shares(width, budget)[0]
+    return columns, max(1, min(budget // columns, MAX_VECTORS, full))
+
+
+def _steps(spec: BinaryConv2d) -> int:
+    """Return how many words are counted for each output."""
+    return spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
+
+
+def _weight_bytes(spec: BinaryConv2d) -> int:
+    return _steps(spec) * layout.blocks(spec.out_channels) * layout.LANES * 4
 
 
 def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:

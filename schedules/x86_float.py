@@ -31,7 +31,14 @@ DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
 
 POOLED_VECTORS = 4
-"""Vectors of channels in a tile of a pooling with few columns."""
+"""Vectors of channels in a tile of a pooling, where pixels are far apart or columns few."""
+
+FAR_BLOCKS = 8
+"""Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
+columns, each in cache lines of its own, and more vectors."""
+
+ONE_COLUMN_VECTORS = 12
+"""Vectors in a tile of a pooling to one column."""
 
 STRIP = 4
 """Rows that a filtered convolution computes with weights too many for the second cache."""
@@ -142,7 +149,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
     return space(
         {
             "columns": tile_sizes(width, MAX_COLUMNS),
-            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
+            "vectors": range(1, max(2, min(blocks, MAX_VECTORS)) + 1),  # some records have 2 of 1
             "kw_inside": (0, 1) if spec.kernel[1] > 1 else (),
             "rows_outside": (0, 1),
             "unroll": [u for u in powers(UNROLLED_CHANNELS) if depth % u == 0],
@@ -212,7 +219,7 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         # Each lane has data of its own: nothing is shared between vectors, and collecting data that
         # are not neighbours in memory is most of the code.
         if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
-            vectors = 2 if budget >= 8 else 1
+            vectors = 2 if budget >= 8 and layout.blocks(spec.channels) >= FAR_BLOCKS else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
             return _tile(columns, vectors, rows_outside=True)
         columns = min(7, budget) if spec.groups == spec.channels else 1
@@ -244,16 +251,17 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a float pooling."""
     per_vector = target.registers_per_vector(layout.LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
-    blocks = layout.blocks(spec.channels)
-    columns = min(budget, output_hw(spec)[1])
-    default = {
-        "columns": columns,
-        "vectors": max(1, min(POOLED_VECTORS, budget // columns, blocks)),
-    }
     most = max(2, (target.vector_registers - 4) // per_vector)
+    blocks, width = layout.blocks(spec.channels), output_hw(spec)[1]
+    far = spec.data_layout == "NHWC" and blocks >= FAR_BLOCKS and budget > POOLED_VECTORS
+    columns = min(width, budget // POOLED_VECTORS if far else budget)
+    vectors = (
+        min(ONE_COLUMN_VECTORS, most) if width == 1 else min(POOLED_VECTORS, budget // columns)
+    )
+    default = {"columns": columns, "vectors": max(1, min(vectors, blocks))}
     return with_threads(
         {
-            "columns": tile_sizes(output_hw(spec)[1], MAX_POOLED),
+            "columns": {*tile_sizes(width, MAX_POOLED), min(width, budget)},
             "vectors": range(1, min(blocks, MAX_POOLED) + 1),
         },
         default,

@@ -51,6 +51,16 @@ OTHERS = [
     Elementwise(1, 3, 5, 70, steps=(Step("bits"),)),
     BitwiseMaxPool(1, 6, 10, 70, (2, 2), (2, 2)),
 ]  # fmt: skip
+TILED = [
+    BinaryConv2d(1, 9, 9, 128, 80, (1, 1), steps=FLOATS),
+    BinaryConv2d(1, 7, 7, 512, 1024, (7, 7), steps=FLOATS),
+    BinaryConv2d(1, 9, 9, 20, 40, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),)),
+    Conv2d(1, 9, 9, 20, 20, (3, 3), groups=20, steps=STORE),
+    Pool2d(1, 8, 8, 200, "max", (2, 2), (2, 2), steps=STORE),
+    Pool2d(1, 7, 7, 500, "avg", (7, 7), steps=STORE),
+]
+"""Kernels that rules for tiles treat in ways of their own."""
+
 ORACLES: dict[type, Any] = {
     Conv2d: reference_float.conv2d,
     Pool2d: reference_float.pool2d,
@@ -113,7 +123,7 @@ def test_every_point_of_another_kernel_equals_the_oracle(spec: Spec, target: str
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_default_is_a_point(target: str, threads: int) -> None:
     machine = catalog.resolve(target)
-    for spec in (*BINARY, *OTHERS):
+    for spec in (*BINARY, *OTHERS, *TILED):
         if isinstance(spec, BinaryConv2d):
             spec = schedules.with_weight_order(spec, machine)
         made = schedules.space_of(spec, machine, threads)
