@@ -77,10 +77,10 @@ def choose(
     Returns
     -------
     tuple or None
-        The spec, and why, in words; None where the target has no kernels for it.
+        The spec, and why, in words; None where the target has no kernel for it.
     """
-    if target.kind != "llvm":
-        return None
+    if target.kind == "cuda":
+        return _on_gpu(candidates)
     times = sorted(
         (microseconds(spec, target), number)
         for number, spec in enumerate(candidates)
@@ -94,6 +94,14 @@ def choose(
     by_option = " by --few-bit planes" if allowed == "planes" and best != times[0] else ""
     why = f"as {mine}{by_option}: about {best[0]:.3g} us"
     return candidates[best[1]], f"{why} ({others})" if others else why
+
+
+def _on_gpu(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str] | None:
+    """Choose the fewest pairs of planes, which tensor cores multiply; numbers only if need be."""
+    fit = [spec for spec in candidates if not spec.depthwise]
+    planes = [spec for spec in fit if few_bit_data.FORM[spec.method] == "planes"]
+    best = min(planes or fit[:1], key=lambda spec: spec.weight_bits, default=None)
+    return None if best is None else (best, f"as {_words(best)}")
 
 
 def chooser(

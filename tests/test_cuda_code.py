@@ -200,7 +200,8 @@ def test_networks_run_on_emulated_gpus(gpu: str, tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
         "import bnncc, networks\n"
         "from tests.test_few_bit_networks import _network\n"
-        f"bnncc.compile(_network(), target='cuda-sm{gpu}')\n"
+        f"made = bnncc.compile(_network(), target='cuda-sm{gpu}')\n"
+        "assert made.report['summary']['few_bit'] == 6, made.report['summary']\n"
         f"for name in {NETWORKS!r}:\n"
         f"    bnncc.compile(getattr(networks, name)(), target='cuda-sm{gpu}')\n",
         tmp_path,

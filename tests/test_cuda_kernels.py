@@ -219,6 +219,7 @@ PLAIN: tuple[Spec, ...] = (
     Elementwise(2, 3, 3, 40, from_bits=True, mode="and", steps=(Step("clip", lo=0.5), *STORE)),
     BitwiseMaxPool("n", 7, 6, 70, (3, 2), (2, 2), pads=(1, 0, 1, 1)),
     BitwiseMaxPool(1, 4, 4, 40, (2, 2), (2, 2), pads=(2, 0, 0, 0), minimum=True, flip=True),
+    BitwiseMaxPool(2, 7, 6, 70, (3, 2), (2, 2), pads=(1, 0, 1, 1), planes=3),
     ConcatBits(2, 3, 2, (20, 33, 64, 7)),
     SliceBits(2, 3, 2, 70, (*range(40, 70), -1, -1, *range(5))),
     SliceBits(1, 2, 2, 700, tuple(int(i) for i in np.random.default_rng(3).integers(0, 700, 600))),

@@ -133,7 +133,7 @@ def attempt(
         )
     chosen = (choose or planes_only)(candidates)
     if chosen is None:
-        return "the target has no kernels for few-bit layers", "compile for a CPU"
+        return "the target has no kernel for such a few-bit layer", "compile for a CPU"
     spec, why = chosen
     return _made(node, graph, name, known, found, spec, whole, outside, why)
 

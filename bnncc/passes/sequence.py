@@ -50,8 +50,7 @@ def to_physical(
     dump.graph("simplify", graph)
 
     recognise_signs(graph, sign_zero=options.sign_zero)
-    if target.kind == "llvm":  # kernels for GPUs know no levels
-        recognise_quantisers(graph)
+    recognise_quantisers(graph)
     split_transposed(graph)
     flatten_rows(graph)
     commute_moves(graph)

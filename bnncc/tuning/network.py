@@ -147,7 +147,9 @@ def _check(target: TargetSpec, device: dict[str, Any] | None, method: str) -> No
     elif device is None and not runs_here(target):
         raise TuningError(
             f"this machine cannot run {target.name}",
-            hint="measure on a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K"
+            hint="tune where such a GPU is: GPUs are not reached over RPC"
+            if target.gpus
+            else "measure on a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K"
             + ("; or --measure instructions" if arm else ""),
         )
 

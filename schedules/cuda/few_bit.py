@@ -9,18 +9,34 @@ from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
 
+TILE = 32
+"""Output channels of a warp, if tensor cores multiply."""
+
+PIXELS = 16
+"""Pixels of a warp, if tensor cores multiply."""
+
+_STEP_WORDS = 8  # 256 bits
 _METHODS = {"xor": 0, "and": 1, "bytes": 2, "pairs": 3, "floats": 4}
+
+
+def tiled(spec: FewBitConv2d) -> bool:
+    """Whether tensor cores multiply: planes of bits, and groups that fill tiles."""
+    per_group = spec.out_channels // spec.groups
+    planes = few_bit_data.FORM[spec.method] == "planes"
+    return planes and (spec.groups == 1 or per_group % TILE == 0)
 
 
 def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
     """Return the constants of a few-bit convolution beside those of its window."""
     form = few_bit_data.FORM[spec.method]
+    run = spec.kernel[0] * spec.kernel[1] * few_bit_data.group_words(spec)
     return {
         "METHOD": _METHODS[spec.method], "DATA_PLANES": few_bit_data.data_tensors(spec),
         "WEIGHT_PLANES": few_bit_data.weight_planes(spec),
         "GROUP_WORDS": few_bit_data.group_words(spec),
         "PIXEL_WORDS": layout.level_words(spec.channels, form),
-        "GROUP_OUT": spec.out_channels // spec.groups, "STARTS": spec.starts,
+        "GROUPS": spec.groups, "GROUP_OUT": spec.out_channels // spec.groups,
+        "RUN": run, "STEPS": layout.blocks(run, _STEP_WORDS), "STARTS": spec.starts,
         "DOUBLED": spec.doubled, "PIXELS_FIRST": True,
         "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
     }  # fmt: skip

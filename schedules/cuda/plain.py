@@ -79,9 +79,31 @@ def _conv2d(name: str, spec: Conv2d) -> text.Kernel:
 
 
 def _few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
+    if spec.depthwise:
+        raise TargetError("there is no GPU kernel for depthwise layers of a few bits")
+    if few_bit.tiled(spec):
+        return _few_bit_tiles(name, spec)
     return _with_epilogue(
         name, spec, few_bit.constants(spec), layout.LANES,
         _each_place(few_bit.anchor(spec), "int"), members=few_bit.border_class(spec),
+    )  # fmt: skip
+
+
+def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
+    """Write a kernel in which tensor cores multiply."""
+    layer, (height, width) = f"{name}_layer", output_hw(spec)
+    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
+    constants = {**_window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
+    call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec).format(layer=layer)}, images, {made});"
+    parts = [
+        text.layer(layer, constants, few_bit.border_class(spec)),
+        finish,
+        text.function(name, spec, call),
+    ]
+    headers = (*_FLOATS, "products", "binary_conv", "few_bit", "few_bit_mma")
+    return text.Kernel(
+        name, text.source(headers, parts), THREADS, height * width,
+        few_bit.PIXELS * THREADS // 32, layout.blocks(spec.out_channels, few_bit.TILE),
     )  # fmt: skip
 
 
@@ -172,6 +194,10 @@ def _window(spec: Spec) -> dict[str, text.Constant]:
 
 
 def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
+    if spec.planes > 1:
+        planes = [", ".join(f"{side}{i}" for i in range(spec.planes)) for side in ("in", "out")]
+        body = f"bnncc::PooledLevels<{name}_layer>{{{{{planes[0]}}}, {{{planes[1]}}}}}(images);"
+        return _of_threads(name, spec, body, PLANES=spec.planes)
     flip = "in1" if spec.flip else "nullptr"
     return _of_words(
         name, spec, f"bnncc::Pooled<{name}_layer>{{in0, {flip}}}", MINIMUM=spec.minimum
@@ -237,10 +263,15 @@ def _lambda(lines: list[str]) -> str:
 
 def _of_words(name: str, spec: Spec, make: str, **constants: text.Constant) -> text.Kernel:
     """Write a kernel in which `make` returns each word of the result."""
+    body = f"bnncc::each_word<{name}_layer>(images, out0, {make});"
+    return _of_threads(name, spec, body, **constants)
+
+
+def _of_threads(name: str, spec: Spec, body: str, **constants: text.Constant) -> text.Kernel:
+    """Write a kernel with a thread for each word of the result."""
     height, width = output_hw(spec)
     words = layout.words(output_channels(spec))
     constants = {**_window(spec), **constants, "OUT_WORDS": words}
-    body = f"bnncc::each_word<{name}_layer>(images, out0, {make});"
     parts = [text.layer(f"{name}_layer", constants), text.function(name, spec, body)]
     units = height * width * words
     return text.Kernel(name, text.source(_BITS, parts), THREADS, units, THREADS)

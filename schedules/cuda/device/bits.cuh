@@ -37,6 +37,40 @@ struct Pooled {
   }
 };
 
+// The highest level in each window, 32 channels at a time: planes are compared from the last on.
+template <class L>
+struct PooledLevels {
+  const unsigned* data[L::PLANES];
+  unsigned* out[L::PLANES];
+
+  __device__ __forceinline__ void operator()(int images) const {
+    const unsigned words = images * (L::OUT_HEIGHT * L::OUT_WIDTH * L::OUT_WORDS);
+    const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+    if (thread >= words) return;
+    const Place at = place<L>(thread / L::OUT_WORDS, 0);
+    unsigned best[L::PLANES] = {};
+#pragma unroll 1
+    for (int tap = 0; tap < L::KERNEL_Y * L::KERNEL_X; ++tap) {
+      const int y = at.y * L::STRIDE_Y - L::PAD_TOP + tap / L::KERNEL_X * L::DILATION_Y;
+      const int x = at.x * L::STRIDE_X - L::PAD_LEFT + tap % L::KERNEL_X * L::DILATION_X;
+      if ((unsigned)y >= L::HEIGHT || (unsigned)x >= L::WIDTH) continue;
+      const size_t pixel = ((size_t)at.image * L::HEIGHT + y) * L::WIDTH + x;
+      unsigned level[L::PLANES], greater = 0, equal = ~0u;
+#pragma unroll
+      for (int p = L::PLANES - 1; p >= 0; --p) {
+        level[p] = __ldg(data[p] + pixel * L::OUT_WORDS + thread % L::OUT_WORDS);
+        greater |= equal & level[p] & ~best[p];
+        equal &= ~(level[p] ^ best[p]);
+      }
+#pragma unroll
+      for (int p = 0; p < L::PLANES; ++p)
+        best[p] = (level[p] & greater) | (best[p] & ~greater);
+    }
+#pragma unroll
+    for (int p = 0; p < L::PLANES; ++p) out[p][thread] = best[p];
+  }
+};
+
 // A byte of an image, and the weighted sum of a pixel's channels; 0 outside.
 template <class L>
 __device__ __forceinline__ int byte_at(const unsigned char* data, int image, int y, int x, int c) {

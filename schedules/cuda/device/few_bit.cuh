@@ -1,5 +1,6 @@
 // Convolution of small integers: a thread sums 16 output channels of a pixel. Operands are planes of
-// bits, or four, two or one number in a word (topi_binary/few_bit_data.py).
+// bits, or four, two or one number in a word (topi_binary/few_bit_data.py). Planes whose groups fill
+// tiles are left to tensor cores (few_bit_mma.cuh).
 #ifndef BNNCC_FEW_BIT
 #define BNNCC_FEW_BIT
 
@@ -74,12 +75,13 @@ struct FewBits {
       }
   }
 
-  __device__ __forceinline__ void finish(const Place& at, int (&sum)[16]) const {
+  template <int LANES>
+  __device__ __forceinline__ void finish(const Place& at, int (&sum)[LANES]) const {
     const int* const here = starts + L::border_class(at.y, at.x) * L::FILLED_CHANNELS + at.first;
 #pragma unroll
-    for (int i = 0; i < 16; i += 4) {
+    for (int i = 0; i < LANES; i += 4) {
       int four[4] = {0, 0, 0, 0};
-      if (L::STARTS) load4(four, here + i);
+      if (L::STARTS && at.first + i < L::FILLED_CHANNELS) load4(four, here + i);
 #pragma unroll
       for (int k = 0; k < 4; ++k) sum[i + k] = (L::DOUBLED ? 2 : 1) * sum[i + k] + four[k];
     }
