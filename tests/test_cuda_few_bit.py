@@ -17,6 +17,7 @@ from bnncc.topi_binary import reference_few_bit
 from bnncc.topi_binary.few_bit_data import METHODS
 from bnncc.topi_binary.spec import Elementwise, FewBitConv2d
 from bnncc.topi_binary.step import Step
+from bnncc.tuning import level_cases
 from tests import few_bit_cases
 from tests.cuda_emulator import COMPILER, Emulated
 from tests.test_cuda_kernels import run
@@ -92,7 +93,7 @@ def test_layers_of_a_network_are_few_bit_on_gpus() -> None:
 def test_levels_of_planes() -> None:
     spec = Elementwise(2, 3, 4, 40, planes=3, steps=(Step("scale"), *STORE))
     rng = np.random.default_rng(0)
-    planes = few_bit_cases.levels((2, 3, 4, 40), 7, "planes", rng)
+    planes = level_cases.levels((2, 3, 4, 40), 7, "planes", rng)
     scale = rng.integers(-4, 5, 48).astype(np.float32)
     kernel = cuda.kernel(spec)
     (got,) = run(Emulated([kernel], 800), spec, kernel, [*planes, scale], 0)
