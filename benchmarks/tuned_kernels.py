@@ -97,9 +97,8 @@ def main() -> None:
                 ]
             print(f"{number + 1} of {args.passes} passes", flush=True)
     if args.keep:
-        keep(
-            args.records / target.family, target, {w: (best[w].point, t) for w, t in times.items()}
-        )
+        points = {workload: best[workload].point for workload in times}
+        keep(args.records / target.family, target, points, times)
     rows = []
     for workload, record in best.items():
         row = {"kernel": workload.name, "spec": workload.spec, "point": dict(record.point)}
