@@ -142,7 +142,7 @@ _RULES = {
     "Conv2d": ("x86_float", "conv2d_space", "conv2d"),
     "Elementwise": ("x86_bits", "elementwise_space", "elementwise"),
     "FewBitConv2d": ("few_bit", "space", "apply"),
-    "ImageBits": ("x86_bits", "moves_space", "moves"),
+    "ImageBits": ("x86_bits", "moves_space", "image_bits"),
     "PadBits": ("x86_bits", "moves_space", "moves"),
     "Pool2d": ("x86_float", "pool2d_space", "pool2d"),
     "SliceBits": ("x86_bits", "moves_space", "moves"),

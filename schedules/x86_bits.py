@@ -8,7 +8,8 @@ from bnncc.schedules import grain
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import bitpack, layout
-from bnncc.topi_binary.spec import Elementwise, Spec
+from bnncc.topi_binary.image_bits import image_bits as make_image_bits
+from bnncc.topi_binary.spec import Elementwise, ImageBits, Spec
 
 VECTORS = 4
 """Vectors of channels in one turn of the loop over pixels."""
@@ -43,8 +44,16 @@ def moves_space(spec: Spec, target: TargetSpec, threads: int) -> Space:
     return Space()
 
 
+def image_bits(
+    func: tirx.PrimFunc, spec: ImageBits, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
+    """Write the bits of an image with the products that `target` has."""
+    machine = f"x86-{target.vector_bits}" if "ssse3" in target.features else ""
+    return make_image_bits(spec, machine)
+
+
 def moves(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Keep bits of images, concatenation, selection and padding as they are: straight code."""
+    """Keep concatenation, selection and padding as they are: straight code."""
     return func

@@ -86,7 +86,7 @@ def test_thresholds_of_bytes_are_exact(
     assert InputTransform("rgb-threshold", thresholds).attributes(3)["thresholds"] == limits
 
 
-SHAPES = [(1, 1, 1), (2, 3, 5), (1, 4, 16), (1, 5, 150), (2, 9, 33)]
+SHAPES = [(1, 1, 1), (2, 3, 5), (1, 4, 16), (2, 3, 48), (1, 1, 32), (1, 5, 150), (2, 9, 33)]
 KINDS: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = [
     ("threshold", (100, 0, 256), (), 3),
     ("threshold", (256, 0, 50), (1, 1, 0), 3),

@@ -13,14 +13,27 @@ References
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.emit import Buffer, Expr, Kernel, bind, const, flat, loop, ramp, splat, u32
+from bnncc.topi_binary import products
+from bnncc.topi_binary.emit import (
+    Buffer,
+    Expr,
+    Kernel,
+    Register,
+    bind,
+    const,
+    flat,
+    loop,
+    ramp,
+    splat,
+    u32,
+)
 from bnncc.topi_binary.spec import GREY, ImageBits
 
 NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
@@ -36,36 +49,61 @@ _UNROLLED = 8
 """Vectors of a row that need no loop."""
 
 
-def image_bits(spec: ImageBits) -> tirx.PrimFunc:
+_LESS = """
+define linkonce_odr hidden <16 x i32> @bnncc_less(<16 x i32> %a, <16 x i32> %b) alwaysinline {
+  %d = sub <16 x i32> %a, %b
+  %s = lshr <16 x i32> %d, splat (i32 31)
+  ret <16 x i32> %s
+}
+"""
+"""The sign of a difference is a bit; a comparison would have to be made one. TVM's differences do
+not overflow, so LLVM would make a comparison of them."""
+
+
+def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
     """Define the bits of an image.
 
     Parameters
     ----------
     spec : ImageBits
         What it computes.
+    machine : str, default ""
+        Whose instructions multiply pairs of numbers, one of `products.PAIRS`, if any do.
 
     Returns
     -------
     tirx.PrimFunc
         Not scheduled; straight code for vectors of pixels.
     """
-    with Kernel(spec) as kernel:
+    with Kernel(spec) as kernel, ExitStack() as stack:
+        if code := products.imported("pairs", machine):
+            code += _LESS
+            stack.enter_context(T.attr(tirx.IntImm("int32", 0), "pragma_import_llvm", code))
         data, out = flat(kernel.inputs[0]), flat(kernel.outputs[0])
         with loop(kernel.n) as n:
-            if spec.kind == "lbp":
+            if spec.kind == "lbp" and _fits_registers(spec.width, machine):
+                _patterns_in_registers(spec, data, out, n, machine)
+            elif spec.kind == "lbp":
                 _patterns(spec, data, out, n)
             else:
-                _pixelwise(spec, data, out, n)
+                _pixelwise(spec, data, out, n, machine)
     return kernel.func
 
 
-def _pixelwise(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
+def _pixelwise(spec: ImageBits, data: Buffer, out: Buffer, n: Expr, machine: str) -> None:
     """Write bits that depend on their pixel alone."""
     area = spec.height * spec.width
     word, most = (_grey_word, 16) if spec.kind == "grey" else (_threshold_word, 64)
     if spec.data_layout == "NHWC":
         most = 16
     lanes = _lanes(area, most)
+    if spec.kind == "grey" and area % 16 == 0 and _pairs_fit(spec, area, machine):
+        for begin, end in ((0, area // 16 - 1), (area // 16 - 1, area // 16)):
+            with loop(end - begin) as number:
+                pixel = bind((number + begin) * 16)
+                grey = _grey_of_pairs(spec, data, n, pixel, machine, last=begin > 0)
+                T.buffer_store(out, _grey_bits(spec, grey, 16), [_at(n * area + pixel, 16)])
+        return
     with _vectors(area, lanes) as pixel:
         bits = word(spec, data, n, pixel, lanes)
         T.buffer_store(out, bits, [_at(n * area + pixel, lanes)])
@@ -191,16 +229,108 @@ def _grey(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Ex
     return parts[0] + parts[1] + parts[2]
 
 
+def _pairs_fit(spec: ImageBits, run: int, machine: str) -> bool:
+    """Whether `_grey_of_pairs` pays, and has pixels around it in runs of so many."""
+    return machine == "x86-512" and _interleaved(spec, 16) and run > 16
+
+
+def _grey_of_pairs(
+    spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, machine: str, last: bool
+) -> Expr:
+    """Return the greys of 16 interleaved pixels, red and blue multiplied at once.
+
+    One load takes 16 bytes more than the pixels: behind them or, if they are `last`, before them.
+    """
+    start = (n * spec.height * spec.width + pixel) * 3 - (16 if last else 0)
+    words = T.reinterpret("uint32x16", data[ramp(start, 64)])
+    order = [3 * (k // 4) + min(k % 4, 2) + (4 if last else 0) for k in range(16)]
+    fours = tirx.Shuffle([words], [tirx.IntImm("int32", k) for k in order])
+    bytes_ = T.Bind(T.reinterpret("uint8x64", fours))
+    none = splat(tirx.IntImm("uint8", 0), 64)
+
+    def picked(low: int, high: int | None) -> Expr:
+        """Return one channel of each pixel in 16 bits, and another in the next 16."""
+        index = []
+        for k in range(16):
+            first = 16 * (k // 4) + 3 * (k % 4)
+            index += [first + low, 64, 64 if high is None else first + high, 64]
+        shuffled = tirx.Shuffle([bytes_, none], [tirx.IntImm("int32", k) for k in index])
+        return T.reinterpret("int32x16", shuffled)
+
+    red, green, blue = GREY
+    total = picked(1, None) * splat(tirx.IntImm("int32", green), 16)
+    weights = splat(tirx.IntImm("int32", red | blue << 16), 16)
+    return products.add("pairs", machine, total, picked(0, 2), weights, 1)
+
+
 def _grey_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
     """Return the words of `lanes` pixels: all bits are set where the grey reaches the threshold."""
-    short = _all(tirx.IntImm("int32", spec.thresholds[0] - 1), lanes)
-    less = short - _grey(spec, data, n, pixel, lanes)
+    return _grey_bits(spec, _grey(spec, data, n, pixel, lanes), lanes)
+
+
+def _grey_bits(spec: ImageBits, grey: Expr, lanes: int) -> Expr:
+    """Return the words of greys."""
+    less = _all(tirx.IntImm("int32", spec.thresholds[0] - 1), lanes) - grey
     sign = T.Cast(_typed("uint32", lanes), less >> _all(tirx.IntImm("int32", 31), lanes))
     return sign & _word((1 << spec.out_channels) - 1, lanes)
 
 
 def _word(value: int, lanes: int) -> Expr:
     return _all(tirx.IntImm("uint32", value), lanes)
+
+
+def _fits_registers(width: int, machine: str) -> bool:
+    """Whether three rows of greys are whole vectors in AVX-512's 32 registers."""
+    return machine == "x86-512" and width % 16 == 0 and width <= 16 * _UNROLLED
+
+
+def _patterns_in_registers(
+    spec: ImageBits, data: Buffer, out: Buffer, n: Expr, machine: str
+) -> None:
+    """Write local patterns with rows of greys as vectors that never reach memory.
+
+    A row's neighbours to the left are what the row below compares with, and the row above too: they
+    are moved over by a lane once.
+    """
+    count, lanes = spec.width // 16, range(16)
+    zero = splat(tirx.IntImm("int32", 0), 16)
+    greys, left, above = ([Register("int32", 16) for _ in range(count)] for _ in range(3))
+
+    def moved(first: Expr, second: Expr, by: int) -> Expr:
+        return tirx.Shuffle([first, second], [tirx.IntImm("int32", by + k) for k in lanes])
+
+    def grey_of(row: Expr, i: int) -> Expr:
+        pixel = bind(row * spec.width) + 16 * i
+        if _pairs_fit(spec, spec.width, machine):
+            return _grey_of_pairs(spec, data, n, pixel, machine, last=i == count - 1)
+        return _grey(spec, data, n, pixel, 16)
+
+    def write(row: Expr, last: bool) -> None:
+        for i in range(count):
+            grey = zero if last else grey_of(row + 1, i)
+            beside = greys[i + 1].value if i + 1 < count else zero
+            right = moved(greys[i].value, beside, 1)
+            values = greys[i].value, above[i].value
+            word = T.Bind(T.call_pure_extern("uint32x16", "bnncc_less", *values))
+            more = word | _word(2, 16)
+            seen = T.Bind(T.Select(right > greys[i].value, more, word))
+            centre = T.Bind(greys[i].value)
+            greys[i].set(grey)
+            above[i].set(left[i].value)
+            left[i].set(moved(greys[i - 1].value if i else zero, greys[i].value, 15))
+            more = seen | _word(4, 16)
+            T.buffer_store(
+                out, T.Select(left[i].value > centre, more, seen),
+                [_at((n * spec.height + row) * spec.width + 16 * i, 16)],
+            )  # fmt: skip
+
+    for i in range(count):
+        greys[i].set(grey_of(const(0), i))
+        above[i].set(zero)
+        left[i].set(moved(greys[i - 1].value if i else zero, greys[i].value, 15))
+    with loop(spec.height - 1) as row:
+        write(row, False)
+    write(const(spec.height - 1), True)
 
 
 def _patterns(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
