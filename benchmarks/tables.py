@@ -62,6 +62,7 @@ RUNS = (
     Run("float_layers", "float_layers"),
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
+    Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
     Run("few_bit", "few_bit"),

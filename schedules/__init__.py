@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bnncc.schedules.space import Point, Space, UnfitPoint
+from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, from_json
 
 if TYPE_CHECKING:
@@ -104,9 +105,11 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
         from bnncc.schedules.cuda import binary
 
         return replace(spec, weight_order=binary.weight_order(spec, target.engine))
-    from bnncc.topi_binary import lookup, quad_order
+    from bnncc.topi_binary import lookup, quad_order, sliced_data
 
     chosen = ""
+    if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
+        return replace(spec, weight_order=sliced_data.ORDER)
     if spec.per_image:
         return replace(spec, weight_order="words")
     if target.popcount == "lookup" and lookup.pays(spec):
@@ -114,6 +117,14 @@ def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
     elif target.popcount in ("neon", "neon-dot"):
         chosen = quad_order.order(spec)
     return replace(spec, weight_order=chosen or "words")
+
+
+def in_slices(channels: int, target: TargetSpec) -> bool:
+    """Return whether groups of so many channels in and out are computed in bit slices."""
+    if target.kind == "cuda" or channels >= WORD_BITS:
+        return False
+    # Groups that are whole vectors of lanes share words of data: counting instructions win there.
+    return target.popcount != "vector" or channels % LANES > 0
 
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
@@ -167,6 +178,7 @@ __all__ = [
     "Spec",
     "UnfitPoint",
     "dot_product_missing",
+    "in_slices",
     "schedule",
     "space_of",
     "with_packed_operands",

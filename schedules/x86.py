@@ -13,12 +13,12 @@ from collections.abc import Iterable
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import arm, grain, x86_lookup
+from bnncc.schedules import arm, grain, sliced, x86_lookup
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, threes
+from bnncc.topi_binary import layout, sliced_data, threes
 from bnncc.topi_binary.conv2d import conv2d, image, pieces
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.taps import Piece
@@ -68,6 +68,8 @@ of a tile stay in the first-level cache from row to row."""
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for `spec`, whose weights are in any order."""
+    if spec.weight_order == sliced_data.ORDER:
+        return sliced.space(spec, target, threads)
     if spec.weight_order == "nibbles":
         return x86_lookup.space(spec, target, threads)
     if spec.weight_order != "words":
@@ -107,6 +109,8 @@ def apply(
     """Schedule a binary convolution as `point` says."""
     if target.kind != "llvm":
         return None
+    if spec.weight_order == sliced_data.ORDER:
+        return sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
         return x86_lookup.apply(spec, point)
     if spec.weight_order != "words":

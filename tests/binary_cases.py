@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.targets import catalog
-from bnncc.topi_binary import layout, reference, tiles
+from bnncc.topi_binary import layout, reference, sliced_data, tiles
 from bnncc.topi_binary.build import output_types, prim_func, step_input_types
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests import kernel_harness
@@ -118,6 +118,8 @@ def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray
         zeros = rng.random(shape) < 0.1
 
     def packed(plane: np.ndarray) -> np.ndarray:
+        if spec.weight_order == sliced_data.ORDER:
+            plane = plane.reshape(*shape[:3], -1)
         words = layout.pack_bits(plane)
         return words.reshape(n, -1) if spec.rank == 2 else words.reshape(*shape[:3], -1)
 
@@ -132,11 +134,12 @@ def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray
     for step in spec.steps:
         for extents, dtype in step_input_types(spec, step):
             if step.op == "threshold":
-                limits = np.zeros(extents, np.int32)
+                limits = layout.pad_lanes(np.zeros(spec.out_channels, np.int32))
                 limits[: spec.out_channels] = rng.permuted(rows, axis=0)[0]
                 if len(inputs) > 2 + spec.ternary:  # the other end of the zero interval
                     limits -= rng.integers(0, 3, limits.shape, np.int32)
-                inputs.append(limits)
+                sliced = sliced_data.limited(spec)
+                inputs.append(sliced_data.limits(spec, weight, limits) if sliced else limits)
             else:
                 sizes = [n if isinstance(extent, str) else extent for extent in extents]
                 inputs.append((rng.integers(-8, 9, sizes) / 4).astype(dtype))

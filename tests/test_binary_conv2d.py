@@ -149,7 +149,7 @@ def test_weight_order_is_chosen_by_rule() -> None:
     for spec, x86, arm in (
         (layer, "nibbles", "halves"),
         (wide, "nibbles", "vectors"),
-        (odd_groups, "words", "vectors"),
+        (odd_groups, "sliced", "sliced"),
         (dense, "words", "vectors"),
         (dilated, "nibbles", "words"),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, tiles
+from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, sliced_data, tiles
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -65,6 +65,8 @@ def prim_func(spec: Spec) -> tirx.PrimFunc:
     module, name = _MAKERS[type(spec)]
     if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
         module, name = "signature", "signature"
+    if isinstance(spec, BinaryConv2d) and spec.weight_order == sliced_data.ORDER:
+        module = "sliced"
     if isinstance(spec, Conv2d) and spec.method != "direct":
         module = "filtered_conv2d"
     if isinstance(spec, Conv2d) and spec.operands != "float32":
@@ -162,6 +164,8 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
     if step.op == "gate":
         return [((spec.n, output_channels(spec)), "float32")]
     if step.op == "threshold":
+        if sliced_data.limited(spec):
+            return [(sliced_data.limit_shape(spec), "uint32")] * (1 + step.zero)
         return [((lanes,), "int32")] * (1 + step.zero)
     if step.op == "levels":
         shared: dict[str, list[Type]] = {
@@ -240,7 +244,8 @@ def _image(spec: Spec, last: int, dtype: str) -> Type:
 def _data(spec: Spec) -> Type:
     if isinstance(spec, BinaryConv2d):
         last = spec.groups * layout.words(spec.channels // spec.groups)
-        return _image(spec, last, "uint32")
+        dense = spec.weight_order == sliced_data.ORDER
+        return _image(spec, layout.words(spec.channels) if dense else last, "uint32")
     if isinstance(spec, FewBitConv2d):
         form = few_bit_data.FORM[spec.method]
         return _image(spec, layout.level_words(spec.channels, form), FORMS[form])
@@ -264,6 +269,8 @@ def _weight(spec: BinaryConv2d | Conv2d) -> Type:
     per_group, taps = spec.channels // spec.groups, spec.kernel[0] * spec.kernel[1]
     if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
         return (tiles.of(spec).words,), "uint32"
+    if isinstance(spec, BinaryConv2d) and spec.weight_order == sliced_data.ORDER:
+        return (sliced_data.weight_size(spec),), "uint32"
     if isinstance(spec, BinaryConv2d) and spec.per_image:
         columns = layout.blocks(spec.out_channels) * layout.LANES
         return (spec.n, columns * layout.words(per_group)), "uint32"

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.build import SPEC_ATTR, Type, input_types, output_types
+from bnncc.topi_binary.build import SPEC_ATTR, Type, aliases, input_types, output_types
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Dim, Spec, to_json
 
@@ -64,7 +64,11 @@ class Kernel:
         T.func_name("main")
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, SPEC_ATTR: to_json(self.spec)})
         self.inputs = self._declare("in", input_types(self.spec))
-        self.outputs = self._declare("out", output_types(self.spec))
+        over = aliases(self.spec)
+        types = [kind for kind, i in zip(output_types(self.spec), over, strict=True) if i < 0]
+        fresh = iter(self._declare("out", types))
+        # Where a result is stored over an input, it is one parameter and two buffers.
+        self.outputs = [next(fresh) if i < 0 else _again(self.inputs[i]) for i in over]
         return self
 
     def __exit__(
@@ -104,6 +108,10 @@ class Kernel:
             T.arg(f"{prefix}{number}", T.buffer(self._dims(shape), dtype))
             for number, (shape, dtype) in enumerate(types)
         ]
+
+
+def _again(buffer: Buffer) -> Buffer:
+    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
 
 
 def const(value: int) -> Expr:

@@ -53,6 +53,8 @@ def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
     if spec.rank == 2:
         data = data[:, None, None, :]
     zero = next(stream).reshape(data.shape) if spec.ternary else np.zeros_like(data)
+    if spec.weight_order == "sliced" and {step.op for step in spec.steps} == {"threshold"}:
+        return _sliced_signs(spec, data, zero, stream)
     if spec.per_image:
         acc = _matrix_products(spec, data, zero, stream)
     else:
@@ -120,7 +122,40 @@ def weights_of_rows(spec: WeightsOfRows, inputs: Sequence[Array]) -> list[Array]
     return [weight, starts] if spec.count else [weight]
 
 
+def _sliced_signs(
+    spec: BinaryConv2d, data: Array, zero: Array, stream: Iterator[Array]
+) -> list[Array]:
+    """Compute a convolution whose thresholds are stored as limits of what its kernel counts."""
+    weight = _read_weight(spec, next(stream))
+    counted = dataclasses.replace(spec, mode="xor", pad_value=1 if spec.pad_value == 1 else -1)
+    count = accumulate(counted, _read_data(spec, data), _read_data(spec, zero), weight)
+    apart = spec.mode == "xor" and spec.pad_value == 0 and any(spec.pads)
+    of_pixel = np.zeros(count.shape[1:3], np.int64)
+    for axis in (0, 1) if apart else ():
+        first = np.arange(count.shape[1 + axis]) * spec.strides[axis] - spec.pads[axis]
+        taps = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
+        inside = (taps >= 0) & (taps < (spec.height, spec.width)[axis])
+        number = np.cumsum((inside[1:] != inside[:-1]).any(axis=1))
+        number = np.concatenate([[0], number])
+        of_pixel = (of_pixel * (number[-1] + 1)) + (number[:, None] if axis == 0 else number)
+    outputs = []
+
+    def below() -> Array:
+        limit = words_to_bits(next(stream), spec.channels).astype(np.int64)
+        value = (limit << np.arange(limit.shape[1])[:, None]).sum(axis=1)
+        return np.asarray(count < value[of_pixel])
+
+    for step in spec.steps:
+        sign = below()
+        outputs.append(bits_to_words(sign))
+        if step.zero:
+            outputs.append(bits_to_words(sign & ~below()))
+    return outputs
+
+
 def _read_data(spec: BinaryConv2d, planes: Array) -> Array:
+    if spec.weight_order == "sliced":
+        return words_to_bits(planes, spec.channels)
     per_group = spec.channels // spec.groups
     count = -(-per_group // 32)
     parts = [
@@ -151,6 +186,14 @@ def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
         taps = runs[:, :, : width * count] if unit == 4 else runs.reshape(*runs.shape[:2], -1, 2)
         taps = taps.reshape(*taps.shape[:2], width, -1)[..., :count]
         bits = words_to_bits(np.ascontiguousarray(taps), per_group)
+        return np.where(bits, 1, -1).astype(np.int64)
+    if spec.weight_order == "sliced":
+        total, size = -(-spec.channels // 32), height * width * per_group
+        turned = words_to_bits(packed[: size * total].reshape(size, total), spec.channels)
+        of_tap = turned.reshape(height, width, per_group, spec.channels).transpose(3, 0, 1, 2)
+        place = np.arange(spec.channels)[:, None] % per_group
+        turn = (np.arange(per_group) - place) % per_group
+        bits = np.take_along_axis(of_tap, turn[:, None, None, :], axis=3)
         return np.where(bits, 1, -1).astype(np.int64)
     rows = np.empty((spec.out_channels, height * width * count), np.uint32)
     if spec.weight_order.startswith(("strips", "fragments", "cores")):

@@ -31,19 +31,19 @@ def value_of(spec: Elementwise, data: list[Expr], at: Place) -> Expr:
     if spec.planes:
         level = f32(0.0)
         for number, plane in enumerate(data):
-            ones = _lanes_of(plane[tuple(at.index(at.block))])
+            ones = lanes_of(plane[tuple(at.index(at.block))])
             level = level + T.Select(ones, f32(2.0**number), f32(0.0))
         return level
     if not spec.from_bits:
         return to_float(load(data[0], at.index(at.channel()), at.lanes), spec.dtype)
-    ones = _lanes_of(data[0][tuple(at.index(at.block))])
+    ones = lanes_of(data[0][tuple(at.index(at.block))])
     value = T.Select(ones, f32(1.0), f32(0.0 if spec.mode == "and" else -1.0))
     if spec.ternary:
-        value = T.Select(_lanes_of(data[1][tuple(at.index(at.block))]), f32(0.0), value)
+        value = T.Select(lanes_of(data[1][tuple(at.index(at.block))]), f32(0.0), value)
     return value
 
 
-def _lanes_of(half: Expr) -> Expr:
+def lanes_of(half: Expr) -> Expr:
     """Return bit i of a half word in lane i, as a condition."""
     bit = T.shift_left(u32(1), tirx.Ramp(tirx.IntImm("uint32", 0), tirx.IntImm("uint32", 1), LANES))
     return (splat(T.Cast("uint32", half)) & bit) != u32(0)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary import borders, layout, sliced_data
 from bnncc.topi_binary.spec import BinaryConv2d
 
 QUAD = 4
@@ -123,6 +123,8 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
     -------
     ndarray of uint32, one-dimensional
     """
+    if spec.weight_order == sliced_data.ORDER:
+        return sliced_data.pack(spec, bits)
     if spec.weight_order not in ORDERS:
         return layout.pack_conv_weight(bits, spec.weight_order)
     tiles = of(spec)

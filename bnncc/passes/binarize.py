@@ -12,6 +12,7 @@ offset) and in the weights (their scale, the bias) goes into the node's float64 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,7 +41,13 @@ _TRANSPOSED = (
 )
 
 
-def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
+Slices = Callable[[int], bool]
+"""Says whether groups of so many channels are computed in bit slices."""
+
+
+def binarize(
+    graph: Graph, choose: Choose | None = None, slices: Slices = lambda _: False
+) -> list[Layer]:
     """Rewrite binary and few-bit layers of `graph` and report on all.
 
     Parameters
@@ -49,6 +56,9 @@ def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
         After `recognise_signs` and `recognise_quantisers`; rewritten in place.
     choose : callable, optional
         Chooses how few-bit layers are computed, see `passes.few_bit`; by default as planes.
+    slices : callable, optional
+        Says for a number of channels whether such groups are computed in bit slices, which leave no
+        bits of words empty; by default none are.
 
     Returns
     -------
@@ -74,7 +84,7 @@ def binarize(graph: Graph, choose: Choose | None = None) -> list[Layer]:
         if isinstance(made, Node):
             graph.nodes[position] = made
             producers.update({o: made for o in made.outputs})
-        layers.append(_layer(node, graph, made))
+        layers.append(_layer(node, graph, made, slices))
     graph.prune()
     return transposed.joined(layers, graph)
 
@@ -103,7 +113,9 @@ def _product_layer(node: Node, graph: Graph) -> Layer:
     return Layer(node.name, "MatMul", "binary", reason, "", macs, "", out, weight, (1, 1))
 
 
-def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
+def _layer(
+    node: Node, graph: Graph, made: Node | tuple[str, str], slices: Slices = lambda _: False
+) -> Layer:
     weight = _weight_shape(node, graph)
     out = graph.types[node.outputs[0]].shape
     spatial = [d for d in out[1:] if isinstance(d, int)]
@@ -116,18 +128,23 @@ def _layer(node: Node, graph: Graph, made: Node | tuple[str, str]) -> Layer:
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
     if isinstance(made, Node) and made.attrs.get("groups", 1) > 1:
-        reason = _filled(int(made.attrs["bits"].shape[3]))
+        reason = _filled(made, slices)
     if isinstance(made, Node) and made.op == FEW_BIT_CONV:
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
     op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 
 
-def _filled(channels: int) -> str:
+def _filled(made: Node, slices: Slices) -> str:
     """Say how much of its words a group of a grouped convolution uses; nothing if it is all."""
+    out_channels, *_, channels = made.attrs["bits"].shape
     held = words(channels) * WORD_BITS
     if channels == held:
         return ""
+    if slices(channels) and out_channels // made.attrs["groups"] % channels == 0:
+        return (
+            "depthwise, in bit slices" if channels == 1 else f"groups of {channels}, in bit slices"
+        )
     return f"groups of {channels} channels fill {100 * channels / held:.0f} % of their words"
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
+from bnncc.passes import grouped
 from bnncc.passes.byte_signs import write_image_bits
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.interleave import interleave
@@ -34,11 +35,10 @@ from bnncc.passes.product_kernels import start_product
 from bnncc.passes.routes import Router
 from bnncc.passes.starts import start_few_bit, start_image, start_quantized
 from bnncc.passes.values import TwoValued, value_sets
-from bnncc.schedules import with_weight_order
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
+from bnncc.topi_binary.layout import pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
 
 DECISIONS = {"bnncc.Sign", LEVELS}
@@ -237,27 +237,19 @@ class _Fuser:
         data = node.inputs[0]
         planes = self.physical.bits(data, self.values[data])
         bits = np.asarray(a["bits"])
-        out_channels, kh, kw, per_group = bits.shape
-        groups = int(a["groups"])
+        out_channels, kh, kw, _ = bits.shape
         n, channels, height, width, rank = self.physical.image(data)
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
-        if groups > 1 and per_group % WORD_BITS:
-            index = tuple(
-                g * per_group + i if i < per_group else -1
-                for g in range(groups)
-                for i in range(words(per_group) * WORD_BITS)
-            )
-            inputs = [self.physical.pick(p, data, index) for p in inputs]
         out_rank = len(self.graph.types[node.outputs[0]].shape)
         if rank == 4 and out_rank == 2 and (height, width) == (1, 1):
             inputs = [self.physical.reshape(i, (n, words(channels))) for i in inputs]
             rank = 2
         spec = BinaryConv2d(
             n, height, width, channels, out_channels, (kh, kw), a["strides"], a["dilations"],
-            a["pads"], a["pad_value"], groups, a["mode"], planes.zero is not None, (), rank,
+            a["pads"], a["pad_value"], int(a["groups"]), a["mode"], planes.zero is not None,
+            rank=rank,
         )  # fmt: skip
-        if self.target is not None:
-            spec = with_weight_order(spec, self.target)
+        spec, inputs = grouped.operands(spec, inputs, data, self.physical, self.target)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
             node.name, node.covers, bits, out_rank,

@@ -20,7 +20,7 @@ from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
 from bnncc.passes.values import TwoValued
-from bnncc.topi_binary import tiles
+from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import output_hw, output_rank
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -172,12 +172,6 @@ def realise(group: Group, physical: Physical) -> None:
     writer = _Writer(physical, group)
     spec = group.spec
     signs, flip = sign_tables.plan(group, physical.source)
-    inputs = list(group.inputs)
-    if isinstance(spec, BinaryConv2d) and not spec.per_image:
-        assert group.bits is not None
-        bits = group.bits ^ flip[:, None, None, None]
-        packed = tiles.pack(spec, bits)
-        inputs.append(physical.constant(packed, f"{group.name}.weight"))
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}
     stored: list[tuple[str, str, str]] = []
@@ -200,10 +194,9 @@ def realise(group: Group, physical: Physical) -> None:
             spec = _pooled(group, writer)
         else:
             _write_node(event, writer)
-    steps = tuple(writer.steps)
-    physical.kernel(
-        replace(spec, steps=steps), inputs + writer.inputs, writer.outputs, group.name, group.covers
-    )
+    spec = replace(spec, steps=tuple(writer.steps))
+    inputs = [*group.inputs, *_weights(spec, group, flip, writer), *writer.inputs]
+    physical.kernel(spec, inputs, writer.outputs, group.name, group.covers)
     for tensor, layout, name in stored:
         forms = physical.floats.setdefault(tensor, {})
         forms[layout if group.rank == 4 else "NCHW"] = _logical(name, group, physical)
@@ -216,6 +209,22 @@ def realise(group: Group, physical: Physical) -> None:
             physical.planes[event.tensor] = Planes(
                 _logical(have.sign, group, physical), zero, have.value
             )
+
+
+def _weights(spec: Anchor, group: Group, flip: np.ndarray, writer: _Writer) -> list[str]:
+    """Return the packed weight of a binary layer; thresholds that depend on it are changed."""
+    if not isinstance(spec, BinaryConv2d) or spec.per_image:
+        return []
+    assert group.bits is not None
+    physical, bits = writer.physical, group.bits ^ flip[:, None, None, None]
+    if sliced_data.limited(spec):
+        writer.inputs = [
+            physical.constant(
+                sliced_data.limits(spec, bits, physical.graph.constants[name]), f"{name}.limit"
+            )
+            for name in writer.inputs
+        ]
+    return [physical.constant(tiles.pack(spec, bits), f"{group.name}.weight")]
 
 
 def _pooled(group: Group, writer: _Writer) -> Conv2d:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bnncc.dump import Dumper
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
@@ -19,6 +21,7 @@ from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.passes.transposed import split_transposed
 from bnncc.report import Layer
+from bnncc.schedules import in_slices
 from bnncc.schedules.few_bit_method import chooser
 from bnncc.targets.spec import TargetSpec
 
@@ -58,7 +61,8 @@ def to_physical(
         pair_products(graph)
     commute_pads(graph)
     compare_bytes(graph)
-    layers = binarize(graph, chooser(target, options.few_bit))
+    slices = partial(in_slices, target=target)
+    layers = binarize(graph, chooser(target, options.few_bit), slices)
     commute_pools(graph)
     merge_siblings(graph)
     write_plain(graph)

@@ -19,6 +19,7 @@ from bnncc.topi_binary import (
     reference,
     reference_few_bit,
     reference_float,
+    sliced_data,
     tiles,
 )
 from bnncc.topi_binary.build import (
@@ -257,7 +258,11 @@ def _exact(spec: BinaryConv2d | FewBitConv2d, rng: np.random.Generator) -> list[
         inputs = level_cases.operands(spec, n, rng)
     for step in spec.steps:
         for extents, dtype in _sized(step_input_types(spec, step)):
-            if step.op == "threshold":
+            if step.op == "threshold" and sliced_data.limited(spec):
+                bits = np.zeros((spec.out_channels, *spec.kernel, 1), bool)
+                limits = middle + rng.integers(-4, 5, spec.out_channels)
+                inputs.append(sliced_data.limits(spec, bits, limits))  # of any weights
+            elif step.op == "threshold":
                 offset = rng.integers(-4, 5, extents)
                 inputs.append((middle + offset).astype(np.int32))
             else:
@@ -272,6 +277,8 @@ def _binary(spec: BinaryConv2d, n: int, rng: np.random.Generator) -> list[Array]
     bits = rng.random(shape) < 0.5
 
     def packed(plane: Array) -> Array:
+        if spec.weight_order == sliced_data.ORDER:
+            plane = plane.reshape(*shape[:3], -1)
         words = layout.pack_bits(plane)
         return words.reshape(n, -1) if spec.rank == 2 else words.reshape(*shape[:3], -1)
 

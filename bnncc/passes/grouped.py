@@ -1,0 +1,59 @@
+"""What a binary convolution in groups reads.
+
+Small groups are computed in bit slices, on planes as they are (`topi_binary.sliced_data`); where a
+group has more channels out than in, its channels are repeated. Everywhere else each group is moved
+to words of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bnncc.passes.physical import Physical
+from bnncc.schedules import with_weight_order
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import sliced_data
+from bnncc.topi_binary.layout import WORD_BITS, words
+from bnncc.topi_binary.spec import BinaryConv2d
+
+
+def operands(
+    spec: BinaryConv2d, planes: list[str], name: str, physical: Physical, target: TargetSpec | None
+) -> tuple[BinaryConv2d, list[str]]:
+    """Choose the order of weights, and bring data into the form that its kernel reads.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        The layer, in any number of groups.
+    planes : list of str
+        Its data: the sign plane, perhaps the zero plane.
+    name : str
+        The logical tensor that they are.
+    physical : Physical
+        The graph being built.
+    target : TargetSpec or None
+        The machine; without one, weights are in the order ``words``.
+
+    Returns
+    -------
+    BinaryConv2d
+        With its order, and with the channels that are read.
+    list of str
+        The planes to read.
+    """
+    depth, made = spec.channels // spec.groups, spec.out_channels // spec.groups
+    if spec.groups > 1 and target is not None and made % depth == 0:
+        groups = spec.out_channels // depth
+        repeated = replace(spec, channels=spec.out_channels, groups=groups)
+        chosen = with_weight_order(repeated, target)
+        if chosen.weight_order == sliced_data.ORDER:
+            index = [g * depth + j % depth for g in range(spec.groups) for j in range(made)]
+            return chosen, [physical.pick(plane, name, tuple(index)) for plane in planes]
+    if spec.groups > 1 and depth % WORD_BITS:
+        held = words(depth) * WORD_BITS
+        index = [
+            g * depth + i if i < depth else -1 for g in range(spec.groups) for i in range(held)
+        ]
+        planes = [physical.pick(plane, name, tuple(index)) for plane in planes]
+    return with_weight_order(spec, target) if target is not None else spec, planes

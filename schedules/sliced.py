@@ -1,0 +1,34 @@
+"""Grouped binary convolutions in bit slices: length of vectors, and parts for threads."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from bnncc.schedules import grain
+from bnncc.schedules.space import Point, Space, powers, with_threads
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout, sliced
+from bnncc.topi_binary.spec import BinaryConv2d
+
+
+def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen: how many words a vector has."""
+    most = target.vector_bits // layout.WORD_BITS
+    return with_threads(
+        {"lanes": powers(most)},
+        {"lanes": most},
+        threads > 1,
+        grain.shared(spec, target, threads),
+    )
+
+
+def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+    """Write the kernel as `point` says."""
+    images = spec.n if isinstance(spec.n, int) else 1
+    tile = sliced.Tile(
+        lanes=point["lanes"],
+        bands=-(-threads // images),
+        parallel=bool(point.get("divide", 0)),
+        ternlog=target.vector_bits == 512,
+    )
+    return grain.one_region(sliced.conv2d(spec, tile))

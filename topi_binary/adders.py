@@ -1,0 +1,106 @@
+"""Adders made of logic, for numbers whose bits lie in several vectors."""
+
+from __future__ import annotations
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary.emit import Expr, Register
+
+SUM, MAJORITY, LESS, CHOOSE = 0x96, 0xE8, 0x8E, 0xCA
+"""Truth tables of three bits, the first one being the highest digit of the row's number."""
+
+
+class Logic:
+    """Logic on vectors of `lanes` words.
+
+    Parameters
+    ----------
+    lanes : int
+        Words in a vector.
+    ternlog : bool
+        Whether the machine has AVX-512's instruction for any function of three bits.
+    """
+
+    def __init__(self, lanes: int, ternlog: bool) -> None:
+        self.lanes = lanes
+        self._ternlog = ternlog and lanes in (4, 8, 16)
+
+    def _three(self, table: int, a: Expr, b: Expr, c: Expr) -> Expr:
+        kind, bits = f"int32x{self.lanes}", 32 * self.lanes
+        operands = [T.Cast(kind, one) for one in (a, b, c)]
+        name = f"llvm.x86.avx512.pternlog.d.{bits}"
+        made = T.call_llvm_pure_intrin(kind, name, *operands, T.int32(table))
+        return T.Cast(f"uint32x{self.lanes}", made)
+
+    def choose(self, mask: Expr, ones: Expr, zeros: Expr) -> Expr:
+        """Return bits of `ones` where `mask` is set, of `zeros` elsewhere."""
+        if self._ternlog:
+            return self._three(CHOOSE, mask, ones, zeros)
+        return (mask & ones) | (T.bitwise_not(mask) & zeros)
+
+    def sum(self, a: Expr, b: Expr, c: Expr) -> Expr:
+        """Return the lower bit of the sum of three bits."""
+        if self._ternlog:
+            return self._three(SUM, a, b, c)
+        return T.bitwise_xor(T.bitwise_xor(a, b), c)
+
+    def carry(self, a: Expr, b: Expr, c: Expr) -> Expr:
+        """Return the higher bit of the sum of three bits."""
+        if self._ternlog:
+            return self._three(MAJORITY, a, b, c)
+        return self.choose(T.bitwise_xor(a, b), c, a)
+
+    def less(self, a: Expr | None, b: Expr, lower: Expr | None) -> Expr:
+        """Return where ``a < b`` in one bit, or a is b and it is so in `lower` ones.
+
+        Without `a`, it is 0; without `lower`, there are none.
+        """
+        if a is None:
+            return b if lower is None else b | lower
+        if lower is None:
+            return b & T.bitwise_not(a)
+        if self._ternlog:
+            return self._three(LESS, a, b, lower)
+        return self.choose(T.bitwise_xor(a, b), b, lower)
+
+
+class Tree:
+    """Adds bits of any weights, three of one weight as soon as they are there.
+
+    What waits is kept in registers that are written again: TVM copies bound expressions into each
+    other, and these would double with every bit.
+
+    Parameters
+    ----------
+    logic : Logic
+        How.
+    most : int
+        Bits of the sum; no more can be set.
+    """
+
+    def __init__(self, logic: Logic, most: int) -> None:
+        self._logic = logic
+        self._slots = [[Register("uint32", logic.lanes) for _ in range(3)] for _ in range(most)]
+        self._held = [0] * most
+
+    def add(self, weight: int, bit: Expr) -> None:
+        """Add ``bit << weight``."""
+        if weight >= len(self._slots):
+            return
+        slots = self._slots[weight]
+        slots[self._held[weight]].set(bit)
+        self._held[weight] += 1
+        if self._held[weight] == 3:
+            bits = [slot.value for slot in slots]
+            self.add(weight + 1, self._logic.carry(*bits))
+            slots[0].set(self._logic.sum(*bits))
+            self._held[weight] = 1
+
+    def total(self) -> list[Expr]:
+        """Return the bits of the sum, the lowest first, as far as they can be set."""
+        for weight, slots in enumerate(self._slots):
+            if self._held[weight] == 2:
+                one, two = slots[0].value, slots[1].value
+                self.add(weight + 1, one & two)
+                slots[0].set(T.bitwise_xor(one, two))
+        return [slots[0].value for slots, held in zip(self._slots, self._held, strict=True) if held]
