@@ -12,10 +12,12 @@ counts twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.lattices import Lattice, Weights, few_bit_weights, of_signs
 from bnncc.passes.operands import (
     bias_of,
@@ -36,6 +38,9 @@ FEW_BIT_CONV = "bnncc.FewBitConv"
 weights and ``reason`` (why it is computed as it is) for the report."""
 
 MAX_ACCUMULATOR = 2**30
+
+MAX_MERGED = 16
+"""Groups that become one: more of them would be slower than float32."""
 
 Choose = Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str] | None]
 """Chooses one of several specs of the same layer, and says why; None if none can run."""
@@ -108,9 +113,19 @@ def attempt(
         flat = flattened_source(name, graph, producers)
         if flat is not None and _fills_words(flat[1]):
             name, image = flat
+    factor = None
+    if name not in two and name not in few:
+        multiple = scaled_source(name, graph, producers)
+        if multiple is not None and multiple[0] in few:
+            name, factor = multiple
     known = of_signs(two[name]) if name in two else few.get(name)
     if known is None:
         return None
+    if factor is not None and (int(node.attrs.get("group", 1)) != factor.size or pad_value):
+        return (
+            "its data have a scale of their own in each channel, and its sums go over channels",
+            "give the quantiser one scale; depthwise layers can have one for each channel",
+        )
     found = few_bit_weights(filters)
     if found is None:
         return (
@@ -118,6 +133,9 @@ def attempt(
             f"has {known.count + 1} values",
             "quantise them to integers of at most 8 bits times a scale of the output channel",
         )
+    if factor is not None:
+        unit = np.repeat(factor, filters.shape[0] // factor.size)
+        found = replace(found, scale=found.scale * unit)
     outside = known.level_of(pad_value) if any(pads) else 0.0
     if outside is None:
         return (
@@ -128,8 +146,8 @@ def attempt(
     candidates = _candidates(node, graph, name, known, found, whole, pads, outside)
     if not candidates:
         return (
-            "its groups do not fill words of data and vectors of outputs",
-            f"multiples of {WORD_BITS} input and {LANES} output channels in each group do",
+            f"no {MAX_MERGED} of its groups or fewer fill words of data and vectors of outputs",
+            f"a multiple of {LANES} output channels in each group does",
         )
     chosen = (choose or planes_only)(candidates)
     if chosen is None:
@@ -162,14 +180,16 @@ def _candidates(
             continue
         if form != "planes" and found.complement_bits > 8 * (method != "bytes") + 8:
             continue
-        if groups > 1 and not _grouped(form, groups, channels, out_channels):
+        together = _together(method, groups, channels, out_channels)
+        if not together:
             continue
         bits = found.bits if method == "xor" else found.complement_bits
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
                 tuple(node.attrs.get("strides", (1, 1))),
-                tuple(node.attrs.get("dilations", (1, 1))), pads, groups, known.bits, bits, method,
+                tuple(node.attrs.get("dilations", (1, 1))), pads, groups // together,
+                known.bits, bits, method,
                 method == "xor" or (any(pads) and outside != 0), doubled, (), rank,
             )
         )  # fmt: skip
@@ -179,12 +199,33 @@ def _candidates(
     return [spec for spec in specs if spec.method != "floats" or top < MAX_FLOAT]
 
 
-def _grouped(form: str, groups: int, channels: int, out_channels: int) -> bool:
-    """Whether groups fill words of a form and vectors of outputs, or are single channels."""
-    if groups == channels == out_channels:
-        return form == "floats"
-    unit = PER_WORD.get(form, WORD_BITS)
-    return (channels // groups) % unit == 0 and (out_channels // groups) % LANES == 0
+def _together(method: str, groups: int, channels: int, out_channels: int) -> int:
+    """Return how many neighbouring groups become one, with weights of 0 between them; 0 if none.
+
+    Groups must fill words of data and vectors of outputs, or be single channels, stored as floats.
+    """
+    if groups == channels == out_channels and method == "floats":
+        return 1
+    unit = PER_WORD.get(FORM[method], WORD_BITS)
+    for count in range(1, min(groups, MAX_MERGED) + 1):
+        data, made = channels * count // groups, out_channels * count // groups
+        fills = data % unit == 0 and made % LANES == 0
+        if groups % count == 0 and (count == groups or fills):
+            # Signs have no 0.
+            return count if count == 1 or method != "xor" else 0
+    return 0
+
+
+def _joined(weight: np.ndarray, groups: int, joined: int) -> np.ndarray:
+    """Return weights of `groups` as those of `joined` wider ones: blocks on a diagonal."""
+    count = groups // joined
+    if count == 1:
+        return weight
+    out, height, width, depth = weight.shape
+    wide = np.zeros((out, height, width, count, depth), weight.dtype)
+    group = np.arange(out) // (out // groups)
+    wide[np.arange(out), :, :, group % count] = weight
+    return wide.reshape(out, height, width, count * depth)
 
 
 def _bound(known: Lattice, whole: np.ndarray, doubled: bool) -> int:
@@ -202,9 +243,12 @@ def _made(
     scale = found.scale * known.step / (2 if spec.doubled else 1)
     ternary = not found.odd and int(np.abs(whole).max()) == 1
     kind = "ternary" if ternary else f"{found.bits}-bit"
+    groups = int(node.attrs.get("group", 1)) if node.op == "Conv" else 1
+    if spec.groups < groups:
+        why += f"; {groups // spec.groups} groups at a time, with weights of 0 between"
     attrs = {
         "spec": spec,
-        "weight": whole,
+        "weight": _joined(whole, groups, spec.groups),
         "outside": outside,
         "scale": scale,
         "bias": bias,

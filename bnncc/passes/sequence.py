@@ -9,6 +9,7 @@ from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
 from bnncc.passes.binarize import binarize
 from bnncc.passes.byte_signs import compare_bytes
+from bnncc.passes.channel_scales import split_channel_scales
 from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
@@ -53,6 +54,7 @@ def to_physical(
     dump.graph("simplify", graph)
 
     recognise_signs(graph, sign_zero=options.sign_zero)
+    split_channel_scales(graph)
     recognise_quantisers(graph)
     split_transposed(graph)
     flatten_rows(graph)
