@@ -48,8 +48,7 @@ def image_bits(
     func: tirx.PrimFunc, spec: ImageBits, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Write the bits of an image with the products that `target` has."""
-    machine = f"x86-{target.vector_bits}" if "ssse3" in target.features else ""
-    return make_image_bits(spec, machine)
+    return make_image_bits(spec, "x86-512" if target.vector_bits == 512 else "")
 
 
 def moves(
