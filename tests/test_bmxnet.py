@@ -12,10 +12,14 @@ import pytest
 
 import bnncc
 from bnncc.cli import main as cli
+from bnncc.dump import Dumper
 from bnncc.errors import ShapeError, UsageError
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
+from bnncc.options import CompileOptions
+from bnncc.passes.sequence import to_physical
+from bnncc.targets.catalog import resolve
 from tests import bmxnet_oracle
 from tests.mxnet_files import DATA, FORMS, Net, packed, small
 
@@ -336,6 +340,19 @@ def test_trained_networks(
         np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-6)
     if image[0] == 1:
         assert _share_of_digits_read(artifact) > 0.5  # scans of 8x8 pixels, enlarged
+
+
+@pytest.mark.skipif(not MODELS, reason="BNNCC_MODELS names no folder of trained networks")
+@pytest.mark.parametrize("target", ["x86-64-v3", "arm64"])
+@pytest.mark.parametrize(("name", "epoch", "image", "top", "size"), _TRAINED)
+def test_constants_of_other_targets_take_no_more_than_the_file(
+    name: str, epoch: str, image: tuple[int, ...], top: int, size: int, target: str
+) -> None:
+    symbol = Path(str(MODELS)) / f"{name}-symbol.json"
+    graph = load(as_onnx(symbol, input_shapes={"data": (1, *image)}))
+    options = CompileOptions(target=target)
+    _, physical = to_physical(graph, options, resolve(target), Dumper(None))
+    assert sum(value.nbytes for value in physical.constants.values()) <= size
 
 
 def _share_of_digits_read(artifact: bnncc.Artifact) -> float:
