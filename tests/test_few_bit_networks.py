@@ -11,6 +11,7 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import LEVELS
 from bnncc.options import CompileOptions
+from bnncc.passes.binarize import binarize
 from bnncc.passes.lattices import few_bit_weights, lattice
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
@@ -234,3 +235,13 @@ def test_lattices_are_evenly_spaced() -> None:
     assert even is not None
     assert (even.bits, even.level_of(0.0), even.level_of(0.5)) == (8, 0, 127.5)
     assert lattice(np.array([0, 1, 2, 4], np.float32)) is None
+
+
+def test_the_report_says_which_side_is_real() -> None:
+    constants = {"w": weights(3, (4, 20)), "v": RNG.standard_normal((4, 4)).astype(np.float32)}
+    body = "y = Gemm<transB = 1>(x, w)  z = Gemm<transB = 1>(y, v)"
+    graph = load(model_of(body, "2,20", {"z": "2,4"}, constants))
+    simplify(graph)
+    first, second = binarize(graph)
+    assert "`x` is real-valued (a graph input), while its weights have 3 bits" in first.reason
+    assert second.reason == "neither data nor weights are two-valued"

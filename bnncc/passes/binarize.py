@@ -21,7 +21,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
-from bnncc.passes.lattices import lattices
+from bnncc.passes.lattices import few_bit_weights, lattices
 from bnncc.passes.operands import (
     bias_of,
     channels_last,
@@ -173,6 +173,12 @@ def _try_binary(
     signs = binary_weight(filters)
     data = _data(node, graph, values, producers)
     if signs is None and isinstance(data, tuple):
+        few = few_bit_weights(filters)
+        if few is not None:
+            return (
+                f"{data[0]}, while its weights have {few.bits} bits",
+                "quantise its data to at most 8 bits, too (an input: declare what it holds)",
+            )
         return (
             "neither data nor weights are two-valued",
             "binarise both with a sign, if it should be",
