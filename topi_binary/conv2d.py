@@ -324,15 +324,7 @@ def _write(
     spec = kernel.spec
     n, h, w, o = loops
     column = w + piece.column
-    at = epilogue.Place(
-        n=column if kernel.rows_are_columns else n,
-        h=h,
-        w=column,
-        block=o + piece.block,
-        channels=spec.out_channels,
-        lanes=piece.lanes,
-        rank=spec.rank,
-    )
+    at = kernel.place(n, h, column, o + piece.block, piece.lanes)
     reads, writes = epilogue.regions(spec.steps, kernel.params, views, at)
     T.writes(*writes)
     if threed:

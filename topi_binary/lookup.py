@@ -322,15 +322,7 @@ class Writer:
         raw = raw + T.Broadcast(kernel.share(h, w, piece, self.masked), LANES)
         if counts is not None:
             raw = raw - counts[slot, T.Ramp(block * LANES, 1, LANES)]
-        place = epilogue.Place(
-            n=w if kernel.rows_are_columns else n,
-            h=h,
-            w=w,
-            block=o,
-            channels=spec.out_channels,
-            lanes=lanes,
-            rank=spec.rank,
-        )
+        place = kernel.place(n, h, w, o, lanes)
         self.finish(piece, place, T.Bind(raw))
 
 

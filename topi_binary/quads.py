@@ -335,13 +335,5 @@ class Writer:
             raw = raw + T.Broadcast(skipped * (spec.kernel[1] * self.share), LANES)
         known = getattr(T.int32(0) + block, "value", None)
         lanes = LANES if known is None else min(LANES, spec.out_channels - int(known) * LANES)
-        where = epilogue.Place(
-            n=column if kernel.rows_are_columns else n,
-            h=h,
-            w=column,
-            block=block,
-            channels=spec.out_channels,
-            lanes=lanes,
-            rank=spec.rank,
-        )
+        where = kernel.place(n, h, column, block, lanes)
         self.finish(piece, where, T.Bind(raw))

@@ -11,11 +11,11 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary.epilogue import Expr, Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
 Buffer = Any
-Expr = Any
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,18 @@ class Kernel:
     def rows_are_columns(self) -> bool:
         """Whether the columns of the loops are the rows of a dense layer."""
         return self.spec.rank == 2 and isinstance(self.spec.n, int)
+
+    def place(self, n: Expr, h: Expr, w: Expr, block: Expr, lanes: int) -> Place:
+        """Return where the results of `lanes` channels from block `block` on of a pixel lie."""
+        return Place(
+            n=w if self.rows_are_columns else n,
+            h=h,
+            w=w,
+            block=block,
+            channels=self.spec.out_channels,
+            lanes=lanes,
+            rank=self.spec.rank,
+        )
 
     @property
     def whole(self) -> Piece:
