@@ -181,12 +181,12 @@ def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int) -> tuple[int, int
     """Return columns and vectors of a tile of up to `budget` accumulators."""
     _, height, width = image(spec)
     full = spec.out_channels // layout.LANES
+    weight_bytes = _weight_bytes(spec)
+    if height == width == 1 and weight_bytes >= target.l2_bytes // 4 and target.vector_bits > 128:
+        return 1, 1  # weights are read once, from far away: as one stream they come early
     if target.popcount == "vector":
-        weight_bytes = _weight_bytes(spec)
         if spec.rank == 2 and width > 1 and full >= DENSE_TILE[1]:
             return shares(width, DENSE_TILE[0])[0], DENSE_TILE[1]
-        if height == width == 1 and weight_bytes >= target.l2_bytes // 4:
-            return 1, 1  # weights are read once, from far away: as one stream they come early
         pointwise = spec.kernel == (1, 1) and _steps(spec) <= FEW_WORDS
         if pointwise and full >= POINTWISE_TILE[1] and weight_bytes <= target.l1_bytes // 2:
             return shares(width, POINTWISE_TILE[0])[0], POINTWISE_TILE[1]
