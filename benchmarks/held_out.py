@@ -1,11 +1,12 @@
 """What a layer without records should get: the rule's default, or its nearest neighbour's point.
 
-    python benchmarks/held_out.py [--trials N] [--exhaustive N] [--records DIR] [--json FILE]
+    python benchmarks/held_out.py [--trials N] [--exhaustive N] [--json FILE] [--again]
 
 Twenty binary convolutions that are in no benchmark network are searched from a random start, the
 first ones exhaustively too. Then default, the point of the nearest kernel on record, and the best
 that was found are timed in turns. The logs of the search are kept in ``--work``, so the same
-command goes on after an interruption.
+command goes on after an interruption. ``--again`` searches nothing: what FILE says was found is
+timed beside the defaults of today.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.tuning import records
 from bnncc.tuning.features import of_kernel
 from bnncc.tuning.pool import Pool, Setup
+from bnncc.tuning.records_tools import merge
+from bnncc.tuning.search import Task
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import Tuner, tasks_of
 from bnncc.tuning.workload import Workload
@@ -113,10 +116,14 @@ def _table(content: dict) -> str:
     def cells(ratios: dict) -> list[str]:
         return [f"{ratios[name]:.3f}" if ratios[name] else "" for name in names]
 
-    rows = [[row["kernel"], f"{row['best_us']:.2f}", *cells(row)] for row in content["rows"]]
-    rows.append(["geometric mean", "", *cells(content["means"])])
-    head = ["kernel", "best found, us", "default over it", "nearest over it", "over exhaustive"]
-    return markdown(head, rows) + f"\n\n{content['trials']} trials. {where(content, 'held_out')}"
+    rows = [
+        [row["kernel"], row["trials"], f"{row['best_us']:.2f}", *cells(row)]
+        for row in content["rows"]
+    ]
+    rows.append(["geometric mean", "", "", *cells(content["means"])])
+    head = ["kernel", "trials", "best found, us"]
+    head += ["default over it", "nearest over it", "over exhaustive"]
+    return markdown(head, rows) + "\n\n" + where(content, "held_out")
 
 
 TABLES = {"held-out": (_table, ("held_out",))}
@@ -136,56 +143,84 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, default=None)
     parser.add_argument("--prefix", default="")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--again", action="store_true", help="time what is in FILE once more")
     args = parser.parse_args()
     target = resolve(args.target)
     setup = Setup(target, prefix=tuple(args.prefix.split()))
     known = records.read(args.records / target.family).best()
-    rows = []
+    done: dict[str, Any] = {}
     if args.json and args.json.exists():  # go on
-        rows = json.loads(args.json.read_text())["rows"]
+        done = {row["spec"]: row for row in json.loads(args.json.read_text())["rows"]}
+    rows = []
     for number, shape in enumerate(SHAPES[: args.shapes]):
-        spec = spec_of(shape, target)
-        if any(row["spec"] == Workload.of(spec).spec for row in rows):
+        (task,) = tasks_of([(Workload.of(spec_of(shape, target)).spec, 1)], target, 1)
+        row = done.get(task.workload.spec)
+        if args.again and row is None:
             continue
-        (task,) = tasks_of([(Workload.of(spec).spec, 1)], target, 1)
-        all_of_it = number < args.exhaustive
-        plan = Plan(each=args.trials, jobs=2, lock=args.lock, seed=number, from_default=False)
-        tuner = Tuner([task], setup, args.work / "search", plan, Console(-1))
-        best = tuner.run().tasks[0].best
-        points = {"best": best[0], "default": dict(task.space.default)}
-        if found := nearest(spec, target, known):
-            points["nearest"] = found
-        if all_of_it:
-            (whole,) = tasks_of([(Workload.of(spec).spec, 1)], target, 1)
-            plan = Plan(each=len(whole.all), jobs=2, lock=args.lock, repeat_seconds=0.01)
-            run = Tuner([whole], setup, args.work / "exhaustive", plan, Console(-1)).run()
-            points["exhaustive"] = run.tasks[0].best[0]
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Pool(Setup(target, method="none"), 2) as builders,
-            Pool(setup, 1) as measurers,
-        ):
-            plan = Plan(lock=args.lock)
-            trials = Trials(plan, builders, measurers, Path(folder), Console())
-            trials.cases([task])
-            times = trials.turns([(task, point) for point in points.values()], 5)
-        least = dict(zip(points, (t[0] for t in times), strict=True))
-        row: dict[str, Any] = {"kernel": task.workload.name, "spec": task.workload.spec}
-        row |= {"best_us": least["best"] * 1e6, "trials": task.trials, "points": points}
-        for name in ("default", "nearest"):
-            row[name] = least[name] / least["best"] if name in least else None
-        row["exhaustive"] = least["default"] / least["exhaustive"] if all_of_it else None
+        if args.again or row is None:
+            if row is None:
+                points, count = _found(task, setup, args, number)
+            else:
+                points, count = row["points"], row["trials"]
+            points |= {"default": dict(task.space.default)}
+            if point := nearest(task.workload.kernel, target, known):
+                points["nearest"] = point
+            row = _compared(task, points, count, setup, args.lock)
+            shown = {k: v for k, v in row.items() if k not in ("points", "spec")}
+            print(json.dumps(shown), flush=True)
         rows.append(row)
-        print(json.dumps({k: v for k, v in row.items() if k not in ("points", "spec")}), flush=True)
-        means = {
-            name: mean([row[name] for row in rows if row[name]])
-            for name in ("default", "nearest", "exhaustive")
-        }
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "trials": args.trials}
         if args.json:  # after each, so that an interruption loses none
-            content = {**head, "means": means, "rows": rows}
-            args.json.write_text(json.dumps(content, indent=1) + "\n")
-    print(means)
+            left = [r for r in done.values() if r["spec"] not in {row["spec"] for row in rows}]
+            args.json.write_text(json.dumps(_content([*rows, *left]), indent=1) + "\n")
+    print(_content(rows)["means"])
+
+
+def _found(
+    task: Task, setup: Setup, args: argparse.Namespace, number: int
+) -> tuple[dict[str, Any], int]:
+    """Search; return what was best, by how it was found, and the number of trials."""
+    plan = Plan(each=args.trials, jobs=2, lock=args.lock, seed=number, from_default=False)
+    search, everything = args.work / "search", args.work / "exhaustive"
+    (task,) = Tuner([task], setup, search, plan, Console(-1)).run().tasks
+    points = {"best": task.best[0]}
+    if number < args.exhaustive:
+        (whole,) = tasks_of([(task.workload.spec, 1)], setup.target, 1)
+        merge(search / setup.target.family, everything / setup.target.family)
+        plan = Plan(each=len(whole.all), jobs=2, lock=args.lock, repeat_seconds=0.01)
+        run = Tuner([whole], setup, everything, plan, Console(-1)).run()
+        points["exhaustive"] = run.tasks[0].best[0]
+    return points, task.trials
+
+
+def _compared(
+    task: Task, points: dict[str, Any], count: int, setup: Setup, lock: Path | None
+) -> dict[str, Any]:
+    """Time points in turns."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Pool(Setup(setup.target, method="none"), 2) as builders,
+        Pool(setup, 1) as measurers,
+    ):
+        trials = Trials(Plan(lock=lock), builders, measurers, Path(folder), Console())
+        trials.cases([task])
+        times = trials.turns([(task, point) for point in points.values()], 5)
+    least = dict(zip(points, (t[0] for t in times), strict=True))
+    row: dict[str, Any] = {"kernel": task.workload.name, "spec": task.workload.spec}
+    row |= {"best_us": least["best"] * 1e6, "trials": count, "points": points}
+    for name in ("default", "nearest"):
+        row[name] = least[name] / least["best"] if name in least else None
+    whole = least.get("exhaustive")
+    return {**row, "exhaustive": least["default"] / whole if whole else None}
+
+
+def _content(rows: list[dict]) -> dict[str, Any]:
+    means = {
+        name: mean([row[name] for row in rows if row[name]])
+        for name in ("default", "nearest", "exhaustive")
+    }
+    trials = min(row["trials"] for row in rows)
+    head = {"cpu": host.processor(), "date": str(datetime.date.today()), "trials": trials}
+    return {**head, "means": means, "rows": rows}
 
 
 if __name__ == "__main__":
