@@ -33,6 +33,10 @@ FLOAT_TILE = 10
 """The same for carry-save counting, of two accumulators each, before an epilogue of floats: with
 more, the epilogue's constants push accumulators out of registers."""
 
+CARRY_SAVE_TILE = 10
+"""Accumulators up to which a tile of carry-save counting has several vectors: with more, its time
+depends on where in memory the tensors happen to lie."""
+
 LONG_REDUCTION = 8
 """Words of a pixel from which moving accumulators to memory and back once costs less than smaller
 tiles do."""
@@ -164,7 +168,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     floats = any(step.op != "threshold" for step in spec.steps)
     if carry_save and floats and words < LONG_REDUCTION:
         budget = min(budget, FLOAT_TILE)
-    columns, vectors = _tile(spec, target, budget)
+    columns, vectors = _tile(spec, target, budget, CARRY_SAVE_TILE if carry_save else budget)
     weight_bytes = _weight_bytes(spec)
     unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
     return {
@@ -177,8 +181,11 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     }
 
 
-def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int) -> tuple[int, int]:
-    """Return columns and vectors of a tile of up to `budget` accumulators."""
+def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> tuple[int, int]:
+    """Return columns and vectors of a tile of up to `budget` accumulators.
+
+    Up to `several` if there are several vectors.
+    """
     _, height, width = image(spec)
     full = spec.out_channels // layout.LANES
     weight_bytes = _weight_bytes(spec)
@@ -191,7 +198,7 @@ def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int) -> tuple[int, int
         if pointwise and full >= POINTWISE_TILE[1] and weight_bytes <= target.l1_bytes // 2:
             return shares(width, POINTWISE_TILE[0])[0], POINTWISE_TILE[1]
     columns = shares(width, budget)[0]
-    return columns, max(1, min(budget // columns, MAX_VECTORS, full))
+    return columns, max(1, min(several // columns, MAX_VECTORS, full))
 
 
 def _steps(spec: BinaryConv2d) -> int:
