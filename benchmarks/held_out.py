@@ -215,7 +215,7 @@ def _compared(
 
 def _content(rows: list[dict]) -> dict[str, Any]:
     means = {
-        name: mean([row[name] for row in rows if row[name]])
+        name: mean([row[name] for row in rows if row.get(name)])
         for name in ("default", "nearest", "exhaustive")
     }
     trials = min(row["trials"] for row in rows)
