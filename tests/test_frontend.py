@@ -213,6 +213,11 @@ HOSTILE = {
         UnsupportedOp,
         "2 nodes have an operator that is not supported: Frobnicate `f`, other::Quant `q`",
     ),
+    "long": (
+        [helper.make_node("A" * 1000, ["x"], ["y"], "f")],
+        UnsupportedOp,
+        "^[^A]{0,80}A{250}$",
+    ),
     "bomb": (
         [
             helper.make_node("ConstantOfShape", ["huge"], ["c"], "bomb"),

@@ -303,7 +303,7 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             else:
                 _check_schema(node, name, schema)
     if unknown:
-        shown = unknown[0]
+        shown = unknown[0][:_LIST_LENGTH]  # an operator's name may be of any length
         for k, text in enumerate(unknown[1:], 1):
             if len(shown) + len(text) > _LIST_LENGTH:
                 shown += f" and {len(unknown) - k} more"
