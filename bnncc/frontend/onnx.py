@@ -240,7 +240,8 @@ def _inputs(
             raise ModelError(f"{where}: is not a tensor")
         kind = value.type.tensor_type
         if kind.elem_type not in checks.DTYPES:
-            found = TensorProto.DataType.Name(kind.elem_type) if kind.elem_type < 25 else "?"
+            names = {number: name for name, number in TensorProto.DataType.items()}
+            found = names.get(kind.elem_type, str(kind.elem_type))
             raise ModelError(f"{where}: tensors of type {found.lower()} are not supported")
         given = input_shapes.get(value.name)
         if given is None and not kind.HasField("shape"):

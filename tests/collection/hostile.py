@@ -542,6 +542,9 @@ _model("input_complex", "a complex input")(
         [helper.make_node("Identity", ["x"], ["y"])], inputs=_input([3], TensorProto.COMPLEX128)
     )
 )
+_model("input_unknown_type", "an input of a type that ONNX does not have")(
+    lambda: _graph([helper.make_node("Identity", ["x"], ["y"])], inputs=_input([3], -1))
+)
 _model("input_wrong_type", "int32 data into a float convolution")(
     lambda: _conv(sign=False, inputs=_input([1, 8, 6, 6], TensorProto.INT32))
 )
