@@ -18,7 +18,7 @@ from typing import Any
 from bnncc.errors import TuningError
 from bnncc.targets.spec import TargetSpec
 
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 """For a worker to start, on a busy machine."""
 
 MAX_SENT = 3
