@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -253,4 +254,4 @@ def hurt(content: Any, rng: random.Random) -> None:
     elif kind < 0.6:
         place[key] = place[rng.choice(keys)]
     else:
-        place[key] = rng.choice(_VALUES)
+        place[key] = copy.deepcopy(rng.choice(_VALUES))  # else one is put into itself
