@@ -185,7 +185,7 @@ def add_scripts(folder: Path) -> None:
     packing.mkdir(parents=True, exist_ok=True)
     for name in ("bnncc", "bnncc/topi_binary"):
         (folder / name / "__init__.py").touch()
-    for name in ("tiles", "layout", "borders", "spec", "step"):
+    for name in ("tiles", "sliced_data", "layout", "borders", "spec", "step"):
         (packing / f"{name}.py").write_bytes((ROOT / f"topi_binary/{name}.py").read_bytes())
 
 
