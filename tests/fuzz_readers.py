@@ -204,6 +204,12 @@ def _child(
     return os.WEXITSTATUS(status), text, seconds
 
 
+def _data_bytes() -> int:
+    """Return how much data this process has, as `RLIMIT_DATA` counts it."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmData:")[1].split()[0])
+
+
 def _run(action: Callable[[Path], object], path: Path, write: int, bounded: bool) -> int:
     """Do what the child does; its status tells the parent."""
     from bnncc.errors import BnnccError
@@ -212,7 +218,8 @@ def _run(action: Callable[[Path], object], path: Path, write: int, bounded: bool
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     if bounded:
-        resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+        most = _data_bytes() + BYTES  # the process this one is a copy of may hold much
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # ends loops in C, too
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
