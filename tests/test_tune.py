@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,34 +154,54 @@ def compiled(folder: Path, **options: object) -> bnncc.Artifact:
     return bnncc.compile(DIGITS / "digits.onnx", records=[folder], threads=1, **options)  # type: ignore[arg-type]
 
 
+def killed(folder: Path, waits: Callable[[], bool], seconds: float) -> bool:
+    """Kill a tuning run some seconds after `waits` ends; False if it came to its end before."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
+         "--records", str(folder), "--kernels", "BinaryConv2d 32"],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while waits() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() in (0, -signal.SIGKILL)
+    return process.returncode != 0
+
+
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL leaves records that the next run and a compilation can use."""
-    seen = 0
-    for turn in range(KILLS):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
-             "--records", str(tmp_path), "--kernels", "BinaryConv2d 32"],
-            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        found = tmp_path / NATIVE.family / records.RECORDS
-        until = time.monotonic() + 300
+    folder, kills, seen = tmp_path / "0", 0, 0
+    moments = random.Random(0)
+    while kills < KILLS:
+        found = folder / NATIVE.family / records.RECORDS
         size = found.stat().st_size if found.exists() else 0
-        while time.monotonic() < until and (not found.exists() or found.stat().st_size <= size):
-            time.sleep(0.05)
-        time.sleep(random.Random(turn).uniform(0, 3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        log = log_of(tmp_path)
+
+        def nothing_new(found: Path = found, size: int = size) -> bool:
+            return not found.exists() or found.stat().st_size <= size
+
+        # every second one as soon as something is written, as this is when most could be lost
+        waits, most = (nothing_new, 0.2) if kills % 2 == 0 else (lambda: False, 8.0)
+        if not killed(folder, waits, moments.uniform(0, most)):
+            folder, seen = tmp_path / str(kills), 0  # all was tried: begin again
+            continue
+        kills += 1
+        if not found.exists():
+            assert seen == 0
+            continue
+        log = log_of(folder)
         assert not log.damaged
         assert len(log.records) >= seen
         seen = len(log.records)
         # the next run takes up everything
         tasks = tasks_of([(w.spec, 1) for w in {r.workload for r in log.records}], NATIVE, 1)
         plan = Plan(trials=1)
-        Tuner(tasks, Setup(NATIVE), tmp_path, plan, QUIET).run()
-        assert len(log_of(tmp_path).records) == seen
-    assert seen > 0
-    assert not compiled(tmp_path).report["warnings"]
+        Tuner(tasks, Setup(NATIVE), folder, plan, QUIET).run()
+        assert len(log_of(folder).records) == seen
+        assert not compiled(folder).report["warnings"]
+    assert any(tmp_path.glob(f"*/*/{records.RECORDS}"))
 
 
 def test_a_torn_line_is_passed_over_and_removed(tuned: Path, tmp_path: Path) -> None:
