@@ -61,7 +61,8 @@ def main() -> None:
             {"network": name, "tuned": kernels, "with_s": least, "without_s": plain, "pairs": pairs}
         )
     if args.json:
-        args.json.write_text(json.dumps({"target": target.name, "networks": found}, indent=1) + "\n")
+        content = {"target": target.name, "networks": found}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

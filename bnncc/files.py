@@ -133,7 +133,7 @@ def read_npz(
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
         raise InputError(
-            f"{source}: not an intact .npz file: {error}",
+            f"{source}: not an intact .npz file: {str(error)[:160]}",
             hint="write it with numpy.savez(path, **{input_name: array})",
         ) from error
     return arrays

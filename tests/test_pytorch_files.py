@@ -101,6 +101,7 @@ def _refused(path: Path) -> BnnccError:
     with pytest.raises(BnnccError) as caught:
         load(as_onnx(path))
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
     assert path.name in str(caught.value)
     return caught.value
 
@@ -189,11 +190,20 @@ def _overlapping() -> bytes:
     return bytes(data)
 
 
+def _long_name() -> bytes:
+    """Let the header of an entry claim what follows it for its name."""
+    data = bytearray(files.content("perceptron"))
+    at = data.rindex(b"PK\x03\x04", 0, data.index(b"models/model.json"))
+    data[at + 26 : at + 28] = (10_000).to_bytes(2, "little")
+    return bytes(data)
+
+
 DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "truncated": (lambda: files.content("perceptron")[:3000], "truncated"),
     "no-graph": (lambda: _without("models/model.json"), "0 exported programs"),
     "no-weight": (lambda: _without("data/weights/weight_0"), "weight_0`: missing"),
     "short-weight": (lambda: _with(data__weights__weight_0=b"1234"), "needs"),
+    "long-name": (_long_name, "model.json`: damaged"),
     "two-graphs": (lambda: _with(models__b_json=b"{}"), "2 exported programs"),
     "version": (lambda: _with(archive_version=b"7"), "version"),
     "big-endian": (lambda: _with(byteorder=b"big"), "byte order"),

@@ -113,7 +113,8 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
         except _DAMAGE as error:
-            raise ModelError(f"not a PyTorch file, or a truncated one: {error}") from error
+            reason = str(error)[:160]
+            raise ModelError(f"not a PyTorch file, or a truncated one: {reason}") from error
         self._root = ""
         self._infos = self._entries(len(content))
         self._json_left = MAX_JSON_BYTES
@@ -206,7 +207,8 @@ class Archive:
         try:
             data = self._zip.read(info)
         except _DAMAGE as error:
-            raise ModelError(f"archive entry `{name[:80]}`: damaged: {error}") from error
+            reason = str(error)[:160]  # it repeats names, which may be the whole content
+            raise ModelError(f"archive entry `{name[:80]}`: damaged: {reason}") from error
         if len(data) != info.file_size:
             raise ModelError(f"archive entry `{name[:80]}`: truncated")
         return data
