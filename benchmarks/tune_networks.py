@@ -1,6 +1,7 @@
 """Tune every distinct kernel of the benchmark networks: what `tune_logs/` holds.
 
-    python benchmarks/tune_networks.py [GROUP ...] [--target T] [--each N] [--records DIR] [--list]
+    python benchmarks/tune_networks.py [GROUP ...] [--target T] [--each N] [--records DIR]
+        [--measure instructions] [--list]
 
 Groups are networks of `networks.py` (``birealnet18``, ...), ``nine`` (the layers of `layers.py`),
 ``bitstream`` and ``dabnn`` (the layers and networks of their tables). Kernels are tuned one after
@@ -34,7 +35,7 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import to_json
 from bnncc.tuning.pool import Setup
-from bnncc.tuning.records import read
+from bnncc.tuning.records import folder_of, read
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, tasks_of
 
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=None, metavar="SECONDS")
     parser.add_argument("--lock", type=Path, default=None, help="hold it while measuring")
     parser.add_argument("--prefix", default="", help="command to start what measures with")
+    parser.add_argument("--measure", choices=("clock", "instructions"), default="clock")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     args = parser.parse_args()
     target = resolve(args.target)
@@ -98,7 +100,7 @@ def main() -> None:
         print(f"{group}: {len(specs)} kernels so far", flush=True)
     tasks = tasks_of([(spec, 1) for spec in specs], target, 1)
     if args.list:
-        notes = read(args.records / target.family).notes()
+        notes = read(args.records / folder_of(target, args.measure)).notes()
         for task in tasks:
             done = notes.get(task.workload, {}).get("trials", 0)
             print(f"{done}/{min(args.each, len(task.all))} {task.workload.name}")
@@ -111,7 +113,7 @@ def main() -> None:
         command=" ".join(["benchmarks/tune_networks.py", *args.groups]),
         device=host.processor(),
     )
-    setup = Setup(target, prefix=tuple(args.prefix.split()))
+    setup = Setup(target, prefix=tuple(args.prefix.split()), method=args.measure)
     try:
         result = Tuner(tasks, setup, args.records, plan, Console()).run()
     except BnnccError as error:
