@@ -108,7 +108,7 @@ __device__ __forceinline__ void conv_by_popcount(const unsigned* data, const uns
       zeros = __any_sync(ALL_LANES, seen != 0);
       if (!zeros) break;
     }
-#pragma unroll 1
+#pragma unroll(L::STEPS <= 2 * PARTS ? 2 : 1)
     for (int number = part; number < L::STEPS; number += PARTS) {
       const unsigned* const rows = filters + number * 4 * LANES;
       if constexpr (L::ONE_GROUP) {
@@ -195,7 +195,8 @@ __device__ __forceinline__ void conv_by_mma(const unsigned* data, const unsigned
       zeros = __any_sync(ALL_LANES, seen != 0);
       if (!zeros) break;
     }
-#pragma unroll 1
+    // Two turns are no loop: ptxas writes the end of one as a call of what follows it.
+#pragma unroll(L::STEPS <= 2 * SPLITS ? 2 : 1)
     for (int step = split; step < L::STEPS; step += SPLITS) {
       uint4 a[2 * ROWS];
 #pragma unroll

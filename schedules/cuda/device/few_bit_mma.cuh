@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_planes(int (&totals)[4][4], const FewBits<L>
   constexpr unsigned NEUTRAL = COUNTS_COMMON ? ALL_LANES : 0u;
   const int lane = threadIdx.x % 32;
   int parts[PLANES][4][4] = {}, rows[PLANES][4] = {}, columns[4][4] = {};
-#pragma unroll 1
+#pragma unroll(L::STEPS <= 2 ? 2 : 1)
   for (int step = 0; step < L::STEPS; ++step) {
     const int word = 8 * step + lane % 4;
     unsigned a[PLANES][4];
@@ -110,7 +110,7 @@ __device__ __forceinline__ void few_bits_by_mma(const FewBits<L>& from, int imag
   const int group = L::GROUPS == 1 ? 0 : first / L::GROUP_OUT;
   const Window at[2] = {window<L>(pixel, pixels, group), window<L>(pixel + 8, pixels, group)};
   int totals[4][4] = {};
-#pragma unroll 1
+#pragma unroll(L::WEIGHT_PLANES <= 2 ? 2 : 1)
   for (int high = 0; high < L::WEIGHT_PLANES; ++high) add_all(totals, from, at, high);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
