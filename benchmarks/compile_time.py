@@ -9,6 +9,7 @@ the digits network and those of `networks.py` that have records.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 import time
@@ -19,12 +20,32 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from networks import NETWORKS
+from tables import markdown, where
 
 from bnncc.driver import compile_model
 from bnncc.options import CompileOptions
+from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 
 DIGITS = Path(__file__).resolve().parents[1] / "examples" / "digits" / "digits.onnx"
+
+
+def _table(content: dict) -> str:
+    rows = [
+        [
+            row["network"],
+            row["tuned"],
+            f"{row['without_s']:.2f}",
+            f"{row['with_s']:.2f}",
+            f"{row['pairs']:.3f}",
+        ]
+        for row in content["networks"]
+    ]
+    head = ["network", "kernels on record", "without, s", "with, s", "median ratio"]
+    return markdown(head, rows) + "\n\n" + where(content, "compile_time")
+
+
+TABLES = {"compile-time": (_table, ("compile_time",))}
 
 
 def main() -> None:
@@ -61,7 +82,8 @@ def main() -> None:
             {"network": name, "tuned": kernels, "with_s": least, "without_s": plain, "pairs": pairs}
         )
     if args.json:
-        content = {"target": target.name, "networks": found}
+        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
+        content = {**head, "networks": found}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

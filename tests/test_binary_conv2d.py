@@ -17,7 +17,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 from tests.binary_cases import batches, build, check, make_inputs, run
 from tests.kernel_harness import EMULATED, HERE, TARGETS
 
-EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 5
+EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 THRESHOLD = (Step("threshold"),)
 
 generated = settings(

@@ -16,7 +16,7 @@ from tests.fuzz_readers import READERS, fuzz
 from tests.mxnet_files import Net, small
 from tests.qonnx_models import Builder
 
-MUTATIONS = 10_000 if os.environ.get(ALL) else 250
+MUTATIONS = 10_000 if os.environ.get(ALL) else 150
 
 
 def _onnx(folder: Path) -> list[list[Path]]:

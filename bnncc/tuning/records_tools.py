@@ -16,7 +16,10 @@ from bnncc.tuning.records import INDEX, RECORDS, WORKLOADS, Record, Writer, line
 from bnncc.tuning.workload import Workload
 
 MIN_GAIN = 0.015
-"""What a record must gain over the default to be kept."""
+"""What a record must gain over the default to be kept: less is noise."""
+
+MIN_GAIN_STAND_IN = 0.04
+"""The same of instructions: not noise, but the rules know pipelines, and instructions do not."""
 
 
 def described(folder: Path) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def _unfit(folder: Path, record: Record) -> str:
 def prune(folder: Path, keep: int) -> int:
     """Keep the best records of each kernel, and its default's; of the index what is said last.
 
-    Records that are hardly faster than the default are not kept beside it: that is noise.
+    Records that are hardly faster than the default are not kept beside it.
 
     Parameters
     ----------
@@ -108,6 +111,7 @@ def prune(folder: Path, keep: int) -> int:
     TuningError
         If another process writes there.
     """
+    gain = MIN_GAIN_STAND_IN if folder.name.endswith(".instructions") else MIN_GAIN
     with Writer(folder) as writer:
         latest: dict[tuple[Workload, str], Record] = {}
         for record in writer.log.records:
@@ -117,7 +121,7 @@ def prune(folder: Path, keep: int) -> int:
             own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
             own.sort(key=lambda r: r.seconds)
             default = [r for r in own if dict(r.point) == _default(folder, workload)]
-            most = min((r.seconds * (1 - MIN_GAIN) for r in default), default=math.inf)
+            most = min((r.seconds * (1 - gain) for r in default), default=math.inf)
             better = [r for r in own if r.seconds <= most]
             kept |= {r.line for r in [*(better if default else own)[:keep], *default]}
         whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
