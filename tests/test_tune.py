@@ -185,7 +185,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         # every second one as soon as something is written, as this is when most could be lost
         waits, most = (nothing_new, 0.2) if kills % 2 == 0 else (lambda: False, 8.0)
         if not killed(folder, waits, moments.uniform(0, most)):
-            folder, seen = tmp_path / str(kills), 0  # all was tried: begin again
+            folder, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}", 0  # all was tried
             continue
         kills += 1
         if not found.exists():
