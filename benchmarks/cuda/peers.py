@@ -85,7 +85,7 @@ def network(steps: list[dict[str, Any]]) -> Any:
         return F.pad(x, (left, right, top, bottom), value=step["value"])
 
     def affine(x: Any, step: dict[str, Any], w: Any) -> Any:  # as an evaluated BatchNorm is run
-        return F.batch_norm(x, w[0], w[1], w[2], w[3], False, 0.0, 0.0)
+        return F.batch_norm(x, w[0], w[1], w[2], w[3], False, 0.0, 1e-5)
 
     calls: dict[str, Callable[..., Any]] = {
         "conv": conv,
