@@ -48,6 +48,7 @@ emulator_switch:
 )");
 
 struct Product { int (*sums)[4]; unsigned long long a, b; int eights; };
+struct Copy { unsigned to; const void* from; int bytes, taken; };
 
 struct Thread {
   std::vector<char> stack;
@@ -56,6 +57,12 @@ struct Thread {
   Index index;
   bool done = false;
   std::vector<Product> products;  // started by wgmma and not yet waited for
+  std::vector<Copy> copies;       // started by cp.async and not yet waited for
+};
+
+struct Group {  // of four warps, which wgmma needs
+  int arrived = 0;
+  unsigned turn = 0;
 };
 
 struct Warp {
@@ -67,6 +74,7 @@ struct Warp {
 struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
+  std::vector<Group> groups;
   std::vector<char> shared;
   Index index, extent, grid;
   unsigned live = 0, arrived = 0, turn = 0;
@@ -113,8 +121,19 @@ inline bool barrier(bool value) {
   return block.any[turn % 2];
 }
 
+inline void group_barrier(int number) {
+  const int mine = self->id / 128;
+  if (number != mine + 1) fail("a thread waits at the barrier of another warp group");
+  Group& group = block.groups[mine];
+  const unsigned turn = group.turn;
+  ++block.progress;
+  if (++group.arrived == 128) group.arrived = 0, ++group.turn;
+  while (group.turn == turn) wait();
+}
+
 inline void enter() {
   body();
+  if (!self->copies.empty()) fail("a thread ends before its copies do");
   if (!self->products.empty()) fail("a thread ends before its products of wgmma do");
   self->done = true;
   ++block.progress;
@@ -126,8 +145,9 @@ inline void run_block(std::vector<unsigned>& order) {
   constexpr size_t STACK = 256 << 10;
   block.live = block.threads.size(), block.arrived = 0;
   for (Warp& w : block.warps) w.arrived = 0;
+  for (Group& g : block.groups) g.arrived = 0;
   for (Thread& t : block.threads) {
-    t.stack.resize(STACK), t.done = false, t.products.clear();
+    t.stack.resize(STACK), t.done = false, t.products.clear(), t.copies.clear();
     void** top = (void**)((uintptr_t)(t.stack.data() + STACK) & ~uintptr_t(15)) - 1;
     *--top = (void*)enter;
     t.top = top - 6;
@@ -151,6 +171,7 @@ inline const char* launch(Index grid, Index extent, size_t shared, uint64_t seed
   problem[0] = 0, body = std::move(kernel);
   block.grid = grid, block.extent = extent;
   block.threads.resize(threads), block.warps.resize((threads + 31) / 32);
+  block.groups.resize((threads + 127) / 128);
   block.shared.assign(shared + 64, char(0xA5));
   std::vector<unsigned> order(threads);
   for (unsigned i = 0; i < threads; ++i)
@@ -234,8 +255,8 @@ inline void wgmma(int (&c)[EIGHTS][4], unsigned long long a, unsigned long long 
 inline void nothing() {}
 
 inline void wgmma_wait() {
-  barrier(false);  // 128 threads wait alike
-  const int first = self->id / 32 * 16 + lane() / 4;
+  group_barrier(self->id / 128 + 1);  // 128 threads wait alike
+  const int first = self->id % 128 / 32 * 16 + lane() / 4;
   for (const Product& p : self->products)
     for (int eight = 0; eight < p.eights; ++eight)
       for (int i = 0; i < 4; ++i)
@@ -244,7 +265,27 @@ inline void wgmma_wait() {
               described(p.a, first + i / 2 * 8, word) &
               described(p.b, eight * 8 + lane() % 4 * 2 + i % 2, word));
   self->products.clear();
-  barrier(false);
+  group_barrier(self->id / 128 + 1);
+}
+
+// cp.async: copies late, when it is waited for.
+inline void copy_later(unsigned to, const unsigned* from, int bytes, int taken) {
+  if (to % bytes || (uintptr_t)from % bytes) fail("a copy is not aligned");
+  if (to + bytes > block.shared.size() - 64) fail("a copy ends outside shared memory");
+  bool found = taken == 0;
+  for (const auto& tensor : tensors)
+    found |= (const char*)from >= tensor.first && (const char*)from + taken <= tensor.second;
+  if (!found) fail("a copy lies in no tensor");
+  self->copies.push_back({to, from, bytes, taken});
+}
+
+inline void copies_wait() {
+  for (const Copy& c : self->copies) {
+    char* const to = block.shared.data() + c.to;
+    memcpy(to, c.from, c.taken);
+    memset(to + c.taken, 0, c.bytes - c.taken);
+  }
+  self->copies.clear();
 }
 
 }  // namespace emulator

@@ -33,6 +33,9 @@ _INSTRUCTIONS = {
     "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%0, %1}, {%2}, {%3}, {%0, %1};": (
         "emulator::mma_small"
     ),
+    "bar.sync %0, 128;": "emulator::group_barrier",
+    "cp.async.ca.shared.global [%0], [%1], %2, %3;": "emulator::copy_later",
+    "cp.async.wait_all;": "emulator::copies_wait",
     "fence.proxy.async.shared::cta;": "emulator::nothing",
     "wgmma.fence.sync.aligned;": "emulator::nothing",
     "wgmma.commit_group.sync.aligned;": "emulator::nothing",
@@ -137,7 +140,7 @@ class Emulated:
         function.restype = ctypes.c_char_p
         pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
         sizes = (ctypes.c_size_t * len(arrays))(*[a.nbytes for a in arrays])
-        blocks = -(-images * kernel.units // kernel.per_block)
+        blocks = kernel.blocks(images)
         said = function(pointers, sizes, len(arrays), images, blocks, ctypes.c_uint64(seed))
         assert not said, said.decode()
 

@@ -37,7 +37,9 @@ def kernels() -> tuple[Emulated, dict[str, Kernel]]:
         name: Kernel(
             name,
             f"void {name}(const int* in, int* out, int images, void* shared) {{ {body} }}",
-            threads=64, units=64, per_block=64, shared=256,
+            # wgmma is what four warps do together
+            threads=(count := 128 if name == "swizzled" else 64), units=count, per_block=count,
+            shared=256,
         )
         for name, body in BODIES.items()
     }  # fmt: skip

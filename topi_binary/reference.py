@@ -216,8 +216,9 @@ def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
         return (channel // 32 * (-(-run // 4) * 4) + word) * 32 + channel % 32
     kind, width = order.split("-")
     size = int(width)
-    thread, rest = np.divmod(channel % size, size // 4)
-    eight, column = rest // 2, 2 * thread + rest % 2
+    sixteen, rest = np.divmod(channel % size, 16)
+    thread, rest = np.divmod(rest, 4)
+    eight, column = 2 * sixteen + rest // 2, 2 * thread + rest % 2
     if kind == "fragments":
         step = channel // size * -(-run // 16) + word // 16
         lane = 4 * column + word % 16 // 4

@@ -14,8 +14,9 @@ is the run of words:
     memory, core matrices of 8 rows x 16 bytes, without swizzling.
 
 Columns of a tensor core's tile are not channels in order: thread ``t`` of four gets columns
-``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those are ``W / 4``
-neighbouring channels, and a thread packs the bits it owns without asking others.
+``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those of two eights are the
+channels from ``4 * t`` on of sixteen: the four threads together then read parameters and residuals,
+and write results, as whole sectors of memory.
 
 Behind the filters lies a table of int32, ``[class + 1][channel]``, that makes accumulators of what
 kernels count. They see zeros outside the image, and count ``u = popcount(d) - 2 * popcount(d & w)``
@@ -146,7 +147,7 @@ def channel_of_column(width: int) -> np.ndarray:
     """Return which channel of a tile each column of the tensor core's tile holds."""
     column = np.arange(width)
     eight, thread, side = column // 8, column % 8 // 2, column % 2
-    return width // 4 * thread + 2 * eight + side
+    return 16 * (eight // 2) + 4 * thread + 2 * (eight % 2) + side
 
 
 def _table(spec: BinaryConv2d, tiles: Tiles, bits: np.ndarray) -> np.ndarray:

@@ -137,7 +137,12 @@ def cubin(source: str, arch: str) -> bytes:
     best, least = b"", -1
     for options, blocks in _TRIES:
         text = _BOUNDS.sub(rf"__launch_bounds__(\1, {blocks})", source) if blocks else source
-        made, stack = _compiled(text, arch, options)
+        try:
+            made, stack = _compiled(text, arch, options)
+        except RuntimeError:
+            if least < 0:
+                raise
+            continue  # blocks of so many threads need more registers than that leaves them
         if least < 0 or stack < least:
             best, least = made, stack
         if not least:

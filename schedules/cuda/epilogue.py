@@ -29,11 +29,13 @@ _CHANNEL_STEPS = {
     "prelu": "v[k] >= 0.0f ? v[k] : __fmul_rn(v[k], p0[k])",
 }
 _TENSOR_STEPS = {
-    "add": "__fadd_rn(v[k], t[k])",
-    "rsub": "__fsub_rn(t[k], v[k])",
-    "mul": "__fmul_rn(v[k], t[k])",
-    "gate": "__fmul_rn(v[k], t[k])",
+    "add": "__fadd_rn(v[k], {t})",
+    "rsub": "__fsub_rn({t}, v[k])",
+    "mul": "__fmul_rn(v[k], {t})",
+    "gate": "__fmul_rn(v[k], {t})",
 }
+_HERE = "at.first + Order::offset(i)"
+"""Where the parameters of four channels begin; not ``c``, so that one address serves all."""
 
 
 def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
@@ -58,6 +60,13 @@ def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
     return _Writer(name, spec, steps).write()
 
 
+_EACH_FOUR = (
+    "#pragma unroll",
+    "    for (int i = 0; i < LANES; i += 4) {",
+    "      const int c = at.first + Order::offset(i);",
+)
+
+
 class _Writer:
     def __init__(self, name: str, spec: Spec, steps: tuple[Step, ...]) -> None:
         self.name, self.spec, self.steps = name, spec, steps
@@ -68,25 +77,25 @@ class _Writer:
         self.outputs = iter(range(len(output_types(spec))))
         self.fields: dict[str, tuple[str, str]] = {}  # type, and what it is set to
         self.planes: list[tuple[str, int]] = []
+        self.fetched: list[str] = []  # what is read before anything is stored
 
     def write(self) -> tuple[str, str]:
         body = [line for step in self.steps for line in self._step(step)]
-        declared = [f"    unsigned bits{k} = 0;" for _, k in self.planes]
+        declared = [f"    unsigned bits{k}[Order::words(LANES)] = {{}};" for _, k in self.planes]
         stored = [
-            f"    bnncc::store_bits<LANES, {self.channels}>({plane}, at, bits{k});"
+            f"    Order::template store<LANES, {self.channels}>({plane}, at, bits{k});"
             for plane, k in self.planes
         ]
         text = "\n".join([
             f"struct {self.name} {{",
             *(f"  {kind} {field};" for field, (kind, _) in self.fields.items()),
-            "  template <int LANES, typename T>",
-            "  __device__ __forceinline__ void operator()(const bnncc::Place& at,",
+            "  template <class Order, int LANES, typename T>",
+            "  __device__ __forceinline__ void operator()(Order, const bnncc::Place& at,",
             "                                             const T (&raw)[LANES]) const {",
             *declared,
-            "#pragma unroll",
-            "    for (int i = 0; i < LANES; i += 4) {",
-            "      const int c = at.first + i;",
-            f"      if (c >= {self.channels}) continue;",
+            *self.fetched,
+            *_EACH_FOUR,
+            f"      if (!Order::whole(LANES, {self.channels}) && c >= {self.channels}) continue;",
             "      float v[4];",
             *each("v[k] = (float)raw[i + k];"),
             *(f"      {line}" for line in body),
@@ -119,11 +128,11 @@ class _Writer:
         yield "{"
         if step.op in _CHANNEL_STEPS:
             for k, pointer in enumerate(taken):
-                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + c);"
+                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + {_HERE});"
             yield from each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
         elif step.op in _TENSOR_STEPS:
-            yield from self._fetch(step, taken[0])
-            yield from each(f"v[k] = {_TENSOR_STEPS[step.op]};")
+            fetched = self._fetch(step, taken[0])
+            yield from each(f"v[k] = {_TENSOR_STEPS[step.op].format(t=f'{fetched}[i + k]')};")
         elif step.op == "relu":
             yield from each("v[k] = fmaxf(v[k], 0.0f);")
         elif step.op == "clip":
@@ -141,7 +150,7 @@ class _Writer:
                 yield from self._bits("v[k] == 0.0f")
         else:
             for k, pointer in enumerate(taken):
-                yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + c);"
+                yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + {_HERE});"
             yield from self._bits("raw[i + k] <= p0[k]")
             if step.zero:
                 yield from self._bits("raw[i + k] <= p0[k] && raw[i + k] > p1[k]")
@@ -150,7 +159,8 @@ class _Writer:
     def _bits(self, test: str) -> Iterator[str]:
         number = len(self.planes)
         self.planes.append((self._output("unsigned"), number))
-        yield from each(f"bits{number} |= (unsigned)({test}) << (i + k);")
+        word, bit = f"bits{number}[Order::word(i)]", "(Order::bit(i) + k)"
+        yield from each(f"{word} |= (unsigned)({test}) << {bit};")
 
     def _planar(self, step: Step) -> bool:
         return step.layout == "NCHW" and output_rank(self.spec) == 4
@@ -159,21 +169,36 @@ class _Writer:
         area = self.height * self.width
         return f"((size_t)at.image * {self.channels} + c + k) * {area} + at.y * {self.width} + at.x"
 
-    def _fetch(self, step: Step, pointer: str) -> Iterator[str]:
-        yield "  float t[4];"
-        if step.op != "gate" and self._planar(step):
-            yield from each(
-                f"t[k] = c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f;"
-            )
-            return
+    def _fetch(self, step: Step, pointer: str) -> str:
+        """Have the numbers of a tensor read before the epilogue begins; return their array.
+
+        All loads are under way together: what is stored might lie over what is read, so that no
+        compiler moves a load up.
+        """
+        name = f"fetched{len(self.fetched)}"
+        body = f"      float (&four)[4] = *(float (*)[4])({name} + i);"
         channels = step.period or self.channels
-        row = "(size_t)at.image" if step.op == "gate" else "(size_t)at.pixel"
-        channel = f"c % {channels}" if step.period else "c"
-        whole = str(channels % 4 == 0).lower()
-        yield (
-            f"  bnncc::fetch4<{whole}>(t, {pointer} + {row} * {channels} + {channel}, "
-            f"{channels} - {channel});"
+        if step.op != "gate" and self._planar(step):
+            value = f"c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f"
+            read = "\n".join(each(f"four[k] = {value};"))
+        else:
+            row = "(size_t)at.image" if step.op == "gate" else "(size_t)at.pixel"
+            whole = str(channels % 4 == 0).lower()
+            start = f"{pointer} + {row} * {channels}"
+            channel = f"c % {channels}" if step.period else "c"
+            place = f"{start} + {channel}" if step.period else f"{start} + {_HERE}"
+            read = f"      bnncc::fetch4<{whole}>(four, {place}, {channels} - {channel});"
+        self.fetched.append(
+            "\n".join([
+                f"    float {name}[LANES];",
+                *_EACH_FOUR,
+                f"      if (!Order::whole(LANES, {self.channels}) && c >= {self.channels}) continue;",
+                body,
+                read,
+                "    }",
+            ])  # fmt: skip
         )
+        return name
 
     def _levels(self, step: Step) -> Iterator[str]:
         plane = 0
@@ -195,9 +220,10 @@ class _Writer:
         pointer = self._output("float")
         if self._planar(step):
             yield from each(
-                f"if (c + k < {self.channels}) {pointer}[{self._planar_at()}] = {values}[k];"
+                f"if (c + k < {self.channels} && at.exists) "
+                f"{pointer}[{self._planar_at()}] = {values}[k];"
             )
             return
         whole = str(self.channels % 4 == 0).lower()
-        place = f"{pointer} + (size_t)at.pixel * {self.channels} + c"
-        yield f"  bnncc::store4<{whole}>({place}, {values}, {self.channels} - c);"
+        place = f"{pointer} + (size_t)at.pixel * {self.channels} + {_HERE}"
+        yield f"  if (at.exists) bnncc::store4<{whole}>({place}, {values}, {self.channels} - c);"

@@ -78,8 +78,8 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
     if step.way == "whole":
         yield from text.each("level[k] = (int)v[k];")
     elif step.way == "acc-scale":
-        yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + c);"
-        yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + c);"
+        yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + at.first + Order::offset(i));"
+        yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + at.first + Order::offset(i));"
         found = "__fmaf_rn((float)raw[i + k], p0[k], p1[k])"
         yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
     elif step.way == "search":
@@ -93,11 +93,11 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
         yield f"  {kind} seen[4];"
         yield from text.each(f"seen[k] = {'v[k]' if kind == 'float' else 'raw[i + k]'};")
         if step.flip:
-            yield f"  int flip[4]; bnncc::load4(flip, {taken[1]} + c);"
+            yield f"  int flip[4]; bnncc::load4(flip, {taken[1]} + at.first + Order::offset(i));"
             yield from text.each("seen[k] ^= flip[k];")
         yield from text.each("level[k] = 0;")
         yield f"  for (int n = 0; n < {step.count}; ++n) {{"
-        yield f"    {kind} limit[4]; bnncc::load4(limit, {taken[0]} + n * {filled} + c);"
+        yield f"    {kind} limit[4]; bnncc::load4(limit, {taken[0]} + n * {filled} + at.first + Order::offset(i));"
         yield from text.each("level[k] += seen[k] >= limit[k];")
         yield "  }"
 
@@ -107,9 +107,9 @@ def packed(form: str, pointer: str, words: int) -> list[str]:
     place = f"{pointer} + (size_t)at.pixel * {words}"
     if form == "bytes":
         value = "level[0] | level[1] << 8 | level[2] << 16 | level[3] << 24"
-        return [f"  *({place} + c / 4) = {value};"]
+        return [f"  if (at.exists) *({place} + c / 4) = {value};"]
     if form == "pairs":
         value = "make_uint2(level[0] | level[1] << 16, level[2] | level[3] << 16)"
-        return [f"  *(uint2*)({place} + c / 2) = {value};"]
+        return [f"  if (at.exists) *(uint2*)({place} + c / 2) = {value};"]
     numbers = ", ".join(f"(float)level[{k}]" for k in range(4))
-    return [f"  *(float4*)({place} + c) = make_float4({numbers});"]
+    return [f"  if (at.exists) *(float4*)({place} + c) = make_float4({numbers});"]

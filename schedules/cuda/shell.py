@@ -25,7 +25,11 @@ def prim_func(spec: Spec, kernel: Kernel) -> tirx.PrimFunc:
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             n, buffers = declare(spec)
-            blocks = (n * kernel.units + kernel.per_block - 1) // kernel.per_block
+            if isinstance(n, int):
+                blocks = kernel.blocks(n)
+            else:
+                blocks = (n * kernel.units + kernel.per_block - 1) // kernel.per_block
+                blocks = tirx.min(blocks, kernel.most) if kernel.most else blocks
             units = (tirx.IntImm("int64", n) if isinstance(n, int) else n) * kernel.units
             with (
                 T.Assert(units < MOST - kernel.per_block, "the batch is too large for a GPU"),

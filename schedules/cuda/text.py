@@ -41,6 +41,8 @@ class Kernel:
         and so many in the second.
     shared : int
         Bytes of shared memory.
+    most : int
+        If not 0: blocks in the first dimension at most; each goes on to further units.
     """
 
     name: str
@@ -50,6 +52,12 @@ class Kernel:
     per_block: int
     tiles: int = 1
     shared: int = 0
+    most: int = 0
+
+    def blocks(self, images: int) -> int:
+        """Return the blocks in the first dimension of the grid, for so many images."""
+        needed = -(-images * self.units // self.per_block)
+        return min(needed, self.most) if self.most else needed
 
 
 def source(headers: Sequence[str], parts: Sequence[str]) -> str:

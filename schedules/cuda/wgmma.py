@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from bnncc.topi_binary.tiles import Tiles
 
-_PIXELS = 64
+PIXELS = 64
+"""Pixels of a warp group."""
+
+GROUP_THREADS = 128
+"""Threads of a warp group."""
+
+ONES = 16
+"""Columns of ones behind a tile: their products count the bits of the data."""
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a block, at most; of a processor, 1 KB more for each of its blocks."""
+
+PROCESSORS = 132
+"""Of an H100 or H200 (SXM). On others the last round of blocks is less full."""
+
 _STEP_BYTES = 32  # of one row: 256 bits
+_BLOCK_BYTES = 1024
 
 
 def product(width: int) -> str:
@@ -33,6 +48,25 @@ __device__ __forceinline__ void multiply_async<{width // 8}>(
 #endif"""
 
 
-def shared_bytes(how: Tiles, chunk: int) -> int:
-    """Return the bytes of operands that are in shared memory at a time, and of the counts."""
-    return min(how.steps, chunk) * _STEP_BYTES * (_PIXELS + how.width) + 2 * _PIXELS * 4
+def resident_bytes(how: Tiles, teams: int, buffers: int) -> int:
+    """Return the bytes of all filters of a tile, and of the data of each warp group."""
+    return how.steps * _STEP_BYTES * (how.width + ONES + teams * buffers * PIXELS)
+
+
+def chunk_bytes(how: Tiles, chunk: int) -> int:
+    """Return the bytes of `chunk` steps of filters and of data."""
+    return min(how.steps, chunk) * _STEP_BYTES * (how.width + ONES + PIXELS)
+
+
+def blocks(how: Tiles, teams: int, buffers: int) -> int:
+    """Return how many blocks, over all tiles of channels, keep every processor filled."""
+    room = (SHARED_BYTES + _BLOCK_BYTES) // (resident_bytes(how, teams, buffers) + _BLOCK_BYTES)
+    registers = _WARP_GROUPS[how.width] // teams
+    return PROCESSORS * max(1, min(room, registers))
+
+
+_WARP_GROUPS = {128: 4, 64: 6, 32: 8}
+"""Of a processor: how many registers suffice for, by the width of a tile."""
+
+TEAMS = {128: (1, 2), 64: (1, 2, 4), 32: (1, 2, 4)}
+"""Of a block: what can be chosen, by the width of a tile. More would keep sums in memory."""

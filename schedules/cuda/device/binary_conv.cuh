@@ -69,23 +69,22 @@ __device__ __forceinline__ uint4 operand(const unsigned* data, const unsigned* z
 
 // From counts to accumulators (topi_binary/tiles.py derives this), and on to the epilogue. If
 // COMMON, `counts` are u, else bits that differ.
-template <class L, bool COMMON, int LANES, class Epilogue>
-__device__ __forceinline__ void conclude(const unsigned* weight, unsigned pixel, int first,
+template <class L, bool COMMON, class Order, int LANES, class Epilogue>
+__device__ __forceinline__ void conclude(Order order, const unsigned* weight, const Place& at,
                                          const int (&counts)[LANES], const Epilogue& finish) {
-  const Place at = place<L>(pixel, first);
   const int* const table = (const int*)(weight + L::FILTER_WORDS);
-  const int* const here = table + L::border_class(at.y, at.x) * L::FILLED_CHANNELS + first;
-  const int* const ones = table + L::CLASSES * L::FILLED_CHANNELS + first;
+  const int* const here = table + (L::border_class(at.y, at.x) * L::FILLED_CHANNELS + at.first);
+  const int* const ones = table + (L::CLASSES * L::FILLED_CHANNELS + at.first);
   int accumulators[LANES];
 #pragma unroll
   for (int i = 0; i < LANES; i += 4) {
     int extra[4], own[4] = {0, 0, 0, 0};
-    load4(extra, here + i);
-    if (!COMMON) load4(own, ones + i);
+    load4(extra, here + Order::offset(i));
+    if (!COMMON) load4(own, ones + Order::offset(i));
 #pragma unroll
     for (int k = 0; k < 4; ++k) accumulators[i + k] = counts[i + k] + extra[k] - own[k];
   }
-  finish(at, accumulators);
+  finish(order, at, accumulators);
 }
 
 // One thread owns 32 channels of a pixel; PARTS neighbouring threads share the words under it.
@@ -143,23 +142,24 @@ __device__ __forceinline__ void conv_by_popcount(const unsigned* data, const uns
     for (int other = PARTS / 2; other > 0; other /= 2)
       counts[i] += __shfl_xor_sync(ALL_LANES, counts[i], other);
   }
-  if (part == 0 && pixel < pixels) conclude<L, false>(weight, pixel, first, counts, finish);
+  if (part == 0 && pixel < pixels)
+    conclude<L, false>(Consecutive(), weight, place<L>(pixel, first), counts, finish);
 }
 
-// The results of a tensor core's tile: of rows g and g + 8 in each 16, lane 4 * g + t owns
-// neighbouring channels, because of the order of the filters.
+// The results of a tensor core's tile: of rows g and g + 8 in each 16, lane 4 * g + t owns four of
+// every sixteen channels, because of the order of the filters.
 template <class L, bool COMMON, int ROWS, int EIGHTS, class Epilogue>
 __device__ __forceinline__ void conclude_tile(const unsigned* weight, unsigned pixel, unsigned pixels,
                                               int tile, const int (&sums)[ROWS][EIGHTS][4],
                                               const Epilogue& finish) {
-  const int lane = threadIdx.x % 32, first = tile * 8 * EIGHTS + lane % 4 * 2 * EIGHTS;
+  const int lane = threadIdx.x % 32, first = tile * 8 * EIGHTS + lane % 4 * 4;
 #pragma unroll
   for (int row = 0; row < 2 * ROWS; ++row) {
     int counts[2 * EIGHTS];
 #pragma unroll
     for (int i = 0; i < 2 * EIGHTS; ++i) counts[i] = sums[row / 2][i / 2][row % 2 * 2 + i % 2];
-    const unsigned here = pixel + row * 8 + lane / 4;
-    if (here < pixels) conclude<L, COMMON>(weight, here, first, counts, finish);
+    const Place at = place<L>(pixel + row * 8 + lane / 4, pixels, first);
+    conclude<L, COMMON>(Spread(), weight, at, counts, finish);
   }
 }
 

@@ -10,14 +10,23 @@ namespace bnncc {
 struct Place {
   unsigned pixel;  // counted over all images
   int image, y, x;
-  int first;  // channel
+  int first;    // channel
+  bool exists;  // else nothing is stored
 };
 
 template <class L>
 __device__ __forceinline__ Place place(unsigned pixel, int first) {
   const unsigned row = pixel / L::OUT_WIDTH;
   return {pixel, (int)(row / L::OUT_HEIGHT), (int)(row % L::OUT_HEIGHT),
-          (int)(pixel % L::OUT_WIDTH), first};
+          (int)(pixel % L::OUT_WIDTH), first, true};
+}
+
+// The same where threads go on together although some have no pixel: those read the last one's.
+template <class L>
+__device__ __forceinline__ Place place(unsigned pixel, unsigned pixels, int first) {
+  Place at = place<L>(pixel < pixels ? pixel : pixels - 1, first);
+  at.exists = pixel < pixels;
+  return at;
 }
 
 // Parameters of a kernel: nobody writes them while it runs.
@@ -60,20 +69,73 @@ __device__ __forceinline__ void store4(float* to, const float (&v)[4], int count
   }
 }
 
-// The bits of LANES channels from `first` on, to a plane of `words` words per pixel. Bits beyond
-// the last channel are stored as 0; LANES divides the bits of a word.
-template <int LANES, int CHANNELS>
-__device__ __forceinline__ void store_bits(unsigned* plane, const Place& at, unsigned bits) {
-  constexpr int WORDS = (CHANNELS + 31) / 32;
-  const int left = CHANNELS - at.first;
-  if (CHANNELS % LANES != 0 && left < LANES) bits &= left > 0 ? (1u << left) - 1 : 0;
-  if (CHANNELS % LANES == 0 && left <= 0) bits = 0;
-  if (at.first >= WORDS * 32) return;  // in no word
-  unsigned* const word = plane + (size_t)at.pixel * WORDS + at.first / 32;
-  if (LANES == 32) *word = bits;
-  if (LANES == 16) ((unsigned short*)word)[at.first / 16 % 2] = bits;
-  if (LANES == 8) ((unsigned char*)word)[at.first / 8 % 4] = bits;
-}
+// Which channels the numbers of a thread belong to, four by four, counted from its `first`, and where
+// their bits are collected and stored. Bits beyond the last channel are stored as 0.
+
+// Neighbouring channels from `first` on. LANES divides the bits of a word.
+struct Consecutive {
+  static __device__ constexpr int words(int) { return 1; }
+  static __device__ constexpr int word(int) { return 0; }
+  static __device__ constexpr int bit(int i) { return i; }
+  static __device__ constexpr int offset(int i) { return i; }
+  static __device__ constexpr bool whole(int, int) { return false; }  // threads may have none
+
+  template <int LANES, int CHANNELS>
+  static __device__ __forceinline__ void store(unsigned* plane, const Place& at,
+                                               const unsigned (&all)[1]) {
+    constexpr int WORDS = (CHANNELS + 31) / 32;
+    const int left = CHANNELS - at.first;
+    unsigned bits = all[0];
+    if (CHANNELS % LANES != 0 && left < LANES) bits &= left > 0 ? (1u << left) - 1 : 0;
+    if (CHANNELS % LANES == 0 && left <= 0) bits = 0;
+    if (at.first >= WORDS * 32 || !at.exists) return;  // in no word
+    unsigned* const word = plane + (size_t)at.pixel * WORDS + at.first / 32;
+    if (LANES == 32) *word = bits;
+    if (LANES == 16) ((unsigned short*)word)[at.first / 16 % 2] = bits;
+    if (LANES == 8) ((unsigned char*)word)[at.first / 8 % 4] = bits;
+  }
+};
+
+// Four of every sixteen channels: thread t of four, whose `first` is 4 * t channels into a tile, has
+// those from 4 * t on, so that the four together read and write whole sectors of memory. They also
+// put their words together, for which all threads of a warp must come here.
+struct Spread {
+  static __device__ constexpr int words(int lanes) { return lanes / 8; }
+  static __device__ constexpr int word(int i) { return i / 8; }
+  static __device__ constexpr int bit(int i) { return i / 4 % 2 * 16; }
+  static __device__ constexpr int offset(int i) { return i / 4 * 16; }
+  static __device__ constexpr bool whole(int lanes, int channels) {
+    return channels % (4 * lanes) == 0;
+  }
+
+  template <int LANES, int CHANNELS>
+  static __device__ __forceinline__ void store(unsigned* plane, const Place& at,
+                                               const unsigned (&all)[LANES / 8]) {
+    constexpr int WORDS = (CHANNELS + 31) / 32, OWN = LANES / 8;
+    constexpr unsigned WARP = 0xffffffffu;
+    static_assert(OWN == 1 || OWN == 2 || OWN == 4, "tiles are 32, 64 or 128 channels");
+    const int thread = at.first / 4 % 4;
+    const bool odd = thread % 2, upper = thread / 2;
+    unsigned mine[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) mine[i] = all[i] << 4 * thread;
+    if (OWN == 1) mine[0] |= __shfl_xor_sync(WARP, mine[0], 1);
+#pragma unroll
+    for (int i = 0; i + 1 < OWN; i += 2) {  // odd threads keep odd words
+      const unsigned other = __shfl_xor_sync(WARP, odd ? mine[i] : mine[i + 1], 1);
+      mine[i] = (odd ? mine[i + 1] : mine[i]) | other;
+    }
+    if (OWN == 4) {  // and the upper two threads the upper words
+      const unsigned other = __shfl_xor_sync(WARP, upper ? mine[0] : mine[OWN / 2], 2);
+      mine[0] = (upper ? mine[OWN / 2] : mine[0]) | other;
+    } else {
+      mine[0] |= __shfl_xor_sync(WARP, mine[0], 2);
+    }
+    const int word = at.first / 32 + thread % OWN, left = CHANNELS - 32 * word;
+    if (CHANNELS % 32 != 0 && left < 32) mine[0] &= left > 0 ? (1u << left) - 1 : 0;
+    if (thread < OWN && word < WORDS && at.exists) plane[(size_t)at.pixel * WORDS + word] = mine[0];
+  }
+};
 
 // One thread for LANES channels of one pixel: the anchor makes numbers, `finish` what becomes of
 // them. Neighbouring threads have neighbouring channels, or pixels where those are contiguous.
@@ -89,7 +151,7 @@ __device__ __forceinline__ void each_place(int images, const Anchor& anchor,
   const Place at = place<L>(pixel, block * LANES);
   Number values[LANES];
   anchor(at, values);
-  finish(at, values);
+  finish(Consecutive(), at, values);
 }
 
 }  // namespace bnncc

@@ -120,7 +120,7 @@ __device__ __forceinline__ void few_bits_by_mma(const FewBits<L>& from, int imag
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = totals[i / 2][row * 2 + i % 2];
     from.finish(here, sums);
-    finish(here, sums);
+    finish(Consecutive(), here, sums);
   }
 }
 

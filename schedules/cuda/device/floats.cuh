@@ -92,7 +92,7 @@ __device__ __forceinline__ void dense(const float* data, const float* weight, in
 #pragma unroll
     for (int other = 16; other > 0; other /= 2)
       sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], other);
-  if (lane == 0) finish(place<L>(row, first), sum);
+  if (lane == 0) finish(Consecutive(), place<L>(row, first), sum);
 }
 
 // Four channels of a pixel of the input.
