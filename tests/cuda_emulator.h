@@ -47,8 +47,7 @@ emulator_switch:
   ret
 )");
 
-struct Product { int (*sums)[4]; unsigned long long a, b; int eights; };
-struct Copy { unsigned to; const void* from; int bytes, taken; };
+struct Product { int (*sums)[4]; uint32_t rows[2][8]; unsigned long long b; int eights; };
 
 struct Thread {
   std::vector<char> stack;
@@ -57,12 +56,12 @@ struct Thread {
   Index index;
   bool done = false;
   std::vector<Product> products;  // started by wgmma and not yet waited for
-  std::vector<Copy> copies;       // started by cp.async and not yet waited for
 };
 
-struct Group {  // of four warps, which wgmma needs
+struct Team {  // four warps, a warp group
   int arrived = 0;
   unsigned turn = 0;
+  bool any[2] = {false, false};
 };
 
 struct Warp {
@@ -74,7 +73,7 @@ struct Warp {
 struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  std::vector<Group> groups;
+  std::vector<Team> teams;
   std::vector<char> shared;
   Index index, extent, grid;
   unsigned live = 0, arrived = 0, turn = 0;
@@ -121,19 +120,25 @@ inline bool barrier(bool value) {
   return block.any[turn % 2];
 }
 
-inline void group_barrier(int number) {
-  const int mine = self->id / 128;
-  if (number != mine + 1) fail("a thread waits at the barrier of another warp group");
-  Group& group = block.groups[mine];
-  const unsigned turn = group.turn;
+// A barrier of the 128 threads of a warp group.
+inline bool team_barrier(bool value) {
+  Team& team = block.teams[self->id / 128];
+  const unsigned turn = team.turn;
   ++block.progress;
-  if (++group.arrived == 128) group.arrived = 0, ++group.turn;
-  while (group.turn == turn) wait();
+  if (team.arrived == 0) team.any[turn % 2] = false;
+  team.any[turn % 2] |= value;
+  if (++team.arrived == 128) team.arrived = 0, ++team.turn;
+  while (team.turn == turn) wait();
+  return team.any[turn % 2];
+}
+
+inline void team_any(int* any, int mine, int number) {
+  if (number != (int)self->id / 128 + 1) fail("a thread waits at the barrier of another warp group");
+  *any = team_barrier(mine != 0);
 }
 
 inline void enter() {
   body();
-  if (!self->copies.empty()) fail("a thread ends before its copies do");
   if (!self->products.empty()) fail("a thread ends before its products of wgmma do");
   self->done = true;
   ++block.progress;
@@ -145,9 +150,9 @@ inline void run_block(std::vector<unsigned>& order) {
   constexpr size_t STACK = 256 << 10;
   block.live = block.threads.size(), block.arrived = 0;
   for (Warp& w : block.warps) w.arrived = 0;
-  for (Group& g : block.groups) g.arrived = 0;
+  for (Team& t : block.teams) t.arrived = 0;
   for (Thread& t : block.threads) {
-    t.stack.resize(STACK), t.done = false, t.products.clear(), t.copies.clear();
+    t.stack.resize(STACK), t.done = false, t.products.clear();
     void** top = (void**)((uintptr_t)(t.stack.data() + STACK) & ~uintptr_t(15)) - 1;
     *--top = (void*)enter;
     t.top = top - 6;
@@ -171,7 +176,7 @@ inline const char* launch(Index grid, Index extent, size_t shared, uint64_t seed
   problem[0] = 0, body = std::move(kernel);
   block.grid = grid, block.extent = extent;
   block.threads.resize(threads), block.warps.resize((threads + 31) / 32);
-  block.groups.resize((threads + 127) / 128);
+  block.teams.resize((threads + 127) / 128);
   block.shared.assign(shared + 64, char(0xA5));
   std::vector<unsigned> order(threads);
   for (unsigned i = 0; i < threads; ++i)
@@ -235,6 +240,36 @@ inline void mma_bytes(int* c0, int* c1, int* c2, int* c3, unsigned a0, unsigned 
     }
 }
 
+// mma.sync.m16n8k16 of bfloat16: the same tiles, two numbers in a word.
+inline float upper(uint32_t word, int half) {
+  const uint32_t bits = half ? word & 0xffff0000u : word << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline void mma_bfloats(float* c0, float* c1, float* c2, float* c3, unsigned a0, unsigned a1,
+                        unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+  const auto all = meet(mine, 6);
+  float* const c[4] = {c0, c1, c2, c3};
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 16; ++k) {
+      const int column = lane() % 4 * 2 + i % 2, word = k / 2;
+      const uint32_t a = all[lane() / 4 * 4 + word % 4][word / 4 * 2 + i / 2];
+      const uint32_t b = all[column * 4 + word % 4][4 + word / 4];
+      *c[i] += upper(a, k % 2) * upper(b, k % 2);
+    }
+}
+
+// Rounds to nearest, ties to even.
+inline void pair_bfloats(unsigned* both, float high, float low) {
+  uint32_t bits[2];
+  memcpy(&bits[0], &low, 4), memcpy(&bits[1], &high, 4);
+  for (uint32_t& b : bits) b += 0x7fff + (b >> 16 & 1);
+  *both = bits[0] >> 16 | (bits[1] & 0xffff0000u);
+}
+
 // Word `word` of row `row` of a step, through a matrix descriptor without swizzling.
 inline uint32_t described(unsigned long long matrix, int row, int word) {
   const size_t start = (matrix & 0x3fff) << 4;
@@ -247,45 +282,31 @@ inline uint32_t described(unsigned long long matrix, int row, int word) {
   return found;
 }
 
+// A from registers, taken at once: rows g and g + 8, of which lane 4 * g + t has words t and 4 + t.
 template <int EIGHTS>
-inline void wgmma(int (&c)[EIGHTS][4], unsigned long long a, unsigned long long b) {
-  self->products.push_back({c, a, b, EIGHTS});
+inline void wgmma(int (&c)[EIGHTS][4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                  unsigned long long b) {
+  const uint32_t mine[4] = {a0, a1, a2, a3};
+  const auto all = meet(mine, 4);
+  Product made{c, {}, b, EIGHTS};
+  for (int row = 0; row < 2; ++row)
+    for (int word = 0; word < 8; ++word)
+      made.rows[row][word] = all[lane() / 4 * 4 + word % 4][word / 4 * 2 + row];
+  self->products.push_back(made);
 }
 
 inline void nothing() {}
 
 inline void wgmma_wait() {
-  group_barrier(self->id / 128 + 1);  // 128 threads wait alike
-  const int first = self->id % 128 / 32 * 16 + lane() / 4;
+  team_barrier(false);  // 128 threads wait alike
   for (const Product& p : self->products)
     for (int eight = 0; eight < p.eights; ++eight)
       for (int i = 0; i < 4; ++i)
         for (int word = 0; word < 8; ++word)
           p.sums[eight][i] += __builtin_popcount(
-              described(p.a, first + i / 2 * 8, word) &
-              described(p.b, eight * 8 + lane() % 4 * 2 + i % 2, word));
+              p.rows[i / 2][word] & described(p.b, eight * 8 + lane() % 4 * 2 + i % 2, word));
   self->products.clear();
-  group_barrier(self->id / 128 + 1);
-}
-
-// cp.async: copies late, when it is waited for.
-inline void copy_later(unsigned to, const unsigned* from, int bytes, int taken) {
-  if (to % bytes || (uintptr_t)from % bytes) fail("a copy is not aligned");
-  if (to + bytes > block.shared.size() - 64) fail("a copy ends outside shared memory");
-  bool found = taken == 0;
-  for (const auto& tensor : tensors)
-    found |= (const char*)from >= tensor.first && (const char*)from + taken <= tensor.second;
-  if (!found) fail("a copy lies in no tensor");
-  self->copies.push_back({to, from, bytes, taken});
-}
-
-inline void copies_wait() {
-  for (const Copy& c : self->copies) {
-    char* const to = block.shared.data() + c.to;
-    memcpy(to, c.from, c.taken);
-    memset(to + c.taken, 0, c.bytes - c.taken);
-  }
-  self->copies.clear();
+  team_barrier(false);
 }
 
 }  // namespace emulator

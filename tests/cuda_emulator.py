@@ -33,9 +33,10 @@ _INSTRUCTIONS = {
     "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%0, %1}, {%2}, {%3}, {%0, %1};": (
         "emulator::mma_small"
     ),
-    "bar.sync %0, 128;": "emulator::group_barrier",
-    "cp.async.ca.shared.global [%0], [%1], %2, %3;": "emulator::copy_later",
-    "cp.async.wait_all;": "emulator::copies_wait",
+    f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {_ACCUMULATORS}": "emulator::mma_bfloats",
+    "cvt.rn.bf16x2.f32 %0, %1, %2;": "emulator::pair_bfloats",
+    "{.reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, 128, p; "
+    "selp.s32 %0, 1, 0, q;}": "emulator::team_any",
     "fence.proxy.async.shared::cta;": "emulator::nothing",
     "wgmma.fence.sync.aligned;": "emulator::nothing",
     "wgmma.commit_group.sync.aligned;": "emulator::nothing",
@@ -45,7 +46,7 @@ _INSTRUCTIONS = {
 
 _WGMMA = re.compile(
     r"\{\.reg \.pred add; setp\.eq\.u32 add, 1, 1; wgmma\.mma_async\.sync\.aligned"
-    r"\.m64n(\d+)k256\.s32\.b1\.b1\.and\.popc \{(.*)\}, %(\d+), %(\d+), add;\}"
+    r"\.m64n(\d+)k256\.s32\.b1\.b1\.and\.popc \{(.*)\}, \{(.*)\}, %(\d+), add;\}"
 )
 _ASM = re.compile(r"\basm(?: volatile)?\s*\(")
 _LITERAL = re.compile(r'"([^"]*)"')
@@ -88,7 +89,8 @@ def _call(parts: list[str]) -> str:
     if match := _WGMMA.fullmatch(said):
         count = int(match[1]) // 2
         assert match[2] == ", ".join(f"%{i}" for i in range(count))
-        assert [int(match[3]), int(match[4])] == [count, count + 1]
+        assert match[3] == ", ".join(f"%{count + i}" for i in range(4))
+        assert int(match[4]) == count + 4
         assert outputs == [f"c[{i // 4}][{i % 4}]" for i in range(count)]
         return f"emulator::wgmma<{count // 4}>(c, {', '.join(inputs)})"
     assert said in _INSTRUCTIONS, said

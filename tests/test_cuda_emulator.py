@@ -19,8 +19,8 @@ BODIES = {
     "{ __any_sync(~0u, 1); }",
     "outside": "out[threadIdx.x] = __ldg(in + threadIdx.x + 1);",
     "misaligned": "out[threadIdx.x] = __ldg((const int4*)(in + 1)).x;",
-    "unfinished": "int c[4][4] = {}; emulator::wgmma(c, 0, 0);",
-    "swizzled": "int c[4][4] = {}; emulator::wgmma(c, 1ull << 62, 0); emulator::wgmma_wait();",
+    "unfinished": "int c[4][4] = {}; emulator::wgmma(c, 0, 0, 0, 0, 0);",
+    "swizzled": "int c[4][4] = {}; emulator::wgmma(c, 0, 0, 0, 0, 1ull << 62); emulator::wgmma_wait();",
 }
 PROBLEMS = {
     "divergent": "wait for others that never come",

@@ -219,12 +219,11 @@ def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
     sixteen, rest = np.divmod(channel % size, 16)
     thread, rest = np.divmod(rest, 4)
     eight, column = 2 * sixteen + rest // 2, 2 * thread + rest % 2
+    step = channel // size * -(-run // 16) + word // 16
     if kind == "fragments":
-        step = channel // size * -(-run // 16) + word // 16
         lane = 4 * column + word % 16 // 4
         return ((step * (size // 8) + eight) * 32 + lane) * 4 + word % 4
-    quad = (channel // size * -(-run // 8) + word // 8) * 2 + word % 8 // 4
-    return ((quad * (size // 8) + eight) * 8 + column) * 4 + word % 4
+    return ((step * 4 + word % 4) * size + 8 * eight + column) * 4 + word % 16 // 4
 
 
 def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> Array:

@@ -10,8 +10,10 @@ is the run of words:
     ``[tile][4 quads][8 columns][lane][word of the quad]``: the right operand of ``mma.sync``, two
     of k256 at a time. Lane ``4 * g + t`` holds quad ``t`` of column ``g``.
 ``cores-W``
-    ``[tile][2 quads][quad][8 columns][column][word of the quad]``: what ``wgmma`` reads from shared
-    memory, core matrices of 8 rows x 16 bytes, without swizzling.
+    ``[tile][4 quads][half][2][column][quad]``: what ``wgmma`` reads from shared memory, core
+    matrices of 8 columns x 16 bytes, without swizzling. Of each quad, half ``h`` holds words ``2 h``
+    and ``2 h + 1``, in matrices of their own: thread ``t`` of four has those of quad ``t`` of the
+    data in registers.
 
 Columns of a tensor core's tile are not channels in order: thread ``t`` of four gets columns
 ``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those of two eights are the
@@ -44,7 +46,7 @@ STRIP = 32
 WIDTHS = (128, 64, 32)
 """Output channels of a tile in the other orders."""
 
-_QUADS = {"strips": 1, "fragments": 4, "cores": 2}
+_QUADS = {"strips": 1, "fragments": 4, "cores": 4}
 ORDERS = ("strips", *(f"{kind}-{width}" for kind in ("fragments", "cores") for width in WIDTHS))
 """Values of `BinaryConv2d.weight_order` that this module knows."""
 
@@ -64,7 +66,7 @@ class Tiles:
     run : int
         Words of a filter.
     steps : int
-        How many times a kernel loads quads: 1, 4 or 2 quads at a time.
+        How many times a kernel loads quads: 1 or 4 quads at a time.
     rows, columns : tuple of int
         First output row and column of each border class.
     """
@@ -135,11 +137,13 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
     if tiles.kind == "strips":
         ordered = cut.transpose(0, 2, 1)
     else:
-        eights = cut[:, channel_of_column(tiles.width)].reshape(
-            tiles.count, -1, 8, tiles.steps, _QUADS[tiles.kind], QUAD
-        )
-        axes = (0, 3, 1, 2, 4, 5) if tiles.kind == "fragments" else (0, 3, 4, 1, 2, 5)
-        ordered = eights.transpose(axes)
+        columns = cut[:, channel_of_column(tiles.width)]
+        if tiles.kind == "fragments":
+            eights = columns.reshape(tiles.count, -1, 8, tiles.steps, QUAD, QUAD)
+            ordered = eights.transpose(0, 3, 1, 2, 4, 5)
+        else:
+            halves = columns.reshape(tiles.count, tiles.width, tiles.steps, QUAD, 2, 2)
+            ordered = halves.transpose(0, 2, 4, 5, 1, 3)
     return np.concatenate([ordered.ravel(), _table(spec, tiles, bits).ravel().view(np.uint32)])
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from bnncc.errors import TargetError
-from bnncc.schedules.cuda import binary, plain, text
+from bnncc.schedules.cuda import binary, float_tiles, plain, text
 from bnncc.schedules.space import Point, Space
 from bnncc.topi_binary import tiles
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, to_json
@@ -25,7 +24,7 @@ def space(spec: Spec, target: TargetSpec) -> Space:
     """Return what can be chosen for the kernel of `spec` on `target`."""
     if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
         return binary.space(spec, target.engine)
-    return Space()
+    return float_tiles.space(spec) if isinstance(spec, Conv2d) else Space()
 
 
 def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
@@ -51,16 +50,17 @@ def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     """
     from bnncc.schedules.cuda import shell
 
-    relaxed = isinstance(spec, Conv2d) and spec.operands != "float32"
-    if relaxed:
-        raise TargetError(
-            "--first-layer is not available on GPUs", hint="leave it out: layers stay in float32"
-        )
-    cut = binary.Cut(**point) if isinstance(spec, BinaryConv2d) else None
-    return shell.prim_func(spec, kernel(spec, cut))
+    return shell.prim_func(spec, kernel(spec, cut_of(spec, point)))
 
 
-def kernel(spec: Spec, cut: binary.Cut | None = None) -> text.Kernel:
+def cut_of(spec: Spec, point: Point) -> binary.Cut | float_tiles.Cut | None:
+    """Return how a point of `space` says that the kernel of `spec` shares its work."""
+    if not point:
+        return None
+    return binary.Cut(**point) if isinstance(spec, BinaryConv2d) else float_tiles.Cut(**point)
+
+
+def kernel(spec: Spec, cut: binary.Cut | float_tiles.Cut | None = None) -> text.Kernel:
     """Write the kernel of `spec`.
 
     Parameters
@@ -69,7 +69,7 @@ def kernel(spec: Spec, cut: binary.Cut | None = None) -> text.Kernel:
         A binary convolution has one of the orders of weights in `tiles.ORDERS`; see
         `binary.weight_order`.
     cut : Cut, optional
-        How a binary convolution shares its work.
+        How a convolution shares its work.
 
     Returns
     -------
@@ -78,5 +78,9 @@ def kernel(spec: Spec, cut: binary.Cut | None = None) -> text.Kernel:
     """
     name = f"bnncc_{hashlib.sha256(f'{to_json(spec)}{cut}'.encode()).hexdigest()[:12]}"
     if isinstance(spec, BinaryConv2d):
+        assert cut is None or isinstance(cut, binary.Cut)
         return binary.kernel(name, spec, cut)
+    if isinstance(spec, Conv2d) and float_tiles.fits(spec):
+        assert cut is None or isinstance(cut, float_tiles.Cut)
+        return float_tiles.kernel(name, spec, cut)
     return plain.kernel(name, spec)

@@ -17,7 +17,6 @@ _FUNCTION = {
     "strips": "conv_by_popcount",
     "fragments": "conv_by_mma",
     "cores": "conv_by_wgmma",
-    "cores in chunks": "conv_by_wgmma_chunks",
 }
 
 WARPS = 4
@@ -25,10 +24,6 @@ WARPS = 4
 
 BUSY = 4 * 132
 """Warps that keep a large GPU at work: one for each quarter of 132 processors."""
-
-CHUNKS = (4, 9, 18, 36)
-"""Steps of 256 bits that `wgmma` can have in shared memory at a time: 36 are 221 KB."""
-
 
 def weight_order(spec: BinaryConv2d, engine: str) -> str:
     """Return the order of weights that the kernel of `engine` reads.
@@ -66,25 +61,13 @@ class Cut:
         Pixels of a warp, in units of 16 (``mma``).
     splits : int
         Warps, or threads, that share the words under a pixel.
-    chunk : int
-        Steps of 256 bits in shared memory at a time (``wgmma``, where filters do not stay there):
-        18 are 3x3x512, in 116 KB.
     teams : int
         Warp groups that share the filters in shared memory (``wgmma``).
-    buffers : int
-        Places for data that each of them has: with two, data arrive while others are multiplied.
     """
 
     rows: int = 1
     splits: int = 1
-    chunk: int = 18
     teams: int = 1
-    buffers: int = 1
-
-
-def resident(spec: BinaryConv2d, how: tiles.Tiles) -> bool:
-    """Whether filters for ``wgmma`` stay in shared memory, and only data come and go."""
-    return not spec.ternary and wgmma.resident_bytes(how, 1, 1) <= wgmma.SHARED_BYTES
 
 
 def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
@@ -100,7 +83,7 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
             parts //= 2
         return Cut(splits=min(parts, _power(how.steps)))
     if how.kind == "cores":
-        return _fitting(spec, how, Cut(teams=2, buffers=2))
+        return Cut(teams=2)
     warps = layout.blocks(pixels, 16) * how.count
     if warps >= 8 * BUSY and _roomy(spec, how, engine):
         return Cut(rows=2)
@@ -108,16 +91,6 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
     while splits < min(WARPS, how.steps) and warps * splits < BUSY:
         splits *= 2
     return Cut(splits=splits)
-
-
-def _fitting(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> Cut:
-    """Return `cut` with as much of it as shared memory holds."""
-    if not resident(spec, how):
-        return replace(cut, teams=1, buffers=1)
-    while wgmma.resident_bytes(how, cut.teams, cut.buffers) > wgmma.SHARED_BYTES:
-        fewer = {"buffers": 1} if cut.buffers > 1 else {"teams": cut.teams // 2}
-        cut = replace(cut, **fewer)
-    return cut
 
 
 def space(spec: BinaryConv2d, engine: str) -> Space:
@@ -141,9 +114,7 @@ def space(spec: BinaryConv2d, engine: str) -> Space:
             "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
-        "cores": {"teams": wgmma.TEAMS[how.width], "buffers": (1, 2)}
-        if resident(spec, how)
-        else {"chunk": [n for n in CHUNKS if n < how.steps + CHUNKS[0]]},
+        "cores": {"teams": wgmma.TEAMS[how.width]},
     }
     own = choices[how.kind]
     default = asdict(default_cut(spec, engine))
@@ -179,18 +150,13 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     cut = cut or default_cut(spec)
     how = tiles.of(spec)
     finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
-    headers, products, function = ["common", "products", "binary_conv"], [], how.kind
+    headers, products = ["common", "products", "binary_conv"], []
     operands = f"in0, {'in1' if spec.ternary else 'nullptr'}, in{1 + spec.ternary}"
     if how.kind == "cores":
-        cut = _fitting(spec, how, cut)
         headers = [*headers, "wgmma_conv"]
         products = [wgmma.product(how.width + wgmma.ONES)]
-        if resident(spec, how):
-            operands = "in0, in1"
-        else:
-            function = "cores in chunks"
     shared = "" if how.kind == "strips" else ", (int*)shared"
-    body = f"bnncc::{_FUNCTION[function]}<{name}_layer>({operands}, images{shared}, {made});"
+    body = f"bnncc::{_FUNCTION[how.kind]}<{name}_layer>({operands}, images{shared}, {made});"
     parts = [
         *products,
         text.layer(
@@ -207,14 +173,10 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
             32 * WARPS, pixels, 16 * cut.rows * (WARPS // cut.splits), _split_bytes(how, cut), 0
         ),
         "cores": (
-            wgmma.GROUP_THREADS * cut.teams, pixels, wgmma.PIXELS * cut.teams,
-            wgmma.resident_bytes(how, cut.teams, cut.buffers),
-            -(-wgmma.blocks(how, cut.teams, cut.buffers) // how.count),
+            wgmma.TEAM_THREADS * cut.teams, pixels, wgmma.PIXELS * cut.teams,
+            wgmma.shared_bytes(how), -(-wgmma.blocks(how, cut.teams) // how.count),
         ),
-        "cores in chunks": (
-            wgmma.GROUP_THREADS, pixels, wgmma.PIXELS, wgmma.chunk_bytes(how, cut.chunk), 0
-        ),
-    }[function]  # fmt: skip
+    }[how.kind]  # fmt: skip
     return text.Kernel(
         name, text.source(headers, parts), threads, units, per_block, how.count, taken, most
     )
@@ -242,8 +204,7 @@ def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text
         "ONE_GROUP": spec.groups == 1 or spec.out_channels // spec.groups % tiles.STRIP == 0,
     }  # fmt: skip
     if how.kind == "cores":
-        chunk = min(how.steps, cut.chunk)
-        return {**constants, "CHUNK": chunk, "TEAMS": cut.teams, "BUFFERS": cut.buffers}
+        return {**constants, "TEAMS": cut.teams}
     if how.kind == "strips":
         return {**constants, "PARTS": cut.splits}
     return {**constants, "ROWS": cut.rows, "SPLITS": cut.splits}

@@ -93,7 +93,7 @@ def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
     """Write a kernel in which tensor cores multiply."""
     layer, (height, width) = f"{name}_layer", output_hw(spec)
     finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
-    constants = {**_window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
+    constants = {**text.window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
     call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec).format(layer=layer)}, images, {made});"
     parts = [
         text.layer(layer, constants, few_bit.border_class(spec)),
@@ -164,33 +164,13 @@ def _with_epilogue(
     channels = output_channels(spec)
     filled = layout.words(channels) * layout.WORD_BITS if _packs(spec) else channels
     blocks = -(-filled // lanes)
-    constants = {**_window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
+    constants = {**text.window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
     call = body.format(layer=f"{name}_layer", lanes=lanes, finish=made)
     layer = text.layer(f"{name}_layer", constants, members)
     parts = [layer, finish, text.function(name, spec, call)]
     units = height * width * blocks * threads_each
     headers = (*_FLOATS, "few_bit") if isinstance(spec, FewBitConv2d) else _FLOATS
     return text.Kernel(name, text.source(headers, parts), THREADS, units, THREADS)
-
-
-def _window(spec: Spec) -> dict[str, text.Constant]:
-    """Return the constants of an image and of a window that slides over it."""
-    height, width = output_hw(spec)
-    constants: dict[str, text.Constant] = {
-        "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
-        "PLANAR": getattr(spec, "data_layout", "NHWC") == "NCHW",
-    }  # fmt: skip
-    if isinstance(spec.channels, int):
-        constants["IN_CHANNELS"] = spec.channels
-    if isinstance(spec, (Conv2d, FewBitConv2d, Pool2d, BitwiseMaxPool)):
-        constants |= {
-            "KERNEL_Y": spec.kernel[0], "KERNEL_X": spec.kernel[1],
-            "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
-            "DILATION_Y": spec.dilations[0], "DILATION_X": spec.dilations[1],
-        }  # fmt: skip
-    pads = getattr(spec, "pads", (0, 0, 0, 0))
-    names = ("PAD_TOP", "PAD_LEFT", "PAD_BOTTOM", "PAD_RIGHT")
-    return {**constants, **dict(zip(names, pads, strict=True))}
 
 
 def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
@@ -271,7 +251,7 @@ def _of_threads(name: str, spec: Spec, body: str, **constants: text.Constant) ->
     """Write a kernel with a thread for each word of the result."""
     height, width = output_hw(spec)
     words = layout.words(output_channels(spec))
-    constants = {**_window(spec), **constants, "OUT_WORDS": words}
+    constants = {**text.window(spec), **constants, "OUT_WORDS": words}
     parts = [text.layer(f"{name}_layer", constants), text.function(name, spec, body)]
     units = height * width * words
     return text.Kernel(name, text.source(_BITS, parts), THREADS, units, THREADS)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.spec import Spec
+from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
+from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d, Spec
 
 _DEVICE = Path(__file__).parent / "device"
 _C_TYPES = {"float32": "float", "int32": "int", "uint32": "unsigned", "uint8": "unsigned char"}
@@ -89,6 +89,26 @@ def _typed(name: str, value: Constant) -> str:
     if isinstance(value, bool):
         return f"bool {name} = {str(value).lower()}"
     return f"float {name} = {value}f" if isinstance(value, float) else f"int {name} = {value}"
+
+
+def window(spec: Spec) -> dict[str, Constant]:
+    """Return the constants of an image and of a window that slides over it."""
+    height, width = output_hw(spec)
+    constants: dict[str, Constant] = {
+        "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
+        "PLANAR": getattr(spec, "data_layout", "NHWC") == "NCHW",
+    }  # fmt: skip
+    if isinstance(spec.channels, int):
+        constants["IN_CHANNELS"] = spec.channels
+    if isinstance(spec, (Conv2d, FewBitConv2d, Pool2d, BitwiseMaxPool)):
+        constants |= {
+            "KERNEL_Y": spec.kernel[0], "KERNEL_X": spec.kernel[1],
+            "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
+            "DILATION_Y": spec.dilations[0], "DILATION_X": spec.dilations[1],
+        }  # fmt: skip
+    pads = getattr(spec, "pads", (0, 0, 0, 0))
+    names = ("PAD_TOP", "PAD_LEFT", "PAD_BOTTOM", "PAD_RIGHT")
+    return {**constants, **dict(zip(names, pads, strict=True))}
 
 
 def border_class(rows: Sequence[int], columns: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from bnncc.topi_binary.tiles import Tiles
 PIXELS = 64
 """Pixels of a warp group."""
 
-GROUP_THREADS = 128
+TEAM_THREADS = 128
 """Threads of a warp group."""
 
 ONES = 16
@@ -19,7 +19,6 @@ SHARED_BYTES = 227 * 1024
 PROCESSORS = 132
 """Of an H100 or H200 (SXM). On others the last round of blocks is less full."""
 
-_STEP_BYTES = 32  # of one row: 256 bits
 _BLOCK_BYTES = 1024
 
 
@@ -30,43 +29,40 @@ def product(width: int) -> str:
     """
     count = width // 2
     registers = ", ".join(f"%{i}" for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
     operands = ", ".join(f'"+r"(c[{i // 4}][{i % 4}])' for i in range(count))
     return f"""#ifndef BNNCC_WGMMA_{width}
 #define BNNCC_WGMMA_{width}
 namespace bnncc {{
 template <>
 __device__ __forceinline__ void multiply_async<{width // 8}>(
-    int (&c)[{width // 8}][4], unsigned long long a, unsigned long long b) {{
+    int (&c)[{width // 8}][4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+    unsigned long long b) {{
   asm volatile(
       "{{.reg .pred add; setp.eq.u32 add, 1, 1; "
       "wgmma.mma_async.sync.aligned.m64n{width}k256.s32.b1.b1.and.popc "
-      "{{{registers}}}, %{count}, %{count + 1}, add;}}"
+      "{{{registers}}}, {{{a}}}, %{count + 4}, add;}}"
       : {operands}
-      : "l"(a), "l"(b));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }}
 }}  // namespace bnncc
 #endif"""
 
 
-def resident_bytes(how: Tiles, teams: int, buffers: int) -> int:
-    """Return the bytes of all filters of a tile, and of the data of each warp group."""
-    return how.steps * _STEP_BYTES * (how.width + ONES + teams * buffers * PIXELS)
+def shared_bytes(how: Tiles) -> int:
+    """Return the bytes of all filters of a tile, and of its columns of ones."""
+    return how.filled * 4 * (how.width + ONES)
 
 
-def chunk_bytes(how: Tiles, chunk: int) -> int:
-    """Return the bytes of `chunk` steps of filters and of data."""
-    return min(how.steps, chunk) * _STEP_BYTES * (how.width + ONES + PIXELS)
-
-
-def blocks(how: Tiles, teams: int, buffers: int) -> int:
+def blocks(how: Tiles, teams: int) -> int:
     """Return how many blocks, over all tiles of channels, keep every processor filled."""
-    room = (SHARED_BYTES + _BLOCK_BYTES) // (resident_bytes(how, teams, buffers) + _BLOCK_BYTES)
-    registers = _WARP_GROUPS[how.width] // teams
-    return PROCESSORS * max(1, min(room, registers))
+    room = (SHARED_BYTES + _BLOCK_BYTES) // (shared_bytes(how) + _BLOCK_BYTES)
+    return PROCESSORS * max(1, min(room, _WARP_GROUPS[how.width] // teams))
 
 
 _WARP_GROUPS = {128: 4, 64: 6, 32: 8}
 """Of a processor: how many registers suffice for, by the width of a tile."""
 
 TEAMS = {128: (1, 2), 64: (1, 2, 4), 32: (1, 2, 4)}
-"""Of a block: what can be chosen, by the width of a tile. More would keep sums in memory."""
+"""Warp groups of a block: what can be chosen, by the width of a tile. More would keep sums in
+memory."""

@@ -137,6 +137,32 @@ struct Spread {
   }
 };
 
+// Four of every 32 channels: thread t of eight, whose `first` is 4 * t channels into a tile, has two
+// fours of 64, for the same reason and with the same condition.
+struct Halves {
+  static __device__ constexpr int words(int) { return 2; }
+  static __device__ constexpr int word(int i) { return i / 4; }
+  static __device__ constexpr int bit(int) { return 0; }
+  static __device__ constexpr int offset(int i) { return i / 4 * 32; }
+  static __device__ constexpr bool whole(int, int channels) { return channels % 64 == 0; }
+
+  template <int LANES, int CHANNELS>
+  static __device__ __forceinline__ void store(unsigned* plane, const Place& at,
+                                               const unsigned (&all)[2]) {
+    static_assert(LANES == 8, "tiles are 64 channels");
+    constexpr int WORDS = (CHANNELS + 31) / 32;
+    const int thread = at.first / 4 % 8;
+    const bool odd = thread % 2;
+    const unsigned low = all[0] << 4 * thread, high = all[1] << 4 * thread;
+    unsigned mine = (odd ? high : low) | __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+    mine |= __shfl_xor_sync(0xffffffffu, mine, 2);
+    mine |= __shfl_xor_sync(0xffffffffu, mine, 4);
+    const int word = at.first / 32 + odd, left = CHANNELS - 32 * word;
+    if (CHANNELS % 32 != 0 && left < 32) mine &= left > 0 ? (1u << left) - 1 : 0;
+    if (thread < 2 && word < WORDS && at.exists) plane[(size_t)at.pixel * WORDS + word] = mine;
+  }
+};
+
 // One thread for LANES channels of one pixel: the anchor makes numbers, `finish` what becomes of
 // them. Neighbouring threads have neighbouring channels, or pixels where those are contiguous.
 template <class L, int LANES, typename Number, class Anchor, class Epilogue>

@@ -1,0 +1,194 @@
+"""Float convolutions and dense layers as products of matrices, in tiles of 64 output channels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from bnncc.errors import TargetError
+from bnncc.schedules.cuda import epilogue, text
+from bnncc.schedules.space import Space
+from bnncc.schedules.space import space as chosen_from
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.spec import Conv2d
+
+THREADS = 128
+"""Threads of a block."""
+
+CHANNELS = 64
+"""Output channels of a tile."""
+
+ROW_NUMBERS = 36
+"""Numbers in a chunk at most, if it is a row of the filter."""
+
+TAP_NUMBERS = 16
+"""Numbers in a chunk that is part of a tap."""
+
+BFLOAT_PIXELS = 128
+"""Pixels of a block whose operands are bfloat16."""
+
+SHARED_BYTES = 48 * 1024
+"""Shared memory that every GPU gives a block."""
+
+_BFLOAT_NUMBERS = 32  # of a chunk
+_BFLOAT_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
+_BFLOAT_PITCH = 20  # words of a pixel in shared memory
+_BFLOAT_BLOCKS = 3 * 132
+_BLOCKS = 2 * 132
+"""Blocks that keep a large GPU at work."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How work is shared.
+
+    Attributes
+    ----------
+    rows : int
+        Pixels of a thread.
+    splits : int
+        Groups of threads that share the numbers under a pixel.
+    """
+
+    rows: int
+    splits: int
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a block."""
+        return self.rows * THREADS // self.splits // 8
+
+    def words(self, chunk: int) -> int:
+        """Return the words of shared memory: chunks of both operands twice, then sums."""
+        buffers = 2 * self.splits * chunk * (self.pixels + 4 + CHANNELS)
+        return max(buffers, (self.splits - 1) * self.pixels * CHANNELS)
+
+
+_CUTS = (Cut(8, 1), Cut(4, 1), Cut(4, 2), Cut(2, 2), Cut(4, 4), Cut(2, 4))
+"""From many pixels in a block to few."""
+
+
+def fits(spec: Conv2d) -> bool:
+    """Whether there is such a kernel for `spec`, and enough for it to do.
+
+    Dense layers of a few rows are better left to a warp for each sixteen units.
+    """
+    many = spec.rank == 4 or (isinstance(spec.n, int) and spec.n >= 32)
+    return spec.operands != "float32" or (
+        spec.groups == 1 and spec.out_channels > CHANNELS // 4 and many
+    )
+
+
+def space(spec: Conv2d) -> Space:
+    """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`."""
+    if spec.operands != "float32" or not fits(spec):
+        return Space()
+    known = [asdict(cut) for cut in _cuts(spec)]
+    choices = {name: {point[name] for point in known} for name in known[0]}
+    return chosen_from(choices, asdict(default_cut(spec)), lambda point: dict(point) in known)
+
+
+def _cuts(spec: Conv2d) -> list[Cut]:
+    """Return what shared memory allows, from many pixels in a block to few."""
+    _, chunk, _ = _chunks(spec)
+    return [cut for cut in _CUTS if 4 * cut.words(chunk) <= SHARED_BYTES]
+
+
+def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
+    """Return whether chunks are rows of the filter, the numbers in one, and how many there are."""
+    depth = spec.channels // spec.groups
+    if spec.kernel[1] * depth <= ROW_NUMBERS:
+        return True, spec.kernel[1] * depth, spec.kernel[0]
+    chunk = min(depth, TAP_NUMBERS)
+    return False, chunk, spec.kernel[0] * spec.kernel[1] * layout.blocks(depth, chunk)
+
+
+def default_cut(spec: Conv2d) -> Cut:
+    """Return the largest tiles that leave enough blocks; a batch that is not known is 1."""
+    height, width = output_hw(spec)
+    pixels = (spec.n if isinstance(spec.n, int) else 1) * height * width
+    tiles = layout.blocks(spec.out_channels, CHANNELS)
+    cuts = _cuts(spec)
+    busy = (cut for cut in cuts if layout.blocks(pixels, cut.pixels) * tiles >= _BLOCKS)
+    return next(busy, cuts[-1])
+
+
+def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
+    """Write the kernel of `spec`.
+
+    Parameters
+    ----------
+    name : str
+        Of its function.
+    spec : Conv2d
+        One that `fits`.
+    cut : Cut, optional
+        How work is shared; `default_cut` if not given.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    TargetError
+        If its operands are neither float32 nor pairs of bfloat16.
+    """
+    depth = spec.channels // spec.groups
+    constants = {
+        **text.window(spec), "CHANNELS": spec.out_channels, "DEPTH": depth,
+        "RUN": spec.kernel[0] * spec.kernel[1] * depth,
+    }  # fmt: skip
+    if spec.operands != "float32":
+        return _bfloats(name, spec, constants)
+    cut = cut or default_cut(spec)
+    by_rows, chunk, count = _chunks(spec)
+    constants |= {
+        "BY_ROWS": by_rows, "CHUNK": chunk, "CHUNKS": count,
+        "ROWS": cut.rows, "SPLITS": cut.splits,
+    }  # fmt: skip
+    return _made(name, spec, constants, "conv_by_tiles", cut.pixels, cut.words(chunk))
+
+
+def _bfloats(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> text.Kernel:
+    if spec.operands != "bfloat16" or spec.packed != 2 or spec.zero_points:
+        what = "of bytes" if spec.zero_points else spec.operands
+        raise TargetError(
+            f"--first-layer {what} is not available on this GPU",
+            hint="take bfloat16 (sm_80 and later, images of floats), or leave it out",
+        )
+    chunks = layout.blocks(int(constants["RUN"]), _BFLOAT_NUMBERS)
+    numbers = 2 * BFLOAT_PIXELS * _BFLOAT_PITCH
+    filters = chunks * _BFLOAT_NUMBERS // 2 * CHANNELS
+    resident = 4 * (numbers + filters) <= SHARED_BYTES
+    constants |= {
+        "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
+        "UNROLL": chunks if chunks <= _BFLOAT_UNROLLED else 1,
+        "RESIDENT": resident,
+    }
+    words = numbers + filters * resident
+    made = _made(name, spec, constants, "conv_by_bfloats", BFLOAT_PIXELS, words, "bfloat_conv")
+    return replace(made, most=_BFLOAT_BLOCKS // made.tiles) if resident else made
+
+
+def _made(
+    name: str,
+    spec: Conv2d,
+    constants: dict[str, text.Constant],
+    function: str,
+    pixels: int,
+    shared_words: int,
+    *headers: str,
+) -> text.Kernel:
+    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
+    call = f"bnncc::{function}<{name}_layer>(in0, in1, images, (int*)shared, {made});"
+    parts = [
+        text.layer(f"{name}_layer", constants),
+        finish,
+        text.function(name, spec, call),
+    ]
+    height, width = output_hw(spec)
+    return text.Kernel(
+        name, text.source(("common", "float_tiles", *headers), parts), THREADS, height * width,
+        pixels, layout.blocks(spec.out_channels, CHANNELS), 4 * shared_words,
+    )  # fmt: skip
