@@ -327,7 +327,10 @@ inline T __ldg(const T* from) {
   return *from;
 }
 inline void __syncthreads() { emulator::barrier(false); }
-inline int __syncthreads_or(int value) { return emulator::barrier(value != 0); }
+inline void __syncwarp() {
+  const uint32_t nothing = 0;
+  emulator::meet(&nothing, 1);
+}
 inline int __any_sync(unsigned, int value) {
   const uint32_t mine = value != 0;
   const auto all = emulator::meet(&mine, 1);

@@ -12,7 +12,6 @@ from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.borders import extents
 from bnncc.topi_binary.spec import BinaryConv2d
 
-_KIND = {"simt": "strips", "mma": "fragments", "int8": "fragments", "wgmma": "cores"}
 _FUNCTION = {
     "strips": "conv_by_popcount",
     "fragments": "conv_by_mma",
@@ -22,27 +21,50 @@ _FUNCTION = {
 WARPS = 4
 """Warps of a block."""
 
-BUSY = 4 * 132
-"""Warps that keep a large GPU at work: one for each quarter of 132 processors."""
+BUSY = 8 * 132
+"""Warps that keep a large GPU at work: two for each quarter of 132 processors."""
+
+WGMMA_WIDTH = 64
+"""Output channels of a tile for ``wgmma``: with 128, registers hold too few warps."""
+
+ROOMY = 32 * 132
+"""Warps from which on each takes twice the pixels, where registers allow."""
+
+CROWD = 4 * 132
+"""Tiles of 64 pixels from which on ``wgmma`` is faster than ``mma`` on an H200."""
 
 def weight_order(spec: BinaryConv2d, engine: str) -> str:
     """Return the order of weights that the kernel of `engine` reads.
 
-    Layers whose groups share a word of the result are left to ordinary threads. Tiles are the
+    Layers whose groups share a word of the result are left to ordinary threads, and those of few
+    pixels, or of filters that shared memory does not hold, by ``wgmma`` to ``mma``. Tiles are the
     widest that leave enough of them.
     """
-    per_group = spec.out_channels // spec.groups
-    if engine == "simt" or (spec.groups > 1 and per_group % tiles.WIDTHS[-1]):
+    narrow = tiles.WIDTHS[-1]
+    if engine == "simt" or (spec.groups > 1 and spec.out_channels // spec.groups % narrow):
         return "strips"
     pixels = _pixels(spec)
-    for width in tiles.WIDTHS:
-        fits = spec.groups == 1 or per_group % width == 0
-        filled = layout.blocks(spec.out_channels, width) * width
-        small = filled > layout.blocks(spec.out_channels, tiles.WIDTHS[-1]) * tiles.WIDTHS[-1] * 1.3
-        warps = layout.blocks(pixels, 16) * (filled // width)
-        if fits and not small and (warps >= BUSY or width == tiles.WIDTHS[-1]):
-            return f"{_KIND[engine]}-{width}"
-    return f"{_KIND[engine]}-{tiles.WIDTHS[-1]}"
+    widths = [width for width in tiles.WIDTHS if width == narrow or _fills(spec, width)]
+    if engine == "wgmma":
+        order = f"cores-{WGMMA_WIDTH if WGMMA_WIDTH in widths else narrow}"
+        how = tiles.of(replace(spec, weight_order=order))
+        crowd = layout.blocks(pixels, wgmma.PIXELS) * how.count
+        if crowd >= CROWD and wgmma.shared_bytes(how) <= wgmma.SHARED_BYTES:
+            return order
+    for width in widths:
+        warps = layout.blocks(pixels, 16) * layout.blocks(spec.out_channels, width)
+        if warps >= BUSY or width == narrow:
+            break
+    return f"fragments-{width}"
+
+
+def _fills(spec: BinaryConv2d, width: int) -> bool:
+    """Whether tiles of `width` channels are groups of their own, and hardly larger than needed."""
+    if spec.groups > 1:
+        return spec.out_channels // spec.groups % width == 0
+    narrow = tiles.WIDTHS[-1]
+    needed = layout.blocks(spec.out_channels, narrow) * narrow
+    return layout.blocks(spec.out_channels, width) * width <= 1.3 * needed
 
 
 def _pixels(spec: BinaryConv2d) -> int:
@@ -83,9 +105,9 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
             parts //= 2
         return Cut(splits=min(parts, _power(how.steps)))
     if how.kind == "cores":
-        return Cut(teams=2)
+        return Cut(teams=wgmma.TEAMS[how.width][-1] if how.steps <= wgmma.SHARED_STEPS else 2)
     warps = layout.blocks(pixels, 16) * how.count
-    if warps >= 8 * BUSY and _roomy(spec, how, engine):
+    if warps >= ROOMY and _roomy(spec, how, engine):
         return Cut(rows=2)
     splits = 1
     while splits < min(WARPS, how.steps) and warps * splits < BUSY:
@@ -123,7 +145,7 @@ def space(spec: BinaryConv2d, engine: str) -> Space:
 
 def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
     """Whether registers hold the sums of 32 pixels."""
-    return engine == "mma" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
+    return engine != "int8" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
 
 
 def _power(limit: int) -> int:
@@ -167,6 +189,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     ]
     height, width = extents(spec)
     pixels = height * width
+    fetching = any(step.op in ("add", "rsub", "mul", "gate") for step in spec.steps)
     threads, units, per_block, taken, most = {
         "strips": (32 * WARPS, pixels * cut.splits, 32 * WARPS, 0, 0),
         "fragments": (
@@ -174,7 +197,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
         ),
         "cores": (
             wgmma.TEAM_THREADS * cut.teams, pixels, wgmma.PIXELS * cut.teams,
-            wgmma.shared_bytes(how), -(-wgmma.blocks(how, cut.teams) // how.count),
+            wgmma.shared_bytes(how), -(-wgmma.blocks(how, cut.teams, fetching) // how.count),
         ),
     }[how.kind]  # fmt: skip
     return text.Kernel(

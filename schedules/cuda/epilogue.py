@@ -77,7 +77,7 @@ class _Writer:
         self.outputs = iter(range(len(output_types(spec))))
         self.fields: dict[str, tuple[str, str]] = {}  # type, and what it is set to
         self.planes: list[tuple[str, int]] = []
-        self.fetched: list[str] = []  # what is read before anything is stored
+        self.fetched: list[tuple[str, list[str]]] = []  # tensors read before anything is stored
 
     def write(self) -> tuple[str, str]:
         body = [line for step in self.steps for line in self._step(step)]
@@ -86,14 +86,34 @@ class _Writer:
             f"    Order::template store<LANES, {self.channels}>({plane}, at, bits{k});"
             for plane, k in self.planes
         ]
+        arrays = [f"    float {name}[LANES];" for name, _ in self.fetched]
         text = "\n".join([
             f"struct {self.name} {{",
             *(f"  {kind} {field};" for field, (kind, _) in self.fields.items()),
+            "  template <int LANES>",
+            "  struct Fetched {",
+            *arrays,
+            "  };",
+            "  // Reads the tensors that are added: all loads are under way together, and if there",
+            "  // is room for them, before the sums are there.",
+            "  template <class Order, int LANES>",
+            "  __device__ __forceinline__ void fetch(Order, const bnncc::Place& at,",
+            "                                        Fetched<LANES>& fetched) const {",
+            *(line for _, lines in self.fetched for line in lines),
+            *(["    Order::together();"] if self.fetched else []),
+            "  }",
+            "  template <class Order, int LANES, typename T>",
+            "  __device__ __forceinline__ void operator()(Order order, const bnncc::Place& at,",
+            "                                             const T (&raw)[LANES]) const {",
+            "    Fetched<LANES> fetched;",
+            "    fetch(order, at, fetched);",
+            "    (*this)(order, at, raw, fetched);",
+            "  }",
             "  template <class Order, int LANES, typename T>",
             "  __device__ __forceinline__ void operator()(Order, const bnncc::Place& at,",
-            "                                             const T (&raw)[LANES]) const {",
+            "                                             const T (&raw)[LANES],",
+            "                                             const Fetched<LANES>& fetched) const {",
             *declared,
-            *self.fetched,
             *_EACH_FOUR,
             f"      if (!Order::whole(LANES, {self.channels}) && c >= {self.channels}) continue;",
             "      float v[4];",
@@ -170,13 +190,12 @@ class _Writer:
         return f"((size_t)at.image * {self.channels} + c + k) * {area} + at.y * {self.width} + at.x"
 
     def _fetch(self, step: Step, pointer: str) -> str:
-        """Have the numbers of a tensor read before the epilogue begins; return their array.
+        """Have the numbers of a tensor read before anything is stored; return their array.
 
-        All loads are under way together: what is stored might lie over what is read, so that no
-        compiler moves a load up.
+        What is stored might lie over what is read, so that no compiler moves a load up.
         """
-        name = f"fetched{len(self.fetched)}"
-        body = f"      float (&four)[4] = *(float (*)[4])({name} + i);"
+        name = f"tensor{len(self.fetched)}"
+        body = f"      float (&four)[4] = *(float (*)[4])(fetched.{name} + i);"
         channels = step.period or self.channels
         if step.op != "gate" and self._planar(step):
             value = f"c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f"
@@ -188,17 +207,15 @@ class _Writer:
             channel = f"c % {channels}" if step.period else "c"
             place = f"{start} + {channel}" if step.period else f"{start} + {_HERE}"
             read = f"      bnncc::fetch4<{whole}>(four, {place}, {channels} - {channel});"
-        self.fetched.append(
-            "\n".join([
-                f"    float {name}[LANES];",
-                *_EACH_FOUR,
-                f"      if (!Order::whole(LANES, {self.channels}) && c >= {self.channels}) continue;",
-                body,
-                read,
-                "    }",
-            ])  # fmt: skip
-        )
-        return name
+        lines = [
+            *_EACH_FOUR,
+            f"      if (!Order::whole(LANES, {self.channels}) && c >= {self.channels}) continue;",
+            body,
+            read,
+            "    }",
+        ]
+        self.fetched.append((name, lines))
+        return f"fetched.{name}"
 
     def _levels(self, step: Step) -> Iterator[str]:
         plane = 0

@@ -33,7 +33,7 @@ SHARED_BYTES = 48 * 1024
 _BFLOAT_NUMBERS = 32  # of a chunk
 _BFLOAT_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
 _BFLOAT_PITCH = 20  # words of a pixel in shared memory
-_BFLOAT_BLOCKS = 3 * 132
+_BFLOAT_BLOCKS = 2 * 132  # as many as registers allow
 _BLOCKS = 2 * 132
 """Blocks that keep a large GPU at work."""
 

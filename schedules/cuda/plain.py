@@ -34,6 +34,9 @@ from bnncc.topi_binary.step import output_kinds
 THREADS = 128
 """Threads of a block."""
 
+MANY = 132 * 512
+"""Threads that keep a large GPU at work."""
+
 _FLOATS, _BITS = ("common", "floats"), ("common", "bits")
 
 
@@ -108,12 +111,25 @@ def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
 
 
 def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
+    parts = _parts(spec)
     constants: dict[str, text.Constant] = {
         "MAXIMUM": spec.kind == "max", "INSIDE_ONLY": spec.kind == "avg",
         "CEIL": spec.ceil_extra != (0, 0), "PIXELS_FIRST": spec.data_layout == "NCHW",
+        "PARTS": parts,
     }  # fmt: skip
-    anchor = "bnncc::Pooling<{layer}>{{in0}}"
-    return _with_epilogue(name, spec, constants, _lanes(spec), _each_place(anchor))
+    body = "bnncc::pool<{layer}, {lanes}>(in0, images, {finish});"
+    return _with_epilogue(name, spec, constants, _lanes(spec), body, threads_each=parts)
+
+
+def _parts(spec: Pool2d) -> int:
+    """Return how many threads share a window: more if windows are few and large."""
+    height, width = output_hw(spec)
+    images = spec.n if isinstance(spec.n, int) else 1
+    threads = images * height * width * layout.blocks(output_channels(spec), _lanes(spec))
+    taps, parts = spec.kernel[0] * spec.kernel[1], 1
+    while 2 * parts <= min(8, taps // 4) and threads * parts < MANY:
+        parts *= 2
+    return parts
 
 
 def _elementwise(name: str, spec: Elementwise) -> text.Kernel:

@@ -54,10 +54,25 @@ def shared_bytes(how: Tiles) -> int:
     return how.filled * 4 * (how.width + ONES)
 
 
-def blocks(how: Tiles, teams: int) -> int:
-    """Return how many blocks, over all tiles of channels, keep every processor filled."""
+def blocks(how: Tiles, teams: int, fetching: bool) -> int:
+    """Return how many blocks, over all tiles of channels, keep every processor filled.
+
+    Parameters
+    ----------
+    how : Tiles
+        The layer.
+    teams : int
+        Warp groups of a block.
+    fetching : bool
+        Whether the epilogue holds tensors in registers.
+
+    Returns
+    -------
+    int
+    """
     room = (SHARED_BYTES + _BLOCK_BYTES) // (shared_bytes(how) + _BLOCK_BYTES)
-    return PROCESSORS * max(1, min(room, _WARP_GROUPS[how.width] // teams))
+    groups = min(4, _WARP_GROUPS[how.width]) if fetching else _WARP_GROUPS[how.width]
+    return PROCESSORS * max(1, min(room, groups // teams))
 
 
 _WARP_GROUPS = {128: 4, 64: 6, 32: 8}
@@ -66,3 +81,6 @@ _WARP_GROUPS = {128: 4, 64: 6, 32: 8}
 TEAMS = {128: (1, 2), 64: (1, 2, 4), 32: (1, 2, 4)}
 """Warp groups of a block: what can be chosen, by the width of a tile. More would keep sums in
 memory."""
+
+SHARED_STEPS = 6
+"""Steps up to which as many warp groups as can share filters are fastest (measured on an H200)."""

@@ -69,9 +69,10 @@ __device__ __forceinline__ uint4 operand(const unsigned* data, const unsigned* z
 
 // From counts to accumulators (topi_binary/tiles.py derives this), and on to the epilogue. If
 // COMMON, `counts` are u, else bits that differ.
-template <class L, bool COMMON, class Order, int LANES, class Epilogue>
+template <class L, bool COMMON, class Order, int LANES, class Epilogue, class... Fetched>
 __device__ __forceinline__ void conclude(Order order, const unsigned* weight, const Place& at,
-                                         const int (&counts)[LANES], const Epilogue& finish) {
+                                         const int (&counts)[LANES], const Epilogue& finish,
+                                         const Fetched&... fetched) {
   const int* const table = (const int*)(weight + L::FILTER_WORDS);
   const int* const here = table + (L::border_class(at.y, at.x) * L::FILLED_CHANNELS + at.first);
   const int* const ones = table + (L::CLASSES * L::FILLED_CHANNELS + at.first);
@@ -84,7 +85,7 @@ __device__ __forceinline__ void conclude(Order order, const unsigned* weight, co
 #pragma unroll
     for (int k = 0; k < 4; ++k) accumulators[i + k] = counts[i + k] + extra[k] - own[k];
   }
-  finish(order, at, accumulators);
+  finish(order, at, accumulators, fetched...);
 }
 
 // One thread owns 32 channels of a pixel; PARTS neighbouring threads share the words under it.
@@ -152,14 +153,22 @@ template <class L, bool COMMON, int ROWS, int EIGHTS, class Epilogue>
 __device__ __forceinline__ void conclude_tile(const unsigned* weight, unsigned pixel, unsigned pixels,
                                               int tile, const int (&sums)[ROWS][EIGHTS][4],
                                               const Epilogue& finish) {
+  constexpr int LANES = 2 * EIGHTS;
+  constexpr bool TOGETHER = 2 * ROWS * LANES <= 32;  // else registers are short
   const int lane = threadIdx.x % 32, first = tile * 8 * EIGHTS + lane % 4 * 4;
+  typename Epilogue::template Fetched<LANES> fetched[2 * ROWS];
+#pragma unroll
+  for (int row = 0; row < 2 * ROWS; ++row)
+    if (TOGETHER)
+      finish.fetch(Spread(), place<L>(pixel + row * 8 + lane / 4, pixels, first), fetched[row]);
 #pragma unroll
   for (int row = 0; row < 2 * ROWS; ++row) {
-    int counts[2 * EIGHTS];
+    int counts[LANES];
 #pragma unroll
-    for (int i = 0; i < 2 * EIGHTS; ++i) counts[i] = sums[row / 2][i / 2][row % 2 * 2 + i % 2];
+    for (int i = 0; i < LANES; ++i) counts[i] = sums[row / 2][i / 2][row % 2 * 2 + i % 2];
     const Place at = place<L>(pixel + row * 8 + lane / 4, pixels, first);
-    conclude<L, COMMON>(Spread(), weight, at, counts, finish);
+    if (!TOGETHER) finish.fetch(Spread(), at, fetched[row]);
+    conclude<L, COMMON>(Spread(), weight, at, counts, finish, fetched[row]);
   }
 }
 

@@ -83,7 +83,7 @@ __device__ __forceinline__ void dense(const float* data, const float* weight, in
   const float* const filters = weight + (size_t)first * L::DEPTH;
   float sum[16] = {};
   if (left > 0) {
-#pragma unroll 2
+#pragma unroll 4
     for (int depth = lane; depth < L::DEPTH; depth += 32)
       add_products(sum, __ldg(data + (size_t)row * L::DEPTH + depth), filters + depth * count, count);
   }
@@ -119,38 +119,58 @@ __device__ __forceinline__ float divided(float sum, float size) {
   return __fmaf_rn(__fmaf_rn(-quotient, size, sum), reciprocal, quotient);
 }
 
-template <class L>
-struct Pooling {
-  const float* data;
-
-  template <int LANES>
-  __device__ __forceinline__ void operator()(const Place& at, float (&held)[LANES]) const {
+// Pooling. PARTS threads of a warp share the taps of a window; threads between them have neighbouring
+// channels.
+template <class L, int LANES, class Epilogue>
+__device__ __forceinline__ void pool(const float* data, int images, const Epilogue& finish) {
+  constexpr unsigned WARP = 0xffffffffu;
+  constexpr int EACH = 32 / L::PARTS;  // places of a warp
+  const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
+  const unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const unsigned number = warp * EACH + threadIdx.x % EACH;
+  const int part = threadIdx.x % 32 / EACH;
+  const unsigned pixel = L::PIXELS_FIRST ? number % pixels : number / L::BLOCKS;
+  const int block = (int)(L::PIXELS_FIRST ? number / pixels : number % L::BLOCKS);
+  const bool exists = number < pixels * L::BLOCKS;
+  const Place at = place<L>(exists ? pixel : 0, exists ? block * LANES : 0);
+  float held[LANES];
 #pragma unroll
-    for (int i = 0; i < LANES; ++i) held[i] = L::MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f;
-    int inside = 0, full = 0;
-#pragma unroll 1
-    for (int tap = 0; tap < L::KERNEL_Y * L::KERNEL_X; ++tap) {
-      const int y = at.y * L::STRIDE_Y - L::PAD_TOP + tap / L::KERNEL_X * L::DILATION_Y;
-      const int x = at.x * L::STRIDE_X - L::PAD_LEFT + tap % L::KERNEL_X * L::DILATION_X;
-      full += y < L::HEIGHT + L::PAD_BOTTOM && x < L::WIDTH + L::PAD_RIGHT;
-      if ((unsigned)y >= L::HEIGHT || (unsigned)x >= L::WIDTH) continue;
-      inside += 1;
+  for (int i = 0; i < LANES; ++i) held[i] = L::MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f;
+  int inside = 0, full = 0;
+#pragma unroll(L::KERNEL_Y * L::KERNEL_X <= 9 * L::PARTS ? 9 : 2)
+  for (int tap = part; tap < L::KERNEL_Y * L::KERNEL_X; tap += L::PARTS) {
+    const int y = at.y * L::STRIDE_Y - L::PAD_TOP + tap / L::KERNEL_X * L::DILATION_Y;
+    const int x = at.x * L::STRIDE_X - L::PAD_LEFT + tap % L::KERNEL_X * L::DILATION_X;
+    full += y < L::HEIGHT + L::PAD_BOTTOM && x < L::WIDTH + L::PAD_RIGHT;
+    if ((unsigned)y >= L::HEIGHT || (unsigned)x >= L::WIDTH) continue;
+    inside += 1;
 #pragma unroll
-      for (int i = 0; i < LANES; i += 4) {
-        if (at.first + i >= L::IN_CHANNELS) continue;
-        float four[4];
-        input4<L>(four, data, at.image, y, x, at.first + i);
+    for (int i = 0; i < LANES; i += 4) {
+      if (at.first + i >= L::IN_CHANNELS) continue;
+      float four[4];
+      input4<L>(four, data, at.image, y, x, at.first + i);
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          held[i + k] = L::MAXIMUM ? fmaxf(held[i + k], four[k]) : held[i + k] + four[k];
-      }
+      for (int k = 0; k < 4; ++k)
+        held[i + k] = L::MAXIMUM ? fmaxf(held[i + k], four[k]) : held[i + k] + four[k];
     }
-    if (L::MAXIMUM) return;
+  }
+#pragma unroll
+  for (int apart = EACH; apart < 32; apart *= 2) {
+    inside += __shfl_xor_sync(WARP, inside, apart), full += __shfl_xor_sync(WARP, full, apart);
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) {
+      const float other = __shfl_xor_sync(WARP, held[i], apart);
+      held[i] = L::MAXIMUM ? fmaxf(held[i], other) : held[i] + other;
+    }
+  }
+  if (!exists || part > 0) return;
+  if (!L::MAXIMUM) {
     const int size = L::INSIDE_ONLY ? inside : L::CEIL ? full : L::KERNEL_Y * L::KERNEL_X;
 #pragma unroll
     for (int i = 0; i < LANES; ++i) held[i] = divided(held[i], (float)size);
   }
-};
+  finish(Consecutive(), at, held);
+}
 
 // Numbers as they are; bytes become floats.
 template <class L, typename T>

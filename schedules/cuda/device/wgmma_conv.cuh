@@ -46,8 +46,9 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
                                               const unsigned* weight, int images, int* shared,
                                               const Epilogue& finish) {
   constexpr int COLUMNS = L::TILE + ONES, EIGHTS = COLUMNS / 8, LANES = L::TILE / 4;
-  constexpr int HALF = 2 * COLUMNS, STEP = 2 * HALF;          // uint4 in shared memory
+  constexpr int HALF = 2 * COLUMNS, STEP = 2 * HALF;  // uint4 in shared memory
   constexpr int AHEAD = L::STEPS < 3 ? L::STEPS : 3;          // steps whose data are under way
+  constexpr bool EARLY = LANES <= 16;  // else registers are short
   constexpr bool SHORT = L::RUN - 16 * (L::STEPS - 1) <= 2;   // the last half has no words
   const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
   const int team = __shfl_sync(ALL_LANES, threadIdx.x / TEAM_THREADS, 0);
@@ -70,6 +71,13 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
        first += gridDim.x * (L::TEAMS * TEAM_PIXELS)) {
     const unsigned pixel = first + warp * 16 + lane / 4;
     const Window at[2] = {window<L>(pixel, pixels, group), window<L>(pixel + 8, pixels, group)};
+    const int channel = tile * L::TILE + lane % 4 * 4;
+    const Place here[2] = {place<L>(pixel, pixels, channel), place<L>(pixel + 8, pixels, channel)};
+    typename Epilogue::template Fetched<LANES> fetched[2];
+    if (EARLY) {
+      finish.fetch(Spread(), here[0], fetched[0]);
+      finish.fetch(Spread(), here[1], fetched[1]);
+    }
     int sums[EIGHTS][4] = {};
     unsigned seen = 0;
     bool zeros = false;
@@ -111,8 +119,8 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
 #pragma unroll
       for (int i = 0; i < LANES; ++i)
         counts[i] = (all - 2 * sums[i / 2][2 * row + i % 2]) * factor;
-      const Place here = place<L>(pixel + 8 * row, pixels, tile * L::TILE + lane % 4 * 4);
-      conclude<L, true>(Spread(), weight, here, counts, finish);
+      if (!EARLY) finish.fetch(Spread(), here[row], fetched[row]);
+      conclude<L, true>(Spread(), weight, here[row], counts, finish, fetched[row]);
     }
   }
 }
