@@ -15,8 +15,9 @@ VECTORS = 4
 
 def packed(operands: str, target: TargetSpec) -> int:
     """Return how many operands share a word on `target`."""
-    if target.kind == "cuda":  # tensor cores multiply pairs
-        return quantization.PACKED[operands] if operands == "bfloat16" else 1
+    if target.kind == "cuda":  # tensor cores multiply pairs, Turing's those of float16 alone
+        paired = operands == "bfloat16" and "sm_75" not in target.gpus
+        return quantization.PACKED[operands] if paired else 1
     has = target.vector_bits == 512 and INSTRUCTION.get(operands) in target.features
     return quantization.PACKED[operands] if has else 1
 

@@ -21,7 +21,7 @@ from bnncc.errors import TargetError
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, text
 from bnncc.targets import catalog, gpus
-from bnncc.topi_binary.spec import BinaryConv2d, Spec, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, Step
 from tests.cuda_emulator import COMPILER
 from tests.devices import DIGITS
 from tests.test_cuda_few_bit import specs as few_bit_specs
@@ -50,6 +50,13 @@ LAYERS = (
     dataclasses.replace(LARGE, steps=(
         Step("affine"), Step("add"), Step("store", in_place=True), Step("prelu"), Step("bits"))),
 )  # fmt: skip
+
+
+def product_of(weight_order: str, engine: str) -> str:
+    """Return the instruction that multiplies weights in this order on a target of `engine`."""
+    kind = weight_order.partition("-")[0]
+    few_pixels = kind == "fragments" and engine == "wgmma"
+    return PRODUCT["simt" if kind == "strips" else "mma" if few_pixels else engine]
 
 
 def launched(spec: Spec, kernel: text.Kernel) -> str:
@@ -112,7 +119,7 @@ def compiled(spec: Spec, target: str, folder: Path) -> None:
     if isinstance(spec, BinaryConv2d):
         spec = dataclasses.replace(spec, weight_order=binary.weight_order(spec, chosen.engine))
         cut = binary.default_cut(spec, chosen.engine)
-        wanted = PRODUCT["simt" if spec.weight_order == "strips" else chosen.engine]
+        wanted = product_of(spec.weight_order, chosen.engine)
     source = launched(spec, cuda.kernel(spec, cut))
     for gpu in chosen.gpus:
         code = nvrtc.cubin(source, gpu)
@@ -123,6 +130,25 @@ def compiled(spec: Spec, target: str, folder: Path) -> None:
 @pytest.mark.parametrize("target", ["cuda-sm80", "cuda-sm90a"])
 def test_code_of_a_layer(target: str, tmp_path: Path) -> None:
     compiled(SMALL, target, tmp_path)
+
+
+@reads_code
+def test_code_of_a_large_layer(tmp_path: Path) -> None:
+    order = binary.weight_order(LARGE, "wgmma")
+    assert product_of(order, "wgmma") == "BGMMA"
+    compiled(LARGE, "cuda-sm90a", tmp_path)
+
+
+@reads_code
+@pytest.mark.parametrize("target", ["cuda-sm80", "cuda-sm90a"])
+def test_code_of_a_rounded_first_layer(target: str, tmp_path: Path) -> None:
+    spec = Conv2d(
+        1, 32, 32, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW", packed=2,
+        steps=(Step("store"),), operands="bfloat16",
+    )  # fmt: skip
+    (gpu,) = catalog.resolve(target).gpus
+    code = nvrtc.cubin(launched(spec, cuda.kernel(spec)), gpu)
+    assert check_code(code, tmp_path, {"main_kernel": "HMMA"}) == 1
 
 
 @pytest.mark.slow
@@ -188,7 +214,7 @@ def test_bi_real_net_for_every_gpu(
 
     (code,) = built(networks.birealnet18(), target, monkeypatch).values()
     names = [name for name, _, _ in kernels_of(code, tmp_path) if name.startswith("binary_conv2d")]
-    wanted = PRODUCT[catalog.resolve(target).engine]
+    wanted = product_of("fragments", catalog.resolve(target).engine)  # of one image
     assert len(names) >= 8
     check_code(code, tmp_path, dict.fromkeys(names, wanted))
 
@@ -236,9 +262,13 @@ def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "pip install" in str(caught.value.hint)
 
 
-def test_rounded_first_layers_are_refused() -> None:
-    with pytest.raises(TargetError, match="--first-layer is not available on GPUs"):
-        bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80", first_layer="int8")
+@pytest.mark.parametrize(
+    ("target", "operands"), [("cuda-sm80", "int8"), ("cuda-sm75", "bfloat16"), ("cuda", "bfloat16")]
+)
+def test_what_tensor_cores_do_not_multiply_is_refused(target: str, operands: str) -> None:
+    with pytest.raises(TargetError, match=f"--first-layer {operands} is not available on") as said:
+        bnncc.compile(DIGITS / "digits.onnx", target=target, first_layer=operands)
+    assert "sm_80" in str(said.value.hint)
 
 
 def test_which_gpu_runs_which_code() -> None:

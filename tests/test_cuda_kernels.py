@@ -10,8 +10,8 @@ import pytest
 
 from bnncc.ir.image_bits import bits_of
 from bnncc.schedules import cuda
-from bnncc.schedules.cuda import binary
-from bnncc.topi_binary import layout, reference, reference_float, tiles
+from bnncc.schedules.cuda import binary, float_tiles
+from bnncc.topi_binary import layout, quantization, reference, reference_float, tiles
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -255,6 +255,50 @@ def test_other_kernels_equal_the_oracle() -> None:
         kernel_harness.same(
             run(library, spec, kernel, inputs, number), ORACLE[type(spec)](spec, inputs)
         )
+
+
+TILED = (
+    Conv2d("n", 17, 13, 3, 70, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW",
+           steps=(Step("affine"), *STORE, Step("bits", zero=True))),
+    Conv2d(2, 9, 7, 20, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("add"), *STORE, Step("bits"))),
+    Conv2d(2, 9, 7, 40, 33, (3, 2), (2, 1), dilations=(1, 2), pads=(1, 0, 1, 1),
+           data_layout="NCHW", steps=(*STORE, Step("bits"))),
+    Conv2d(2, 14, 14, 64, 128, (1, 1), steps=(Step("relu"), *STORE)),
+    Conv2d(40, 1, 1, 70, 37, (1, 1), rank=2, steps=(Step("shift"), *STORE)),
+)  # fmt: skip
+"""Float layers that are products of matrices, tile by tile."""
+
+
+def test_tiles_of_every_size_equal_the_oracle() -> None:
+    cases = [(spec, cut) for spec in TILED for cut in float_tiles.cuts(spec)]
+    assert {cut for _, cut in cases} == set(float_tiles.CUTS)
+    kernels = [cuda.kernel(spec, cut) for spec, cut in cases]
+    library = Emulated(kernels, 800)
+    for number, ((spec, _), kernel) in enumerate(zip(cases, kernels, strict=True)):
+        inputs = kernel_harness.small_integers(spec, seed(number), batch=2)
+        kernel_harness.same(
+            run(library, spec, kernel, inputs, number), reference_float.conv2d(spec, inputs)
+        )
+
+
+def test_rounded_operands_equal_the_oracle() -> None:
+    small = Conv2d(1, 14, 9, 16, 100, (5, 5), pads=(2, 2, 2, 2), steps=STORE)
+    specs = [
+        dataclasses.replace(spec, operands="bfloat16", packed=2)
+        for spec in (TILED[0], small, dataclasses.replace(small, kernel=(9, 9)))
+    ]
+    kernels = [cuda.kernel(spec) for spec in specs]
+    library = Emulated(kernels, 800)
+    for number, (spec, kernel) in enumerate(zip(specs, kernels, strict=True)):
+        draw = seed(number)
+        inputs = kernel_harness.small_integers(spec, draw, batch=2)
+        weight = draw.integers(-3, 4, (spec.out_channels, *spec.kernel, spec.channels))
+        inputs[1] = quantization.pack_weight(weight.astype(np.float32), spec)
+        inputs[0] = inputs[0] + np.float32(2**-9)  # what is rounded away
+        wanted = reference_float.conv2d(spec, inputs)
+        for most in {kernel.most, min(1, kernel.most)}:
+            limited = dataclasses.replace(kernel, most=most)
+            kernel_harness.same(run(library, spec, limited, inputs, number), wanted)
 
 
 def _fill_bits(spec: Spec, inputs: list[np.ndarray]) -> None:

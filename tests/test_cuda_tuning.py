@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from bnncc import schedules
 from bnncc.console import Console
 from bnncc.schedules import cuda
 from bnncc.targets import catalog
-from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
 from bnncc.tuning import records
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.tuner import Plan, Tuner, tasks_of
@@ -20,14 +21,21 @@ from tests.cuda_emulator import COMPILER
 LAYER = BinaryConv2d(1, 8, 8, 256, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
 
 
+STEM = Conv2d(1, 32, 32, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), steps=(Step("store"),))
+
+
 def test_space_of_a_layer() -> None:
-    for name, choices in (
-        ("cuda-sm80", {"rows": (1, 2), "splits": (1, 2, 4)}),
-        ("cuda-sm120", {"rows": (1,), "splits": (1, 2, 4)}),
-        ("cuda-sm90a", {"chunk": (4, 9, 18)}),
+    for name, layer, choices in (
+        ("cuda-sm80", LAYER, {"rows": (1, 2), "splits": (1, 2, 4)}),
+        ("cuda-sm120", LAYER, {"rows": (1,), "splits": (1, 2, 4)}),
+        ("cuda-sm90a", LAYER, {"rows": (1, 2), "splits": (1, 2, 4)}),
+        ("cuda-sm90a", replace(LAYER, n=4096), {"teams": (1, 2, 4)}),
+        ("cuda-sm80", STEM, {"rows": (2, 4, 8), "splits": (1, 2)}),
     ):
         target = catalog.resolve(name)
-        spec = schedules.with_weight_order(LAYER, target)
+        spec = layer
+        if isinstance(layer, BinaryConv2d):
+            spec = schedules.with_weight_order(layer, target)
         space = schedules.space_of(spec, target)
         assert space.choices == choices
         for point in space.points():

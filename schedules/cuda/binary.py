@@ -33,6 +33,7 @@ ROOMY = 32 * 132
 CROWD = 4 * 132
 """Tiles of 64 pixels from which on ``wgmma`` is faster than ``mma`` on an H200."""
 
+
 def weight_order(spec: BinaryConv2d, engine: str) -> str:
     """Return the order of weights that the kernel of `engine` reads.
 

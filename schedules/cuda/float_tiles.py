@@ -64,7 +64,7 @@ class Cut:
         return max(buffers, (self.splits - 1) * self.pixels * CHANNELS)
 
 
-_CUTS = (Cut(8, 1), Cut(4, 1), Cut(4, 2), Cut(2, 2), Cut(4, 4), Cut(2, 4))
+CUTS = (Cut(8, 1), Cut(4, 1), Cut(4, 2), Cut(2, 2), Cut(4, 4), Cut(2, 4))
 """From many pixels in a block to few."""
 
 
@@ -83,15 +83,15 @@ def space(spec: Conv2d) -> Space:
     """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`."""
     if spec.operands != "float32" or not fits(spec):
         return Space()
-    known = [asdict(cut) for cut in _cuts(spec)]
+    known = [asdict(cut) for cut in cuts(spec)]
     choices = {name: {point[name] for point in known} for name in known[0]}
     return chosen_from(choices, asdict(default_cut(spec)), lambda point: dict(point) in known)
 
 
-def _cuts(spec: Conv2d) -> list[Cut]:
+def cuts(spec: Conv2d) -> list[Cut]:
     """Return what shared memory allows, from many pixels in a block to few."""
     _, chunk, _ = _chunks(spec)
-    return [cut for cut in _CUTS if 4 * cut.words(chunk) <= SHARED_BYTES]
+    return [cut for cut in CUTS if 4 * cut.words(chunk) <= SHARED_BYTES]
 
 
 def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
@@ -108,9 +108,9 @@ def default_cut(spec: Conv2d) -> Cut:
     height, width = output_hw(spec)
     pixels = (spec.n if isinstance(spec.n, int) else 1) * height * width
     tiles = layout.blocks(spec.out_channels, CHANNELS)
-    cuts = _cuts(spec)
-    busy = (cut for cut in cuts if layout.blocks(pixels, cut.pixels) * tiles >= _BLOCKS)
-    return next(busy, cuts[-1])
+    fitting = cuts(spec)
+    busy = (cut for cut in fitting if layout.blocks(pixels, cut.pixels) * tiles >= _BLOCKS)
+    return next(busy, fitting[-1])
 
 
 def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
@@ -152,10 +152,10 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
 
 def _bfloats(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> text.Kernel:
     if spec.operands != "bfloat16" or spec.packed != 2 or spec.zero_points:
-        what = "of bytes" if spec.zero_points else spec.operands
+        what = " for images of bytes" if spec.zero_points else ""
         raise TargetError(
-            f"--first-layer {what} is not available on this GPU",
-            hint="take bfloat16 (sm_80 and later, images of floats), or leave it out",
+            f"--first-layer {spec.operands} is not available on this GPU{what}",
+            hint="bfloat16 is, from sm_80 on and for images of floats; or leave it out",
         )
     chunks = layout.blocks(int(constants["RUN"]), _BFLOAT_NUMBERS)
     numbers = 2 * BFLOAT_PIXELS * _BFLOAT_PITCH
