@@ -20,7 +20,8 @@ BODIES = {
     "outside": "out[threadIdx.x] = __ldg(in + threadIdx.x + 1);",
     "misaligned": "out[threadIdx.x] = __ldg((const int4*)(in + 1)).x;",
     "unfinished": "int c[4][4] = {}; emulator::wgmma(c, 0, 0, 0, 0, 0);",
-    "swizzled": "int c[4][4] = {}; emulator::wgmma(c, 0, 0, 0, 0, 1ull << 62); emulator::wgmma_wait();",
+    "swizzled": "int c[4][4] = {}; emulator::wgmma(c, 0, 0, 0, 0, 1ull << 62); "
+    "emulator::wgmma_wait();",
 }
 PROBLEMS = {
     "divergent": "wait for others that never come",

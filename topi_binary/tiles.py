@@ -11,9 +11,9 @@ is the run of words:
     of k256 at a time. Lane ``4 * g + t`` holds quad ``t`` of column ``g``.
 ``cores-W``
     ``[tile][4 quads][half][2][column][quad]``: what ``wgmma`` reads from shared memory, core
-    matrices of 8 columns x 16 bytes, without swizzling. Of each quad, half ``h`` holds words ``2 h``
-    and ``2 h + 1``, in matrices of their own: thread ``t`` of four has those of quad ``t`` of the
-    data in registers.
+    matrices of 8 columns x 16 bytes, without swizzling. Of each quad, half ``h`` holds words
+    ``2 h`` and ``2 h + 1``, in matrices of their own: thread ``t`` of four has those of quad ``t``
+    of the data in registers.
 
 Columns of a tensor core's tile are not channels in order: thread ``t`` of four gets columns
 ``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those of two eights are the

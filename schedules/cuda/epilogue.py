@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnncc.schedules.cuda import few_bit
-from bnncc.schedules.cuda.text import each, number
+from bnncc.schedules.cuda.text import HERE, each, number
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import (
     aliases,
@@ -34,8 +34,6 @@ _TENSOR_STEPS = {
     "mul": "__fmul_rn(v[k], {t})",
     "gate": "__fmul_rn(v[k], {t})",
 }
-_HERE = "at.first + Order::offset(i)"
-"""Where the parameters of four channels begin; not ``c``, so that one address serves all."""
 
 
 def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
@@ -148,7 +146,7 @@ class _Writer:
         yield "{"
         if step.op in _CHANNEL_STEPS:
             for k, pointer in enumerate(taken):
-                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + {_HERE});"
+                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + {HERE});"
             yield from each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
         elif step.op in _TENSOR_STEPS:
             fetched = self._fetch(step, taken[0])
@@ -170,7 +168,7 @@ class _Writer:
                 yield from self._bits("v[k] == 0.0f")
         else:
             for k, pointer in enumerate(taken):
-                yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + {_HERE});"
+                yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + {HERE});"
             yield from self._bits("raw[i + k] <= p0[k]")
             if step.zero:
                 yield from self._bits("raw[i + k] <= p0[k] && raw[i + k] > p1[k]")
@@ -205,7 +203,7 @@ class _Writer:
             whole = str(channels % 4 == 0).lower()
             start = f"{pointer} + {row} * {channels}"
             channel = f"c % {channels}" if step.period else "c"
-            place = f"{start} + {channel}" if step.period else f"{start} + {_HERE}"
+            place = f"{start} + {channel}" if step.period else f"{start} + {HERE}"
             read = f"      bnncc::fetch4<{whole}>(four, {place}, {channels} - {channel});"
         lines = [
             *_EACH_FOUR,
@@ -242,5 +240,5 @@ class _Writer:
             )
             return
         whole = str(self.channels % 4 == 0).lower()
-        place = f"{pointer} + (size_t)at.pixel * {self.channels} + {_HERE}"
+        place = f"{pointer} + (size_t)at.pixel * {self.channels} + {HERE}"
         yield f"  if (at.exists) bnncc::store4<{whole}>({place}, {values}, {self.channels} - c);"

@@ -78,8 +78,8 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
     if step.way == "whole":
         yield from text.each("level[k] = (int)v[k];")
     elif step.way == "acc-scale":
-        yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + at.first + Order::offset(i));"
-        yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + at.first + Order::offset(i));"
+        yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + {text.HERE});"
+        yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + {text.HERE});"
         found = "__fmaf_rn((float)raw[i + k], p0[k], p1[k])"
         yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
     elif step.way == "search":
@@ -93,11 +93,12 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
         yield f"  {kind} seen[4];"
         yield from text.each(f"seen[k] = {'v[k]' if kind == 'float' else 'raw[i + k]'};")
         if step.flip:
-            yield f"  int flip[4]; bnncc::load4(flip, {taken[1]} + at.first + Order::offset(i));"
+            yield f"  int flip[4]; bnncc::load4(flip, {taken[1]} + {text.HERE});"
             yield from text.each("seen[k] ^= flip[k];")
         yield from text.each("level[k] = 0;")
         yield f"  for (int n = 0; n < {step.count}; ++n) {{"
-        yield f"    {kind} limit[4]; bnncc::load4(limit, {taken[0]} + n * {filled} + at.first + Order::offset(i));"
+        yield f"    {kind} limit[4];"
+        yield f"    bnncc::load4(limit, {taken[0]} + n * {filled} + {text.HERE});"
         yield from text.each("level[k] += seen[k] >= limit[k];")
         yield "  }"
 

@@ -22,6 +22,9 @@ _C_TYPES = {"float32": "float", "int32": "int", "uint32": "unsigned", "uint8": "
 
 Constant = int | bool | float
 
+HERE = "at.first + Order::offset(i)"
+"""In an epilogue: where the parameters of four channels begin. One address serves all of them."""
+
 
 @dataclass(frozen=True)
 class Kernel:
