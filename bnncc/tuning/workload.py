@@ -84,6 +84,17 @@ class Workload:
         return from_json(self.spec)
 
     @property
+    def layer(self) -> str:
+        """JSON of the spec, whatever the order of its weights and wherever its results are stored.
+
+        The kernels of a layer compute the same, so the fastest of them on record can be chosen.
+        """
+        kernel = self.kernel
+        if isinstance(kernel, specs.BinaryConv2d):
+            kernel = replace(kernel, weight_order="words")
+        return stored_apart(to_json(kernel))
+
+    @property
     def name(self) -> str:
         """A short description, for people.
 
@@ -94,6 +105,17 @@ class Workload:
         'BinaryConv2d 64,56x56 -> 128 3x3 s2'
         """
         return _describe(self.kernel) + (f", {self.threads} threads" if self.threads > 1 else "")
+
+
+def stored_apart(spec: str) -> str:
+    """Return the JSON of a spec, with no result stored over an input.
+
+    Examples
+    --------
+    >>> stored_apart('{"in_place": true, "op": "store"}')
+    '{"in_place": false, "op": "store"}'
+    """
+    return spec.replace('"in_place": true', '"in_place": false')
 
 
 def function(workload: Workload) -> tirx.PrimFunc:
