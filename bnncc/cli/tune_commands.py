@@ -8,18 +8,28 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bnncc.cli.asked import as_json, check_model, device_of, options_of
+from bnncc.cli.asked import (
+    as_json,
+    check_bundle,
+    check_model,
+    device_of,
+    options_of,
+    pythons_of,
+)
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
+
+if TYPE_CHECKING:
+    from bnncc.targets.spec import TargetSpec
 
 FOLDER = Path("tune_logs")
 """Where records go if no folder is given."""
 
 
 def tune(args: Namespace, console: Console) -> int:
-    """Tune the kernels of a model, and say what that gained.
+    """Tune the kernels of a model, here, on a device, or through a bundle.
 
     Parameters
     ----------
@@ -40,18 +50,26 @@ def tune(args: Namespace, console: Console) -> int:
     """
     from bnncc.targets.catalog import resolve
 
-    check_model(args.model)
+    check_bundle(args)
+    if args.results is not None:
+        return _import(args, console)
+    if not args.models:
+        raise UsageError("tune needs a MODEL, or --import RESULTS")
+    for model in args.models:
+        check_model(model)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
-    if len(args.records) > 1 or args.untuned:
-        raise UsageError("tune takes one --records, to read and write, and no --untuned")
-    folder = args.records[0] if args.records else FOLDER
+    if args.bundle is not None:
+        return _bundle(args, target, pattern, console)
+    if len(args.models) > 1:
+        raise UsageError("tune takes one MODEL; with --bundle it takes several")
+    folder = _folder(args)
     args.records = []
     options = replace(options_of(args), threads=args.threads or 1, tuned=False, confirm=False)
     from bnncc.tuning import network
 
     result = network.tune(
-        args.model,
+        args.models[0],
         options,
         target,
         folder=folder,
@@ -62,13 +80,70 @@ def tune(args: Namespace, console: Console) -> int:
         time_limit=args.time_limit,
         jobs=args.jobs,
         lock=args.lock,
-        command=" ".join(["bnncc", *map(os.fspath, sys.argv[1:])]),
+        command=_command(),
         console=console,
     )
     if args.json:
         sys.stdout.write(as_json(result))
     console.result(network.text(result, folder))
     return 130 if result["interrupted"] else 0
+
+
+def _folder(args: Namespace) -> Path:
+    """Return where records are read and written."""
+    if len(args.records) > 1 or args.untuned:
+        raise UsageError("tune takes one --records, to read and write, and no --untuned")
+    return args.records[0] if args.records else FOLDER
+
+
+def _command() -> str:
+    return " ".join(["bnncc", *map(os.fspath, sys.argv[1:])])
+
+
+def _bundle(
+    args: Namespace, target: TargetSpec, pattern: re.Pattern[str] | None, console: Console
+) -> int:
+    """Write a bundle that tries kernels elsewhere."""
+    if args.measure != "clock":
+        raise UsageError("--measure instructions needs no bundle")
+    pythons = pythons_of(args)
+    options = replace(options_of(args), threads=args.threads or 1)
+    from bnncc.bundle import tuning
+
+    result = tuning.bundle(
+        args.models,
+        options,
+        target,
+        folder=args.bundle,
+        trials=args.trials,
+        pattern=pattern,
+        jobs=args.jobs,
+        pythons=pythons,
+        console=console,
+    )
+    if args.json:
+        sys.stdout.write(as_json(result))
+    console.result(tuning.text(result))
+    return 0
+
+
+def _import(args: Namespace, console: Console) -> int:
+    """Put a bundle's results on record."""
+    if args.models:
+        raise UsageError("--import takes no MODEL: the results say which kernels they are of")
+    folder = _folder(args)
+    from bnncc.bundle import importing, results
+    from bnncc.targets.catalog import resolve
+
+    target = None if args.target == "native" else resolve(args.target)
+    made = importing.take(results.read(args.results), folder, target=target, command=_command())
+    for line in made.warnings:
+        console.warning(line)
+    if args.json:
+        sys.stdout.write(as_json(importing.summary(made)))
+    for line in importing.text(made):
+        console.result(line)
+    return 0 if made.records else 1
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
