@@ -45,6 +45,9 @@ from bnncc.bundle.device.runner import main
 
 sys.exit(main(Path(__file__).resolve().parent))
 '''
+PRESET = 9
+"""Of xz: what is sent once may take seconds to pack."""
+
 _TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py",
           "tuning/level_cases.py")  # fmt: skip
 
@@ -240,7 +243,7 @@ def write(
     add_runtime(folder, pythons, gpu=bool(target.gpus))
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
     packed = folder.with_name(f"{folder.name}.tar.xz")
-    with tarfile.open(packed, "w:xz", preset=9) as archive:
+    with tarfile.open(packed, "w:xz", preset=PRESET) as archive:
         archive.add(folder, folder.name)
     return packed
 
