@@ -19,7 +19,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from bnncc.bundle.device.runner import main
 
 sys.exit(main(Path(__file__).resolve().parent))
 '''
-PRESET = 9
+PRESET: Literal[1, 9] = 9
 """Of xz: what is sent once may take seconds to pack."""
 
 _TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py",

@@ -11,14 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc.cli.asked import (
-    as_json,
-    check_bundle,
-    check_model,
-    device_of,
-    options_of,
-    pythons_of,
-)
+from bnncc.cli import bundle_commands
+from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
@@ -120,46 +114,16 @@ def bench(args: Namespace, console: Console) -> int:
     """
     check_bundle(args)
     if args.bundle is not None:
-        return _bench_bundle(args, console)
+        return bundle_commands.write_bench(args, console)
     _runtime_only(args)
     from bnncc.runtime import runner
 
     if args.results is not None:
-        from bnncc.bundle.benching import bench as imported
-        from bnncc.runtime.artifact import Artifact
-
-        artifact = Artifact.load(args.artifact, for_this_machine=False)
-        result, warnings = imported(artifact, args.results)
-        for line in warnings:
-            console.warning(line)
+        result = bundle_commands.imported_bench(args, console)
     else:
         with _loaded(args) as artifact:
             result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
     sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
-    return 0
-
-
-def _bench_bundle(args: Namespace, console: Console) -> int:
-    """Write a bundle that times an artifact."""
-    start = time.perf_counter()
-    pythons = pythons_of(args)
-    from bnncc.bundle import build
-    from bnncc.bundle.benching import target_of
-    from bnncc.runtime.artifact import Artifact
-
-    build.check_folder(args.bundle)
-    artifact = Artifact.load(args.artifact, for_this_machine=False)
-    network = build.Network.of(artifact, args.artifact.stem)
-    contents = build.Contents(networks=[network])
-    packed = build.write(args.bundle, target_of(artifact), contents, pythons)
-    size = packed.stat().st_size
-    said = {"format": 1, "folder": str(args.bundle), "archive": str(packed), "bytes": size}
-    if args.json:
-        sys.stdout.write(as_json(said))
-    console.result(
-        f"{packed}: {size:,} bytes, {len(network.kernels)} kernels, "
-        f"{time.perf_counter() - start:.1f} s; run it with `python {args.bundle.name}/run.py`"
-    )
     return 0
 
 

@@ -8,21 +8,12 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bnncc.cli.asked import (
-    as_json,
-    check_bundle,
-    check_model,
-    device_of,
-    options_of,
-    pythons_of,
-)
+from bnncc.cli import bundle_commands
+from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
-
-if TYPE_CHECKING:
-    from bnncc.targets.spec import TargetSpec
 
 FOLDER = Path("tune_logs")
 """Where records go if no folder is given."""
@@ -52,7 +43,7 @@ def tune(args: Namespace, console: Console) -> int:
 
     check_bundle(args)
     if args.results is not None:
-        return _import(args, console)
+        return bundle_commands.import_tuned(args, _folder(args), _command(), console)
     if not args.models:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
     for model in args.models:
@@ -60,7 +51,7 @@ def tune(args: Namespace, console: Console) -> int:
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:
-        return _bundle(args, target, pattern, console)
+        return bundle_commands.write_tune(args, target, pattern, console)
     if len(args.models) > 1:
         raise UsageError("tune takes one MODEL; with --bundle it takes several")
     folder = _folder(args)
@@ -98,52 +89,6 @@ def _folder(args: Namespace) -> Path:
 
 def _command() -> str:
     return " ".join(["bnncc", *map(os.fspath, sys.argv[1:])])
-
-
-def _bundle(
-    args: Namespace, target: TargetSpec, pattern: re.Pattern[str] | None, console: Console
-) -> int:
-    """Write a bundle that tries kernels elsewhere."""
-    if args.measure != "clock":
-        raise UsageError("--measure instructions needs no bundle")
-    pythons = pythons_of(args)
-    options = replace(options_of(args), threads=args.threads or 1)
-    from bnncc.bundle import tuning
-
-    result = tuning.bundle(
-        args.models,
-        options,
-        target,
-        folder=args.bundle,
-        trials=args.trials,
-        pattern=pattern,
-        jobs=args.jobs,
-        pythons=pythons,
-        console=console,
-    )
-    if args.json:
-        sys.stdout.write(as_json(result))
-    console.result(tuning.text(result))
-    return 0
-
-
-def _import(args: Namespace, console: Console) -> int:
-    """Put a bundle's results on record."""
-    if args.models:
-        raise UsageError("--import takes no MODEL: the results say which kernels they are of")
-    folder = _folder(args)
-    from bnncc.bundle import importing, results
-    from bnncc.targets.catalog import resolve
-
-    target = None if args.target == "native" else resolve(args.target)
-    made = importing.take(results.read(args.results), folder, target=target, command=_command())
-    for line in made.warnings:
-        console.warning(line)
-    if args.json:
-        sys.stdout.write(as_json(importing.summary(made)))
-    for line in importing.text(made):
-        console.result(line)
-    return 0 if made.records else 1
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
