@@ -1,4 +1,4 @@
-"""Runs a bundle: each part in a process of its own, each result kept as soon as it is there.
+"""Runs a bundle by workers, which may die, and keeps each result as soon as it is there.
 
     python FOLDER/run.py [--seconds 540] [--results FILE] [--only PART ...]
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ _LATE, _UNFIT = 3, 4  # exit codes of a worker
 _START = "start"
 
 Line = dict[str, Any]
+
+
+class _TimeUp(Exception):
+    """There is no time left."""
 
 
 class Refused(Exception):
@@ -109,63 +113,96 @@ class Runner:
         self.root, self.index, self.log = root, index, log
         self.until = time.monotonic() + seconds
         self.grace = min(GRACE_SECONDS, seconds / 10)
-        self._session: Line | None = None
+        self._session = False
 
     def run(self, names: Sequence[str] | None) -> bool:
         """Run parts, by default all; return whether there was time for them."""
-        parts = [*self.index["networks"], *self.index["kernels"], *self.index["scripts"]]
-        for part in parts:
-            name = part["part"]
-            if (names is not None and name not in names) or self.log.done(name):
-                continue
-            while (ended := self._attempt(part)) is None:
-                pass
-            if not ended:
-                return False
-            self.log.add({"done": name})
+
+        def left(parts: Sequence[Line]) -> list[Line]:
+            wanted = [p for p in parts if names is None or p["part"] in names]
+            return [part for part in wanted if not self.log.done(part["part"])]
+
+        try:
+            while parts := left([*self.index["networks"], *self.index["kernels"]]):
+                self._work(parts)
+            for script in left(self.index["scripts"]):
+                self._script(script)
+        except _TimeUp:
+            return False
         return True
 
-    def _attempt(self, part: Line) -> bool | None:
-        """Run a part; True if it is done, False if the time is up, None if it is to go on."""
-        script = "file" in part
-        said = self.log.of(part["part"])
-        known = [] if script else [line["key"] for line in said if _final(line, part)]
+    def _work(self, parts: Sequence[Line]) -> None:
+        """Have a worker do parts, until all are done or it ends before."""
+        known = [
+            f"{part['part']}:{line['key']}"
+            for part in parts
+            for line in self.log.of(part["part"])
+            if _final(line, part)
+        ]
+        command = [str(self.root / "run.py"), "--until", repr(self.until - self.grace)]
+        command += ["--parts", *(part["part"] for part in parts), "--skip", *known]
+        by_name = {part["part"]: part for part in parts}
+        part, key = None, _START
+
+        def take(line: Line) -> None:
+            nonlocal part, key
+            if "part" in line:
+                part, key = by_name[line["part"]], _START
+            elif "done" in line:
+                self.log.add(line)
+                part = None
+            elif "begin" in line:
+                key = line["begin"]
+            elif "device" in line:
+                self._open_session(line)
+            elif part is not None:
+                self._keep(part, line)
+
+        reason = self._listen(command, take)
+        if not reason:
+            return
+        if part is None:
+            raise Refused(f"the worker ended: {reason}")
+        self._keep(part, {"key": key, "right": False, "error": reason})
+        if key == _START:  # it cannot even be loaded
+            self.log.add({"done": part["part"]})
+
+    def _script(self, script: Line) -> None:
+        name = script["part"]
+        reason = self._listen([str(self.root / script["file"])], lambda x: self._keep(script, x))
+        if reason:
+            self._keep(script, {"key": _START, "right": False, "error": reason})
+        self.log.add({"done": name})
+
+    def _listen(self, command: Sequence[str], take: Callable[[Line], None]) -> str:
+        """Run a program, and take its lines; return how it failed, if it did.
+
+        Raises
+        ------
+        Refused
+            If it says that this machine lacks something.
+        _TimeUp
+            If there is no time left for it.
+        """
         if time.monotonic() > self.until - self.grace:
-            return False
-        command = [sys.executable, str(self.root / ("run.py" if not script else part["file"]))]
-        if not script:
-            until = repr(self.until - self.grace)
-            command += ["--part", part["part"], "--until", until, "--skip", *known]
-        current = _START
+            raise _TimeUp
         with tempfile.TemporaryFile() as errors, _process(command, errors) as process:
             try:
                 for line in self._heard(process):
-                    if "begin" in line:
-                        current = line["begin"]
-                    else:
-                        self._take(part, line)
+                    take(line)
                 code = process.wait()
             except TimeoutError as late:
-                process.kill()
-                process.wait()
                 if time.monotonic() > self.until:
-                    return False
-                code = None
-                reason = str(late)
+                    raise _TimeUp from late
+                return str(late)
             words = _last_line(errors)
-        if code == 0:
-            return True
         if code == _LATE:
-            return False
+            raise _TimeUp
         if code == _UNFIT:
             raise Refused(words)
-        if code is not None:
-            died = f"died: {signal.Signals(-code).name}" if code < 0 else words
-            reason = died or f"ended with exit code {code}"
-        if current == _START and self._session is None and not script:
-            raise Refused(f"{part['part']}: the worker did not start: {reason}")
-        self._take(part, {"key": current, "right": False, "error": reason})
-        return True if script or current == _START else None
+        if code < 0:
+            return f"died: {signal.Signals(-code).name}"
+        return (words or f"ended with exit code {code}") if code else ""
 
     def _heard(self, process: subprocess.Popen[bytes]) -> Iterator[Line]:
         """Yield what a worker says; a time-out ends it."""
@@ -175,7 +212,7 @@ class Runner:
             selector.register(process.stdout, selectors.EVENT_READ)
             while True:
                 left = self.until - time.monotonic()
-                if not selector.select(max(0.0, min(left, QUIET_SECONDS))):
+                if left < 0 or not selector.select(min(left, QUIET_SECONDS)):
                     raise TimeoutError(f"said nothing for {QUIET_SECONDS:g} s")
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 held += data
@@ -188,14 +225,15 @@ class Runner:
                 if not data:
                     return
 
-    def _take(self, part: Line, line: Line) -> None:
+    def _open_session(self, line: Line) -> None:
+        """Say once where, when and with what this ran."""
+        if not self._session:
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
+            self.log.add({"session": now, **line})
+            self._session = True
+
+    def _keep(self, part: Line, line: Line) -> None:
         """Keep a line, with what it is about."""
-        if "device" in line and "key" not in line:
-            if self._session is None:
-                now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
-                self._session = {"session": now, **line}
-                self.log.add(self._session)
-            return
         more: Line = {"part": part["part"]}
         if "candidates" in part:
             more |= {"kernel": part["name"], "check": part["digest"], "macs": part["macs"]}
@@ -210,13 +248,14 @@ class Runner:
 
 
 def _final(line: Line, part: Line) -> bool:
-    """Whether what a line is about need not be done again: kernels are timed together."""
+    """Whether what a line is about is not done again: candidates are timed together."""
     return not line["right"] or "candidates" not in part
 
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    whole = [sys.executable, *command]
+    process = subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=errors)
     try:
         yield process
     finally:
@@ -292,14 +331,14 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540, help="stop after so many [540]")
     parser.add_argument("--results", type=Path, default=root / "results.jsonl", help="file")
     parser.add_argument("--only", nargs="+", default=None, metavar="PART", help="of the index")
-    parser.add_argument("--part", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--parts", nargs="+", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--skip", nargs="*", default=(), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.part is not None:
+    if args.parts is not None:
         from bnncc.bundle.device import worker
 
-        return worker.main(root, args.part, args.skip, args.until)
+        return worker.main(root, args.parts, args.skip, args.until)
     try:
         index = json.loads((root / "index.json").read_text(encoding="utf-8"))
         log = Log(args.results, index)

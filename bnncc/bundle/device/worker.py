@@ -1,7 +1,8 @@
-"""Checks and times one part of a bundle, in a process of its own: what it runs may end it.
+"""Checks and times parts of a bundle, in a process of its own: what it runs may end it.
 
-It prints JSON lines: ``{"begin": KEY}`` before anything that may go wrong, so that whoever reads
-them knows what it was, and a line for each result. It leaves with `LATE` if the time is up.
+It prints JSON lines: ``{"part": NAME}`` and ``{"begin": KEY}`` before anything that may go wrong,
+so that whoever reads them knows what it was; a line for each result; and ``{"done": NAME}``. It
+leaves with `LATE` if the time is up.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ class Worker:
     ----------
     root : Path
         The bundle.
+    place : Place
+        Where it runs.
     part : dict
-        Of its index.
+        Of the bundle's index.
     skip : set of str
         Keys of what is not to be done again.
     until : float
@@ -59,20 +62,13 @@ class Worker:
     """
 
     def __init__(
-        self, root: Path, part: dict[str, Any], skip: set[str], until: float, say: Say
+        self, root: Path, place: Place, part: dict[str, Any], skip: set[str], until: float, say: Say
     ) -> None:
-        self.root, self.part, self.skip, self.until, self._say = root, part, skip, until, say
+        self.root, self.place, self.part, self.skip = root, place, part, skip
+        self.until, self._say = until, say
 
-    def run(self, device: str) -> None:
-        """Load the runtime, and do all there is.
-
-        Parameters
-        ----------
-        device : str
-            Of the bundle.
-        """
-        self.place = Place(device, self.root)
-        self._say(device=self.place.name, **self.place.versions)
+    def run(self) -> None:
+        """Do all there is."""
         if "candidates" in self.part:
             self._kernel()
         else:
@@ -261,23 +257,17 @@ def _difference(made: np.ndarray, wanted: np.ndarray) -> str:
     return f"{wrong} of {wanted.size} values are wrong" if wrong else ""
 
 
-def parts_of(index: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a worker can do."""
-    yield from index["networks"]
-    yield from index["kernels"]
-
-
-def main(root: Path, name: str, skip: Sequence[str], until: float) -> int:
-    """Do a part of a bundle.
+def main(root: Path, names: Sequence[str], skip: Sequence[str], until: float) -> int:
+    """Do parts of a bundle.
 
     Parameters
     ----------
     root : Path
         The bundle.
-    name : str
-        Of the part.
+    names : sequence of str
+        Of the parts.
     skip : sequence of str
-        What of it is done, or has failed.
+        What is done, or has failed: ``PART:KEY``.
     until : float
         `time.monotonic` after which nothing is begun.
 
@@ -291,9 +281,15 @@ def main(root: Path, name: str, skip: Sequence[str], until: float) -> int:
         print(json.dumps(line), flush=True)
 
     index = json.loads((root / "index.json").read_text(encoding="utf-8"))
-    part = next(part for part in parts_of(index) if part["part"] == name)
+    parts = {part["part"]: part for part in (*index["networks"], *index["kernels"])}
     try:
-        Worker(root, part, set(skip), until, say).run(index["device"])
+        place = Place(index["device"], root)
+        say(device=place.name, **place.versions)
+        for name in names:
+            say(part=name)
+            known = {key for part, _, key in (one.partition(":") for one in skip) if part == name}
+            Worker(root, place, parts[name], known, until, say).run()
+            say(done=name)
     except Late:
         return LATE
     except Unfit as error:
