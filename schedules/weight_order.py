@@ -72,14 +72,16 @@ def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
     return (_on_cpu(spec, target),)
 
 
+_KINDS = {"wgmma": ("strips", "fragments", "cores"), "mma": ("strips", "fragments")}
+"""Kinds of orders that are worth measuring, by the engine of a GPU; else those of ``mma``."""
+
+
 def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
     """Return all orders of the engines that `target` has, but for tiles that are half empty."""
     from bnncc.schedules.cuda import binary
     from bnncc.topi_binary import tiles
 
-    chosen = binary.weight_order(spec, target.engine)
-    engines = ["simt", target.engine, *(["mma"] if target.engine == "wgmma" else [])]
-    kinds = {binary.weight_order(spec, engine).partition("-")[0] for engine in engines}
+    kinds = _KINDS.get(target.engine, _KINDS["mma"])
     per_group = spec.out_channels // spec.groups
 
     def fits(order: str) -> bool:
@@ -90,6 +92,7 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
         filled = tile == tiles.WIDTHS[-1] or tile < 2 * spec.out_channels
         return filled and (spec.groups == 1 or per_group % tile == 0)
 
+    chosen = binary.weight_order(spec, target.engine)
     return tuple(dict.fromkeys([chosen, *filter(fits, tiles.ORDERS)]))
 
 

@@ -65,7 +65,7 @@ def trials(spec: BinaryConv2d, target: TargetSpec) -> list[Trial]:
         names = ("simt", "mma", "wgmma") if target.engine == "wgmma" else ("simt", target.engine)
         engines = {name: binary.weight_order(spec, name) for name in names}
     found = []
-    for order in engines.values():
+    for order in dict.fromkeys(engines.values()):  # `wgmma` leaves some layers to `mma`
         kernel = replace(spec, weight_order=order)
         task = Task(Workload.of(kernel), 1, schedules.space_of(kernel, target))
         points = task.all if target.gpus else task.all[:1]

@@ -195,9 +195,10 @@ def digest(spec: Spec, case: Mapping[str, np.ndarray]) -> str:
 def _names(trial: Trial) -> tuple[str, str]:
     """Return names for people; a layer has one for each batch."""
     workload = trial.task.workload
+    layer = Workload(workload.layer, workload.threads)
     n = workload.kernel.n
     batch = f" x{n}" if isinstance(n, int) and n > 1 else ""
-    return f"{workload.name}{batch}", label(trial.task, trial.point)
+    return f"{layer.name}{batch}", label(trial.task, trial.point)
 
 
 def label(task: Task, point: Point) -> str:

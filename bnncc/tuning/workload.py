@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bnncc.topi_binary import spec as specs
+from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import SPEC_ATTR, aliases, input_types, output_types
 from bnncc.topi_binary.spec import Spec, from_json, to_json
 
@@ -104,7 +105,11 @@ class Workload:
         >>> Workload.of(BinaryConv2d(1, 56, 56, 64, 128, (3, 3), (2, 2))).name
         'BinaryConv2d 64,56x56 -> 128 3x3 s2'
         """
-        return _describe(self.kernel) + (f", {self.threads} threads" if self.threads > 1 else "")
+        kernel = self.kernel
+        text = _describe(kernel)
+        if isinstance(kernel, specs.BinaryConv2d) and kernel.weight_order in tiles.ORDERS:
+            text += f", {kernel.weight_order}"
+        return text + (f", {self.threads} threads" if self.threads > 1 else "")
 
 
 def stored_apart(spec: str) -> str:
