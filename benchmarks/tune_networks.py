@@ -88,7 +88,7 @@ def kernels(group: str, options: CompileOptions, target: TargetSpec, batch: int)
 
 def bundle(specs: list[str], target: TargetSpec, args: argparse.Namespace) -> None:
     """Write a bundle with up to ``--each`` candidates for each kernel."""
-    build.check_folder(args.bundle)
+    build.check(args.bundle, target)
     layers = candidates.layers_of([(spec, 1) for spec in specs], target)
     chosen = [trials[: args.each] for trials in layers]
     with tempfile.TemporaryDirectory() as place:

@@ -336,6 +336,20 @@ def test_what_another_oracle_checked_is_not_recorded(ran: Path, tmp_path: Path) 
     assert "was checked against other results" in made.warnings[0]
 
 
+@pytest.mark.parametrize("spec", ["no JSON", "{}", '{"spec": "BinaryConv2d", "groups": 0}'])
+def test_what_is_no_kernel_is_not_recorded(spec: str, ran: Path, tmp_path: Path) -> None:
+    def change(line: dict[str, Any]) -> None:
+        if "spec" in line:
+            line["spec"] = spec if spec != "{}" else line["spec"].replace('"n": 5', '"n": "x y"')
+            line["spec"] = line["spec"].replace('"groups": 1', '"groups": 0')
+
+    made = importing.take(
+        results.read(changed(ran, tmp_path, change)), tmp_path, target=None, command=""
+    )
+    assert made.records == 0
+    assert "is no kernel of this version" in made.warnings[0]
+
+
 def test_points_of_another_space_are_passed_over(ran: Path, tmp_path: Path) -> None:
     path = timed(ran, tmp_path, default=4.0, good=3.0)
 
@@ -380,9 +394,13 @@ def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
         (heads(bnncc="0.0.1"), 1, "was made with bnncc 0.0.1, this is"),
         (heads(tvm="0.19.0"), 1, "was made with TVM 0.19.0, this is"),
         (heads(family="arm64"), 1, "was measured with arm64, not"),
-        (lambda line: line.pop("right", None), 2, "lacks 'right', which a bundle's results have"),
-        (lambda line: line.pop("check", None), 2, "lacks 'check', which a bundle's results have"),
-        (lambda line: line.update(times_us=[-1.0]), 2, "lacks positive times"),
+        (lambda line: line.pop("right", None), 2, "field `right` is missing or wrong"),
+        (lambda line: line.pop("check", None), 2, "field `check` is missing or wrong"),
+        (lambda line: line.update(point=[1]), 2, "field `point` is missing or wrong"),
+        (lambda line: line.update(point={"a": "b"}), 2, "field `point` is missing or wrong"),
+        (lambda line: line.update(times_us=[-1.0]), 2, "field `times_us` is missing or wrong"),
+        (lambda line: line.update(us=0), 2, "field `us` is missing or wrong"),
+        (lambda line: line.update(device=3), 2, "field `device` is missing or wrong"),
     ],
 )
 def test_wrong_files_are_refused_in_one_line(
@@ -493,7 +511,7 @@ def test_commands_write_bundles(
             ["tune", "{model}", "--bundle", "x", "--measure", "instructions"],
             "--measure instructions needs no bundle",
         ),
-        (["bench", "{model}", "--bundle", "{used}"], "is not an empty folder"),
+        (["tune", "{model}", "--bundle", "{used}/file/b"], "cannot be made: Not a directory"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -503,6 +521,12 @@ def test_options_that_do_not_go_together(
     names = {"model": DIGITS / "digits.onnx", "used": tmp_path}
     assert cli.main([option.format(**names) for option in options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_other_processors_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune = ["tune", str(DIGITS / "digits.onnx"), "--target", "arm64", "--bundle", str(tmp_path)]
+    assert cli.main(tune) == 1
+    assert "a bundle holds TVM's runtime for x86_64, not for aarch64" in capsys.readouterr().err
 
 
 def test_trials_are_shared_and_the_likeliest_come_first(kernel: Workload) -> None:

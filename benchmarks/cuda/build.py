@@ -162,7 +162,7 @@ def main() -> None:
     target = catalog.resolve(args.target)
     if target.gpus and not nvrtc.available():
         parser.error("needs NVRTC: pip install 'bnncc[cuda]'")
-    build.check_folder(args.folder)
+    build.check(args.folder, target)
     stages, batches = (STAGES[-1:], (1,)) if args.quick else (STAGES, BATCHES)
     layers = [trials(layer(*stage, batch), target) for stage in stages for batch in batches]
     found = [

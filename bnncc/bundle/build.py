@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import platform
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ from bnncc import topi_binary
 from bnncc._version import __version__
 from bnncc.bundle.device.runner import FORMAT
 from bnncc.bundle.runtime import add_runtime
-from bnncc.errors import TargetError, UsageError
+from bnncc.codegen.link import normal_arch
+from bnncc.errors import BnnccError, TargetError, UsageError
 from bnncc.files import npz_bytes
 from bnncc.targets.spec import TargetSpec
 
@@ -182,15 +184,35 @@ class Contents:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything, before the work is done.
+def check(folder: Path, target: TargetSpec) -> None:
+    """Refuse a folder that cannot be written, or a target that cannot run, before the work is done.
+
+    Parameters
+    ----------
+    folder : Path
+        To be written; it is made if it is not there.
+    target : TargetSpec
+        What the bundle is for.
 
     Raises
     ------
     UsageError
-        If it does, or is a file.
+        If the folder holds anything, or cannot be made.
+    TargetError
+        If TVM's runtime for the target is not here.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    arch, here = normal_arch(target.arch or platform.machine()), normal_arch(platform.machine())
+    if arch != here or not target.has_runtime:
+        raise TargetError(
+            f"{target.name}: a bundle holds TVM's runtime for {here}, not for {arch}",
+            hint="`bnncc device-kit` and --rpc reach such a device",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    if used:
         raise UsageError(f"{folder}: is not an empty folder", hint="give one that is not there yet")
 
 
@@ -202,7 +224,7 @@ def write(
     Parameters
     ----------
     folder : Path
-        Not there yet, or empty.
+        After `check`.
     target : TargetSpec
         What its kernels are for.
     contents : Contents
@@ -217,11 +239,17 @@ def write(
 
     Raises
     ------
-    TargetError
-        If the target has no runtime.
+    BnnccError
+        If a file cannot be written, or pip cannot fetch TVM's binding.
     """
-    if not target.has_runtime:
-        raise TargetError(f"TVM has no runtime for {target.name}, so there can be no bundle")
+    try:
+        return _write(folder, target, contents, pythons)
+    except OSError as error:
+        where = error.filename or folder
+        raise BnnccError(f"{where}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(folder: Path, target: TargetSpec, contents: Contents, pythons: Sequence[str]) -> Path:
     index: dict[str, Any] = {
         **contents.more,
         "format": FORMAT,

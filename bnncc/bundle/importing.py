@@ -11,7 +11,7 @@ from bnncc._version import __version__
 from bnncc.bundle.candidates import digest, label
 from bnncc.bundle.results import Results
 from bnncc.errors import TuningError
-from bnncc.schedules.space import Point, UnfitPoint
+from bnncc.schedules.space import Point
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -122,18 +122,19 @@ class _Kernel:
     """
 
     def __init__(self, lines: list[dict[str, Any]], target: TargetSpec) -> None:
-        self.name = str(lines[0]["kernel"])
+        self.name = lines[0]["kernel"]
         try:
-            first = Workload.of(str(lines[0]["spec"]), int(lines[0]["threads"]))
-        except ValueError as error:
-            raise _PassedOver(error) from error
-        spec = first.kernel
-        if isinstance(spec, BinaryConv2d):
-            spec = schedules.with_weight_order(spec, target)
-        if lines[0]["check"] != digest(spec, cases.kept(spec, cases.small(spec))):
+            first = Workload.of(lines[0]["spec"], lines[0]["threads"])
+            spec = first.kernel
+            if isinstance(spec, BinaryConv2d):
+                spec = schedules.with_weight_order(spec, target)
+            check = digest(spec, cases.kept(spec, cases.small(spec)))
+            workload = Workload.of(spec, first.threads)
+            tasks = tasks_of([(workload.spec, 1)], target, first.threads)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise _PassedOver(f"is no kernel of this version: {error}") from error
+        if lines[0]["check"] != check:
             raise _PassedOver("was checked against other results than this version's oracle has")
-        workload = Workload.of(spec, first.threads)
-        tasks = tasks_of([(workload.spec, 1)], target, first.threads)
         self.tasks = {task.workload: task for task in tasks}
         self.default = workload
         self.failed: dict[Workload, dict[str, str]] = {}
@@ -142,16 +143,14 @@ class _Kernel:
             self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
-        workload = Workload.of(str(line["spec"]), int(line["threads"]))
-        task = self.tasks.get(workload)
-        if task is None or (task.workload.layer != self.default.layer):
-            return
         try:
-            point = task.space.complete({str(k): int(v) for k, v in line["point"].items()})
-        except UnfitPoint:
-            return  # of a space that was another one then
+            workload = Workload.of(line["spec"], line["threads"])
+            task = self.tasks[workload]
+            point = task.space.complete(line["point"])
+        except (LookupError, ValueError):  # `UnfitPoint`, or an order that is no more
+            return
         if line["right"]:
-            self.times[workload, key_of(point)] = point, float(line["us"]) * 1e-6
+            self.times[workload, key_of(point)] = point, line["us"] * 1e-6
         else:
             self.failed.setdefault(workload, {})[key_of(point)] = str(line.get("error", "wrong"))
 

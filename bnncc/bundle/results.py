@@ -47,7 +47,7 @@ class Results:
     @property
     def device(self) -> str:
         """What the device is called by its maker."""
-        return " and ".join(dict.fromkeys(str(s["device"]) for s in self.sessions)) or "unknown"
+        return " and ".join(dict.fromkeys(s["device"] for s in self.sessions)) or "unknown"
 
 
 def read(path: Path) -> Results:
@@ -93,9 +93,9 @@ def read(path: Path) -> Results:
     for number, line in enumerate(lines[1:], 2):
         try:
             _take(found, line)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise UsageError(
-                f"{path}:{number}: lacks {error}, which a bundle's results have", hint=_HINT
+                f"{path}:{number}: field `{error}` is missing or wrong", hint=_HINT
             ) from error
     return found
 
@@ -114,23 +114,33 @@ def _check_versions(path: Path, head: dict[str, Any]) -> None:
 
 
 def _take(found: Results, line: dict[str, Any]) -> None:
+    """Add a line; what is missing or wrong in it is a `ValueError`."""
     if "session" in line:
-        found.sessions.append({**line, "device": str(line["device"])})
+        _typed(line, device=str)
+        found.sessions.append(line)
     elif "network" in line:
-        known = found.networks.setdefault(str(line["library"]), {})
-        known[str(line["key"])] = _timed(line)
+        _typed(line, library=str, key=str, right=bool)
+        found.networks.setdefault(line["library"], {})[line["key"]] = _timed(line)
     elif "spec" in line:
-        _timed(line)
-        keys = ("check", "threads", "point", "default", "kernel")
-        found.kernels.setdefault(str(line["part"]), []).append(
-            {**line, **{key: line[key] for key in keys}}
-        )
+        _typed(line, part=str, kernel=str, check=str, spec=str, threads=int, point=dict, right=bool)
+        if not all(type(value) is int for value in line["point"].values()):
+            raise ValueError("point")
+        found.kernels.setdefault(line["part"], []).append(_timed(line))
 
 
 def _timed(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line with a time, or without one if it is not right."""
-    if line["right"] is True:
-        times = [float(value) for value in line["times_us"]]
-        if not times or not all(0 < value < 1e12 for value in times):
-            raise ValueError("positive times")
+    """Return a line, which must have times if it is right."""
+    if line["right"]:
+        _typed(line, us=float, times_us=list)
+        for value in (line["us"], *line["times_us"]):
+            if type(value) is not float or not 0 < value < 1e12:
+                raise ValueError("times_us")
+        if not line["times_us"]:
+            raise ValueError("times_us")
     return line
+
+
+def _typed(line: dict[str, Any], **kinds: type) -> None:
+    for key, kind in kinds.items():
+        if type(line.get(key)) is not kind:
+            raise ValueError(key)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bnncc import driver
-from bnncc.bundle.build import Contents, Network, check_folder, write
+from bnncc.bundle.build import Contents, Network, check, write
 from bnncc.bundle.candidates import build, layers_of, limited
 from bnncc.console import Console
 from bnncc.errors import TuningError
@@ -74,7 +74,7 @@ def bundle(
         If there is nothing to try.
     """
     console, started = console or Console(), time.monotonic()
-    check_folder(folder)
+    check(folder, target)
     counts: Counter[str] = Counter()
     for model in models:
         counts.update(dict(driver.kernels(model, replace(options, records=(), tuned=False))))
@@ -94,6 +94,8 @@ def bundle(
             chosen, target, Path(place), jobs=jobs or usable_cpus(), console=console,
             preload=preload,
         )  # fmt: skip
+        if not kernels:
+            raise TuningError("none of the candidates can be built")
         contents = Contents(kernels, networks)
         archive = write(folder, target, contents, pythons)
     size = archive.stat().st_size

@@ -128,11 +128,12 @@ def write_bench(args: Namespace, console: Console) -> int:
     from bnncc.bundle.benching import target_of
     from bnncc.runtime.artifact import Artifact
 
-    build.check_folder(args.bundle)
     artifact = Artifact.load(args.artifact, for_this_machine=False)
+    target = target_of(artifact)
+    build.check(args.bundle, target)
     network = build.Network.of(artifact, args.artifact.stem)
     contents = build.Contents(networks=[network])
-    packed = build.write(args.bundle, target_of(artifact), contents, pythons)
+    packed = build.write(args.bundle, target, contents, pythons)
     size = packed.stat().st_size
     if args.json:
         said = {"format": 1, "folder": str(args.bundle), "archive": str(packed), "bytes": size}

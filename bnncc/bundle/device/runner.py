@@ -343,7 +343,7 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
         index = json.loads((root / "index.json").read_text(encoding="utf-8"))
         log = Log(args.results, index)
         whole = Runner(root, index, log, args.seconds).run(args.only)
-    except Refused as error:
+    except (Refused, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
