@@ -1,12 +1,15 @@
 """Tune every distinct kernel of the benchmark networks: what `tune_logs/` holds.
 
     python benchmarks/tune_networks.py [GROUP ...] [--target T] [--each N] [--records DIR]
-        [--measure instructions] [--list]
+        [--measure instructions] [--list] [--batch N ...] [--bundle FOLDER]
 
 Groups are networks of `networks.py` (``birealnet18``, ...), ``nine`` (the layers of `layers.py`),
 ``bitstream`` and ``dabnn`` (the layers and networks of their tables). Kernels are tuned one after
 the other, those of the first groups first; what has had its trials is passed over, so the same
 command goes on after an interruption. Prune before shipping: ``bnncc records prune DIR``.
+
+With ``--bundle`` kernels are not tuned but written into a bundle (docs/tuning.md), up to ``--each``
+candidates of each: for GPUs, whose results ``bnncc tune --import`` puts into the records.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
@@ -26,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from networks import NETWORKS
 
 from bnncc import driver
+from bnncc.bundle import build, candidates
+from bnncc.bundle.runtime import PYTHONS
 from bnncc.console import Console
 from bnncc.errors import BnnccError
 from bnncc.options import CompileOptions
@@ -43,10 +49,12 @@ GROUPS = ("nine", "birealnet18", "quicknet", "vgg_small", "reactnet18", "bitstre
 """All by default, in this order."""
 
 
-def models(group: str) -> Iterator[onnx.ModelProto]:
-    """Yield the models of a group."""
+def models(group: str, batch: int) -> Iterator[onnx.ModelProto]:
+    """Yield the models of a group; layers are of one image."""
     if group in NETWORKS:
-        yield NETWORKS[group]("where")
+        yield NETWORKS[group]("where", batch)
+        return
+    if batch > 1:
         return
     if group == "bitstream":
         import bitstream
@@ -62,19 +70,31 @@ def models(group: str) -> Iterator[onnx.ModelProto]:
         yield dabnn.layer(name, "where")
 
 
-def kernels(group: str, options: CompileOptions, target: TargetSpec) -> list[str]:
+def kernels(group: str, options: CompileOptions, target: TargetSpec, batch: int) -> list[str]:
     """Return the specs of a group's kernels, as JSON."""
     if group == "nine":
         from layers import layers
 
-        return [to_json(with_weight_order(layer.spec, target)) for layer in layers("nine")]
+        specs = [replace(layer.spec, n=batch) for layer in layers("nine")]
+        return [to_json(with_weight_order(spec, target)) for spec in specs]
     found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        for model in models(group):
+        for model in models(group, batch):
             path = Path(folder) / "model.onnx"
             onnx.save(model, path)
             found += [spec for spec, _ in driver.kernels(path, options)]
     return found
+
+
+def bundle(specs: list[str], target: TargetSpec, args: argparse.Namespace) -> None:
+    """Write a bundle with up to ``--each`` candidates for each kernel."""
+    build.check(args.bundle, target)
+    layers = candidates.layers_of([(spec, 1) for spec in specs], target)
+    chosen = [trials[: args.each] for trials in layers]
+    with tempfile.TemporaryDirectory() as place:
+        made = candidates.build(chosen, target, Path(place), jobs=args.jobs, console=Console(1))
+        packed = build.write(args.bundle, target, build.Contents(made), args.python)
+    print(f"{packed}: {len(made)} kernels, {packed.stat().st_size / 1e6:.1f} MB")
 
 
 def main() -> None:
@@ -90,14 +110,21 @@ def main() -> None:
     parser.add_argument("--prefix", default="", help="command to start what measures with")
     parser.add_argument("--measure", choices=("clock", "instructions"), default="clock")
     parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="images at a time [1]")
+    parser.add_argument("--bundle", type=Path, default=None, help="write one instead of tuning")
+    parser.add_argument("--python", nargs="+", default=list(PYTHONS), help="versions there")
     args = parser.parse_args()
     target = resolve(args.target)
     options = CompileOptions(target=target, threads=1, tuned=False, confirm=False)
     specs: dict[str, str] = {}
     for group in args.groups:
-        for spec in kernels(group, options, target):
-            specs.setdefault(spec, group)
+        for batch in args.batch:
+            for spec in kernels(group, options, target, batch):
+                specs.setdefault(spec, group)
         print(f"{group}: {len(specs)} kernels so far", flush=True)
+    if args.bundle is not None:
+        bundle(list(specs), target, args)
+        return
     tasks = tasks_of([(spec, 1) for spec in specs], target, 1)
     if args.list:
         notes = read(args.records / folder_of(target, args.measure)).notes()

@@ -303,7 +303,7 @@ def _scheduled(
     relaxed = relax_first_layer(graph, options.first_layer)
     checks = SelfCheck(copy_of(graph), options.seed)
 
-    found, physical = to_physical(graph, options, target, dump)
+    found, physical = to_physical(graph, options, target, dump, records)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
 
     from bnncc.codegen import pipeline

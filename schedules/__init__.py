@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bnncc.schedules.space import Point, Space, UnfitPoint
-from bnncc.topi_binary.layout import LANES, WORD_BITS
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, from_json
+from bnncc.schedules.weight_order import in_slices, weight_orders, with_weight_order
+from bnncc.topi_binary.spec import Conv2d, Spec, from_json
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -84,49 +84,6 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     return made
 
 
-def with_weight_order(spec: BinaryConv2d, target: TargetSpec) -> BinaryConv2d:
-    """Return `spec` with the order of weights that the fastest kernel on `target` reads.
-
-    The only place where the order is chosen: passes pack weights in it, and it decides which kernel
-    is made.
-
-    Parameters
-    ----------
-    spec : BinaryConv2d
-        A layer; its steps do not matter.
-    target : TargetSpec
-        The machine.
-
-    Returns
-    -------
-    BinaryConv2d
-    """
-    if target.kind == "cuda":
-        from bnncc.schedules.cuda import binary
-
-        return replace(spec, weight_order=binary.weight_order(spec, target.engine))
-    from bnncc.topi_binary import lookup, quad_order, sliced_data
-
-    chosen = ""
-    if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
-        return replace(spec, weight_order=sliced_data.ORDER)
-    if spec.per_image:
-        return replace(spec, weight_order="words")
-    if target.popcount == "lookup" and lookup.pays(spec):
-        chosen = "nibbles"
-    elif target.popcount in ("neon", "neon-dot"):
-        chosen = quad_order.order(spec)
-    return replace(spec, weight_order=chosen or "words")
-
-
-def in_slices(channels: int, target: TargetSpec) -> bool:
-    """Return whether groups of so many channels in and out are computed in bit slices."""
-    if target.kind == "cuda" or channels >= WORD_BITS:
-        return False
-    # Groups that are whole vectors of lanes share words of data: counting instructions win there.
-    return target.popcount != "vector" or channels % LANES > 0
-
-
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
     """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
     from bnncc.schedules import x86_quantized
@@ -181,6 +138,7 @@ __all__ = [
     "in_slices",
     "schedule",
     "space_of",
+    "weight_orders",
     "with_packed_operands",
     "with_weight_order",
 ]

@@ -1,4 +1,4 @@
-"""The bundle of GPU benchmarks: its runner, proven on a CPU, without TVM."""
+"""The bundle of GPU benchmarks: what it adds to those of `bnncc tune`, proven on a CPU."""
 
 from __future__ import annotations
 
@@ -6,81 +6,60 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.test_packaging import ROOT
 
 FOLDER = ROOT / "benchmarks/cuda"
-MEGABYTES = 4
-"""What the archive of one layer and one network may take: TVM's runtime is half of it."""
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a small bundle for this CPU, packed."""
-    folder = tmp_path_factory.mktemp("cuda") / "bundle"
+def test_bundle_of_benchmarks_makes_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
     build = [sys.executable, "benchmarks/cuda/build.py", str(folder), "--target", "native"]
     subprocess.run([*build, "--quick"], check=True, cwd=ROOT, capture_output=True)
-    return folder.with_name("bundle.tar.xz")
-
-
-@pytest.fixture
-def bundle(archive: Path, tmp_path: Path) -> Path:
-    """Return what was unpacked from the archive."""
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
-    return tmp_path / "bundle"
-
-
-def run(bundle: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
-    """Run a bundle where TVM cannot be imported; return its results too."""
-    absent = bundle.parent / "absent/tvm"
+    absent = tmp_path / "absent/tvm"
     absent.mkdir(parents=True)
     (absent / "__init__.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
-        [sys.executable, str(bundle / "run.py"), *options], capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": str(absent.parent)},
+        [sys.executable, str(folder / "run.py")], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(absent.parent)},
     )  # fmt: skip
-    return done, json.loads((bundle / "results.json").read_text())["results"]
-
-
-def test_runner_checks_and_times_without_tvm(bundle: Path) -> None:
-    done, results = run(bundle)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [r["right"] for r in results] == [True, True]
-    assert all(r["us"] > 0 for r in results)
     assert "| digits_1 |" in done.stdout
+    assert "| conv_7_512_1 | cpu |" in done.stdout
+    content = json.loads((folder / "results.json").read_text())
+    assert content["sessions"][0]["device"]
+    assert all(result["right"] and result["us"] > 0 for result in content["results"])
 
 
-def test_runner_refuses_wrong_results(bundle: Path) -> None:
-    data = bundle / "data.py"
-    data.write_text(data.read_text().replace("30, 0xBF", "30, 0xAF"))
-    done, (result,) = run(bundle, "--only", "cpu")
-    assert done.returncode == 1
-    assert result["right"] is False
-    assert "us" not in result
+def test_tables_show_what_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import report
 
-
-def test_runner_survives_a_part_that_crashes(bundle: Path) -> None:
-    script = bundle / "ours.py"
-    crash = "import os, sys\nif sys.argv[1] == 'cpu': os.abort()\n"
-    script.write_text(script.read_text().replace("import ctypes\n", f"{crash}import ctypes\n", 1))
-    done, results = run(bundle)
-    assert done.returncode == 1
-    assert results[0]["failed"] == "cpu"
-    assert results[1]["right"] is True
-
-
-def test_archive_is_small_and_has_no_weights_of_layers(archive: Path) -> None:
-    assert archive.stat().st_size < MEGABYTES * 1e6
-    with tarfile.open(archive) as packed:
-        names = packed.getnames()
-    assert not [name for name in names if name.endswith(".npz") and "/modules/" in name]
-    assert not [name for name in names if "libtvm_compiler" in name]
+    kernel = {"part": "kernel-0", "kernel": "conv_7_512_1", "macs": 12_000_000, "right": True}
+    whole = {"part": "network-0", "network": "digits_1", "key": "main", "graph": True}
+    lines = [
+        {"session": "then", "device": "GPU"},
+        {**kernel, "key": "0", "label": "wgmma-18", "us": 9.0, "graph": True},
+        {**kernel, "key": "0", "label": "wgmma-18", "us": 2.0, "graph": True},
+        {**kernel, "key": "1", "label": "mma-1x1", "right": False, "error": "died: SIGABRT"},
+        {**whole, "right": True, "us": 20.0},
+        {**whole, "key": "conv2d", "right": True, "us": 3.0},
+        {"done": "network-0"},
+        {"part": "rates", "mix": "popc", "us": 5.0, "tmacs": 321.0},
+        {"part": "peers", "gpu": "H200"},
+        {"part": "peers", "peer": "conv_7_512_1 cudnn float16", "us": 8.0},
+    ]
+    found = report.plain(lines)
+    assert {"layer": "conv_7_512_1", "kernel": "wgmma-18", "right": True, "us": 2.0,
+            "graph": True, "tmacs": 6.0} in found  # fmt: skip
+    said = report.tables(found)
+    assert "| conv_7_512_1 | wgmma-18 | 2 | 6 | 8 | 4.00 |  |  |" in said
+    assert "| digits_1 | 20 |" in said
+    assert "| popc | 321 |" in said
+    assert "conv2d" not in said
 
 
 def test_tables_compare_with_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:

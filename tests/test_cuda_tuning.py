@@ -54,5 +54,6 @@ def test_kernels_are_tuned_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = Tuner(tasks, setup, tmp_path, plan, Console(-1)).run()
     assert result.trials == 6
     log = records.read(tmp_path / records.folder_of(target))
-    found = [record.point for record in log.records if record.workload == kernel]
-    assert len({tuple(sorted(point.items())) for point in found}) == 6
+    tried = {record.workload.kernel.weight_order for record in log.records}
+    assert tried == set(schedules.weight_orders(LAYER, target))  # their defaults come first
+    assert len({(r.workload, tuple(sorted(r.point.items()))) for r in log.records}) == 6

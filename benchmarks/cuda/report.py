@@ -1,11 +1,42 @@
-"""Tables of what `run.py` measured, in Markdown, as docs/benchmarks.md wants them."""
+"""Tables of what ran from a bundle, in Markdown, as docs/benchmarks.md wants them.
+
+    python report.py RESULTS.jsonl
+
+Prints them, and writes what they show to RESULTS.json.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 Results = Sequence[dict[str, Any]]
+
+
+def plain(lines: Results) -> list[dict[str, Any]]:
+    """Return what the lines of a file of results say of layers, networks, rates and peers."""
+    latest = {}
+    for line in lines:
+        name = line.get("key", line.get("mix", line.get("peer")))
+        if name is not None:
+            latest[line["part"], name] = line
+    found = []
+    for line in latest.values():
+        kept = {k: line[k] for k in ("right", "us", "graph", "error", "mix", "tmacs") if k in line}
+        if "label" in line:
+            if "us" in line:
+                kept["tmacs"] = round(line["macs"] / line["us"] / 1e6, 2)
+            found.append({"layer": line["kernel"], "kernel": line["label"], **kept})
+        elif line.get("key") == "main":
+            found.append({"network": line["network"], **kept})
+        elif "key" in line:
+            found.append({"of": line.get("network", line["part"]), "kernel": line["key"], **kept})
+        else:
+            found.append({"peer": line["peer"], **kept} if "peer" in line else kept)
+    return found
 
 
 def tables(results: Results) -> str:
@@ -76,3 +107,17 @@ def _networks(results: Results) -> Iterator[str]:
             resnet = _peer(results, name.replace("birealnet18", "resnet18"), "torch")
         yield _row(name, _number(us), _number(same), _ratio(same, us), _number(resnet),
                    _ratio(resnet, us))  # fmt: skip
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    results = plain(lines)
+    sessions = [line for line in lines if "session" in line]
+    content = {**head, "sessions": sessions, "results": results}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    print(tables(results))
+
+
+if __name__ == "__main__":
+    main()

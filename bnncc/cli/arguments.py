@@ -195,6 +195,22 @@ def threads_option(parser: Any, help_text: str = "threads that kernels use at mo
     )
 
 
+def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
+    """Add what is written for another machine, and what came back; the texts say why."""
+    group = parser.add_argument_group("bundle", text)
+    group.add_argument("--bundle", metavar="FOLDER", type=Path, default=None, help=bundle)
+    group.add_argument(
+        "--python",
+        metavar="3.X",
+        action="append",
+        default=[],
+        help="version of Python there; repeatable; by default all that bnncc supports",
+    )
+    group.add_argument(
+        "--import", metavar="RESULTS", dest="results", type=Path, default=None, help=results
+    )
+
+
 def device_options(parser: argparse.ArgumentParser) -> None:
     """Add where a device is."""
     group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")

@@ -47,6 +47,27 @@ def device_of(args: Namespace) -> dict[str, Any] | None:
     return {**found, **({} if args.timeout is None else {"timeout": args.timeout})}
 
 
+def pythons_of(args: Namespace) -> tuple[str, ...]:
+    """Return the versions of Python that a bundle is for."""
+    from bnncc.bundle.runtime import PYTHONS
+
+    for version in args.python:
+        if version not in PYTHONS:
+            raise UsageError(f"--python is `{version}`, not one of {', '.join(PYTHONS)}")
+    return tuple(dict.fromkeys(args.python)) or PYTHONS
+
+
+def check_bundle(args: Namespace) -> None:
+    """Refuse options that do not go with ``--bundle`` and ``--import``, nor these together."""
+    away = args.bundle is not None or args.results is not None
+    if args.bundle is not None and args.results is not None:
+        raise UsageError("--bundle writes what is to be run, --import reads what came of it")
+    if away and (args.rpc is not None or args.tracker is not None):
+        raise UsageError("--rpc and --tracker reach devices that need no bundle")
+    if args.python and args.bundle is None:
+        raise UsageError("--python goes with --bundle")
+
+
 def check_model(path: Path) -> None:
     """Refuse a model that cannot be read."""
     try:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnncc.cli.asked import as_json, check_model, device_of, options_of
+from bnncc.cli import bundle_commands
+from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
@@ -111,11 +112,17 @@ def bench(args: Namespace, console: Console) -> int:
     int
         Exit code.
     """
+    check_bundle(args)
+    if args.bundle is not None:
+        return bundle_commands.write_bench(args, console)
     _runtime_only(args)
     from bnncc.runtime import runner
 
-    with _loaded(args) as artifact:
-        result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+    if args.results is not None:
+        result = bundle_commands.imported_bench(args, console)
+    else:
+        with _loaded(args) as artifact:
+            result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
     sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 

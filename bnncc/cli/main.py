@@ -19,6 +19,7 @@ from bnncc.cli import commands, tune_commands
 from bnncc.cli.arguments import (
     Parser,
     add_verb,
+    bundle_options,
     count,
     device_options,
     json_option,
@@ -165,6 +166,12 @@ def _bench(verbs: Any) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
     threads_option(parser)
     device_options(parser)
+    bundle_options(
+        parser,
+        "Time it on a machine without bnncc and TVM, as one with a GPU; see docs/tuning.md.",
+        "write a bundle that times it there",
+        "print the times in a bundle's results",
+    )
     parser.add_argument(
         "--repeat", metavar="N", type=count, default=200, help="timed runs of the network"
     )
@@ -241,7 +248,9 @@ def _tune(verbs: Any) -> None:
     parser = add_verb(
         verbs, "tune", "search the fastest schedule of each kernel of a model", tune_commands.tune
     )
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument(
+        "models", metavar="MODEL", type=Path, nargs="*", help=f"{_MODEL}; several with --bundle"
+    )
     model_options(parser)
     group = parser.add_argument_group("search")
     group.add_argument(
@@ -249,7 +258,8 @@ def _tune(verbs: Any) -> None:
         metavar="N",
         type=count,
         default=512,
-        help="kernels to try in all, those of earlier runs into the same records included",
+        help="kernels to try in all, those of earlier runs into the same records included; with "
+        "--bundle, to build",
     )
     group.add_argument(
         "--time-limit", metavar="SECONDS", type=count, default=None, help="begin nothing later"
@@ -278,6 +288,12 @@ def _tune(verbs: Any) -> None:
         help="hold a lock on this file while kernels are measured, where others measure too",
     )
     device_options(parser)
+    bundle_options(
+        parser,
+        "Measure on a machine without bnncc and TVM, as one with a GPU; see docs/tuning.md.",
+        "write a bundle that tries kernels there, instead of measuring",
+        "put a bundle's results on record, instead of measuring",
+    )
     json_option(parser)
 
 

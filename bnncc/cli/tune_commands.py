@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bnncc.cli.asked import as_json, check_model, device_of, options_of
+from bnncc.cli import bundle_commands
+from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 
@@ -19,7 +20,7 @@ FOLDER = Path("tune_logs")
 
 
 def tune(args: Namespace, console: Console) -> int:
-    """Tune the kernels of a model, and say what that gained.
+    """Tune the kernels of a model, here, on a device, or through a bundle.
 
     Parameters
     ----------
@@ -40,18 +41,26 @@ def tune(args: Namespace, console: Console) -> int:
     """
     from bnncc.targets.catalog import resolve
 
-    check_model(args.model)
+    check_bundle(args)
+    if args.results is not None:
+        return bundle_commands.import_tuned(args, _folder(args), _command(), console)
+    if not args.models:
+        raise UsageError("tune needs a MODEL, or --import RESULTS")
+    for model in args.models:
+        check_model(model)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
-    if len(args.records) > 1 or args.untuned:
-        raise UsageError("tune takes one --records, to read and write, and no --untuned")
-    folder = args.records[0] if args.records else FOLDER
+    if args.bundle is not None:
+        return bundle_commands.write_tune(args, target, pattern, console)
+    if len(args.models) > 1:
+        raise UsageError("tune takes one MODEL; with --bundle it takes several")
+    folder = _folder(args)
     args.records = []
     options = replace(options_of(args), threads=args.threads or 1, tuned=False, confirm=False)
     from bnncc.tuning import network
 
     result = network.tune(
-        args.model,
+        args.models[0],
         options,
         target,
         folder=folder,
@@ -62,13 +71,24 @@ def tune(args: Namespace, console: Console) -> int:
         time_limit=args.time_limit,
         jobs=args.jobs,
         lock=args.lock,
-        command=" ".join(["bnncc", *map(os.fspath, sys.argv[1:])]),
+        command=_command(),
         console=console,
     )
     if args.json:
         sys.stdout.write(as_json(result))
     console.result(network.text(result, folder))
     return 130 if result["interrupted"] else 0
+
+
+def _folder(args: Namespace) -> Path:
+    """Return where records are read and written."""
+    if len(args.records) > 1 or args.untuned:
+        raise UsageError("tune takes one --records, to read and write, and no --untuned")
+    return args.records[0] if args.records else FOLDER
+
+
+def _command() -> str:
+    return " ".join(["bnncc", *map(os.fspath, sys.argv[1:])])
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

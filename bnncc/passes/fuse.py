@@ -35,6 +35,7 @@ from bnncc.passes.product_kernels import start_product
 from bnncc.passes.routes import Router
 from bnncc.passes.starts import start_few_bit, start_image, start_quantized
 from bnncc.passes.values import TwoValued, value_sets
+from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
@@ -61,7 +62,12 @@ MAX_EVENTS = 64
 """Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
 
 
-def fuse(graph: Graph, float_conv: str = "filtered", target: TargetSpec | None = None) -> Graph:
+def fuse(
+    graph: Graph,
+    float_conv: str = "filtered",
+    target: TargetSpec | None = None,
+    records: Recorded | None = None,
+) -> Graph:
     """Return the physical graph of a binarised logical graph.
 
     Parameters
@@ -73,6 +79,8 @@ def fuse(graph: Graph, float_conv: str = "filtered", target: TargetSpec | None =
     target : TargetSpec, optional
         The machine, whose kernels read binary weights in an order of their own; by default that
         which all targets read.
+    records : Recorded, optional
+        Which of those orders measurements prefer.
 
     Returns
     -------
@@ -80,16 +88,15 @@ def fuse(graph: Graph, float_conv: str = "filtered", target: TargetSpec | None =
         Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
         NHWC, tensors of bits packed.
     """
-    return _Fuser(graph, float_conv, target).run()
+    return _Fuser(float_conv, Physical(graph, target, records)).run()
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, float_conv: str, target: TargetSpec | None) -> None:
-        self.graph, self.target = graph, target
+    def __init__(self, float_conv: str, physical: Physical) -> None:
+        self.physical, self.graph = physical, (graph := physical.source)
         # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
-        self.on_gpu = target is not None and target.kind == "cuda"
+        self.on_gpu = physical.target is not None and physical.target.kind == "cuda"
         self.float_conv = float_conv
-        self.physical = Physical(graph)
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
         self.values: dict[str, TwoValued] = value_sets(graph)
@@ -249,7 +256,7 @@ class _Fuser:
             a["pads"], a["pad_value"], int(a["groups"]), a["mode"], planes.zero is not None,
             rank=rank,
         )  # fmt: skip
-        spec, inputs = grouped.operands(spec, inputs, data, self.physical, self.target)
+        spec, inputs = grouped.operands(spec, inputs, data, self.physical)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
             node.name, node.covers, bits, out_rank,
@@ -257,7 +264,7 @@ class _Fuser:
 
     def _start_conv(self, node: Node) -> Group:
         if node.op == QUANTIZED_CONV:
-            return start_quantized(node, self.graph, self.physical, self.target)
+            return start_quantized(node, self.graph, self.physical, self.physical.target)
         a, data = node.attrs, node.inputs[0]
         weight = self.graph.constants[node.inputs[1]]
         n, channels, height, width, _ = self.physical.image(data)

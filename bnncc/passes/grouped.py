@@ -11,16 +11,15 @@ from dataclasses import replace
 
 from bnncc.passes.physical import Physical
 from bnncc.schedules import with_weight_order
-from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import sliced_data
 from bnncc.topi_binary.layout import WORD_BITS, words
 from bnncc.topi_binary.spec import BinaryConv2d
 
 
 def operands(
-    spec: BinaryConv2d, planes: list[str], name: str, physical: Physical, target: TargetSpec | None
+    spec: BinaryConv2d, planes: list[str], name: str, physical: Physical
 ) -> tuple[BinaryConv2d, list[str]]:
-    """Choose the order of weights, and bring data into the form that its kernel reads.
+    """Bring data into the form that a layer's kernel reads.
 
     Parameters
     ----------
@@ -32,16 +31,16 @@ def operands(
         The logical tensor that they are.
     physical : Physical
         The graph being built.
-    target : TargetSpec or None
-        The machine; without one, weights are in the order ``words``.
 
     Returns
     -------
     BinaryConv2d
-        With its order, and with the channels that are read.
+        With the channels that are read. The order of weights says whether in bit slices; which
+        other one it is, is decided when they are packed.
     list of str
         The planes to read.
     """
+    target = physical.target
     depth, made = spec.channels // spec.groups, spec.out_channels // spec.groups
     if spec.groups > 1 and target is not None and made % depth == 0:
         groups = spec.out_channels // depth

@@ -195,6 +195,8 @@ def realise(group: Group, physical: Physical) -> None:
         else:
             _write_node(event, writer)
     spec = replace(spec, steps=tuple(writer.steps))
+    if isinstance(spec, BinaryConv2d):
+        spec = physical.ordered(spec)
     inputs = [*group.inputs, *_weights(spec, group, flip, writer), *writer.inputs]
     physical.kernel(spec, inputs, writer.outputs, group.name, group.covers)
     for tensor, layout, name in stored:

@@ -14,10 +14,13 @@ import numpy as np
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.passes.lattices import Lattice
 from bnncc.passes.values import TwoValued
+from bnncc.schedules import with_weight_order
+from bnncc.schedules.weight_order import Recorded
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.bits_table import needs_table, slice_table
 from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.layout import pad_lanes
-from bnncc.topi_binary.spec import ConcatBits, Elementwise, SliceBits, Spec
+from bnncc.topi_binary.spec import BinaryConv2d, ConcatBits, Elementwise, SliceBits, Spec
 from bnncc.topi_binary.step import Step
 
 KERNEL = "bnncc.Kernel"
@@ -40,10 +43,16 @@ class Physical:
     ----------
     source : Graph
         The logical graph; only its types, constants and names are read.
+    target : TargetSpec, optional
+        The machine; without one, weights are in the order that all targets read.
+    records : Recorded, optional
+        What measurements say of the orders of weights.
     """
 
-    def __init__(self, source: Graph) -> None:
-        self.source = source
+    def __init__(
+        self, source: Graph, target: TargetSpec | None = None, records: Recorded | None = None
+    ) -> None:
+        self.source, self.target, self.records = source, target, records
         self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
         self.floats: dict[str, dict[str, str]] = {}
         self.planes: dict[str, Planes] = {}
@@ -80,6 +89,12 @@ class Physical:
     def vector(self, value: np.ndarray, stem: str, fill: float = 0) -> str:
         """Add a per-channel vector padded to whole blocks."""
         return self.constant(pad_lanes(value, fill), stem)
+
+    def ordered(self, spec: BinaryConv2d) -> BinaryConv2d:
+        """Return a whole binary layer with the order in which its weights are to be packed."""
+        if self.target is None or spec.per_image:
+            return spec
+        return with_weight_order(spec, self.target, self.records)
 
     def kernel(
         self,

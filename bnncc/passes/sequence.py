@@ -24,11 +24,16 @@ from bnncc.passes.transposed import split_transposed
 from bnncc.report import Layer
 from bnncc.schedules import in_slices
 from bnncc.schedules.few_bit_method import chooser
+from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 
 
 def to_physical(
-    graph: Graph, options: CompileOptions, target: TargetSpec, dump: Dumper
+    graph: Graph,
+    options: CompileOptions,
+    target: TargetSpec,
+    dump: Dumper,
+    records: Recorded | None = None,
 ) -> tuple[list[Layer], Graph]:
     """Find the bits in a graph and group what is computed together into kernels.
 
@@ -42,6 +47,8 @@ def to_physical(
         The machine.
     dump : Dumper
         Takes the graph after each phase.
+    records : Recorded, optional
+        What measurements say of the orders of weights.
 
     Returns
     -------
@@ -70,7 +77,7 @@ def to_physical(
     write_plain(graph)
     dump.graph("binarize", graph)
 
-    physical = fuse(graph, options.float_conv, target)
+    physical = fuse(graph, options.float_conv, target, records)
     store_in_place(physical)
     dump.graph("fuse", physical)
     return layers, physical

@@ -84,6 +84,10 @@ class Artifact:
         """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
         return write_atomic(path, container.file_chunks(self.manifest, self._members))
 
+    def member(self, name: str) -> bytes:
+        """Return a file of the artifact: ``lib.so`` or ``selfcheck.npz``."""
+        return self._members[name]
+
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""

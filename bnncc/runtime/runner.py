@@ -98,20 +98,61 @@ def bench(
     used = session.use_threads()
     tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
     times = session.time_network(tensors, repeat)
+    kernels = artifact.manifest["report"]["kernels"] if session.times_kernels else []
+    return described(
+        artifact,
+        times,
+        {kernel["name"]: _time_kernel(session, kernel, seed) for kernel in kernels},
+        processor=host.processor() if artifact.device is None else artifact.device.processor,
+        threads=used,
+    )
+
+
+def described(
+    artifact: Artifact,
+    network: np.ndarray,
+    kernels: Mapping[str, np.ndarray],
+    *,
+    processor: str,
+    threads: int,
+) -> dict[str, Any]:
+    """Return times with what is known of the network and its kernels.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        The network.
+    network : ndarray
+        Microseconds of each of its runs.
+    kernels : mapping of str to ndarray
+        The same of each kernel that was timed, by name.
+    processor : str
+        What took so long, by its maker's name.
+    threads : int
+        That were used at most.
+
+    Returns
+    -------
+    dict
+        See docs/report.md.
+    """
     compiled = artifact.manifest["report"]
     macs = sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
-    kernels = compiled["kernels"] if session.times_kernels else []
-    network: dict[str, Any] = spread(times)
-    network.update({"macs": macs, "macs_per_second": _rate(macs, float(np.median(times)))})
+    whole: dict[str, Any] = spread(network)
+    whole.update({"macs": macs, "macs_per_second": _rate(macs, float(np.median(network)))})
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
         "target": artifact.manifest["target"]["name"],
-        "cpu": host.processor() if artifact.device is None else artifact.device.processor,
-        "threads": used,
-        "repeat": repeat,
-        "network": network,
-        "kernels": [_time_kernel(session, kernel, seed) for kernel in kernels],
+        "cpu": processor,
+        "threads": threads,
+        "repeat": len(network),
+        "network": whole,
+        "kernels": [
+            _described(kernel, kernels[kernel["name"]])
+            for kernel in compiled["kernels"]
+            if kernel["name"] in kernels
+        ],
     }
 
 
@@ -122,7 +163,7 @@ def spread(times: np.ndarray) -> dict[str, float]:
     return result
 
 
-def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> np.ndarray:
     """Time one kernel alone, on tensors of its own shaped as the plan's."""
     rng = np.random.default_rng(seed)
     args = []
@@ -132,7 +173,10 @@ def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> dict
         if position in kernel["zeros"]:
             array[...] = 0
         args.append(array)
-    times = session.time_kernel(kernel["name"], args)
+    return session.time_kernel(kernel["name"], args)
+
+
+def _described(kernel: Mapping[str, Any], times: np.ndarray) -> dict[str, Any]:
     median = float(np.median(times))
     return {
         "name": kernel["name"],

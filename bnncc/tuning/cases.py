@@ -6,7 +6,7 @@ a point whose kernel is wrong is never recorded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,8 +44,14 @@ from bnncc.topi_binary.spec import (
 )
 from bnncc.topi_binary.step import step_outputs
 from bnncc.tuning import level_cases
+from bnncc.tuning.draws import Draws
 
 Array = np.ndarray
+
+IMAGES = 3
+"""Images that a larger batch repeats: the oracle is slow, and a kernel takes any the same time."""
+
+SEED = 0
 
 TOLERANCE = 1e-4
 """Of the largest value: how far sums of floats in another order may be apart."""
@@ -120,34 +126,95 @@ class Case:
         return ""
 
 
-def make(spec: Spec, seed: int = 0) -> Case:
+def make(spec: Spec) -> Case:
     """Return a case for the kernel of `spec`: random bits, and floats of size 1.
 
     Parameters
     ----------
     spec : Spec
         The kernel; a symbolic batch is one image.
-    seed : int
-        Same seed, same case.
+
+    Returns
+    -------
+    Case
+        The same each time.
+    """
+    return repeated(small(spec), spec)
+
+
+def small(spec: Spec) -> Case:
+    """Return a case for the first `IMAGES` images of the kernel of `spec`."""
+    rng = Draws(SEED)
+    few = _few(spec)
+    oracle = _ORACLES[type(spec)]
+    inputs, given, wanted = _drawn(few, rng)
+    exact = isinstance(spec, (BinaryConv2d, FewBitConv2d))
+    level_cases.fill(wanted, inputs, given, oracle, rng)
+    outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
+    tolerance = ROUNDING if exact else TOLERANCE
+    return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle, tolerance))
+
+
+def kept(spec: Spec, case: Case) -> dict[str, Array]:
+    """Return what of a `small` case must be stored, as the rest can be drawn anew."""
+    drawn = _drawn(_few(spec), Draws(SEED))[0]
+    same = {
+        f"input_{i}"
+        for i, (one, other) in enumerate(zip(case.inputs, drawn, strict=True))
+        if one.dtype == other.dtype and np.array_equal(one, other)
+    }
+    return {name: array for name, array in case.arrays().items() if name not in same}
+
+
+def restored(spec: Spec, arrays: Mapping[str, Array]) -> Case:
+    """Return the case that `make` makes, without the oracle.
+
+    Parameters
+    ----------
+    spec : Spec
+        The kernel, perhaps with another order of weights.
+    arrays : mapping of str to ndarray
+        From `kept`.
 
     Returns
     -------
     Case
     """
-    rng = np.random.default_rng(seed)
-    oracle = _ORACLES[type(spec)]
+    inputs = _drawn(_few(spec), Draws(SEED))[0]
+    named = {f"input_{i}": array for i, array in enumerate(inputs)}
+    return repeated(Case.of({**named, **arrays}), spec)
+
+
+def repeated(case: Case, spec: Spec) -> Case:
+    """Return a `small` case with all images of `spec`, each of which is one of the few."""
+    few = _few(spec)
+    if few.n == spec.n or not isinstance(spec.n, int):
+        return case
+    place = np.arange(spec.n) % few.n
+
+    def whole(arrays: Sequence[Any], types: Callable[[Spec], Sequence[Any]]) -> list[Any]:
+        return [
+            array if array is None or small == large else array[place]
+            for array, (small, _), (large, _) in zip(arrays, types(few), types(spec), strict=True)
+        ]
+
+    outputs, unsure = (whole(arrays, output_types) for arrays in (case.outputs, case.unsure))
+    return Case(whole(case.inputs, input_types), outputs, unsure)
+
+
+def _few(spec: Spec) -> Any:
+    return replace(spec, n=min(spec.n, IMAGES) if isinstance(spec.n, int) else 1)
+
+
+def _drawn(spec: Spec, rng: Draws) -> tuple[list[Array], list[Array], Any]:
+    """Return inputs of a kernel but for the levels they meet, the oracle's, and its spec."""
     if isinstance(spec, (BinaryConv2d, FewBitConv2d)):
         inputs = _exact(spec, rng)
-        given, wanted, tolerance = list(inputs), spec, ROUNDING
-    else:
-        inputs, given, wanted = _floats(spec, rng)
-        tolerance = TOLERANCE
-    level_cases.fill(wanted, inputs, given, oracle, rng)
-    outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
-    return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle, tolerance))
+        return inputs, list(inputs), spec
+    return _floats(spec, rng)
 
 
-def _floats(spec: Spec, rng: np.random.Generator) -> tuple[list[Array], list[Array], Any]:
+def _floats(spec: Spec, rng: Draws) -> tuple[list[Array], list[Array], Any]:
     """Return inputs of a kernel of floats or of moves, the oracle's, and its spec."""
     inputs = [_random(rng, shape, dtype) for shape, dtype in _sized(input_types(spec))]
     given = list(inputs)
@@ -171,7 +238,7 @@ def _floats(spec: Spec, rng: np.random.Generator) -> tuple[list[Array], list[Arr
     return inputs, given, wanted
 
 
-def _whole_levels(spec: Elementwise, inputs: list[Array], rng: np.random.Generator) -> list[Array]:
+def _whole_levels(spec: Elementwise, inputs: list[Array], rng: Draws) -> list[Array]:
     """Return inputs whose values are levels where a step takes them for such, but for a half."""
     made = list(inputs)
     signs = spec.from_bits and spec.mode == "xor"
@@ -199,7 +266,7 @@ def empty_outputs(spec: Spec) -> list[Array]:
     return garbage
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+def _random(rng: Draws, shape: tuple[int, ...], dtype: str) -> Array:
     if dtype == "float32":
         return rng.standard_normal(shape, dtype=np.float32)
     if dtype == "uint8":
@@ -213,7 +280,7 @@ def _cleared(words: Array, channels: int) -> Array:
     return layout.pack_bits(layout.unpack_bits(words, channels))
 
 
-def _float_weight(spec: Conv2d, rng: np.random.Generator) -> tuple[Array, Array]:
+def _float_weight(spec: Conv2d, rng: Draws) -> tuple[Array, Array]:
     """Return the weight as the kernel takes it, and as the oracle does."""
     depth = spec.channels // spec.groups
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, depth)).astype(np.float32)
@@ -249,7 +316,7 @@ def _unsure(
     return kept
 
 
-def _exact(spec: BinaryConv2d | FewBitConv2d, rng: np.random.Generator) -> list[Array]:
+def _exact(spec: BinaryConv2d | FewBitConv2d, rng: Draws) -> list[Array]:
     """Return inputs of a kernel of integers; rounding a product or not makes no difference."""
     n, middle = spec.n if isinstance(spec.n, int) else 1, 0
     if isinstance(spec, BinaryConv2d):
@@ -270,11 +337,11 @@ def _exact(spec: BinaryConv2d | FewBitConv2d, rng: np.random.Generator) -> list[
     return inputs
 
 
-def _binary(spec: BinaryConv2d, n: int, rng: np.random.Generator) -> list[Array]:
+def _binary(spec: BinaryConv2d, n: int, rng: Draws) -> list[Array]:
     """Return data and weights."""
     depth = spec.channels // spec.groups
     shape = (n, spec.height, spec.width, spec.groups, depth)
-    bits = rng.random(shape) < 0.5
+    bits = rng.bits(shape)
 
     def packed(plane: Array) -> Array:
         if spec.weight_order == sliced_data.ORDER:
@@ -286,8 +353,8 @@ def _binary(spec: BinaryConv2d, n: int, rng: np.random.Generator) -> list[Array]
     if spec.ternary:  # without zeros, as usually
         inputs.append(np.zeros_like(inputs[0]))
     if spec.per_image:
-        return inputs + run_time_weights(spec, rng.random((n, spec.out_channels, depth)) < 0.5)
-    weight = rng.random((spec.out_channels, *spec.kernel, depth)) < 0.5
+        return inputs + run_time_weights(spec, rng.bits((n, spec.out_channels, depth)))
+    weight = rng.bits((spec.out_channels, *spec.kernel, depth))
     return [*inputs, tiles.pack(spec, weight)]
 
 

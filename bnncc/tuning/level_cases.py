@@ -12,6 +12,7 @@ from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.build import input_types, output_channels, step_input_types
 from bnncc.topi_binary.spec import FewBitConv2d, Spec, Step
 from bnncc.topi_binary.step import output_kinds
+from bnncc.tuning.draws import Draws
 
 Array = np.ndarray
 Oracle = Callable[[Any, Sequence[Array]], list[Array]]
@@ -20,7 +21,7 @@ WORDS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
 """Type of a level in each form of `step.FORMS` that is numbers."""
 
 
-def levels(shape: tuple[int, ...], top: int, form: str, rng: np.random.Generator) -> list[Array]:
+def levels(shape: tuple[int, ...], top: int, form: str, rng: Draws) -> list[Array]:
     """Return random levels up to `top` in one of `step.FORMS`; numbers beyond the channels are too.
 
     Parameters
@@ -31,7 +32,7 @@ def levels(shape: tuple[int, ...], top: int, form: str, rng: np.random.Generator
         The highest level.
     form : str
         Planes, or what numbers.
-    rng : numpy.random.Generator
+    rng : Draws
         Where they come from.
 
     Returns
@@ -49,7 +50,7 @@ def levels(shape: tuple[int, ...], top: int, form: str, rng: np.random.Generator
     return [wide.view("<f4" if form == "floats" else "<u4")]
 
 
-def weights(spec: FewBitConv2d, rng: np.random.Generator) -> Array:
+def weights(spec: FewBitConv2d, rng: Draws) -> Array:
     """Return random integer weights that `spec` can multiply by."""
     shape = (spec.out_channels, *spec.kernel, spec.channels // spec.groups)
     top = 2**spec.weight_bits
@@ -58,9 +59,7 @@ def weights(spec: FewBitConv2d, rng: np.random.Generator) -> Array:
     return rng.integers(-top // 2, top // 2, shape)
 
 
-def operands(
-    spec: FewBitConv2d, n: int, rng: np.random.Generator, outside: float = 0
-) -> list[Array]:
+def operands(spec: FewBitConv2d, n: int, rng: Draws, outside: float = 0) -> list[Array]:
     """Return data, weights and start values of a few-bit kernel.
 
     Parameters
@@ -69,7 +68,7 @@ def operands(
         The kernel.
     n : int
         Images.
-    rng : numpy.random.Generator
+    rng : Draws
         Where they come from.
     outside : float
         The level of pixels outside the image.
@@ -88,7 +87,7 @@ def operands(
 
 
 def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
-         rng: np.random.Generator) -> None:  # fmt: skip
+         rng: Draws) -> None:  # fmt: skip
     """Replace the inputs of steps that find levels by some among the values they meet.
 
     Parameters
@@ -99,7 +98,7 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
         Of the kernel, and of the oracle; both are changed.
     oracle : callable
         Computes outputs from `spec` and `given`.
-    rng : numpy.random.Generator
+    rng : Draws
         Where they come from.
     """
     steps = getattr(spec, "steps", ())
@@ -177,7 +176,7 @@ def _values(spec: Any, number: int, given: list[Array], oracle: Oracle) -> Array
     return oracle(shown, given)[-1].astype(np.float64)
 
 
-def _parameters(step: Step, values: Array, lanes: int, rng: np.random.Generator) -> list[Array]:
+def _parameters(step: Step, values: Array, lanes: int, rng: Draws) -> list[Array]:
     middle, spread = float(np.median(values)), max(1.0, float(values.std()))
     if step.way == "search":  # thresholds in even steps, so that a line finds the level
         width = 2 * spread / step.count

@@ -7,7 +7,8 @@ trials each kernel has had. Lines are appended with one system call each and nev
 process that is killed leaves at most a torn last line, which readers pass over and the next writer
 removes.
 
-Reading needs no TVM.
+Reading needs no TVM. The file is over 400 lines because what writes records, and
+what reads and chooses among them, must agree.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 from bnncc.errors import TuningError, UsageError
 from bnncc.schedules.space import Point, text
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.workload import Workload, point_of_trace, workload_of_text
+from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.tuning.workload import Workload, point_of_trace, stored_apart, workload_of_text
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -187,13 +189,22 @@ class Records:
 
     def __init__(self) -> None:
         self._best: dict[Workload, tuple[Record, Path]] = {}
+        self._layers: dict[str, dict[str, Record]] | None = None
+        self._added: list[list[tuple[Workload, Record]]] = []
+        self._apart: dict[Workload, tuple[Record, Path]] = {}
         self.stale: list[str] = []
 
     def add(self, folder: Path) -> None:
         """Add what is in `folder`, which takes the place of what was there for the same kernels."""
         log = read(folder)
         self.stale += log.damaged
-        self._best.update({w: (record, folder) for w, record in log.best().items()})
+        # The fastest of those that are taken for one another comes last, and so counts.
+        best = sorted(log.best().items(), key=lambda item: -item[1].seconds)
+        for workload, record in best:
+            apart = Workload(stored_apart(workload.spec), workload.threads)
+            self._best[workload] = self._apart[apart] = record, folder
+        self._added.append(best)
+        self._layers = None
 
     def __len__(self) -> int:
         return len(self._best)
@@ -215,11 +226,50 @@ class Records:
             None if there is no record.
         """
         for count in dict.fromkeys((threads, 1)):
-            found = self._best.get(Workload.of(spec, count))
+            workload = Workload.of(spec, count)
+            found = self._best.get(workload)
+            if found is None:  # where a result is stored makes no difference to the schedule
+                found = self._apart.get(Workload(stored_apart(workload.spec), count))
             if found is not None:
                 record, folder = found
                 return record.point, f"{folder / RECORDS}:{record.line + 1}"
         return None
+
+    def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
+        """Return the order of weights of the fastest kernel on record for a layer.
+
+        Parameters
+        ----------
+        spec : BinaryConv2d
+            The layer, with all its steps; its own order does not matter.
+        orders : sequence of str
+            That can be chosen.
+
+        Returns
+        -------
+        str or None
+            None if there is no record of the layer, or only of other orders. Folders are not
+            mixed: the last one that knows the layer counts.
+        """
+        if self._layers is None:
+            self._layers = {}
+            for best in self._added:
+                self._layers |= _by_layer(best)
+        known = self._layers.get(Workload.of(spec).layer, {})
+        return min(
+            (order for order in orders if order in known),
+            key=lambda order: known[order].seconds,
+            default=None,
+        )
+
+
+def _by_layer(best: Sequence[tuple[Workload, Record]]) -> dict[str, dict[str, Record]]:
+    """Return the records of each binary layer by the order of its weights."""
+    layers: dict[str, dict[str, Record]] = {}
+    for workload, record in best:
+        if isinstance(kernel := workload.kernel, BinaryConv2d):
+            layers.setdefault(workload.layer, {})[kernel.weight_order] = record
+    return layers
 
 
 def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) -> Records:

@@ -6,7 +6,7 @@ import datetime
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bnncc._version import __version__
 from bnncc.console import Console
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.tuning import records
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
@@ -57,6 +58,9 @@ class Result:
 def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: int) -> list[Task]:
     """Return a task for each distinct kernel that has something to choose.
 
+    A binary layer whose weights can have several orders has a kernel for each: the rule's own order
+    comes first.
+
     Parameters
     ----------
     kernels : sequence of (str, int)
@@ -75,11 +79,26 @@ def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: in
         shared = schedules.space_of(Workload.of(spec).kernel, target, threads)
         workload = Workload.of(spec, threads if shared.default.get("divide") else 1)
         weights[workload] = weights.get(workload, 0) + count
-    made = [
-        Task(w, count, schedules.space_of(w.kernel, target, w.threads))
-        for w, count in weights.items()
-    ]
-    return [task for task in made if len(task.all) > 1]
+    tasks: dict[Workload, Task] = {}
+    for workload, count in weights.items():
+        made = [
+            Task(w, count, schedules.space_of(w.kernel, target, w.threads))
+            for w in _orders(workload, target)
+        ]
+        if sum(len(task.all) for task in made) > 1:
+            tasks |= {task.workload: task for task in made if task.workload not in tasks}
+    return list(tasks.values())
+
+
+def _orders(workload: Workload, target: TargetSpec) -> list[Workload]:
+    """Return the kernels of a layer, one for each order of weights; first that of `workload`."""
+    kernel = workload.kernel
+    if not isinstance(kernel, BinaryConv2d) or kernel.per_image:
+        return [workload]
+    found = schedules.weight_orders(kernel, target)
+    orders = [order for order in found if order != kernel.weight_order] if found[1:] else []
+    others = [replace(kernel, weight_order=order) for order in orders]
+    return [workload, *(Workload.of(other, workload.threads) for other in others)]
 
 
 class Tuner:

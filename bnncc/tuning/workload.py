@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bnncc.topi_binary import spec as specs
+from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import SPEC_ATTR, aliases, input_types, output_types
 from bnncc.topi_binary.spec import Spec, from_json, to_json
 
@@ -84,6 +85,17 @@ class Workload:
         return from_json(self.spec)
 
     @property
+    def layer(self) -> str:
+        """JSON of the spec, whatever the order of its weights and wherever its results are stored.
+
+        The kernels of a layer compute the same, so the fastest of them on record can be chosen.
+        """
+        kernel = self.kernel
+        if isinstance(kernel, specs.BinaryConv2d):
+            kernel = replace(kernel, weight_order="words")
+        return stored_apart(to_json(kernel))
+
+    @property
     def name(self) -> str:
         """A short description, for people.
 
@@ -93,7 +105,22 @@ class Workload:
         >>> Workload.of(BinaryConv2d(1, 56, 56, 64, 128, (3, 3), (2, 2))).name
         'BinaryConv2d 64,56x56 -> 128 3x3 s2'
         """
-        return _describe(self.kernel) + (f", {self.threads} threads" if self.threads > 1 else "")
+        kernel = self.kernel
+        text = _describe(kernel)
+        if isinstance(kernel, specs.BinaryConv2d) and kernel.weight_order in tiles.ORDERS:
+            text += f", {kernel.weight_order}"
+        return text + (f", {self.threads} threads" if self.threads > 1 else "")
+
+
+def stored_apart(spec: str) -> str:
+    """Return the JSON of a spec, with no result stored over an input.
+
+    Examples
+    --------
+    >>> stored_apart('{"in_place": true, "op": "store"}')
+    '{"in_place": false, "op": "store"}'
+    """
+    return spec.replace('"in_place": true', '"in_place": false')
 
 
 def function(workload: Workload) -> tirx.PrimFunc:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
-import tvm
+from bnncc.errors import BnnccError
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+"""Versions of Python that a bundle is for, unless told otherwise."""
 
 _BINDING = distribution("apache-tvm-ffi")
 _TAKEN = ("tvm_ffi", f"apache_tvm_ffi-{_BINDING.version}.dist-info")
@@ -21,29 +25,40 @@ _NOT_NEEDED = {"3rdparty", "include", "src", "cython", "share", "testing", "stub
 """Folders for those who write extensions."""
 
 
-def add_runtime(folder: Path, pythons: Iterable[str], *, gpu: bool) -> None:
+def add_runtime(folder: Path, pythons: Sequence[str], *, gpu: bool) -> None:
     """Copy libraries and binding into a bundle.
 
     Parameters
     ----------
     folder : Path
         The bundle.
-    pythons : iterable of str
-        Versions of Python, as ``3.12``, whose wheels are fetched; if none, what is installed.
+    pythons : sequence of str
+        Versions of Python, as ``3.12``. Wheels of other versions than the one in use are fetched by
+        pip; if none is given, it is for that one.
     gpu : bool
         Whether CUDA's part is needed.
+
+    Raises
+    ------
+    BnnccError
+        If pip cannot fetch a wheel.
     """
+    import tvm
+
     (folder / "lib").mkdir(exist_ok=True)
-    for name in ("libtvm_runtime.so", *(["libtvm_runtime_cuda.so"] if gpu else [])):
-        shutil.copy(Path(tvm.__file__).parent / "lib" / name, folder / "lib" / name)
-    chosen = list(pythons)
-    if not chosen:
+    for library in ("libtvm_runtime.so", *(["libtvm_runtime_cuda.so"] if gpu else [])):
+        shutil.copy(Path(str(tvm.__file__)).parent / "lib" / library, folder / "lib" / library)
+    here = ".".join(platform.python_version_tuple()[:2])
+    if not pythons or here in pythons:
         for name in _BINDING.files or ():
             _add(folder, Path(name), Path(str(name.locate())))
     with tempfile.TemporaryDirectory() as place:
-        for python in chosen:
+        for python in pythons:
+            if python == here:
+                continue
             files = Path(place, f"{python}-files")
-            zipfile.ZipFile(_fetch(python, Path(place, python))).extractall(files)
+            with zipfile.ZipFile(_fetch(python, Path(place, python))) as wheel:
+                wheel.extractall(files)
             for path in files.rglob("*"):
                 _add(folder, path.relative_to(files), path)
 
@@ -56,8 +71,15 @@ def _fetch(python: str, place: Path) -> Path:
         "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
         "--dest", str(place), f"apache-tvm-ffi=={_BINDING.version}",
     ]  # fmt: skip
-    subprocess.run(command, check=True)
-    return next(place.glob("*.whl"))
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    wheels = sorted(place.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [""]
+        raise BnnccError(
+            f"pip cannot fetch apache-tvm-ffi {_BINDING.version} for Python {python}: {lines[-1]}",
+            hint=f"--python {'.'.join(platform.python_version_tuple()[:2])} needs no network",
+        )
+    return wheels[0]
 
 
 def _add(folder: Path, name: Path, path: Path) -> None:

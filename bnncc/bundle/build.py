@@ -1,0 +1,330 @@
+"""Write a bundle: kernels and networks, what is right, TVM's runtime, and what runs them.
+
+    FOLDER/run.py        runs everything; index.json says what that is
+    FOLDER/kernels/      each candidate as a library, and what each kernel must compute
+    FOLDER/networks/     libraries, and inputs with their right outputs
+    FOLDER/lib/, tvm_ffi/            TVM's runtime and its binding
+    FOLDER/bnncc/        the runner, and the files of bnncc that draw inputs and pack weights
+
+``FOLDER.tar.xz`` is what to send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import bnncc
+from bnncc import topi_binary
+from bnncc._version import __version__
+from bnncc.bundle.device.runner import FORMAT
+from bnncc.bundle.runtime import add_runtime
+from bnncc.codegen.link import normal_arch
+from bnncc.errors import BnnccError, TargetError, UsageError
+from bnncc.files import npz_bytes
+from bnncc.targets.spec import TargetSpec
+
+if TYPE_CHECKING:
+    from bnncc.runtime.artifact import Artifact
+
+_RUN = '''\
+"""Checks and times this bundle: `python run.py --help`."""
+
+import sys
+from pathlib import Path
+
+from bnncc.bundle.device.runner import main
+
+sys.exit(main(Path(__file__).resolve().parent))
+'''
+PRESET: Literal[1, 9] = 9
+"""Of xz: what is sent once may take seconds to pack."""
+
+_TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py",
+          "tuning/level_cases.py")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of several kernels for the same.
+
+    Attributes
+    ----------
+    spec : str
+        JSON of the kernel's spec.
+    point : mapping of str to int
+        Of its space.
+    library : Path
+        Where it is built, with the kernel as ``main``.
+    label : str
+        What it is called beside the others.
+    default : bool
+        Whether it is what the rules choose.
+    threads : int
+        That share it.
+    """
+
+    spec: str
+    point: Mapping[str, int]
+    library: Path
+    label: str
+    default: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Kernels that compute the same, to be checked and timed in turns.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    candidates : sequence of Candidate
+        To choose from.
+    case : mapping of str to ndarray
+        From `bnncc.tuning.cases.kept`.
+    digest : str
+        Of what is right.
+    macs : int
+        Products in a call.
+    """
+
+    name: str
+    candidates: Sequence[Candidate]
+    case: Mapping[str, np.ndarray]
+    digest: str
+    macs: int = 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, to be checked and timed, and each of its kernels alone.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    library : bytes
+        ``lib.so`` of its artifact.
+    check : bytes
+        ``selfcheck.npz`` of it, or of one for another batch.
+    kernels : sequence of mapping
+        Of its report.
+    inputs, outputs : int
+        How many there are.
+    batch : int
+        How often inputs and outputs of `check` are repeated.
+    """
+
+    name: str
+    library: bytes
+    check: bytes
+    kernels: Sequence[Mapping[str, Any]]
+    inputs: int
+    outputs: int
+    batch: int = 1
+
+    @classmethod
+    def of(cls, artifact: Artifact, name: str) -> Network:
+        """Return the network of an artifact.
+
+        Parameters
+        ----------
+        artifact : Artifact
+            Compiled.
+        name : str
+            For people.
+
+        Returns
+        -------
+        Network
+        """
+        return cls(
+            name, artifact.member("lib.so"), artifact.member("selfcheck.npz"),
+            artifact.manifest["report"]["kernels"], len(artifact.inputs), len(artifact.outputs),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a bundle.
+
+    Attributes
+    ----------
+    kernels : sequence of Kernel
+        To be compared.
+    networks : sequence of Network
+        To be timed.
+    scripts : mapping of str to Path
+        Programs that run there as parts of their own, by part; they print JSON lines.
+    files : sequence of Path
+        That these programs need.
+    report : Path or None
+        Program that is shown the results at the end.
+    more : mapping
+        Entries of the index for those programs.
+    """
+
+    kernels: Sequence[Kernel] = ()
+    networks: Sequence[Network] = ()
+    scripts: Mapping[str, Path] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    report: Path | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check(folder: Path, target: TargetSpec) -> None:
+    """Refuse a folder that cannot be written, or a target that cannot run, before the work is done.
+
+    Parameters
+    ----------
+    folder : Path
+        To be written; it is made if it is not there.
+    target : TargetSpec
+        What the bundle is for.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds anything, or cannot be made.
+    TargetError
+        If TVM's runtime for the target is not here.
+    """
+    arch, here = normal_arch(target.arch or platform.machine()), normal_arch(platform.machine())
+    if arch != here or not target.has_runtime:
+        raise TargetError(
+            f"{target.name}: a bundle holds TVM's runtime for {here}, not for {arch}",
+            hint="`bnncc device-kit` and --rpc reach such a device",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    if used:
+        raise UsageError(f"{folder}: is not an empty folder", hint="give one that is not there yet")
+
+
+def write(
+    folder: Path, target: TargetSpec, contents: Contents, pythons: Sequence[str] = ()
+) -> Path:
+    """Write a bundle, and its archive beside it.
+
+    Parameters
+    ----------
+    folder : Path
+        After `check`.
+    target : TargetSpec
+        What its kernels are for.
+    contents : Contents
+        What is in it.
+    pythons : sequence of str
+        Versions of Python, as ``3.12``, that it is to run in; by default the one in use.
+
+    Returns
+    -------
+    Path
+        The archive.
+
+    Raises
+    ------
+    BnnccError
+        If a file cannot be written, or pip cannot fetch TVM's binding.
+    """
+    try:
+        return _write(folder, target, contents, pythons)
+    except OSError as error:
+        where = error.filename or folder
+        raise BnnccError(f"{where}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(folder: Path, target: TargetSpec, contents: Contents, pythons: Sequence[str]) -> Path:
+    index: dict[str, Any] = {
+        **contents.more,
+        "format": FORMAT,
+        "target": target.name,
+        "family": target.family,
+        "device": "cuda" if target.gpus else "cpu",
+        "bnncc": __version__,
+        "tvm": importlib.metadata.version("apache-tvm"),
+        "kernels": [_add_kernel(k, i, folder) for i, k in enumerate(contents.kernels)],
+        "networks": [_add_network(n, i, folder) for i, n in enumerate(contents.networks)],
+        "scripts": [{"part": p, "file": f.name} for p, f in contents.scripts.items()],
+        "report": contents.report.name if contents.report is not None else "",
+    }
+    index["bundle"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+    reports = [contents.report] if contents.report is not None else []
+    for file in (*contents.scripts.values(), *contents.files, *reports):
+        shutil.copy(file, folder / file.name)
+    _add_runner(folder)
+    add_runtime(folder, pythons, gpu=bool(target.gpus))
+    (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    packed = folder.with_name(f"{folder.name}.tar.xz")
+    with tarfile.open(packed, "w:xz", preset=PRESET) as archive:
+        archive.add(folder, folder.name)
+    return packed
+
+
+def _add_kernel(kernel: Kernel, number: int, folder: Path) -> dict[str, Any]:
+    place = folder / "kernels" / str(number)
+    place.mkdir(parents=True)
+    case = npz_bytes(kernel.case, compress=True)
+    (place / "case.npz").write_bytes(case)
+    candidates = []
+    for i, one in enumerate(kernel.candidates):
+        shutil.copy(one.library, place / f"{i}.so")
+        candidates.append(
+            {
+                "spec": one.spec, "threads": one.threads, "point": dict(one.point),
+                "default": one.default, "label": one.label, "library": f"kernels/{number}/{i}.so",
+            }
+        )  # fmt: skip
+    return {
+        "part": f"kernel-{number}", "name": kernel.name, "macs": kernel.macs,
+        "case": f"kernels/{number}/case.npz", "digest": kernel.digest,
+        "candidates": candidates,
+    }  # fmt: skip
+
+
+def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
+    (folder / "networks").mkdir(exist_ok=True, parents=True)
+    library, check = f"networks/{number}.so", f"networks/{number}.npz"
+    (folder / library).write_bytes(network.library)
+    (folder / check).write_bytes(network.check)
+    kept = ("name", "args", "zeros")
+    return {
+        "part": f"network-{number}", "name": network.name, "library": library, "check": check,
+        "digest": hashlib.sha256(network.library).hexdigest(), "inputs": network.inputs,
+        "outputs": network.outputs, "batch": network.batch,
+        "kernels": [{key: kernel[key] for key in kept} for kernel in network.kernels],
+    }  # fmt: skip
+
+
+def _add_runner(folder: Path) -> None:
+    """Copy what runs there: of bnncc, files that need NumPy alone."""
+    (folder / "run.py").write_text(_RUN, encoding="utf-8")
+    ours = Path(str(bnncc.__file__)).parent
+    for pattern in _TAKEN:
+        for file in ours.glob(pattern):
+            _copy(file, folder / "bnncc" / file.relative_to(ours))
+    definitions = Path(str(topi_binary.__file__)).parent
+    for file in definitions.glob("*.py"):
+        _copy(file, folder / "bnncc" / "topi_binary" / file.name)
+    for package in ("", "bundle", "bundle/device", "topi_binary", "tuning"):
+        (folder / "bnncc" / package / "__init__.py").write_bytes(b"")
+
+
+def _copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, to)

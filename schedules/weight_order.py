@@ -1,0 +1,119 @@
+"""In which order a target's kernels read the weights of a binary layer: the rule's, or a record's.
+
+The order decides which kernel computes a layer (on a GPU its engine and the width of its tiles),
+and the bytes of the packed weights. So it is chosen when weights are packed, before there is a
+kernel to schedule, and is a field of the kernel's spec: a record of a kernel with another order
+says that it was tried, and how fast it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.spec import BinaryConv2d
+
+if TYPE_CHECKING:
+    from bnncc.targets.spec import TargetSpec
+
+
+class Recorded(Protocol):
+    """What is known of orders by measurement: `bnncc.tuning.records.Records`."""
+
+    def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
+        """Return which of `orders` is the fastest on record for a layer, if any is."""
+
+
+def with_weight_order(
+    spec: BinaryConv2d, target: TargetSpec, records: Recorded | None = None
+) -> BinaryConv2d:
+    """Return `spec` with the order of weights that the fastest kernel on `target` reads.
+
+    The only place where the order is chosen: passes pack weights in it, and it decides which kernel
+    is made.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        A layer; for the rule, its steps do not matter.
+    target : TargetSpec
+        The machine.
+    records : Recorded, optional
+        Measurements, which count more than the rule.
+
+    Returns
+    -------
+    BinaryConv2d
+    """
+    orders = weight_orders(spec, target)
+    chosen = records.weight_order(spec, orders) if records is not None and orders[1:] else None
+    return replace(spec, weight_order=chosen or orders[0])
+
+
+def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
+    """Return the orders of weights that kernels for a layer read on `target`.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        The layer.
+    target : TargetSpec
+        The machine.
+
+    Returns
+    -------
+    tuple of str
+        First the rule's own choice. The others read the same data, and are worth measuring.
+    """
+    if target.kind == "cuda":
+        return _on_gpu(spec, target)
+    return (_on_cpu(spec, target),)
+
+
+_KINDS = {"wgmma": ("strips", "fragments", "cores"), "mma": ("strips", "fragments")}
+"""Kinds of orders that are worth measuring, by the engine of a GPU; else those of ``mma``."""
+
+
+def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
+    """Return all orders of the engines that `target` has, but for tiles that are half empty."""
+    from bnncc.schedules.cuda import binary
+    from bnncc.topi_binary import tiles
+
+    kinds = _KINDS.get(target.engine, _KINDS["mma"])
+    per_group = spec.out_channels // spec.groups
+
+    def fits(order: str) -> bool:
+        kind, _, width = order.partition("-")
+        if kind not in kinds or not width:
+            return kind in kinds
+        tile = int(width)
+        filled = tile == tiles.WIDTHS[-1] or tile < 2 * spec.out_channels
+        return filled and (spec.groups == 1 or per_group % tile == 0)
+
+    chosen = binary.weight_order(spec, target.engine)
+    return tuple(dict.fromkeys([chosen, *filter(fits, tiles.ORDERS)]))
+
+
+def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
+    from bnncc.topi_binary import lookup, quad_order, sliced_data
+
+    if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
+        return sliced_data.ORDER
+    if spec.per_image:
+        return "words"
+    chosen = ""
+    if target.popcount == "lookup" and lookup.pays(spec):
+        chosen = "nibbles"
+    elif target.popcount in ("neon", "neon-dot"):
+        chosen = quad_order.order(spec)
+    return chosen or "words"
+
+
+def in_slices(channels: int, target: TargetSpec) -> bool:
+    """Return whether groups of so many channels in and out are computed in bit slices."""
+    if target.kind == "cuda" or channels >= WORD_BITS:
+        return False
+    # Groups that are whole vectors of lanes share words of data: counting instructions win there.
+    return target.popcount != "vector" or channels % LANES > 0
