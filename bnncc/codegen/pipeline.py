@@ -175,7 +175,7 @@ def planned(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def build(
-    module: tvm.IRModule, target: TargetSpec, graph: bool = True
+    module: tvm.IRModule, target: TargetSpec
 ) -> tuple[relax.VMExecutable, dict[str, memory.Scratch]]:
     """Compile a scheduled module.
 
@@ -185,9 +185,6 @@ def build(
         From `schedule`.
     target : TargetSpec
         The machine.
-    graph : bool, default True
-        Whether, on a GPU, kernels between inputs and outputs are recorded as a CUDA graph when they
-        first run. Who records the whole network in a graph of their own wants none inside.
 
     Returns
     -------
@@ -200,7 +197,7 @@ def build(
     pipeline = tvm.transform.Sequential(
         [
             *_plan_passes(),
-            *([transform.RewriteCUDAGraph()] if on_gpu and graph else []),
+            *([transform.RewriteCUDAGraph()] if on_gpu else []),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),
@@ -212,7 +209,7 @@ def build(
     )
     gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
     # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
-    options = {"tirx.disable_cse_tir": True, "relax.backend.use_cuda_graph": on_gpu and graph}
+    options = {"tirx.disable_cse_tir": True, "relax.backend.use_cuda_graph": on_gpu}
     with tvm.transform.PassContext(config=options), memory.recorded() as scratch, gpu_code:
         executable = relax.build(
             module,
