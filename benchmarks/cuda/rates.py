@@ -29,7 +29,9 @@ _INSTRUCTION = """asm volatile("mma.sync.aligned.{name} "
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));"""
 _WGMMA = """
   uint4* const operands = (uint4*)shared;
-  for (int i = thread; i < 128 + 2 * {width}; i += 128) operands[i] = ((const uint4*)seed)[i];
+  for (int i = thread; i < 2 * {width}; i += 128) operands[i] = ((const uint4*)seed)[i];
+  unsigned a[4];
+  for (int i = 0; i < 4; ++i) a[i] = seed[thread * 4 + i];
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   int c[{width} / 8][4] = {{}};
@@ -37,8 +39,8 @@ _WGMMA = """
   for (int turn = 0; turn < {turns}; ++turn) {{
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      bnncc::multiply_async<{width} / 8>(c, bnncc::matrix(operands, 1024),
-                                         bnncc::matrix(operands + 128, {width} * 16));
+      bnncc::multiply_async<{width} / 8>(c, a[0], a[1], a[2], a[3],
+                                         bnncc::matrix(operands, {width} * 16));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   }}
