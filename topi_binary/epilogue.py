@@ -199,8 +199,9 @@ def emit(
     acc : Expr of int32x16, optional
         The integer accumulator, for ``threshold``.
     halved : bool, default False
-        Whether `acc` is half of the accumulator that the steps mean. That costs nothing, because
-        thresholds and scales are changed instead, once for all pixels of a tile.
+        Whether `acc` is half of the accumulator that the steps mean. Signs and numbers cost nothing
+        more, because thresholds and scales are changed instead, once for all pixels of a tile;
+        levels are found from the double.
 
     Returns
     -------
@@ -212,6 +213,7 @@ def emit(
         halved_value = halved
     else:
         halved_value = False
+    whole = None if halved else acc
     inputs, results = iter(params), iter(outputs)
     for number, step in enumerate(steps):
         taken = [next(inputs) for _ in range(step_inputs(step))]
@@ -222,10 +224,12 @@ def emit(
         if step.op == "levels":
             if not step.way.startswith("acc"):
                 value = T.Bind(value)
+            elif halved and whole is None:
+                whole = T.Bind(acc + acc)
             if _compared(step):
-                _store_masks(levels.masks(step, value, acc, taken, at), made, at)
+                _store_masks(levels.masks(step, value, whole, taken, at), made, at)
             else:
-                _store_levels(step, T.Bind(levels.find(step, value, acc, taken, at)), made, at)
+                _store_levels(step, T.Bind(levels.find(step, value, whole, taken, at)), made, at)
         elif step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
