@@ -153,9 +153,11 @@ def regions(
     reads, writes = [], []
     inputs, results = iter(params), iter(outputs)
     for step in steps:
-        for _ in range(step_inputs(step)):
+        for number in reversed(range(step_inputs(step))):
             buffer = next(inputs)
-            if step.op in ("add", "rsub", "mul"):
+            if number == 0 and "table" in step.forms:
+                reads.append(buffer[0 : buffer.shape[0]])
+            elif step.op in ("add", "rsub", "mul"):
                 source = at.repeated(step.period)
                 reads.append(buffer[tuple(source.index(source.span, step.layout))])
             elif step.op == "gate":
@@ -164,7 +166,7 @@ def regions(
                 reads.append(buffer[at.padded_span])
         for kind in output_kinds(step):
             buffer = next(results)
-            if kind in ("store", "value"):
+            if kind in ("store", "value", "table"):
                 writes.append(buffer[tuple(at.index(at.span, step.layout))])
             elif kind in NUMBERS:
                 writes.append(buffer[tuple(at.index(at.padded_span))])
@@ -229,7 +231,8 @@ def emit(
             if _compared(step):
                 _store_masks(levels.masks(step, value, whole, taken, at), made, at)
             else:
-                _store_levels(step, T.Bind(levels.find(step, value, whole, taken, at)), made, at)
+                level = T.Bind(levels.find(step, value, whole, taken, at))
+                _store_levels(step, level, taken[-1:], made, at)
         elif step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
@@ -320,7 +323,9 @@ def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
         T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
 
 
-def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) -> None:
+def _store_levels(
+    step: Step, level: Expr, table: Sequence[Buffer], made: Sequence[Buffer], at: Place
+) -> None:
     plane = 0
     for kind, buffer in zip(output_kinds(step), made, strict=True):
         if kind == "planes":
@@ -329,6 +334,8 @@ def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) ->
         elif kind == "value":
             value = fma(T.Cast(F32, level), _fill(step.hi), _fill(step.lo))
             _store(buffer, value, at, step.layout)
+        elif kind == "table":
+            _store(buffer, table[0][level], at, step.layout)
         else:
             number = T.Cast(f"{NUMBERS[kind]}x{LANES}", level)
             T.buffer_store(buffer, number, at.index(at.vector))

@@ -90,6 +90,7 @@ def level_outputs(
             seen = seen ^ next(stream)[:channels].astype(np.int64)
         level = sum((seen >= limit).astype(np.int64) for limit in limits)
     made: list[Array] = []
+    table = next(stream) if "table" in step.forms else None
     plane = 0
     for kind in output_kinds(step):
         if kind == "planes":
@@ -99,6 +100,10 @@ def level_outputs(
             out = (level.astype(np.longdouble) * np.float32(step.hi) + np.float32(step.lo)).astype(
                 np.float32
             )
+            made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
+        elif kind == "table":
+            assert table is not None
+            out = table[level]
             made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
         else:
             dtype = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[kind]

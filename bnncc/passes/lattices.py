@@ -6,6 +6,7 @@ scalar constants rename its values. A tensor of signs is one too, with two or th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,13 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued, copies_pixels
+from bnncc.passes.values import (
+    REMAPS,
+    WEIGHT_TOLERANCE,
+    TwoValued,
+    copies_pixels,
+    pools_images,
+)
 
 UNEVEN = 1e-6
 """Part of the largest value by which a level may be off an even spacing: float32 rounds."""
@@ -60,6 +67,45 @@ class Lattice:
         level = (value - self.values[0]) / self.step
         nearest = round(2 * level) / 2
         return nearest if abs(level - nearest) < 1e-4 else None
+
+
+def zero_place(values: Sequence[float]) -> float | None:
+    """Return where 0 lies among evenly spaced values, in levels; None if nowhere exactly.
+
+    It is a level, or half-way between two where the values are symmetric.
+
+    Examples
+    --------
+    >>> zero_place([-1.0, 0.0, 1.0, 2.0]), zero_place([-3.0, -1.0, 1.0, 3.0]), zero_place([1, 2])
+    (1.0, 1.5, None)
+    """
+    if 0.0 in values:
+        return float(list(values).index(0.0))
+    mirrored = [-v for v in reversed(values)]
+    return (len(values) - 1) / 2 if list(values) == mirrored else None
+
+
+def exact_line(values: np.ndarray) -> tuple[float, float] | None:
+    """Return (first, step) with ``first + step * k`` equal to value k in float32, for all k.
+
+    Parameters
+    ----------
+    values : ndarray of float32
+        Evenly spaced.
+
+    Returns
+    -------
+    tuple of float or None
+        None if no such line was found. What there is does it with the product rounded, or not.
+    """
+    first, count = np.float32(values[0]), len(values) - 1
+    level = np.arange(count + 1).astype(np.float32)
+    for step in (np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first):
+        factor = np.float32(step)
+        once = (level.astype(np.longdouble) * factor + first).astype(np.float32)
+        if np.array_equal(level * factor + first, values) and np.array_equal(once, values):
+            return float(first), float(factor)
+    return None
 
 
 def lattice(values: np.ndarray) -> Lattice | None:
@@ -127,9 +173,7 @@ def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
     if node.op in _MOVES:
         return table.get(node.inputs[0])
     if node.op == "MaxPool":
-        single = len([o for o in node.outputs if o]) == 1
-        image = len(graph.types[node.inputs[0]].shape) == 4
-        return table.get(node.inputs[0]) if single and image else None
+        return table.get(node.inputs[0]) if pools_images(node, graph) else None
     if node.op in _SAME:
         return known if all(table.get(i) == known for i in node.inputs) else None
     if node.op == "Pad":

@@ -133,7 +133,7 @@ class _Writer:
         elif step.op == "levels":
             filled = layout.blocks(self.channels) * layout.LANES
             yield from few_bit.levels(step, taken, filled)
-            yield from self._levels(step)
+            yield from self._levels(step, taken)
         elif step.op == "bits":
             test = ">=" if step.compare == "ge" else ">"
             yield from self._bits(f"v[k] {test} 0.0f")
@@ -175,7 +175,7 @@ class _Writer:
             f"{channels} - {channel});"
         )
 
-    def _levels(self, step: Step) -> Iterator[str]:
+    def _levels(self, step: Step, taken: list[str]) -> Iterator[str]:
         plane = 0
         for kind in output_kinds(step):
             if kind == "planes":
@@ -185,6 +185,10 @@ class _Writer:
                 value = f"__fmaf_rn((float)level[k], {number(step.hi)}, {number(step.lo)})"
                 yield "  float stood[4];"
                 yield from each(f"stood[k] = {value};")
+                yield from self._store(step, "stood")
+            elif kind == "table":
+                yield "  float stood[4];"
+                yield from each(f"stood[k] = __ldg({taken[-1]} + level[k]);")
                 yield from self._store(step, "stood")
             else:
                 pointer = self._output("float" if kind == "floats" else "unsigned")
