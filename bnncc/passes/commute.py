@@ -171,7 +171,8 @@ def _threshold_only(
     taps = int(np.prod(bits.shape[1:]))
     dots = th.attainable_dots(taps, any_parity=True)
     nodes = before[::-1] + chain
-    planes = th.tabulate(graph, nodes, node.attrs["scale"], node.attrs["bias"], dots, 4)
+    scale, bias, *lift = (node.attrs[k] for k in ("scale", "bias", "step", "first"))
+    planes = th.tabulate(graph, nodes, scale, bias, dots, 4, lift)
     if sign.attrs["zero"] == "mid" and planes.zero_attainable:
         return False
     return all(th.direction(p).single for p in (planes.ge, planes.gt))

@@ -254,7 +254,7 @@ class _Fuser:
         spec, inputs = grouped.operands(spec, inputs, data, self.physical, self.target)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
-            node.name, node.covers, bits, out_rank,
+            node.name, node.covers, bits, out_rank, step=a["step"], first=a["first"],
         )  # fmt: skip
 
     def _start_conv(self, node: Node) -> Group:

@@ -73,8 +73,8 @@ class Group:
     inputs : list of str
         Physical inputs of the anchor; the weight of a binary layer is packed at `realise`.
     scale, offset : ndarray of float64, shape (channels,)
-        The tip starts as ``scale * raw + offset``, `raw` being the dot product of a layer of few
-        bits, else the anchor's value.
+        The tip starts as ``scale * raw + offset``, `raw` being the exact sum of a binary or few-bit
+        layer, else the anchor's value.
     tip : str
         The logical tensor the value stands for at present.
     bits : ndarray of bool or None
@@ -82,8 +82,9 @@ class Group:
     top : int
         For an anchor with integer accumulators: a bound of their magnitude.
     dot : tuple or None
-        For such an anchor: ``(a, b)`` with ``a * acc + b`` the dot product, `b` by channel and
-        exact.
+        For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and exact.
+    step, first : int and ndarray, or 0
+        For a binary layer: `raw` is ``step * dot + first``.
     rank : int
         Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
     pool : Pool2d or None
@@ -102,12 +103,15 @@ class Group:
     pool: Pool2d | None = None
     top: int = 0
     dot: tuple[int, np.ndarray] | None = None
+    step: int = 1
+    first: np.ndarray | int = 0
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if isinstance(self.spec, BinaryConv2d):
             a, b = self.spec.dot_from_acc()
-            self.dot, self.top = (a, np.full(self.channels, b)), 2 * self.spec.taps
+            self.dot = a * self.step, np.full(self.channels, b) * self.step + self.first
+            self.top = 2 * self.spec.taps
 
     @property
     def channels(self) -> int:

@@ -28,6 +28,9 @@ UNEVEN = 1e-6
 MAX_WEIGHT = 128
 """Largest magnitude of integer weights: they have up to 8 bits."""
 
+MOST_UNITS = 256
+"""Units that the largest of few values may be."""
+
 SAMPLE = 64
 """Weights of each filter that are looked at first."""
 
@@ -69,20 +72,34 @@ class Lattice:
         return nearest if abs(level - nearest) < 1e-4 else None
 
 
-def zero_place(values: Sequence[float]) -> float | None:
-    """Return where 0 lies among evenly spaced values, in levels; None if nowhere exactly.
+def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
+    """Return evenly spaced values as integers and a unit.
 
-    It is a level, or half-way between two where the values are symmetric.
+    Parameters
+    ----------
+    values : sequence of float
+        Of level 0, 1, ...
+
+    Returns
+    -------
+    tuple or None
+        First value and step in units, and the unit; None if no unit of at least 1/256 of the
+        largest value fits all of them as far as float32 can tell.
 
     Examples
     --------
-    >>> zero_place([-1.0, 0.0, 1.0, 2.0]), zero_place([-3.0, -1.0, 1.0, 3.0]), zero_place([1, 2])
-    (1.0, 1.5, None)
+    >>> as_multiples([-1.0, 0.0, 1.0]), as_multiples([-3.0, -1.0, 1.0]), as_multiples([1.0, 1.618])
+    ((-1, 1, 1.0), (-3, 2, 1.0), None)
     """
-    if 0.0 in values:
-        return float(list(values).index(0.0))
-    mirrored = [-v for v in reversed(values)]
-    return (len(values) - 1) / 2 if list(values) == mirrored else None
+    array = np.array(values, np.float64)
+    top = float(np.abs(array).max())
+    for number in range(1, MOST_UNITS + 1):
+        whole = np.rint(array / top * number)
+        if np.abs(array / top * number - whole).max() <= 4 * np.finfo(np.float32).eps * number:
+            step = int(whole[1] - whole[0])
+            even = (whole == whole[0] + step * np.arange(len(whole))).all()
+            return (int(whole[0]), step, top / number) if even else None
+    return None
 
 
 def exact_line(values: np.ndarray) -> tuple[float, float] | None:
