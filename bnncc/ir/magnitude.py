@@ -108,10 +108,7 @@ def _moved(node: Node, ins: list[Array | None], errs: list[Array], out: Array, i
 
 
 def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
-    if node.op in _PRODUCTS and not any(e.any() for e in errs):
-        accumulated = _of_multiples(node, ins, out)
-        if accumulated is not None:
-            return accumulated
+    present = [v for v in ins[:2] if v is not None]
     magnitude: list[Array | None] = []
     for value, err in zip(ins, errs, strict=True):
         if value is None or value.dtype.kind != "f":
@@ -121,8 +118,9 @@ def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) 
     attrs = {k: abs(v) if k in ("alpha", "beta") else v for k, v in node.attrs.items()}
     twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
     total = evaluate_node(twin, magnitude)[0].astype(np.float64)
-    exact = node.op == "ReduceSum" and not any(e.any() for e in errs)
-    if exact and float(total.max(initial=0.0)) < _EXACT_BELOW and _integers(np.asarray(ins[0])):
+    exact = not any(e.any() for e in errs) and float(total.max(initial=0.0)) < _EXACT_BELOW
+    whole = node.op in _PRODUCTS or node.op == "ReduceSum"
+    if exact and whole and all(map(_integers, present)) and _integers(out):
         return _ZERO
     return total
 
@@ -148,8 +146,8 @@ def _of_multiples(node: Node, ins: list[Array | None], out: Array) -> Array | No
     bias = np.zeros(1) if len(ins) < 3 or ins[2] is None else np.asarray(ins[2])
     if node.op in ("Conv", "ConvTranspose"):
         bias = bias.reshape((1, -1) + (1,) * (out.ndim - 2))
-    whole = all(part is not None and bool((part[1] == 1).all()) for part in parts)
-    if whole and _integers(bias) and float(np.abs(out).max(initial=0.0)) < _EXACT_BELOW:
+    exact = all(part is not None and _powers_of_two(part[1]) for part in parts)
+    if exact and _dyadic(bias) and _dyadic(out):
         return _ZERO
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
     return np.abs(out) + np.broadcast_to(bias, out.shape)
@@ -158,7 +156,7 @@ def _of_multiples(node: Node, ins: list[Array | None], out: Array) -> Array | No
 def _added(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     values = [v for v in ins if v is not None]
     err = sum(errs, _ZERO)
-    if all(map(_integers, values)) and float(np.abs(out).max(initial=0.0)) < _EXACT_BELOW:
+    if all(map(_dyadic, (*values, out))):
         return err
     if sum(bool(v.any()) for v in values) <= 1:
         return err
@@ -240,6 +238,13 @@ def _integers(values: Array) -> bool:
     return values.dtype.kind in "iub" or bool((np.rint(values) == values).all())
 
 
+def _dyadic(values: Array) -> bool:
+    """Whether float32 sums of such values are exact: multiples of 1/1024, not too large."""
+    scaled = values.astype(np.float64) * 1024
+    small = np.abs(scaled).max(initial=0.0) < _EXACT_BELOW
+    return bool(small) and bool((np.rint(scaled) == scaled).all())
+
+
 def _powers_of_two(values: Array) -> bool:
     mantissa = np.frexp(values)[0]
     return bool(((np.abs(mantissa) == 0.5) | (values == 0)).all())
@@ -263,7 +268,13 @@ class Spread:
 
 
 def spread(
-    graph: Graph, known: Mapping[str, Array], name: str, *, near: float, relaxed: bool = False
+    graph: Graph,
+    known: Mapping[str, Array],
+    name: str,
+    *,
+    near: float,
+    whole: bool = False,
+    relaxed: bool = False,
 ) -> Spread:
     """Compute one tensor from others, and how far rounding may take it, ties included.
 
@@ -280,6 +291,9 @@ def spread(
         The tensor asked for, computed even if it is known.
     near : float
         How near, in units of the magnitude.
+    whole : bool
+        Whether products of small multiples of scales are sums of integers: where such a sum is 0,
+        nothing was rounded.
     relaxed : bool
         Whether decisions on exact zeros may fall either way, too.
 
@@ -300,7 +314,10 @@ def spread(
             if not made or (made in known and made != name):
                 continue
             values[made] = out
-            sizes[made] = _magnitude(node, ins, errs, out, k)
+            size = None
+            if whole and node.op in _PRODUCTS and not any(e.any() for e in errs):
+                size = _of_multiples(node, ins, out)
+            sizes[made] = _magnitude(node, ins, errs, out, k) if size is None else size
             if others:
                 with np.errstate(all="ignore"):
                     low = np.minimum.reduce([out, *(o[k] for o in others)])

@@ -4,7 +4,8 @@ The physical graph is evaluated step by step. Whatever stands for a tensor of th
 with that tensor as the model computes it, and the model's own decisions are what later kernels
 read: so each kernel is judged alone, from right inputs, and a mistake is named where it is made.
 Only decisions that rounding may turn either way, and what depends on them, may differ (the tie rule
-of docs/semantics.md); bits and levels found from integer accumulators may not.
+of docs/semantics.md). Products of signs and levels are integers: where such a sum is 0, or where
+all behind it is exact in float32, nothing may differ.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import Spread, spread
 from bnncc.passes.physical import KERNEL, Form
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
-from bnncc.topi_binary.step import step_outputs
+from bnncc.topi_binary.spec import Conv2d
 from bnncc.verification.evaluator import evaluate_physical
 
 Array = np.ndarray[Any, Any]
@@ -138,7 +138,7 @@ class _Suspect:
     form: Form
     maker: str
     differs: Array
-    exact: bool
+    value: Array
 
 
 @dataclass
@@ -155,24 +155,24 @@ class _Run:
         outputs = evaluate_physical(self.physical, feeds, self._seen)
         for name in self.physical.outputs:
             if name in self.physical.inputs or name in self.physical.constants:
-                self._compare("output", name, outputs[name], False)
+                self._compare("output", name, outputs[name])
 
     def _seen(self, node: Node, name: str, value: Array) -> Array:
         if name not in self.forms:
             return value
-        return self._compare(node.name, name, value, _exact(node, name))
+        return self._compare(node.name, name, value)
 
-    def _compare(self, maker: str, name: str, value: Array, exact: bool) -> Array:
+    def _compare(self, maker: str, name: str, value: Array) -> Array:
         """Return what `name` should be; keep what differs from that."""
         form = self.forms[name]
         want = self.wanted[form.tensor]
         right, off = encoded(want, form)
         if right.shape != value.shape or right.dtype != value.dtype:
-            self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), True))
+            self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
             return value
         differs = _differs(value, right, form, want.shape) | off
         if differs.any():
-            self.suspects.append(_Suspect(name, form, maker, differs, exact))
+            self.suspects.append(_Suspect(name, form, maker, differs, value))
         return right
 
     def judged(self, model: Graph, feeds: Mapping[str, Array], relaxed: bool) -> list[Difference]:
@@ -180,11 +180,13 @@ class _Run:
         out = []
         producers = self.physical.producers()
         for one in self.suspects:
-            left, tensor = one.differs, one.form.tensor
-            if not one.exact or relaxed:
-                near = {t: self.wanted[t] for t in self._read(producers.get(one.name), producers)}
-                found = spread(model, {**feeds, **near}, tensor, near=TIE, relaxed=relaxed)
-                left = left & ~_excused(found)
+            tensor, maker = one.form.tensor, producers.get(one.name)
+            near = {t: self.wanted[t] for t in self._read(maker, producers)}
+            found = spread(
+                model, {**feeds, **near}, tensor,
+                near=TIE, whole=not _floating(maker), relaxed=relaxed,
+            )  # fmt: skip
+            left = one.differs & ~_excused(found, one)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
@@ -202,21 +204,28 @@ class _Run:
         return found
 
 
-def _excused(found: Spread) -> Array:
-    """Return which elements may differ: those that depend on a tie."""
-    return np.asarray(found.low != found.high)
+def _excused(found: Spread, one: _Suspect) -> Array:
+    """Return which elements may differ: those that depend on a tie, and floats within rounding."""
+    if one.form.values:  # another bit or level can be reached
+        gap = np.abs(np.diff(np.sort(one.form.values))).min()
+        return np.asarray(found.high.astype(np.float64) - found.low > gap / 2)
+    if one.value.dtype.kind != "f":
+        return np.asarray(found.low != found.high)
+    have = one.value
+    if one.form.kind == "NHWC" and have.ndim == 4:
+        have = np.moveaxis(have, -1, 1)
+    if have.shape != found.value.shape:
+        return np.zeros(found.value.shape, bool)
+    slack = np.where((have == 0) == (found.value == 0), _slack(found.value), 0.0)
+    return np.asarray((have >= found.low - slack) & (have <= found.high + slack))
 
 
-def _exact(node: Node, name: str) -> bool:
-    """Whether a kernel finds the bits or levels `name` from integers alone."""
-    spec = node.attrs.get("spec")
-    if node.op != KERNEL or not isinstance(spec, (BinaryConv2d, FewBitConv2d)):
-        return False
-    made = iter(node.outputs)
-    for step in spec.steps:
-        if name in [next(made) for _ in range(step_outputs(step))]:
-            return step.op == "threshold" or step.way.startswith("acc")
-    return False
+def _floating(node: Node | None) -> bool:
+    """Whether products are sums of floats: kernels of layers that stay float, and TVM's operators.
+
+    Elsewhere a product of signs or levels is the integer that it is.
+    """
+    return node is not None and (node.op != KERNEL or isinstance(node.attrs["spec"], Conv2d))
 
 
 def encoded(value: Array, form: Form) -> tuple[Array, Array]:
@@ -285,8 +294,13 @@ def _apart(value: Array, right: Array) -> Array:
     with np.errstate(all="ignore"):
         gap = np.abs(value.astype(np.float64) - right)
         gap = np.where((value == right) | (np.isnan(value) & np.isnan(right)), 0.0, gap)
-    top = np.abs(right[np.isfinite(right)], dtype=np.float64).max(initial=0.0)
-    return ~(gap <= RELATIVE * max(top, 1e-30)) | ((value == 0) != (right == 0))
+    return ~(gap <= _slack(right)) | ((value == 0) != (right == 0))
+
+
+def _slack(right: Array) -> float:
+    """Return how far floats may be apart, however they are rounded."""
+    top = float(np.abs(right[np.isfinite(right)], dtype=np.float64).max(initial=0.0))
+    return RELATIVE * max(top, 1e-30)
 
 
 def _words(bits: Array) -> Array:
