@@ -171,16 +171,16 @@ def _accumulate(spec: FewBitConv2d, levels: Array, weight: Array) -> tuple[Array
 
 def _starts(spec: FewBitConv2d, table: Array, shape: tuple[int, ...]) -> Array:
     """Return the start value of each output."""
-    _, inside = _accumulate(spec, np.zeros((1, spec.height, spec.width, spec.channels)), np.zeros(
-        (spec.out_channels, *spec.kernel, spec.channels // spec.groups)))  # fmt: skip
-    marks = inside.reshape(*inside.shape[:2], *spec.kernel)
-    rows, columns = marks.any(axis=(1, 3)), marks.any(axis=(0, 2))
 
-    def numbers(patterns: Array) -> Array:
-        changed = (patterns[1:] != patterns[:-1]).any(axis=1)
+    def numbers(axis: int) -> Array:
+        """Return the class of each row or column: a new one where other taps are inside."""
+        first = np.arange(shape[1 + axis]) * spec.strides[axis] - spec.pads[axis]
+        taps = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
+        inside = (taps >= 0) & (taps < (spec.height, spec.width)[axis])
+        changed = (inside[1:] != inside[:-1]).any(axis=1)
         return np.concatenate([[0], np.cumsum(changed)])
 
-    high, wide = numbers(rows), numbers(columns)
+    high, wide = numbers(0), numbers(1)
     lanes = -(-spec.out_channels // 16) * 16
     grid = table.reshape(high[-1] + 1, wide[-1] + 1, lanes)[..., : spec.out_channels]
     return np.broadcast_to(grid[high][:, wide].astype(np.int64), shape)
