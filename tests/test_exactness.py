@@ -172,6 +172,7 @@ def test_multiples_of_a_unit() -> None:
     assert as_multiples([-1.0, -1 / 3, 1 / 3, 1.0]) == (-3, 2, 1 / 3)
     assert as_multiples((np.arange(16) - 13) * np.float32(0.3))[:2] == (-13, 1)  # type: ignore[index]
     assert as_multiples([np.float32(-0.3), 0.5])[:2] == (-3, 8)  # type: ignore[index]
+    assert as_multiples([-0.14285707, 0.1428572])[:2] == (-1, 2)  # type: ignore[index]
     assert as_multiples([0.1, 0.1 + np.pi]) is None
 
 

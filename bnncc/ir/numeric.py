@@ -17,7 +17,9 @@ Array = np.ndarray[Any, Any]
 NOISE = 1e-5
 """Relative distance from a multiple of the scale that still counts as that multiple."""
 
-_LEVELS = (*range(1, 129), 255)
+UNITS = (*range(1, 129), 255)
+"""How many units the largest of multiples may be."""
+
 _FEWEST = 4
 """Fewer numbers than this are multiples of anything small by chance."""
 
@@ -52,7 +54,7 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
     if top.max() < 2**20 and np.array_equal(np.rint(x), x):
         return x.astype(np.float64), one
     safe = np.where(top == 0, 1.0, top)
-    units = _units(rows, safe, _LEVELS if x.size >= _FEWEST else _LEVELS[:1])
+    units = _units(rows, safe, UNITS if x.size >= _FEWEST else UNITS[:1])
     if units is None:
         return None
     whole = np.rint(rows / safe * units)
@@ -74,7 +76,7 @@ def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
     """Return how many units the largest value of each row has, the fewest; None if one has none."""
     step = max(1, rows.shape[1] // 64)
     head = rows[:1, :1024].reshape(-1, 1) / top[0] * np.array(numbers)
-    if (np.abs(head - np.rint(head)).max(axis=0) > [_noise(n) for n in numbers]).all():
+    if (np.abs(head - np.rint(head)).max(axis=0) > [noise(n) for n in numbers]).all():
         return None  # most tensors fail here, cheaply
     found = np.zeros(len(rows), np.int64)
     for number in numbers:
@@ -83,12 +85,12 @@ def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
             break
         for part in (slice(None, None, step), slice(None)):
             ratio = rows[left, part] / top[left] * number
-            left = left[(np.abs(ratio - np.rint(ratio)) <= _noise(number)).all(axis=1)]
+            left = left[(np.abs(ratio - np.rint(ratio)) <= noise(number)).all(axis=1)]
         found[left] = number
     return found.reshape(-1, 1) if found.all() else None
 
 
-def _noise(levels: int) -> float:
+def noise(levels: int) -> float:
     """Return how far multiples may be off, in units: float32 rounds many of them coarsely."""
     return NOISE * max(1.0, levels / 16)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import (
     REMAPS,
@@ -27,9 +28,6 @@ UNEVEN = 1e-6
 
 MAX_WEIGHT = 128
 """Largest magnitude of integer weights: they have up to 8 bits."""
-
-MOST_UNITS = 256
-"""Units that the largest of few values may be."""
 
 SAMPLE = 64
 """Weights of each filter that are looked at first."""
@@ -83,8 +81,8 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     Returns
     -------
     tuple or None
-        First value and step in units, and the unit; None if no unit of at least 1/256 of the
-        largest value fits all of them as far as float32 can tell.
+        First value and step in units, and the unit; None if no unit of at least 1/255 of the
+        largest value fits all of them, as near as `bnncc.ir.numeric.multiples` wants.
 
     Examples
     --------
@@ -93,9 +91,9 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     """
     array = np.array(values, np.float64)
     top = float(np.abs(array).max())
-    for number in range(1, MOST_UNITS + 1):
+    for number in UNITS:
         whole = np.rint(array / top * number)
-        if np.abs(array / top * number - whole).max() <= 4 * np.finfo(np.float32).eps * number:
+        if np.abs(array / top * number - whole).max() <= noise(number):
             step = int(whole[1] - whole[0])
             even = (whole == whole[0] + step * np.arange(len(whole))).all()
             return (int(whole[0]), step, top / number) if even else None
