@@ -125,11 +125,18 @@ def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) 
     return total
 
 
-def _of_multiples(node: Node, ins: list[Array | None], out: Array) -> Array | None:
+def _of_integers(
+    node: Node, ins: list[Array | None], errs: list[Array], out: Array, dyadic: bool
+) -> Array | None:
     """Return the magnitude of a product of small multiples of scales; None if it is none.
 
     Its accumulator is an exact integer: where that is 0, the result is the bias, or exactly 0.
     """
+    if node.op in ("Add", "Sub", "Sum") and dyadic:
+        values = [v for v in ins if v is not None]
+        return sum(errs, _ZERO) if all(map(are_dyadic, (*values, out))) else None
+    if node.op not in _PRODUCTS or any(e.any() for e in errs):
+        return None
     data, weight = ins[:2]
     assert data is not None
     assert weight is not None
@@ -147,7 +154,7 @@ def _of_multiples(node: Node, ins: list[Array | None], out: Array) -> Array | No
     if node.op in ("Conv", "ConvTranspose"):
         bias = bias.reshape((1, -1) + (1,) * (out.ndim - 2))
     exact = all(part is not None and _powers_of_two(part[1]) for part in parts)
-    if exact and _dyadic(bias) and _dyadic(out):
+    if dyadic and exact and are_dyadic(bias) and are_dyadic(out):
         return _ZERO
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
     return np.abs(out) + np.broadcast_to(bias, out.shape)
@@ -156,7 +163,7 @@ def _of_multiples(node: Node, ins: list[Array | None], out: Array) -> Array | No
 def _added(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     values = [v for v in ins if v is not None]
     err = sum(errs, _ZERO)
-    if all(map(_dyadic, (*values, out))):
+    if all(map(_integers, values)) and float(np.abs(out).max(initial=0.0)) < _EXACT_BELOW:
         return err
     if sum(bool(v.any()) for v in values) <= 1:
         return err
@@ -238,7 +245,7 @@ def _integers(values: Array) -> bool:
     return values.dtype.kind in "iub" or bool((np.rint(values) == values).all())
 
 
-def _dyadic(values: Array) -> bool:
+def are_dyadic(values: Array) -> bool:
     """Whether float32 sums of such values are exact: multiples of 1/1024, not too large."""
     scaled = values.astype(np.float64) * 1024
     small = np.abs(scaled).max(initial=0.0) < _EXACT_BELOW
@@ -274,6 +281,7 @@ def spread(
     *,
     near: float,
     whole: bool = False,
+    dyadic: bool = False,
     relaxed: bool = False,
 ) -> Spread:
     """Compute one tensor from others, and how far rounding may take it, ties included.
@@ -294,6 +302,9 @@ def spread(
     whole : bool
         Whether products of small multiples of scales are sums of integers: where such a sum is 0,
         nothing was rounded.
+    dyadic : bool
+        Whether also other sums are exact, where all numbers are multiples of a power of two: not so
+        if data only happen to be that, and are computed as multiples of something else.
     relaxed : bool
         Whether decisions on exact zeros may fall either way, too.
 
@@ -314,9 +325,7 @@ def spread(
             if not made or (made in known and made != name):
                 continue
             values[made] = out
-            size = None
-            if whole and node.op in _PRODUCTS and not any(e.any() for e in errs):
-                size = _of_multiples(node, ins, out)
+            size = _of_integers(node, ins, errs, out, dyadic) if whole else None
             sizes[made] = _magnitude(node, ins, errs, out, k) if size is None else size
             if others:
                 with np.errstate(all="ignore"):

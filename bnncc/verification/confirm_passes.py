@@ -19,7 +19,7 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.magnitude import Spread, spread
+from bnncc.ir.magnitude import Spread, are_dyadic, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.verification.evaluator import evaluate_physical
@@ -181,23 +181,26 @@ class _Run:
         producers = self.physical.producers()
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
-            near = {t: self.wanted[t] for t in self._read(maker, producers)}
+            read = self._read(maker, producers)
+            near = {form.tensor: self.wanted[form.tensor] for form in read}
+            whole = not _floating(maker)
+            dyadic = all(are_dyadic(np.array(form.values)) for form in read)
             found = spread(
                 model, {**feeds, **near}, tensor,
-                near=TIE, whole=not _floating(maker), relaxed=relaxed,
+                near=TIE, whole=whole, dyadic=dyadic, relaxed=relaxed,
             )  # fmt: skip
             left = one.differs & ~_excused(found, one)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
 
-    def _read(self, node: Node | None, producers: Mapping[str, Node]) -> set[str]:
-        """Return the tensors of the model that `node` reads in the forms nearest to it."""
+    def _read(self, node: Node | None, producers: Mapping[str, Node]) -> set[Form]:
+        """Return which tensors of the model `node` reads, in the forms nearest to it."""
         found, stack, seen = set(), list(node.inputs) if node is not None else [], set()
         while stack:
             name = stack.pop()
             if name in self.forms:
-                found.add(self.forms[name].tensor)
+                found.add(self.forms[name])
             elif name in producers and name not in seen:
                 seen.add(name)
                 stack += producers[name].inputs

@@ -187,9 +187,9 @@ class _Writer:
                 yield from each(f"stood[k] = {value};")
                 yield from self._store(step, "stood")
             elif kind == "table":
-                yield "  float stood[4];"
-                yield from each(f"stood[k] = __ldg({taken[-1]} + level[k]);")
-                yield from self._store(step, "stood")
+                yield "  float found[4];"
+                yield from each(f"found[k] = __ldg({taken[-1]} + level[k]);")
+                yield from self._store(step, "found")
             else:
                 pointer = self._output("float" if kind == "floats" else "unsigned")
                 words = layout.level_words(self.channels, kind)
