@@ -37,7 +37,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_p
 from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
 from bnncc.verification.confirm import SelfCheck, confirmed, copy_of, runs_here
-from bnncc.verification.confirm_passes import confirm_passes
+from bnncc.verification.confirm_passes import affordable, confirm_passes
 
 if TYPE_CHECKING:
     import onnx
@@ -307,7 +307,8 @@ def _scheduled(
 
     found, physical = to_physical(graph, options, target, dump)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
-    if options.confirm:
+    checked = affordable(physical, model_graph, sum(layer.macs for layer in layers))
+    if options.confirm and checked:
         confirm_passes(physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero)
 
     from bnncc.codegen import pipeline
@@ -326,6 +327,7 @@ def _scheduled(
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
         *notices.stale_records(records),
+        *notices.not_compared(options.confirm and not checked),
     )
     return _Scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,

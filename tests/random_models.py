@@ -43,6 +43,7 @@ class Maker:
         self.rng = np.random.default_rng(self.seed)
         self.net = Net(seed=self.seed)
         self.dyadic = self.chance(0.5)
+        self.exact = self.dyadic  # all data, too
         self.tensors: list[Tensor] = []
 
     # ---- choosing ---------------------------------------------------------------------------
@@ -83,6 +84,7 @@ class Maker:
         kind = self.take("data bits", "data three", "data levels", "data float")
         made = {"data bits": self.bits, "data three": self.three, "data levels": self.levels}
         out = made[kind](x) if kind in made else x
+        self.exact = self.exact and all(v * 1024 == round(v * 1024) for v in out.values)
         self.net.channels[out.name] = out.channels
         return out
 

@@ -10,6 +10,7 @@ all behind it is exact in float32, nothing may differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,31 @@ TIE = 8 * float(np.finfo(np.float32).eps)
 
 _OFF = 1e-4
 """Part of the largest value by which a value of the model may be off the one that bits hold."""
+
+
+_PER_SECOND = 2.5e9, 2e7
+"""Products, and elements of tensors, that are evaluated and compared in a second of one core."""
+
+_SECONDS = 2.0, 0.2
+"""What may be spent on a network, and for each of its different kernels, if that is more."""
+
+
+def affordable(physical: Graph, model: Graph, macs: int) -> bool:
+    """Whether comparing takes a small part of the time that compiling takes.
+
+    Parameters
+    ----------
+    physical, model : Graph
+        As for `confirm_passes`.
+    macs : int
+        Products of all layers.
+    """
+    elements = 0
+    for name in {i for n in model.nodes for i in n.outputs if i}:
+        elements += math.prod(d for d in model.types[name].shape if isinstance(d, int))
+    kernels = len({n.attrs["spec"] for n in physical.nodes if n.op == KERNEL})
+    seconds = macs / _PER_SECOND[0] + elements / _PER_SECOND[1]
+    return seconds <= max(_SECONDS[0], _SECONDS[1] * kernels)
 
 
 @dataclass(frozen=True)
