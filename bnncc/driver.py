@@ -37,6 +37,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_p
 from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
 from bnncc.verification.confirm import SelfCheck, confirmed, copy_of, runs_here
+from bnncc.verification.confirm_passes import affordable, confirm_passes
 
 if TYPE_CHECKING:
     import onnx
@@ -301,10 +302,14 @@ def _scheduled(
     transform_input(graph, options.input_transform)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     relaxed = relax_first_layer(graph, options.first_layer)
-    checks = SelfCheck(copy_of(graph), options.seed)
+    model_graph = copy_of(graph)
+    checks = SelfCheck(model_graph, options.seed)
 
     found, physical = to_physical(graph, options, target, dump, records)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
+    checked = affordable(physical, model_graph, sum(layer.macs for layer in layers))
+    if options.confirm and checked:
+        confirm_passes(physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero)
 
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax
@@ -322,6 +327,7 @@ def _scheduled(
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
         *notices.stale_records(records),
+        *notices.not_compared(options.confirm and not checked),
     )
     return _Scheduled(
         Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,

@@ -27,6 +27,16 @@ def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, 
     return tuple(lines)
 
 
+def not_compared(is_so: bool) -> tuple[str, ...]:
+    """Say that the passes were not compared with the model."""
+    if not is_so:
+        return ()
+    return (
+        "the network is too large to compare what the passes made of it with the model: compile "
+        "it once for smaller images to have that done",
+    )
+
+
 def stale_records(records: Records) -> tuple[str, ...]:
     """Say, in one line, that tuning records were passed over."""
     if not records.stale:

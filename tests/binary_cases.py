@@ -26,7 +26,7 @@ def epilogues(draw: Any) -> tuple[Step, ...]:
     def where() -> str:
         return draw(st.sampled_from(("NHWC", "NCHW")))
 
-    kind = draw(st.integers(0, 9))
+    kind = draw(st.integers(0, 11))
     if kind < 5:  # half of all cases have thresholds, chosen among the values met
         return (Step("threshold", zero=draw(st.booleans())),)
     if kind < 7:
@@ -35,6 +35,13 @@ def epilogues(draw: Any) -> tuple[Step, ...]:
     if kind < 8:
         more = (Step("shift"), Step("prelu"), Step("scale"), Step("bits"))
         return (Step("affine"), Step("add", layout=where()), Step("store", layout=where()), *more)
+    if kind > 9:
+        count, forms = draw(st.sampled_from((1, 3, 7, 15))), ("planes", "value")
+        by_thresholds = Step("levels", count=count, way="acc", flip=draw(st.booleans()))
+        by_scale = Step("levels", count=count, way="acc-scale", lo=-1.0, hi=0.5)
+        steps = [dataclasses.replace(s, forms=forms) for s in (by_thresholds, by_scale)]
+        only = dataclasses.replace(by_thresholds, forms=("planes",))
+        return draw(st.sampled_from(((only,), (*steps, Step("affine"), Step("bits")))))
     first = (Step("scale"), Step("shift"), Step("relu"), Step("gate"), Step("rsub", layout=where()))
     last = (Step("clip", lo=-3, hi=50), Step("mul", layout=where()), Step("store", layout=where()))
     return (Step("threshold"), *first, *last)
@@ -140,10 +147,27 @@ def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray
                     limits -= rng.integers(0, 3, limits.shape, np.int32)
                 sliced = sliced_data.limited(spec)
                 inputs.append(sliced_data.limits(spec, weight, limits) if sliced else limits)
+            elif step.op == "levels" and dtype == "int32":
+                inputs.append(_level_limits(step, extents, rows, rng))
             else:
                 sizes = [n if isinstance(extent, str) else extent for extent in extents]
                 inputs.append((rng.integers(-8, 9, sizes) / 4).astype(dtype))
     return inputs
+
+
+def _level_limits(
+    step: Step, extents: tuple, rows: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return thresholds of levels among the accumulators met, or which of these are turned."""
+    lanes = np.zeros(extents, np.int32)
+    channels = rows.shape[1]
+    if len(extents) == 1:
+        lanes[:channels] = -rng.integers(0, 2, channels)
+        return lanes
+    picked = rows[rng.integers(0, len(rows), step.count)]
+    turned = rng.random((1, channels)) < 0.5
+    lanes[:, :channels] = np.sort(np.where(turned & step.flip, ~picked, picked), axis=0)
+    return lanes
 
 
 def build(specs: list[BinaryConv2d], target: str, threads: int = 1) -> Any:

@@ -45,7 +45,7 @@ def test_numbers_never_change() -> None:
 def test_a_case_is_restored_without_its_oracle(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cases.make(spec)
     kept = cases.kept(spec, cases.small(spec))
-    monkeypatch.setattr(cases, "_ORACLES", {})
+    monkeypatch.setattr(cases, "ORACLES", {})
     again = cases.restored(spec, kept)
     for one, other in ((made.inputs, again.inputs), (made.outputs, again.outputs)):
         for a, b in zip(one, other, strict=True):

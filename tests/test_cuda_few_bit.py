@@ -31,7 +31,7 @@ WAYS = (
     (Step("levels", count=7, way="acc-scale", forms=("planes", "bytes")),),
     (Step("affine"), Step("levels", count=3, way="value", forms=("planes", "value"), hi=0.5)),
     (Step("relu"), Step("levels", count=15, way="whole", forms=("pairs", "floats"))),
-    (replace(FLIPPED, forms=("planes", "value"), layout="NCHW", lo=-1.0, hi=2.0), *STORE),
+    (replace(FLIPPED, forms=("planes", "value", "table"), layout="NCHW", lo=-1.0, hi=2.0), *STORE),
 )
 CHANGES: tuple[dict, ...] = (
     {"strides": (2, 2), "dilations": (2, 1), "pads": (2, 1, 0, 2)},

@@ -14,8 +14,8 @@ from tests.few_bit_cases import inputs
 from tests.kernel_harness import TARGETS, run_kernel, same
 
 NATIVE = "native"
-LEVELS = Step("levels", count=5, way="acc", forms=("planes", "bytes", "pairs", "floats", "value"),
-              lo=-1.0, hi=0.5)  # fmt: skip
+FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
+LEVELS = Step("levels", count=5, way="acc", forms=FORMS, lo=-1.0, hi=0.5)
 FLIPPED = replace(LEVELS, flip=True, forms=("planes",))
 PADDED = FewBitConv2d(
     1, 4, 5, 40, 20, (3, 3), pads=(1, 1, 1, 1), data_bits=2, weight_bits=2, method="and",

@@ -262,7 +262,7 @@ def test_records_can_be_listed_pruned_and_merged(
     assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
 
 
-FORMS = ("planes", "bytes", "pairs", "floats", "value")
+FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
 AFFINE = (Step("affine"),)
 
 

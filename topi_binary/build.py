@@ -175,7 +175,8 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
             "search": [((step.count + 4,), "float32")],
             "whole": [],
         }
-        return shared[step.way] + [((lanes,), "int32")] * step.flip
+        table: list[Type] = [((step.count + 1,), "float32")] * ("table" in step.forms)
+        return shared[step.way] + [((lanes,), "int32")] * step.flip + table
     vectors = {"affine": 2, "scale": 1, "shift": 1, "prelu": 1}
     return [((lanes,), "float32")] * vectors.get(step.op, 0)
 
@@ -199,7 +200,7 @@ def output_types(spec: Spec) -> list[Type]:
     types: list[Type] = []
     for step in spec.steps:
         for kind in output_kinds(step):
-            if kind in ("store", "value"):
+            if kind in ("store", "value", "table"):
                 types.append(_float_output(spec, step))
             else:
                 types.append(plane if kind == "bits" else packed(kind))

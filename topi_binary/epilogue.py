@@ -153,9 +153,11 @@ def regions(
     reads, writes = [], []
     inputs, results = iter(params), iter(outputs)
     for step in steps:
-        for _ in range(step_inputs(step)):
+        for number in reversed(range(step_inputs(step))):
             buffer = next(inputs)
-            if step.op in ("add", "rsub", "mul"):
+            if number == 0 and "table" in step.forms:
+                reads.append(buffer[0 : buffer.shape[0]])
+            elif step.op in ("add", "rsub", "mul"):
                 source = at.repeated(step.period)
                 reads.append(buffer[tuple(source.index(source.span, step.layout))])
             elif step.op == "gate":
@@ -164,7 +166,7 @@ def regions(
                 reads.append(buffer[at.padded_span])
         for kind in output_kinds(step):
             buffer = next(results)
-            if kind in ("store", "value"):
+            if kind in ("store", "value", "table"):
                 writes.append(buffer[tuple(at.index(at.span, step.layout))])
             elif kind in NUMBERS:
                 writes.append(buffer[tuple(at.index(at.padded_span))])
@@ -199,8 +201,9 @@ def emit(
     acc : Expr of int32x16, optional
         The integer accumulator, for ``threshold``.
     halved : bool, default False
-        Whether `acc` is half of the accumulator that the steps mean. That costs nothing, because
-        thresholds and scales are changed instead, once for all pixels of a tile.
+        Whether `acc` is half of the accumulator that the steps mean. Signs and numbers cost nothing
+        more, because thresholds and scales are changed instead, once for all pixels of a tile;
+        levels are found from the double.
 
     Returns
     -------
@@ -212,6 +215,7 @@ def emit(
         halved_value = halved
     else:
         halved_value = False
+    whole = None if halved else acc
     inputs, results = iter(params), iter(outputs)
     for number, step in enumerate(steps):
         taken = [next(inputs) for _ in range(step_inputs(step))]
@@ -222,10 +226,13 @@ def emit(
         if step.op == "levels":
             if not step.way.startswith("acc"):
                 value = T.Bind(value)
+            elif halved and whole is None:
+                whole = T.Bind(acc + acc)
             if _compared(step):
-                _store_masks(levels.masks(step, value, acc, taken, at), made, at)
+                _store_masks(levels.masks(step, value, whole, taken, at), made, at)
             else:
-                _store_levels(step, T.Bind(levels.find(step, value, acc, taken, at)), made, at)
+                level = T.Bind(levels.find(step, value, whole, taken, at))
+                _store_levels(step, level, taken[-1:], made, at)
         elif step.op == "store":
             if _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
@@ -316,7 +323,9 @@ def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
         T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
 
 
-def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) -> None:
+def _store_levels(
+    step: Step, level: Expr, table: Sequence[Buffer], made: Sequence[Buffer], at: Place
+) -> None:
     plane = 0
     for kind, buffer in zip(output_kinds(step), made, strict=True):
         if kind == "planes":
@@ -325,6 +334,8 @@ def _store_levels(step: Step, level: Expr, made: Sequence[Buffer], at: Place) ->
         elif kind == "value":
             value = fma(T.Cast(F32, level), _fill(step.hi), _fill(step.lo))
             _store(buffer, value, at, step.layout)
+        elif kind == "table":
+            _store(buffer, table[0][level], at, step.layout)
         else:
             number = T.Cast(f"{NUMBERS[kind]}x{LANES}", level)
             T.buffer_store(buffer, number, at.index(at.vector))

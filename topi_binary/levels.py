@@ -45,7 +45,7 @@ def find(step: Step, value: Expr, acc: Expr, taken: Sequence[Buffer], at: Place)
     if step.way == "whole":
         return T.Cast(I32, value)
     if step.way == "acc-scale":
-        scale, bias = (buffer[at.vector] for buffer in taken)
+        scale, bias = (buffer[at.vector] for buffer in taken[:2])
         return _clipped(step, T.Cast(F32, acc), scale, bias)
     if step.way == "search":
         return _search(step, T.Bind(value), taken[0])

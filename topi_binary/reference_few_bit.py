@@ -90,6 +90,7 @@ def level_outputs(
             seen = seen ^ next(stream)[:channels].astype(np.int64)
         level = sum((seen >= limit).astype(np.int64) for limit in limits)
     made: list[Array] = []
+    table = next(stream) if "table" in step.forms else None
     plane = 0
     for kind in output_kinds(step):
         if kind == "planes":
@@ -99,6 +100,10 @@ def level_outputs(
             out = (level.astype(np.longdouble) * np.float32(step.hi) + np.float32(step.lo)).astype(
                 np.float32
             )
+            made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
+        elif kind == "table":
+            assert table is not None
+            out = table[level]
             made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
         else:
             dtype = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[kind]
@@ -166,16 +171,16 @@ def _accumulate(spec: FewBitConv2d, levels: Array, weight: Array) -> tuple[Array
 
 def _starts(spec: FewBitConv2d, table: Array, shape: tuple[int, ...]) -> Array:
     """Return the start value of each output."""
-    _, inside = _accumulate(spec, np.zeros((1, spec.height, spec.width, spec.channels)), np.zeros(
-        (spec.out_channels, *spec.kernel, spec.channels // spec.groups)))  # fmt: skip
-    marks = inside.reshape(*inside.shape[:2], *spec.kernel)
-    rows, columns = marks.any(axis=(1, 3)), marks.any(axis=(0, 2))
 
-    def numbers(patterns: Array) -> Array:
-        changed = (patterns[1:] != patterns[:-1]).any(axis=1)
+    def numbers(axis: int) -> Array:
+        """Return the class of each row or column: a new one where other taps are inside."""
+        first = np.arange(shape[1 + axis]) * spec.strides[axis] - spec.pads[axis]
+        taps = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
+        inside = (taps >= 0) & (taps < (spec.height, spec.width)[axis])
+        changed = (inside[1:] != inside[:-1]).any(axis=1)
         return np.concatenate([[0], np.cumsum(changed)])
 
-    high, wide = numbers(rows), numbers(columns)
+    high, wide = numbers(0), numbers(1)
     lanes = -(-spec.out_channels // 16) * 16
     grid = table.reshape(high[-1] + 1, wide[-1] + 1, lanes)[..., : spec.out_channels]
     return np.broadcast_to(grid[high][:, wide].astype(np.int64), shape)

@@ -74,10 +74,11 @@ INPUTS_OF_STEP = {
 
 FORMS = {
     "planes": "uint32", "bytes": "uint32", "pairs": "uint32", "floats": "float32",
-    "value": "float32",
+    "value": "float32", "table": "float32",
 }  # fmt: skip
 """How ``levels`` are stored, with the type of a word: bit j of the level in plane j; four or two
-levels in a word; as float32 numbers; or (``value``) as what they stand for, ``lo + hi * k``, NHWC.
+levels in a word; as float32 numbers; or as what they stand for: ``value`` is ``fma(k, hi, lo)``,
+``table`` is element ``k`` of the step's last input, f32 ``[count + 1]``.
 """
 
 WAYS = ("acc", "acc-scale", "value", "search", "whole")
@@ -101,7 +102,8 @@ def plane_count(levels: int) -> int:
 def step_inputs(step: Step) -> int:
     """Return how many kernel inputs `step` takes."""
     if step.op == "levels":
-        return {"acc-scale": 2, "whole": 0}.get(step.way, 1) + step.flip
+        by_way = {"acc-scale": 2, "whole": 0}.get(step.way, 1)
+        return by_way + step.flip + ("table" in step.forms)
     return INPUTS_OF_STEP[step.op] + (step.op == "threshold" and step.zero)
 
 

@@ -92,6 +92,9 @@ class Graph:
     in_file : dict of str to tuple
         By name, what layers that were rewritten are in the file: operator, shapes of the result and
         of the weights; for the report.
+    forms : dict of str to Form
+        Of a physical graph: which tensor of the model some of its tensors hold, and how; see
+        `bnncc.passes.physical.Form`.
     """
 
     nodes: list[Node]
@@ -103,6 +106,7 @@ class Graph:
     sign_zero: dict[str, str] = field(default_factory=dict)
     datatypes: dict[str, Datatype] = field(default_factory=dict)
     in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
+    forms: dict[str, Any] = field(default_factory=dict)
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:

@@ -17,7 +17,12 @@ Array = np.ndarray[Any, Any]
 NOISE = 1e-5
 """Relative distance from a multiple of the scale that still counts as that multiple."""
 
-_LEVELS = (1, 2, 3, 7, 15)
+UNITS = (*range(1, 129), 255)
+"""How many units the largest of multiples may be."""
+
+_FEWEST = 4
+"""Fewer numbers than this are multiples of anything small by chance."""
+
 _CHUNK_BYTES = 1 << 27
 
 
@@ -37,41 +42,57 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
         Whole numbers (float64) and a scale that broadcasts against them; None where `x` holds
         no small multiples of a scale.
     """
-    keep = None if axis is None else tuple(i for i in range(x.ndim) if i != axis % x.ndim)
     one = np.ones((1,) * x.ndim)
     if x.size == 0:
         return None
     if x.dtype.kind in "iub":
         return x.astype(np.float64), one
-    magnitude = np.abs(x)
-    top = magnitude.max(axis=keep, keepdims=True).astype(np.float64)
-    peak = float(top.max())
-    if not np.isfinite(peak):
+    rows = x.reshape(1, -1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+    top = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
+    if not np.isfinite(top).all():
         return None
-    if peak < 2**20:
-        whole = np.rint(x)
-        if np.array_equal(whole, x):
-            return x.astype(np.float64), one
+    if top.max() < 2**20 and np.array_equal(np.rint(x), x):
+        return x.astype(np.float64), one
     safe = np.where(top == 0, 1.0, top)
-    head = x.reshape(-1)[:4096]  # most tensors fail here, cheaply
-    if axis is None and not any(
-        np.abs(head / peak * k - np.rint(head / peak * k)).max() <= NOISE for k in _LEVELS
-    ):
+    units = _units(rows, safe, UNITS if x.size >= _FEWEST else UNITS[:1])
+    if units is None:
         return None
-    ratio = x / safe
-    for levels in _LEVELS:
-        if levels > 1 and x.size < 64:
+    whole = np.rint(rows / safe * units)
+    used = np.abs(whole)
+    exact = (np.abs(rows) == top * used).all(axis=1, keepdims=True)
+    count = used.sum(axis=1, keepdims=True)
+    # The mean magnitude averages the noise of straight-through estimators out.
+    mean = (np.abs(rows) * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
+    scale = np.where(exact | (units > 1) | (count == 0), safe / units, mean)
+    if axis is None:
+        return whole.reshape(x.shape), scale.reshape(one.shape)
+    front = (x.shape[axis], *np.delete(x.shape, axis))
+    column = [1] * x.ndim
+    column[axis] = -1
+    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column)
+
+
+def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
+    """Return how many units the largest value of each row has, the fewest; None if one has none."""
+    step = max(1, rows.shape[1] // 64)
+    head = rows[:1, :1024].reshape(-1, 1) / top[0] * np.array(numbers)
+    if (np.abs(head - np.rint(head)).max(axis=0) > [noise(n) for n in numbers]).all():
+        return None  # most tensors fail here, cheaply
+    found = np.zeros(len(rows), np.int64)
+    for number in numbers:
+        left = np.flatnonzero(found == 0)
+        if not left.size:
             break
-        whole = np.rint(ratio * levels)
-        if np.abs(ratio * levels - whole).max() > NOISE:
-            continue
-        if levels > 1 or np.array_equal(magnitude, top * np.abs(whole)):
-            return whole, safe / levels
-        used = np.abs(whole)  # the mean magnitude averages the noise out
-        count = used.sum(axis=keep, keepdims=True)
-        total = (magnitude * used).sum(axis=keep, keepdims=True, dtype=np.float64)
-        return whole, np.where(count == 0, 1.0, total / np.where(count == 0, 1, count))
-    return None
+        for part in (slice(None, None, step), slice(None)):
+            ratio = rows[left, part] / top[left] * number
+            left = left[(np.abs(ratio - np.rint(ratio)) <= noise(number)).all(axis=1)]
+        found[left] = number
+    return found.reshape(-1, 1) if found.all() else None
+
+
+def noise(levels: int) -> float:
+    """Return how far multiples may be off, in units: float32 rounds many of them coarsely."""
+    return NOISE * max(1.0, levels / 16)
 
 
 def product(

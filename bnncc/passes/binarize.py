@@ -6,8 +6,9 @@
 A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `passes.values`)
 and every filter is one magnitude times signs. What is real in the data's values (their size, an
 offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
-``bias`` per output channel: ``y = scale * dot + bias``. For every Conv/Gemm/MatMul of the file a
-`report.Layer` says what became of it, and why.
+``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
+and ``first`` are 1 and 0 for all but data of two values of different size. For every
+Conv/Gemm/MatMul of the file a `report.Layer` says what became of it, and why.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
-from bnncc.passes.lattices import few_bit_weights, lattices
+from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
 from bnncc.passes.operands import (
     bias_of,
     channels_last,
@@ -266,13 +267,22 @@ def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filt
     two = data.value
     unit = two.hi if two.bipolar else two.hi - two.lo
     bias = bias_of(node, graph, filters.shape[0])
+    step, first = 1, np.zeros(filters.shape[0])
     if not two.bipolar and two.lo:  # x = lo + (hi - lo) * bit
-        bias = bias + two.lo * filters.reshape(filters.shape[0], -1).astype(np.float64).sum(axis=1)
+        multiples = as_multiples((two.lo, two.hi))
+        if multiples is None:
+            flat = filters.reshape(filters.shape[0], -1).astype(np.float64)
+            bias = bias + two.lo * flat.sum(axis=1)
+        else:  # the sum stays an integer
+            step, unit = multiples[1:]
+            first = multiples[0] * (2.0 * bits - 1).reshape(bits.shape[0], -1).sum(axis=1)
     pad_value = 0 if data.pad_value == 0.0 else 1 if data.pad_value == two.hi else -1
     if not two.bipolar and data.pad_value == two.lo:
         pad_value = 0
     attrs = {
         "bits": channels_last(node, bits, data.image),
+        "step": step,
+        "first": first,
         "scale": scale * unit,
         "bias": bias,
         "strides": tuple(node.attrs.get("strides", (1, 1))),

@@ -20,23 +20,11 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import has_constant_form
-from bnncc.passes.values import pad_of
+from bnncc.passes.monotone import chain_direction
+from bnncc.passes.values import pad_of, pools_images
 
-_MONOTONE = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Neg",
-    "BatchNormalization",
-    "Relu",
-    "Clip",
-    "LeakyRelu",
-    "PRelu",
-}
-_SAMPLES = np.concatenate([-np.logspace(6, -6, 25), [0.0], np.logspace(-6, 6, 25)]).astype(
-    np.float32
-)
+MAX_CHAIN = 16
+"""Operators between a pool and its sign; a kernel takes in more than twice as many."""
 
 
 def commute_moves(graph: Graph) -> None:
@@ -135,10 +123,9 @@ def _pool_above(
         if node is None:
             return None
         if node.op == "MaxPool":
-            ok = len([o for o in node.outputs if o]) == 1 and len(graph.types[name].shape) == 4
-            return (node, chain[::-1]) if ok else None
+            return (node, chain[::-1]) if pools_images(node, graph) else None
         data = [i for i in node.inputs if i and i not in graph.constants]
-        if node.op not in _MONOTONE or len(data) != 1 or graph.types[data[0]] != graph.types[name]:
+        if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
             return None
         if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
             return None
@@ -148,13 +135,10 @@ def _pool_above(
 
 
 def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
-    """Return the channels on which the nodes after the pool go down; None if some go both ways."""
+    """Return the channels on which the nodes after the pool go down; None if not known of all."""
     channels = int(graph.types[pool.outputs[0]].shape[1])
-    shaped = np.broadcast_to(_SAMPLES[:, None, None, None], (len(_SAMPLES), channels, 1, 1))
-    values = th.evaluate_chain(graph, chain, shaped).reshape(len(_SAMPLES), channels)
-    rises = (np.diff(values, axis=0) > 0).any(axis=0)
-    falls = (np.diff(values, axis=0) < 0).any(axis=0)
-    return None if bool((rises & falls).any()) else np.asarray(falls)
+    way = chain_direction(chain, graph, channels, 4)
+    return None if way is None else way < 0
 
 
 def _threshold_only(
@@ -175,7 +159,7 @@ def _threshold_only(
         if node.op == "bnncc.BinaryConv":
             break
         data = [i for i in node.inputs if i and i not in graph.constants]
-        if node.op not in _MONOTONE or len(data) != 1:
+        if len(data) != 1 or len(before) == MAX_CHAIN:
             return False
         if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
             return False
@@ -187,7 +171,8 @@ def _threshold_only(
     taps = int(np.prod(bits.shape[1:]))
     dots = th.attainable_dots(taps, any_parity=True)
     nodes = before[::-1] + chain
-    planes = th.tabulate(graph, nodes, node.attrs["scale"], node.attrs["bias"], dots, 4)
+    scale, bias, *lift = (node.attrs[k] for k in ("scale", "bias", "step", "first"))
+    planes = th.tabulate(graph, nodes, scale, bias, dots, 4, lift)
     if sign.attrs["zero"] == "mid" and planes.zero_attainable:
         return False
     return all(th.direction(p).single for p in (planes.ge, planes.gt))
@@ -199,8 +184,9 @@ def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndar
     for node in chain:
         data = next(i for i in node.inputs if i and i not in graph.constants)
         node.inputs = [name if i == data else i for i in node.inputs]
-        name = node.outputs[0]
-        graph.types[name] = kind
+        # What was of pooled values is of others now: a name keeps its meaning.
+        name = graph.fresh(f"{node.outputs[0]}.unpooled")
+        node.outputs, graph.types[name] = [name], kind
     attrs = dict(sign.attrs)
     pool_attrs = dict(pool.attrs)
     if flip.any():

@@ -3,10 +3,11 @@
     before: x = bnncc.Levels(a); y = Conv(x, W)         W = s[o] * integers of 1 to 8 bits
     after:  x = bnncc.Levels(a); y = bnncc.FewBitConv(x)
 
-With data ``x = step * k + first`` of level k and weights ``w = s * q``, ``y = s * step * acc + s *
-first * sum(q) + bias`` with ``acc = sum(k * q)``, over all taps: those outside the image count as
-the level that stands for the padding. If that has a half (zero padding of signs), the accumulator
-counts twice.
+With data ``x = unit * (step * k + first)`` of level k and weights ``w = s * q``, ``y = s * unit *
+dot + bias`` with ``dot = step * acc + first * sum(q)`` and ``acc = sum(k * q)``, over all taps:
+those outside the image count as the level that stands for the padding. If that has a half (zero
+padding of signs), the accumulator counts twice. Step and first are integers if the data are
+multiples of one unit: then a product that is 0 is exactly that. Else first is a part of the bias.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.channel_scales import scaled_source
-from bnncc.passes.lattices import Lattice, Weights, few_bit_weights, of_signs
+from bnncc.passes.lattices import Lattice, Weights, as_multiples, few_bit_weights, of_signs
 from bnncc.passes.operands import (
     bias_of,
     channels_last,
@@ -33,9 +34,10 @@ from bnncc.topi_binary.spec import FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
-``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (the level of padding), ``scale`` and
-``bias`` (float64, ``y = scale * acc + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and
-weights and ``reason`` (why it is computed as it is) for the report."""
+``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (the level of padding), ``dot`` (a
+and b, exact, of ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y = scale
+* dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights and ``reason`` (why it
+is computed as it is) for the report."""
 
 MAX_ACCUMULATOR = 2**30
 
@@ -239,8 +241,14 @@ def _made(
     whole: np.ndarray, outside: float, why: str,
 ) -> Node:  # fmt: skip
     sums = whole.reshape(whole.shape[0], -1).sum(axis=1)
-    bias = bias_of(node, graph, whole.shape[0]) + found.scale * known.values[0] * sums
-    scale = found.scale * known.step / (2 if spec.doubled else 1)
+    bias, times = bias_of(node, graph, whole.shape[0]), 2 if spec.doubled else 1
+    multiples, top = as_multiples(known.values), _bound(known, whole, spec.doubled)
+    if multiples is not None and top * abs(multiples[1]) < MAX_FLOAT:
+        first, step, unit = multiples
+        dot, scale = (step, times * first * sums.astype(np.float64)), found.scale * unit / times
+    else:
+        dot, scale = (1, np.zeros(len(sums))), found.scale * known.step / times
+        bias = bias + found.scale * known.values[0] * sums
     ternary = not found.odd and int(np.abs(whole).max()) == 1
     kind = "ternary" if ternary else f"{found.bits}-bit"
     groups = int(node.attrs.get("group", 1)) if node.op == "Conv" else 1
@@ -250,9 +258,10 @@ def _made(
         "spec": spec,
         "weight": _joined(whole, groups, spec.groups),
         "outside": outside,
+        "dot": dot,
         "scale": scale,
         "bias": bias,
-        "top": _bound(known, whole, spec.doubled),
+        "top": top,
         "bits": (known.bits, found.bits),
         "reason": f"{known.bits}-bit data, {kind} weights, {why}",
     }

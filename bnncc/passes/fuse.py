@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes import grouped
@@ -149,6 +149,8 @@ class _Fuser:
         out = self.physical.graph
         out.outputs = [self._output(name) for name in self.graph.outputs]
         out.prune()
+        held = self.physical.forms()
+        out.forms = {name: form for name, form in held.items() if name in out.types}
         return out
 
     def _output(self, name: str) -> str:
@@ -259,7 +261,7 @@ class _Fuser:
         spec, inputs = grouped.operands(spec, inputs, data, self.physical)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
-            node.name, node.covers, bits, out_rank,
+            node.name, node.covers, bits, out_rank, step=a["step"], first=a["first"],
         )  # fmt: skip
 
     def _start_conv(self, node: Node) -> Group:
@@ -377,23 +379,4 @@ class _Fuser:
             and ("NHWC" in self.physical.floats.get(node.inputs[0], {}))
         ):
             layout = "NHWC"
-        inputs = [self.physical.float(i, layout) if i else "" for i in node.inputs]
-        types: list[TensorType] = []
-        outputs = []
-        for out in node.outputs:
-            if not out:
-                outputs.append("")
-                types.append(TensorType((), "float32"))
-                continue
-            kind = self.graph.types[out]
-            shape = kind.shape
-            if layout == "NHWC":
-                shape = (shape[0], shape[2], shape[3], shape[1])
-            name = self.physical.graph.fresh(out)
-            self.physical.floats[out] = {layout: name}
-            outputs.append(name)
-            types.append(TensorType(shape, kind.dtype))
-        op = node.op if node.op != "bnncc.Sign" else "bnncc.FloatSign"
-        self.physical.node(
-            Node(op, inputs, outputs, dict(node.attrs), node.name, node.covers), types
-        )
+        self.physical.plain(node, layout)

@@ -73,13 +73,18 @@ class Group:
     inputs : list of str
         Physical inputs of the anchor; the weight of a binary layer is packed at `realise`.
     scale, offset : ndarray of float64, shape (channels,)
-        The tip starts as ``scale * raw + offset``, `raw` being the dot product of a binary layer.
+        The tip starts as ``scale * raw + offset``, `raw` being the exact sum of a binary or few-bit
+        layer, else the anchor's value.
     tip : str
         The logical tensor the value stands for at present.
     bits : ndarray of bool or None
         Constant weights of a binary layer.
     top : int
         For an anchor with integer accumulators: a bound of their magnitude.
+    dot : tuple or None
+        For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and exact.
+    step, first : int and ndarray, or 0
+        For a binary layer: `raw` is ``step * dot + first``.
     rank : int
         Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
     pool : Pool2d or None
@@ -97,7 +102,16 @@ class Group:
     rank: int = 4
     pool: Pool2d | None = None
     top: int = 0
+    dot: tuple[int, np.ndarray] | None = None
+    step: int = 1
+    first: np.ndarray | int = 0
     events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.spec, BinaryConv2d):
+            a, b = self.spec.dot_from_acc()
+            self.dot = a * self.step, np.full(self.channels, b) * self.step + self.first
+            self.top = 2 * self.spec.taps
 
     @property
     def channels(self) -> int:
@@ -118,31 +132,45 @@ class _Writer:
         self.steps: list[Step] = []
         self.inputs: list[str] = []
         self.outputs: list[str] = []
-        self.scale, self.offset = np.ones(group.channels), np.zeros(group.channels)
-        self.dot: tuple[int, int] | None = None
-        if isinstance(group.spec, BinaryConv2d):
-            self.dot = group.spec.dot_from_acc()
+        self._reset()
+        self.dot = group.dot
+
+    def _reset(self) -> None:
+        """Hold nothing back: the value is ``scale * (v + before) + offset``."""
+        channels = self.group.channels
+        self.scale, self.offset, self.before = np.ones(channels), *np.zeros((2, channels))
 
     def affine(self, scale: np.ndarray, offset: np.ndarray) -> None:
-        self.scale, self.offset = self.scale * scale, self.offset * scale + offset
+        if (np.abs(scale * self.scale) == 1).all() and not self.offset.any():
+            self.scale = self.scale * scale
+            self.before = self.before + offset * self.scale
+        else:
+            self.scale, self.offset = self.scale * scale, self.offset * scale + offset
 
     def flush(self) -> None:
-        """Write the affine operators held back, behind the dot product that a binary anchor owes.
+        """Write the affine operators held back, behind the dot product that an anchor owes.
 
-        ``dot = a * acc + b`` is merged with what follows, but for channels that are only scaled:
-        their value is an exact multiple of the scale, and zero must stay zero.
+        All are merged to one, but for channels that are only scaled at last: there what is exactly
+        0 before, as an integer may be, must stay 0.
         """
-        if self.dot is not None:
-            a, b = self.dot
-            self.dot = None
-            if (self.offset.astype(np.float32) == 0).any():
-                scale, offset = self.scale, self.offset
-                self.scale, self.offset = np.full_like(scale, a), np.full_like(offset, b)
-                self.flush()
-                self.scale, self.offset = scale, offset
+        scale, offset, before = self.scale, self.offset, self.before
+        dot, self.dot = self.dot, None
+        scaled_only = offset.astype(np.float32) == 0
+        if (np.abs(scale) == 1).all() or not scaled_only[before != 0].any():
+            offset, before = offset + scale * before, 0 * before
+        if dot is not None:
+            a, b = dot
+            if before.any() or (b.any() and (offset.astype(np.float32) == 0).any()):
+                self._write(np.full_like(scale, a), b.astype(np.float64))
             else:
-                self.scale, self.offset = self.scale * a, self.scale * b + self.offset
-        scale, offset = self.scale.astype(np.float32), self.offset.astype(np.float32)
+                scale, offset = scale * a, scale * b + offset
+        if before.any():
+            self._write(np.ones_like(scale), before)
+        self._write(scale, offset)
+        self._reset()
+
+    def _write(self, scale: np.ndarray, offset: np.ndarray) -> None:
+        scale, offset = scale.astype(np.float32), offset.astype(np.float32)
         scaled, shifted = bool((scale != 1).any()), bool(offset.any())
         vectors = ([scale] if scaled else []) + ([offset] if shifted else [])
         op = {(True, True): "affine", (True, False): "scale", (False, True): "shift"}.get(
@@ -151,7 +179,6 @@ class _Writer:
         if op is not None:
             self.steps.append(Step(op))
             self.inputs += [self.physical.vector(v, f"{self.group.tip}.{op}") for v in vectors]
-        self.scale, self.offset = np.ones(self.group.channels), np.zeros(self.group.channels)
 
     def step(self, step: Step, inputs: list[str], outputs: list[str]) -> None:
         self.steps.append(step)

@@ -6,14 +6,22 @@ scalar constants rename its values. A tensor of signs is one too, with two or th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.values import REMAPS, WEIGHT_TOLERANCE, TwoValued, copies_pixels
+from bnncc.passes.values import (
+    REMAPS,
+    WEIGHT_TOLERANCE,
+    TwoValued,
+    copies_pixels,
+    pools_images,
+)
 
 UNEVEN = 1e-6
 """Part of the largest value by which a level may be off an even spacing: float32 rounds."""
@@ -60,6 +68,59 @@ class Lattice:
         level = (value - self.values[0]) / self.step
         nearest = round(2 * level) / 2
         return nearest if abs(level - nearest) < 1e-4 else None
+
+
+def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
+    """Return evenly spaced values as integers and a unit.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Of level 0, 1, ...
+
+    Returns
+    -------
+    tuple or None
+        First value and step in units, and the unit; None if no unit of at least 1/255 of the
+        largest value fits all of them, as near as `bnncc.ir.numeric.multiples` wants.
+
+    Examples
+    --------
+    >>> as_multiples([-1.0, 0.0, 1.0]), as_multiples([-3.0, -1.0, 1.0]), as_multiples([1.0, 1.618])
+    ((-1, 1, 1.0), (-3, 2, 1.0), None)
+    """
+    array = np.array(values, np.float64)
+    top = float(np.abs(array).max())
+    for number in UNITS:
+        whole = np.rint(array / top * number)
+        if np.abs(array / top * number - whole).max() <= noise(number):
+            step = int(whole[1] - whole[0])
+            even = (whole == whole[0] + step * np.arange(len(whole))).all()
+            return (int(whole[0]), step, top / number) if even else None
+    return None
+
+
+def exact_line(values: np.ndarray) -> tuple[float, float] | None:
+    """Return (first, step) with ``first + step * k`` equal to value k in float32, for all k.
+
+    Parameters
+    ----------
+    values : ndarray of float32
+        Evenly spaced.
+
+    Returns
+    -------
+    tuple of float or None
+        None if no such line was found. What there is does it with the product rounded, or not.
+    """
+    first, count = np.float32(values[0]), len(values) - 1
+    level = np.arange(count + 1).astype(np.float32)
+    for step in (np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first):
+        factor = np.float32(step)
+        once = (level.astype(np.longdouble) * factor + first).astype(np.float32)
+        if np.array_equal(level * factor + first, values) and np.array_equal(once, values):
+            return float(first), float(factor)
+    return None
 
 
 def lattice(values: np.ndarray) -> Lattice | None:
@@ -127,9 +188,7 @@ def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
     if node.op in _MOVES:
         return table.get(node.inputs[0])
     if node.op == "MaxPool":
-        single = len([o for o in node.outputs if o]) == 1
-        image = len(graph.types[node.inputs[0]].shape) == 4
-        return table.get(node.inputs[0]) if single and image else None
+        return table.get(node.inputs[0]) if pools_images(node, graph) else None
     if node.op in _SAME:
         return known if all(table.get(i) == known for i in node.inputs) else None
     if node.op == "Pad":

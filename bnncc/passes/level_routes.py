@@ -31,6 +31,7 @@ class LevelRouter:
     def __init__(self, physical: Physical) -> None:
         self.physical = physical
         self._routers: dict[int, Router] = {}
+        self._parts: set[str] = set()
 
     def route(self, node: Node) -> bool:
         """Append kernels for `node` if its inputs are there as planes.
@@ -47,7 +48,7 @@ class LevelRouter:
         """
         lattices, levels = self.physical.lattices, self.physical.levels
         data = [i for i in node.inputs if i in lattices]
-        if not data or any("planes" not in levels.get(i, {}) for i in data):
+        if not data or not all(self._followed(i) for i in data):
             return False
         if node.op in REMAPS:
             levels[node.outputs[0]] = {"planes": levels[data[0]]["planes"]}
@@ -57,6 +58,12 @@ class LevelRouter:
         if node.op == "MaxPool":
             return self._pool(node)
         return self._moved(node, data)
+
+    def _followed(self, name: str) -> bool:
+        """Whether there are planes of `name`, or it is a part of a move of some."""
+        if "planes" in self.physical.levels.get(name, {}):
+            return True
+        return name in self.physical.postponed and name in self._parts
 
     def _moved(self, node: Node, data: list[str]) -> bool:
         """Move each plane as if it were a tensor of signs."""
@@ -68,13 +75,18 @@ class LevelRouter:
             router = self._routers.get(number)
             if router is None:
                 router = self._routers[number] = Router(copy.copy(self.physical))
-            known = {i: Planes(levels[i]["planes"][number], None, _BIT) for i in data}
-            router.physical.planes = dict(known)
+                router.physical.planes = {}
+            for i in data:
+                if i in levels:
+                    plane = levels[i]["planes"][number]
+                    router.physical.planes[i] = Planes(plane, None, _BIT)
             done &= router.route(node, dict.fromkeys(node.outputs, _BIT))
             made.append(router.physical.planes)
         for out in node.outputs:
             if out and all(out in planes for planes in made):
                 levels[out] = {"planes": [planes[out].sign for planes in made]}
+            elif out and done:
+                self._parts.add(out)
         return done
 
     def _pool(self, node: Node) -> bool:

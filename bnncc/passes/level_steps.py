@@ -12,14 +12,15 @@ float value with the thresholds of the quantiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import FEW_BIT_CONV
-from bnncc.passes.lattices import Lattice, lattice
+from bnncc.passes.lattices import Lattice, exact_line
+from bnncc.passes.monotone import direction
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
 from bnncc.passes.values import TwoValued
@@ -46,7 +47,6 @@ _FAR = 2.0**24
 """Biases of lines are within this: what they are added to has no more digits."""
 
 _SMALLEST = np.float32(1e-45)
-_MONOTONE = {"Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization", "Relu", "Clip"}
 
 
 class Chain:
@@ -66,14 +66,8 @@ class Chain:
         self.group, self.graph = group, graph
         self.nodes: list[Node] = []
         self.pure = isinstance(group.spec, (BinaryConv2d, FewBitConv2d))
-        self.scale, self.offset = group.scale, group.offset
+        self.scale, self.offset = np.where(flip, -1.0, 1.0) * group.scale, group.offset
         self.low, self.high = -group.top, group.top
-        if isinstance(group.spec, BinaryConv2d):
-            a, b = group.spec.dot_from_acc()
-            sign = np.where(flip, -1.0, 1.0)
-            self.offset = self.offset + self.scale * sign * b
-            self.scale = self.scale * sign * a
-            self.low, self.high = -2 * group.spec.taps, 2 * group.spec.taps
 
     def follow(self, event: Event) -> None:
         """Take in what happens to the value."""
@@ -81,11 +75,13 @@ class Chain:
             self.pure = False
         elif event.kind == "apply" and event.node is not None:
             self.nodes.append(event.node)
-            self.pure = self.pure and _monotone(event.node, self.graph)
+            way = direction(event.node, self.graph, self.group.channels, self.group.rank)
+            self.pure = self.pure and way is not None
 
     def at(self, acc: Array) -> Array:
         """Return the values, shape (rows, channels), that accumulators of that shape lead to."""
-        value = (acc * self.scale + self.offset).astype(np.float32)
+        a, b = self.group.dot or (1, np.zeros(1))
+        value = ((a * acc + b) * self.scale + self.offset).astype(np.float32)
         shape = (*value.shape, *(1,) * (self.group.rank - 2))
         return evaluate_chain(self.graph, self.nodes, value.reshape(shape)).reshape(value.shape)
 
@@ -130,17 +126,19 @@ def write(event: Event, writer: Any, chain: Chain) -> None:
         Up to the event.
     """
     assert event.node is not None
-    attrs, forms = event.node.attrs, event.layouts
-    known = lattice(attrs["values"])
-    count = len(attrs["values"]) - 1
-    first, step = float(attrs["values"][0]), 0.0
-    if known is not None:
-        step = known.step
-    base = Step("levels", count=count, forms=forms, lo=first, hi=step)
-    _write(event.tensor, base, np.asarray(attrs["thresholds"]), writer, chain)
+    values, forms = np.asarray(event.node.attrs["values"], np.float32), event.layouts
+    line = exact_line(values) if "value" in forms else (0.0, 0.0)
+    if line is None:
+        forms = tuple("table" if form == "value" else form for form in forms)
+    first, step = line or (0.0, 0.0)
+    base = Step("levels", count=len(values) - 1, forms=forms, lo=first, hi=step)
+    limits = np.asarray(event.node.attrs["thresholds"])
+    _write(event.tensor, base, limits, writer, chain, [values] if line is None else [])
 
 
-def _write(tensor: str, base: Step, limits: Array, writer: Any, chain: Chain) -> None:
+def _write(
+    tensor: str, base: Step, limits: Array, writer: Any, chain: Chain, table: Sequence[Array] = ()
+) -> None:
     group, physical = writer.group, writer.physical
     rows = _rows(limits, group.channels)
     names = {
@@ -157,8 +155,9 @@ def _write(tensor: str, base: Step, limits: Array, writer: Any, chain: Chain) ->
         exact = _from_value(base, limits, rows)
     step, inputs = exact
     given = [physical.constant(value, f"{tensor}.{step.way}") for value in inputs]
+    given += [physical.constant(value, f"{tensor}.values") for value in table]
     writer.step(step, given, outputs)
-    physical.levels[tensor] = names
+    physical.levels[tensor] = {"value" if f == "table" else f: n for f, n in names.items()}
 
 
 def _rows(limits: Array, channels: int) -> Array:
@@ -349,13 +348,3 @@ def wanted_forms(
             else:
                 wanted[name].add("value")
     return {name: tuple(sorted(forms)) for name, forms in wanted.items()}
-
-
-def _monotone(node: Node, graph: Graph) -> bool:
-    """Whether `node` rises or falls with its operand, in each channel."""
-    if node.op == "LeakyRelu":
-        return float(node.attrs.get("alpha", 0.01)) >= 0
-    if node.op == "PRelu":
-        slope = graph.constants.get(node.inputs[1])
-        return slope is not None and bool((slope >= 0).all())
-    return node.op in _MONOTONE

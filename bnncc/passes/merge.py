@@ -84,7 +84,7 @@ class _Merger:
 
     def _convolutions(self, nodes: list[Node]) -> str:
         first = nodes[0]
-        own = ("bits", "scale", "bias")
+        own = ("bits", "scale", "bias", "first")
         common = {k: v for k, v in first.attrs.items() if k not in own}
         kernel = np.asarray(first.attrs["bits"]).shape[1:]
         for node in nodes:

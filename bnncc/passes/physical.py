@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
-from bnncc.passes.lattices import Lattice
+from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.values import TwoValued
 from bnncc.schedules import with_weight_order
 from bnncc.schedules.weight_order import Recorded
@@ -34,6 +34,29 @@ class Planes:
     sign: str
     zero: str | None
     value: TwoValued
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor of the physical graph holds a tensor of the logical one.
+
+    Attributes
+    ----------
+    tensor : str
+        The logical tensor.
+    kind : str
+        ``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
+        ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`.
+    values : tuple of float
+        What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one.
+    number : int
+        Of a ``plane``.
+    """
+
+    tensor: str
+    kind: str
+    values: tuple[float, ...] = ()
+    number: int = 0
 
 
 class Physical:
@@ -58,6 +81,7 @@ class Physical:
         self.planes: dict[str, Planes] = {}
         self.levels: dict[str, dict[str, list[str]]] = {}
         self.lattices: dict[str, Lattice] = {}
+        self.postponed: dict[str, Node] = {}
         for name in source.inputs:
             self.graph.types[name] = source.types[name]
             self.floats[name] = {"NCHW": name}
@@ -76,7 +100,7 @@ class Physical:
     def available(self, name: str) -> bool:
         """Whether `name` exists in some form."""
         made = name in self.floats or name in self.planes or name in self.levels
-        return made or name in self.source.constants
+        return made or name in self.source.constants or name in self.postponed
 
     def constant(self, value: np.ndarray, stem: str) -> str:
         """Add a constant and return its name; equal ones are shared."""
@@ -122,11 +146,62 @@ class Physical:
                 self.graph.types[out] = kind
         self.graph.nodes.append(node)
 
+    def plain(self, node: Node, layout: str = "NCHW") -> None:
+        """Append a node of the logical graph as it is, on numbers.
+
+        Parameters
+        ----------
+        node : Node
+            An operator of ONNX, or a sign where no kernel can make bits.
+        layout : str
+            Of its operands and results.
+        """
+        inputs = [self.float(i, layout) if i else "" for i in node.inputs]
+        types: list[TensorType] = []
+        outputs = []
+        for out in node.outputs:
+            if not out:
+                outputs.append("")
+                types.append(TensorType((), "float32"))
+                continue
+            shape = self.shape(out)
+            if layout == "NHWC":
+                shape = (shape[0], shape[2], shape[3], shape[1])
+            name = self.graph.fresh(out)
+            self.floats[out] = {layout: name}
+            outputs.append(name)
+            types.append(TensorType(shape, self.source.types[out].dtype))
+        op = node.op if node.op != "bnncc.Sign" else "bnncc.FloatSign"
+        self.node(Node(op, inputs, outputs, dict(node.attrs), node.name, node.covers), types)
+
+    def postpone(self, node: Node) -> None:
+        """Leave `node` out until somebody wants its results as numbers: as a rule, nobody will."""
+        self.postponed.update({out: node for out in node.outputs if out})
+
     def fresh(self, stem: str, shape: tuple[Dim, ...], dtype: str) -> str:
         """Return a new tensor name, typed."""
         name = self.graph.fresh(stem)
         self.graph.types[name] = TensorType(shape, dtype)
         return name
+
+    def forms(self) -> dict[str, Form]:
+        """Return what the tensors of the physical graph that hold logical ones stand for."""
+        table: dict[str, Form] = {}
+        for tensor, made in self.floats.items():
+            if tensor not in self.source.constants:
+                table.update({name: Form(tensor, layout) for layout, name in made.items()})
+        for tensor, planes in self.planes.items():
+            lo, hi = planes.value.lo, planes.value.hi
+            values: tuple[float, ...] = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
+            table[planes.sign] = Form(tensor, "sign", values)
+            if planes.zero:
+                table[planes.zero] = Form(tensor, "zero", values)
+        for tensor, kept in self.levels.items():
+            values = self.lattices[tensor].values
+            for kind, names in kept.items():
+                held = "plane" if kind == "planes" else kind
+                table.update({n: Form(tensor, held, values, j) for j, n in enumerate(names)})
+        return table
 
     # ---- float forms ------------------------------------------------------------------------
 
@@ -141,10 +216,11 @@ class Physical:
         """Return the tensor that holds `name` in `layout`, making it if need be."""
         if len(self.shape(name)) != 4:
             layout = "NCHW"
-        forms = self.floats.setdefault(name, {})
+        forms = self.floats.get(name, {})
         if layout not in forms:
-            forms[layout] = self._make_float(name, layout, forms)
-        return forms[layout]
+            made = self._make_float(name, layout, forms)
+            self.floats.setdefault(name, {})[layout] = made
+        return self.floats[name][layout]
 
     def _make_float(self, name: str, layout: str, forms: dict[str, str]) -> str:
         if name in self.source.constants:
@@ -152,6 +228,9 @@ class Physical:
             if layout == "NHWC":
                 value = np.ascontiguousarray(value.transpose(0, 2, 3, 1))
             return self.constant(value, name)
+        if not forms and name in self.postponed and name not in self.planes:
+            self.plain(self.postponed[name])
+            return self.float(name, layout)
         if not forms:
             if name in self.levels:
                 return self._from_levels(name, layout)
@@ -221,8 +300,9 @@ class Physical:
         if known.signs:
             planes = self.bits(name, TwoValued(known.values[0], known.values[-1], known.count == 2))
             forms["planes"] = [planes.sign]
-            if planes.zero is not None:  # levels of -1, 0, +1
-                forms["planes"] = [planes.zero, self.xor(planes.sign, planes.zero)]
+            if known.count == 2:  # levels of -1, 0, +1; a kernel may have proved that 0 is not met
+                zero = planes.zero or self.xor(planes.sign, planes.sign)
+                forms["planes"] = [zero, self.xor(planes.sign, zero)]
             if form in forms:
                 return forms[form]
         n, channels, height, width, rank = self.image(name)
@@ -248,13 +328,17 @@ class Physical:
     def _from_levels(self, name: str, layout: str) -> str:
         known = self.lattices[name]
         n, channels, height, width, rank = self.image(name)
-        steps = (Step("affine"), Step("store", layout))
+        values = np.array(known.values, np.float32)
+        inputs = list(self.level_form(name, "planes"))
+        steps: tuple[Step, ...]
+        if (line := exact_line(values)) is not None:
+            steps = (Step("affine"), Step("store", layout))
+            for number, what in zip(reversed(line), ("unit", "first"), strict=True):
+                inputs.append(self.vector(np.full(channels, number, np.float32), what))
+        else:
+            steps = (Step("levels", layout, count=known.count, way="whole", forms=("table",)),)
+            inputs.append(self.constant(values, f"{name}.values"))
         spec = Elementwise(n, height, width, channels, rank=rank, planes=known.bits, steps=steps)
-        inputs = [
-            *self.level_form(name, "planes"),
-            self.vector(np.full(channels, known.step, np.float32), "unit"),
-            self.vector(np.full(channels, known.values[0], np.float32), "first"),
-        ]
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(spec, inputs, [out], name)
         return out

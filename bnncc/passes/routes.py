@@ -95,7 +95,12 @@ class Router:
                 done = False
                 continue
             self._elements[out], self._origin[out] = elements, origin
-            done &= self._settle(out, origin, elements)
+            if self._settle(out, origin, elements):
+                continue
+            if self._only_moves_follow(out):
+                self.physical.postpone(node)
+            else:
+                done = False
         return done
 
     def _settle(self, out: str, origin: str, elements: np.ndarray) -> bool:
@@ -103,7 +108,7 @@ class Router:
         source = self.physical.shape(origin)
         shape = self.physical.shape(out)
         if len(shape) not in (2, 4) or len(source) not in (2, 4):
-            return self._only_moves_follow(out)
+            return False
         area = source[2:] if len(source) == 4 else ()
         target = shape[2:] if len(shape) == 4 else ()
         if np.prod(area, initial=1) == 1 and np.prod(target, initial=1) == 1:  # type: ignore[arg-type]
@@ -113,7 +118,7 @@ class Router:
         else:
             index = None
         if index is None:
-            return self._only_moves_follow(out)
+            return False
         from_planes = self.physical.planes[origin]
 
         def pick(plane: str) -> str:
@@ -127,7 +132,7 @@ class Router:
         return True
 
     def _only_moves_follow(self, out: str) -> bool:
-        """Whether `out` needs no form of its own, as part of a channel shuffle, say."""
+        """Whether `out` may need no form of its own, as part of a channel shuffle, say."""
         readers = [n for n in self.physical.source.nodes if out in n.inputs]
         return (
             out not in self.physical.source.outputs

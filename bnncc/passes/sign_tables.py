@@ -59,7 +59,8 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
             if not pure:
                 all_pure = False
                 continue
-            table = th.tabulate(graph, chain, group.scale, group.offset, dots, group.rank)
+            lift = group.step, group.first
+            table = th.tabulate(graph, chain, group.scale, group.offset, dots, group.rank, lift)
             inverted = event.node.attrs.get("flip")
             mask = (
                 np.zeros(group.channels, bool) if inverted is None else np.asarray(inverted, bool)

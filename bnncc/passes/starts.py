@@ -31,7 +31,7 @@ def start_few_bit(node: Node, graph: Graph, physical: Physical) -> Group:
     out_rank = len(graph.types[node.outputs[0]].shape)
     return Group(
         spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
-        node.name, node.covers, None, out_rank, top=a["top"],
+        node.name, node.covers, None, out_rank, top=a["top"], dot=a["dot"],
     )  # fmt: skip
 
 

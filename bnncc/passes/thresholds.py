@@ -89,6 +89,7 @@ def tabulate(
     bias: np.ndarray,
     dots: np.ndarray,
     rank: int,
+    lift: Sequence[np.ndarray | int] = (1, 0),
 ) -> Planes:
     """Evaluate the expression between a binary layer and a sign on all attainable dot products.
 
@@ -99,11 +100,13 @@ def tabulate(
     chain : sequence of Node
         Elementwise nodes with per-channel constants, in order; may be empty.
     scale, bias : ndarray of float64, shape (channels,)
-        The layer's output is ``float32(scale * dot + bias)``.
+        The layer's output is ``float32(scale * (step * dot + first) + bias)``.
     dots : ndarray of int64
         From `attainable_dots`.
     rank : int
         4 if the nodes work on images, 2 on rows.
+    lift : sequence of int or ndarray
+        Step and first.
 
     Returns
     -------
@@ -115,7 +118,7 @@ def tabulate(
     gt = np.empty_like(ge)
     for start in range(0, len(dots), step):
         part = dots[start : start + step]
-        value = (part[:, None] * scale + bias).astype(np.float32)
+        value = ((part[:, None] * lift[0] + lift[1]) * scale + bias).astype(np.float32)
         shaped = value.reshape(len(part), channels, *([1] * (rank - 2)))
         current = evaluate_chain(graph, chain, shaped).reshape(len(part), channels)
         ge[start : start + step] = current >= 0

@@ -200,11 +200,29 @@ def _image_bits(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoVal
 
 
 def _same(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued | None:
-    if node.op == "MaxPool" and (
-        len([o for o in node.outputs if o]) > 1 or len(graph.types[node.inputs[0]].shape) != 4
-    ):
+    if node.op in ("MaxPool", "bnncc.BitPool") and not pools_images(node, graph):
         return None
     return table.get(node.inputs[0])
+
+
+def pools_images(node: Node, graph: Graph) -> bool:
+    """Whether a max-pooling is one of images, and each of its windows meets the image.
+
+    A window wholly in the padding gives -inf, which is no value of the data.
+    """
+    shape, out = graph.types[node.inputs[0]].shape, graph.types[node.outputs[0]].shape
+    if len([o for o in node.outputs if o]) > 1 or len(shape) != 4:
+        return False
+    a = node.attrs
+    for axis, (size, made) in enumerate(zip(shape[2:], out[2:], strict=True)):
+        if not isinstance(size, int) or not isinstance(made, int):
+            return False
+        first = np.arange(made) * int(a["strides"][axis]) - int(a["pads"][axis])
+        reach = np.arange(int(a["kernel_shape"][axis])) * int((a.get("dilations") or (1, 1))[axis])
+        taps = first[:, None] + reach
+        if not ((taps >= 0) & (taps < size)).any(axis=1).all():
+            return False
+    return True
 
 
 def copies_pixels(node: Node) -> bool:

@@ -17,8 +17,6 @@ from bnncc.topi_binary import (
     layout,
     quantization,
     reference,
-    reference_few_bit,
-    reference_float,
     sliced_data,
     tiles,
 )
@@ -28,15 +26,13 @@ from bnncc.topi_binary.build import (
     output_types,
     step_input_types,
 )
+from bnncc.topi_binary.reference_kernels import ORACLES
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
-    BitwiseMaxPool,
     ConcatBits,
     Conv2d,
     Elementwise,
     FewBitConv2d,
-    PadBits,
-    Pool2d,
     SliceBits,
     Spec,
     Step,
@@ -58,19 +54,6 @@ TOLERANCE = 1e-4
 
 ROUNDING = 1e-6
 """The same for an epilogue after sums of integers."""
-
-_ORACLES: dict[type, Any] = {
-    BinaryConv2d: reference.binary_conv2d,
-    BitwiseMaxPool: reference_float.bitwise_maxpool,
-    ConcatBits: reference_float.concat_bits,
-    Conv2d: reference_float.conv2d,
-    Elementwise: reference_float.elementwise,
-    FewBitConv2d: reference_few_bit.few_bit_conv2d,
-    PadBits: reference_float.pad_bits,
-    WeightsOfRows: reference.weights_of_rows,
-    Pool2d: reference_float.pool2d,
-    SliceBits: reference_float.slice_bits,
-}
 
 
 @dataclass(frozen=True)
@@ -146,7 +129,7 @@ def small(spec: Spec) -> Case:
     """Return a case for the first `IMAGES` images of the kernel of `spec`."""
     rng = Draws(SEED)
     few = _few(spec)
-    oracle = _ORACLES[type(spec)]
+    oracle = ORACLES[type(spec)]
     inputs, given, wanted = _drawn(few, rng)
     exact = isinstance(spec, (BinaryConv2d, FewBitConv2d))
     level_cases.fill(wanted, inputs, given, oracle, rng)

@@ -108,7 +108,10 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
         if step.op == "levels" and types:
             values = _values(spec, number, given, oracle)
             lanes = int(types[0][0][-1])
-            for i, array in enumerate(_parameters(step, values, lanes, rng)):
+            made = [] if step.way == "whole" else _parameters(step, values, lanes, rng)
+            if "table" in step.forms:
+                made.append(rng.standard_normal(step.count + 1).astype(np.float32))
+            for i, array in enumerate(made):
                 inputs[place + i] = given[place + i] = array
         place += len(types)
 
@@ -158,7 +161,7 @@ def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance
 def _mask(kind: str, near: Array, step: Step) -> Array:
     if kind == "planes":
         return layout.pack_bits(near)
-    if kind == "value":
+    if kind in ("value", "table"):
         turned = near.ndim == 4 and step.layout == "NCHW"
         return np.ascontiguousarray(near.transpose(0, 3, 1, 2)) if turned else near
     *outer, channels = near.shape

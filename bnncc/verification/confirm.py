@@ -46,6 +46,11 @@ class SelfCheck:
 
     def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return inputs and right outputs by name; every `number` gives others."""
+        feeds = self.inputs(number)
+        return feeds, evaluate(self._graph, feeds)
+
+    def inputs(self, number: int) -> dict[str, np.ndarray]:
+        """Return the inputs of a pair."""
         rng = np.random.default_rng(self._seed + number)
         feeds = {}
         for name in self._graph.inputs:
@@ -60,7 +65,7 @@ class SelfCheck:
                 feeds[name] = rng.integers(0, top, shape).astype(kind.dtype)
             else:
                 feeds[name] = rng.standard_normal(shape).astype(kind.dtype)
-        return feeds, evaluate(self._graph, feeds)
+        return feeds
 
 
 def copy_of(graph: Graph) -> Graph:

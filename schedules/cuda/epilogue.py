@@ -160,7 +160,7 @@ class _Writer:
         elif step.op == "levels":
             filled = layout.blocks(self.channels) * layout.LANES
             yield from few_bit.levels(step, taken, filled)
-            yield from self._levels(step)
+            yield from self._levels(step, taken)
         elif step.op == "bits":
             test = ">=" if step.compare == "ge" else ">"
             yield from self._bits(f"v[k] {test} 0.0f")
@@ -215,7 +215,7 @@ class _Writer:
         self.fetched.append((name, lines))
         return f"fetched.{name}"
 
-    def _levels(self, step: Step) -> Iterator[str]:
+    def _levels(self, step: Step, taken: list[str]) -> Iterator[str]:
         plane = 0
         for kind in output_kinds(step):
             if kind == "planes":
@@ -226,6 +226,10 @@ class _Writer:
                 yield "  float stood[4];"
                 yield from each(f"stood[k] = {value};")
                 yield from self._store(step, "stood")
+            elif kind == "table":
+                yield "  float found[4];"
+                yield from each(f"found[k] = __ldg({taken[-1]} + level[k]);")
+                yield from self._store(step, "found")
             else:
                 pointer = self._output("float" if kind == "floats" else "unsigned")
                 words = layout.level_words(self.channels, kind)

@@ -43,11 +43,15 @@ def _multiples(x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray, np.n
     top = np.abs(x).max(axis=rest, keepdims=True)
     safe = np.where(top == 0, 1.0, top)
     ratio = x / safe
-    for levels in (1, 2, 3, 7, 15):
-        if levels > 1 and x.size < 64:
+    head = ratio.reshape(-1)[:256]
+    for levels in (*range(1, 17), 31, 63, 127, 255):
+        if levels > 1 and x.size < 4:
             break
+        noise = NOISE * max(1, levels / 16)
+        if np.abs(head * levels - np.rint(head * levels)).max() > noise:
+            continue
         whole = np.rint(ratio * levels)
-        if np.abs(ratio * levels - whole).max() <= NOISE:
+        if np.abs(ratio * levels - whole).max() <= noise:
             if levels == 1:  # the mean magnitude averages the noise out
                 used = np.abs(whole)
                 count = used.sum(axis=rest, keepdims=True)

@@ -308,7 +308,11 @@ def compare(
     wanted.
     """
     model = load(model)
-    done = evaluate(model, feeds)
+    return judge(model, evaluate(model, feeds), got)
+
+
+def judge(model: onnx.ModelProto, done: Evaluation, got: Mapping[str, np.ndarray]) -> Verdict:
+    """Judge the outputs `got`, as `compare` does, by an evaluation of `model`."""
     faults = []
     for info in model.graph.output:
         want = done.values[info.name].data

@@ -1,0 +1,124 @@
+"""Evaluate a physical graph with NumPy: what the passes made, before any code is generated.
+
+Kernels are computed by their oracles (`bnncc.topi_binary.reference_kernels`) from the packed
+weights, thresholds and planes that the compiled kernels would read, in their order; nodes that stay
+ONNX by `bnncc.ir.evaluate`. So a mistake of the passes shows for every target, also one whose code
+cannot run on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import InputError
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Dim, Graph, Node
+from bnncc.passes.physical import KERNEL
+from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.reference_kernels import evaluate_kernel
+
+Array = np.ndarray[Any, Any]
+
+Replace = Callable[[Node, str, Array], Array]
+"""Sees each tensor that a node made; what it returns is what later nodes read."""
+
+
+def evaluate_physical(
+    graph: Graph, inputs: Mapping[str, Array], replace: Replace | None = None
+) -> dict[str, Array]:
+    """Evaluate a physical graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        From `bnncc.passes.fuse.fuse`.
+    inputs : mapping of str to ndarray
+        The graph's inputs.
+    replace : callable, optional
+        Sees every tensor as it is made, and may put another one in its place.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The graph's outputs, under their physical names.
+
+    Raises
+    ------
+    InputError
+        If an input is not given.
+    """
+    for name in graph.inputs:
+        if name not in inputs:
+            raise InputError(f"input `{name}` is missing")
+    symbols = _symbols(graph, inputs)
+    left: dict[str, int] = dict.fromkeys(graph.outputs, 1)
+    for node in graph.nodes:
+        for name in node.inputs:
+            left[name] = left.get(name, 0) + 1
+    values: dict[str, Array] = {name: np.asarray(inputs[name]) for name in graph.inputs}
+    for node in graph.nodes:
+        given = [
+            None if not i else values[i] if i in values else graph.constants[i] for i in node.inputs
+        ]
+        made = _evaluate(graph, node, given, symbols)
+        for name in (*node.inputs, *_overwritten(node)):
+            left[name] -= 1
+            if left[name] <= 0:
+                values.pop(name, None)
+        for name, value in zip(node.outputs, made, strict=False):
+            if name and left.get(name):
+                values[name] = value if replace is None else replace(node, name, value)
+    return {n: values[n] if n in values else graph.constants[n] for n in graph.outputs}
+
+
+def _evaluate(
+    graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int]
+) -> list[Array]:
+    if node.op == KERNEL:
+        return evaluate_kernel(node.attrs["spec"], [v for v in given if v is not None])
+    if node.op == "bnncc.View":
+        (data,) = given
+        assert data is not None
+        shape = graph.types[node.outputs[0]].shape
+        return [data.reshape([_extent(d, symbols) for d in shape])]
+    if node.op == "bnncc.FloatSign":
+        return [_float_sign(node, given[0])]
+    return evaluate_node(node, given, graph.types)
+
+
+def _overwritten(node: Node) -> list[str]:
+    """Return the inputs that a kernel stores over: whoever reads them later finds nothing."""
+    if node.op != KERNEL:
+        return []
+    return [node.inputs[over] for over in aliases(node.attrs["spec"]) if over >= 0]
+
+
+def _float_sign(node: Node, value: Array | None) -> Array:
+    assert value is not None
+    lo, hi = (np.float32(node.attrs[k]) for k in ("lo", "hi"))
+    up = value > 0 if node.attrs["zero"] == "gt" else value >= 0
+    signs = np.where(up, hi, lo)
+    return np.where(value == 0, np.float32(0), signs) if node.attrs["zero"] == "mid" else signs
+
+
+def _symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """Return the sizes that the symbols of the inputs' shapes have."""
+    found: dict[str, int] = {}
+    for name in graph.inputs:
+        for dim, extent in zip(graph.types[name].shape, np.shape(inputs[name]), strict=True):
+            if isinstance(dim, str):
+                found.setdefault(dim, extent)
+    return found
+
+
+def _extent(dim: Dim, symbols: Mapping[str, int]) -> int:
+    """Return a size, of a number, a symbol, or a product of them (``N*7``)."""
+    if isinstance(dim, int):
+        return dim
+    total = 1
+    for factor in dim.split("*"):
+        total *= int(factor) if factor.isdigit() else symbols[factor]
+    return total

@@ -1,0 +1,35 @@
+"""From a model to its physical graph, evaluated with NumPy: what tests of the passes compare."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from bnncc.dump import Dumper
+from bnncc.frontend.onnx import load
+from bnncc.ir.graph import Graph
+from bnncc.options import CompileOptions
+from bnncc.passes.sequence import to_physical
+from bnncc.report import Layer
+from bnncc.targets.catalog import resolve
+from bnncc.verification.confirm import copy_of
+from bnncc.verification.evaluator import evaluate_physical
+
+Arrays = dict[str, np.ndarray]
+
+
+def passed(
+    model: onnx.ModelProto, target: str = "native", few_bit: str = "auto"
+) -> tuple[Graph, Graph, list[Layer]]:
+    """Return the graph before the passes and after them, and what became of its layers."""
+    graph = load(model)
+    before = copy_of(graph)
+    options = CompileOptions(target=target, few_bit=few_bit)
+    layers, physical = to_physical(graph, options, resolve(target), Dumper(None))
+    return before, physical, layers
+
+
+def evaluated(physical: Graph, model: Graph, feeds: Arrays) -> Arrays:
+    """Evaluate a physical graph; the outputs have the model's names."""
+    made = evaluate_physical(physical, feeds)
+    return {name: made[mine] for name, mine in zip(model.outputs, physical.outputs, strict=True)}

@@ -1,0 +1,348 @@
+"""Random binary and few-bit networks, from a seed: what nobody thought of, feature by feature.
+
+A network is a few layers. Each quantizes a tensor (to bits, three values, levels, or not at all),
+moves it about, multiplies it by weights of some kind, and has an epilogue. Constants are dyadic in
+half of the networks, so that sums are exact and values lie exactly at thresholds and half-way
+between integers; features that were used are remembered, so that a run can say what it covered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from tests.collection.builder import Net
+
+CHANNELS = (1, 3, 8, 16, 31, 32, 33, 48, 64, 70)
+MAX_CHANNELS = 140
+
+
+@dataclass(eq=False)
+class Tensor:
+    """An image on the way; `kind` says what it holds: a data kind of `Maker.quantize`."""
+
+    name: str
+    channels: int
+    size: tuple[int, int]
+    kind: str = "float"
+    values: tuple[float, ...] = ()
+
+
+@dataclass
+class Maker:
+    """Makes one network; `build` returns it, `features` says what is in it."""
+
+    seed: int
+    features: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.net = Net(seed=self.seed)
+        self.dyadic = self.chance(0.5)
+        self.exact = self.dyadic  # all data, too
+        self.tensors: list[Tensor] = []
+
+    # ---- choosing ---------------------------------------------------------------------------
+
+    def chance(self, part: float) -> bool:
+        return bool(self.rng.random() < part)
+
+    def pick(self, *items: object) -> object:
+        return items[int(self.rng.integers(len(items)))]
+
+    def take(self, *words: str) -> str:
+        """Pick a feature and remember it."""
+        chosen = str(self.pick(*words))
+        self.features.add(chosen)
+        return chosen
+
+    def number(self, low: float, high: float) -> float:
+        """Return a constant: a multiple of 1/4, or any."""
+        value = self.rng.uniform(low, high)
+        return float(np.round(value * 4) / 4 if self.dyadic else np.float32(value))
+
+    def vector(self, channels: int, low: float, high: float) -> np.ndarray:
+        return np.array([self.number(low, high) for _ in range(channels)], np.float32)
+
+    def put(self, x: Tensor, kind: str, *inputs: str, **attrs: object) -> Tensor:
+        """Append an operator that keeps shape; the result is of unknown kind."""
+        return Tensor(self.net.op(kind, *inputs, **attrs), x.channels, x.size)
+
+    def constant(self, value: object) -> str:
+        return self.net.const(value)
+
+    def column(self, values: np.ndarray) -> str:
+        return self.net.const(values.reshape(-1, 1, 1))
+
+    # ---- data kinds -------------------------------------------------------------------------
+
+    def quantize(self, x: Tensor) -> Tensor:
+        kind = self.take("data bits", "data three", "data levels", "data float")
+        made = {"data bits": self.bits, "data three": self.three, "data levels": self.levels}
+        out = made[kind](x) if kind in made else x
+        self.exact = self.exact and all(v * 1024 == round(v * 1024) for v in out.values)
+        self.net.channels[out.name] = out.channels
+        return out
+
+    def bits(self, x: Tensor) -> Tensor:
+        compare = self.take("at >=", "at >")
+        limit = self.constant(0.0)
+        if self.chance(0.3):
+            limit = self.column(self.vector(x.channels, -1, 1))
+        low, high = self.pick((-1, 1), (-1, 1), (0, 1), (1, -1), (-0.5, 0.5), (0, 0.3), (-0.3, 0.5))  # type: ignore[misc]
+        flag = self.net.op("GreaterOrEqual" if compare == "at >=" else "Greater", x.name, limit)
+        if (low, high) == (0, 1) and self.chance(0.5):
+            name = self.net.cast(flag)
+        else:
+            name = self.net.where(flag, np.float32(high), np.float32(low))
+        return Tensor(name, x.channels, x.size, "bits", (low, high))
+
+    def three(self, x: Tensor) -> Tensor:
+        name = self.net.op("Sign", x.name)
+        unit = 1.0
+        if self.chance(0.3):
+            unit = self.pick(0.5, 0.3, -1.0)  # type: ignore[assignment]
+            name = self.net.op("Mul", name, self.constant(unit))
+        return Tensor(name, x.channels, x.size, "three", (-unit, 0.0, unit))
+
+    def levels(self, x: Tensor) -> Tensor:
+        self.features.add("at half")
+        top = int(self.pick(2, 3, 3, 7, 15))  # type: ignore[call-overload]
+        form = self.pick("unit", "symmetric", "bipolar", "floor", "qdq", "ternary")
+        net, unit = self.net, float(self.pick(0.5, 0.25, 0.3, 1.0))  # type: ignore[arg-type]
+        if form == "unit":
+            scaled = net.op("Mul", net.clip(x.name, 0, 1), self.constant(float(top)))
+            name = net.op("Div", net.op("Round", scaled), self.constant(float(top)))
+            values = np.arange(top + 1) / np.float32(top)
+        elif form == "bipolar":
+            scaled = net.op("Mul", net.clip(x.name, -1, 1), self.constant(top / 2))
+            shifted = net.op("Add", scaled, self.constant(top / 2))
+            whole = net.op("Mul", net.op("Round", shifted), self.constant(2 / top))
+            name = net.op("Sub", whole, self.constant(1.0))
+            values = np.arange(top + 1) * np.float32(2 / top) - 1
+        elif form == "qdq":
+            zero = int(self.rng.integers(0, top + 1))
+            point = net.const(zero, np.uint8)
+            whole = net.op("QuantizeLinear", x.name, self.constant(unit), point)
+            limited = net.op("Clip", whole, net.const(0, np.uint8), net.const(top, np.uint8))
+            name = net.op("DequantizeLinear", limited, self.constant(unit), point)
+            values = (np.arange(top + 1) - zero) * np.float32(unit)
+        elif form == "ternary":
+            up = net.cast(net.op("Greater", x.name, self.constant(unit)))
+            down = net.cast(net.op("Less", x.name, self.constant(-unit)))
+            name = net.op("Sub", up, down)
+            values = np.array([-1.0, 0.0, 1.0])
+        else:
+            low = -(top // 2) if form == "symmetric" else 0
+            scaled = net.op("Div", x.name, self.constant(unit))
+            limited = net.clip(scaled, low, low + top)
+            half = net.op("Add", limited, self.constant(0.5))
+            whole = net.op("Floor", half) if form == "floor" else net.op("Round", limited)
+            name = net.op("Mul", whole, self.constant(unit))
+            values = np.arange(low, low + top + 1) * np.float32(unit)
+        return Tensor(name, x.channels, x.size, "levels", tuple(values.tolist()))
+
+    # ---- moves ------------------------------------------------------------------------------
+
+    def moved(self, x: Tensor) -> Tensor:
+        """Move or pool a tensor, or not; its kind stays."""
+        way = self.take("still", "still", "split", "shuffle", "max-pooled", "concat", "renamed")
+        if way == "max-pooled" and min(x.size) >= 3:
+            return self.pooled(x, "MaxPool")
+        if way == "split" and x.channels > 2:
+            first = int(self.rng.integers(1, x.channels))
+            parts = self.net.split(x.name, [first, x.channels - first])
+            number = int(self.rng.integers(2))
+            size = (first, x.channels - first)[number]
+            return Tensor(parts[number], size, x.size, x.kind, x.values)
+        if way == "shuffle":
+            groups = int(self.pick(*[g for g in (2, 4, 3, x.channels) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+            cut = self.net.ints([0, groups, x.channels // groups, *x.size])
+            turned = self.net.op(
+                "Transpose", self.net.op("Reshape", x.name, cut), perm=[0, 2, 1, 3, 4]
+            )
+            name = self.net.op("Reshape", turned, self.net.ints([0, x.channels, *x.size]))
+            return Tensor(name, x.channels, x.size, x.kind, x.values)
+        if way == "concat" and 2 * x.channels <= MAX_CHANNELS:
+            self.net.channels[x.name] = x.channels
+            return Tensor(self.net.concat(x.name, x.name), 2 * x.channels, x.size, x.kind, x.values)
+        if way == "renamed" and x.kind in ("bits", "three"):
+            name = self.net.op("Neg", x.name)
+            return Tensor(name, x.channels, x.size, x.kind, tuple(-v for v in x.values))
+        return x
+
+    def pooled(self, x: Tensor, kind: str) -> Tensor:
+        kernel, stride = int(self.pick(2, 3)), int(self.pick(1, 2))  # type: ignore[call-overload]
+        pad = int(self.pick(0, 1))  # type: ignore[call-overload]
+        name = self.net.op(
+            kind, x.name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4
+        )
+        size = [(n + 2 * pad - kernel) // stride + 1 for n in x.size]
+        return Tensor(name, x.channels, (size[0], size[1]), x.kind, x.values)
+
+    def padded(self, x: Tensor, kernel: int, reach: int) -> tuple[Tensor, list[int]]:
+        """Return what a convolution reads, and its own pads."""
+        pads = [int(p) for p in self.rng.integers(0, max(1, reach) + 1, 4)]
+        way = self.take("unpadded", "zero pads", "value pads", "odd pads")
+        if way == "unpadded" or kernel == 1:
+            return x, [0] * 4
+        if way == "zero pads":
+            return x, [reach // 2] * 4
+        if way == "odd pads" or not x.values:
+            return x, pads
+        value = float(self.pick(*x.values))  # type: ignore[arg-type]
+        size = (x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3])
+        name = self.net.pad_hw(x.name, pads, value)
+        return Tensor(name, x.channels, size, x.kind, x.values), [0] * 4
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def product(self, x: Tensor) -> Tensor:
+        kernel = int(self.pick(1, 2, 3, 3))  # type: ignore[call-overload]
+        stride, dilation = int(self.pick(1, 1, 2)), int(self.pick(1, 1, 1, 2))  # type: ignore[call-overload]
+        x, pads = self.padded(x, kernel, dilation * (kernel - 1))
+        span = dilation * (kernel - 1) + 1
+        high, wide = x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3]
+        if high < span or wide < span:
+            kernel = dilation = span = 1
+        way = self.take("one group", "one group", "groups", "depthwise")
+        groups = 1
+        if way == "groups":
+            groups = int(self.pick(*[g for g in (2, 3, 4) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+        elif way == "depthwise":
+            groups = x.channels
+        units = int(self.rng.choice(CHANNELS))
+        if groups > 1:
+            units = groups * int(self.pick(1, 1, 2, 16 if groups < 8 else 1))  # type: ignore[call-overload]
+        weight = self.weights((units, x.channels // groups, kernel, kernel))
+        bias = self.vector(units, -2, 2) if self.chance(0.3) else None
+        name = self.net.conv(
+            x.name, weight, bias, pad=pads, strides=[stride] * 2, dilations=[dilation] * 2,
+            group=groups,
+        )  # fmt: skip
+        size = (high - span) // stride + 1, (wide - span) // stride + 1
+        return Tensor(name, units, size)
+
+    def weights(self, shape: tuple[int, ...]) -> np.ndarray:
+        kind = self.take("signs", "signs", "ternary", "few bits", "real")
+        scale = self.rng.choice([1.0, 0.5, -0.25] if self.dyadic else [0.37, 1.3, -0.2], shape[0])
+        scale[self.rng.random(shape[0]) < 0.05] = 0.0
+        column = scale.reshape(-1, 1, 1, 1)
+        if kind == "real":
+            fan = float(np.prod(shape[1:])) ** -0.5
+            weight = self.rng.standard_normal(shape) * fan
+            weight = np.round(weight * 8) / 8 if self.dyadic else weight
+        elif kind == "signs":
+            weight = np.where(self.rng.random(shape) < 0.5, -1, 1) * column
+        else:
+            top = 1 if kind == "ternary" else int(self.pick(2, 3, 7))  # type: ignore[call-overload]
+            weight = self.rng.integers(-top, top + 1, shape) * column
+        return weight.astype(np.float32)
+
+    # ---- epilogues --------------------------------------------------------------------------
+
+    def glue(self, x: Tensor) -> Tensor:
+        """Append one elementwise operator, or a combination with another tensor."""
+        way = self.take("bn", "affine", "relu", "prelu", "clip", "residual", "gate", "neg", "pool")
+        net, channels = self.net, x.channels
+        if way == "bn":
+            gamma = self.vector(channels, -1.5, 1.5)
+            gamma[gamma == 0] = 0.5 if self.chance(0.7) else 0.0
+            var = np.full(channels, 1.0 if self.dyadic else 2.3, np.float32)
+            arrays = [gamma, self.vector(channels, -1, 1), self.vector(channels, -2, 2), var]
+            epsilon = 0.0 if self.dyadic else 1e-5
+            names = [self.constant(a) for a in arrays]
+            return self.put(x, "BatchNormalization", x.name, *names, epsilon=epsilon)
+        if way == "affine":
+            constants = [self.number(-1, 1) or 0.5, self.number(-2, 2)]
+            if self.chance(0.5):
+                scaled = net.op("Mul", x.name, self.constant(constants[0]))
+                return self.put(x, "Add", scaled, self.constant(constants[1]))
+            shifted = net.op("Sub", x.name, self.constant(constants[1]))
+            return self.put(x, "Mul", shifted, self.constant(constants[0]))
+        if way == "relu":
+            return self.put(x, "Relu", x.name)
+        if way == "prelu":
+            slope = self.column(self.vector(channels, -0.5 if self.chance(0.3) else 0, 1))
+            return self.put(x, "PRelu", x.name, slope)
+        if way == "clip":
+            return Tensor(net.clip(x.name, -self.number(0, 3), self.number(0, 3)), channels, x.size)
+        if way == "residual":
+            return self.joined(x)
+        if way == "gate" and self.chance(0.5):
+            mean = net.reduce_mean(x.name, [2, 3])
+            return self.put(x, "Mul", x.name, net.op("Sigmoid", mean))
+        if way == "neg":
+            return self.put(x, "Neg", x.name)
+        if way == "pool" and min(x.size) >= 3:
+            kind = self.take("MaxPool", "AveragePool")
+            return self.pooled(Tensor(x.name, channels, x.size), kind)
+        return x
+
+    def joined(self, x: Tensor) -> Tensor:
+        fitting = [t for t in self.tensors if t.size == x.size]
+        same = [t for t in fitting if t.channels == x.channels and t.name != x.name]
+        if same:
+            other = same[int(self.rng.integers(len(same)))]
+            operands = [x.name, other.name][:: 1 if self.chance(0.5) else -1]
+            return self.put(x, str(self.pick("Add", "Add", "Sub", "Mul")), *operands)
+        if fitting:
+            other = fitting[int(self.rng.integers(len(fitting)))]
+            if other.channels + x.channels <= MAX_CHANNELS and other.name != x.name:
+                self.features.add("joined channels")
+                for one in (x, other):
+                    self.net.channels[one.name] = one.channels
+                channels = x.channels + other.channels
+                return Tensor(self.net.concat(x.name, other.name), channels, x.size)
+        return x
+
+    # ---- the whole --------------------------------------------------------------------------
+
+    def build(self) -> onnx.ModelProto:
+        """Return the network."""
+        size = int(self.rng.integers(4, 10)), int(self.rng.integers(4, 10))
+        channels = int(self.rng.choice(CHANNELS))
+        batch = self.pick("N", 1, 1)
+        self.net.input("x", [batch, channels, *size])  # type: ignore[list-item]
+        self.tensors.append(Tensor("x", channels, size))
+        ends: list[Tensor] = []
+        for _ in range(int(self.rng.integers(3, 13))):
+            source = self.tensors[-1 - int(self.rng.integers(min(3, len(self.tensors))))]
+            data = self.moved(self.quantize(source))
+            if data.kind != "float" and self.chance(0.3):
+                self.tensors.append(data)  # also read as numbers
+            made = self.product(data)
+            for _ in range(int(self.rng.integers(0, 4))):
+                made = self.glue(made)
+            self.tensors.append(made)
+            ends.append(made)
+        last = ends[-1]
+        out = self.take("to bits", "to levels", "to float")
+        last = {"to bits": self.bits, "to levels": self.levels, "to float": lambda x: x}[out](last)
+        names = {last.name}
+        names.update(t.name for t in self.tensors[1:] if self.chance(0.15))
+        for name in sorted(names):
+            self.net.outputs.append(name)
+        model = self.net.model()
+        for info in model.graph.output:
+            info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or TensorProto.FLOAT
+        return model
+
+    def feeds(self) -> list[dict[str, np.ndarray]]:
+        """Return inputs: real ones, and small integers with many zeros."""
+        (info,) = (i for i in self.net.inputs if i.name == "x")
+        dims = info.type.tensor_type.shape.dim
+        shape = [d.dim_value or 2 for d in dims]
+        rng = np.random.default_rng(self.seed)
+        real = rng.standard_normal(shape) * 2
+        if self.dyadic:
+            real = np.round(real * 8) / 8
+        return [{"x": v.astype(np.float32)} for v in (real, rng.integers(-2, 3, shape))]
+
+    def pairs(self) -> set[tuple[str, str]]:
+        """Return the pairs of features that are in the network together."""
+        return set(itertools.combinations(sorted(self.features), 2))

@@ -1,0 +1,177 @@
+"""The evaluator of physical graphs: it is right, sees mistakes of passes, and excuses only ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from bnncc import driver
+from bnncc.errors import VerificationError
+from bnncc.ir.graph import Graph
+from bnncc.options import CompileOptions
+from bnncc.passes.physical import KERNEL
+from bnncc.verification.confirm_passes import compare_passes
+from tests.collection import handmade, oracle
+from tests.collection.builder import Case, Net
+from tests.physical_networks import Arrays, evaluated, passed
+
+TARGETS = ("native", "x86-64-v3", "arm64", "armv7", "cuda-sm80")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", [c for c in handmade.cases() if c.quick], ids=lambda c: c.name)
+def test_collection(case: Case, target: str) -> None:
+    """Outputs equal those of the collection's oracle, and no tensor on the way is blamed."""
+    before, physical, _ = passed(case.model, target)
+    for feeds in case.feeds:
+        verdict = oracle.compare(case.model, feeds, evaluated(physical, before, feeds))
+        assert verdict.right, verdict.text
+        assert not compare_passes(physical, before, feeds)
+
+
+def network() -> onnx.ModelProto:
+    """Return a network with every kind of decision: bits, zeros, levels; packed and as numbers."""
+    net = Net(seed="evaluator")
+    x = net.input("x", [1, 8, 9, 9])
+    net.channels[x] = 8
+    first = net.bn(net.fconv(x, 32))
+    signs = net.op("Sign", first)
+    net.channels[signs] = 32
+    y = net.bn(net.bconv(signs, 32))
+    shortcut = net.op("Add", y, first)
+    net.channels[shortcut] = 32
+    three, low, high = net.const(3.0), net.const(0.0), net.const(1.0)
+    level = net.op(
+        "Div", net.op("Round", net.op("Mul", net.op("Clip", y, low, high), three)), three
+    )
+    net.channels[level] = 32
+    weight = net.rng.integers(-3, 4, (16, 32, 3, 3)).astype(np.float32) * np.float32(0.1)
+    few = net.conv(level, weight, None, pad=1)
+    net.output(net.op("Sign", net.op("Sub", few, net.const(0.05))), shortcut)
+    return net.model()
+
+
+def kernels(graph: Graph, what: str) -> list:
+    return [n for n in graph.nodes if n.op == KERNEL and type(n.attrs["spec"]).__name__ == what]
+
+
+def weights(graph: Graph) -> None:
+    (node,) = kernels(graph, "BinaryConv2d")
+    name = next(i for i in node.inputs if graph.types[i].dtype == "uint32" and i in graph.constants)
+    changed = graph.constants[name].copy()
+    changed[0] ^= 1
+    graph.constants[name] = changed
+
+
+def level_threshold(graph: Graph) -> None:
+    """Move one level of one channel by one accumulator step."""
+    for node in graph.nodes:
+        for name in node.inputs:
+            if name in graph.constants and graph.constants[name].ndim == 2:
+                changed = graph.constants[name].copy()
+                changed[1, 2] += 2
+                graph.constants[name] = changed
+                return
+    raise AssertionError("no levels are found by thresholds")
+
+
+def swapped_planes(graph: Graph) -> None:
+    (node,) = kernels(graph, "FewBitConv2d")
+    node.inputs[:2] = node.inputs[1], node.inputs[0]
+
+
+def swapped_zeros(graph: Graph) -> None:
+    (node,) = kernels(graph, "BinaryConv2d")
+    node.inputs[:2] = node.inputs[1], node.inputs[0]
+
+
+def few_bit_weights(graph: Graph) -> None:
+    (node,) = kernels(graph, "FewBitConv2d")
+    name = next(i for i in node.inputs if i in graph.constants)
+    changed = graph.constants[name].copy()
+    changed.reshape(-1).view(np.uint32)[:16] ^= 0xFFFFFFFF
+    graph.constants[name] = changed
+
+
+def scales(graph: Graph) -> None:
+    node = next(n for n in kernels(graph, "Conv2d"))
+    name = node.inputs[2]
+    graph.constants[name] = np.roll(graph.constants[name], 1)
+
+
+def filters(graph: Graph) -> None:
+    node = next(n for n in kernels(graph, "Conv2d"))
+    graph.constants[node.inputs[1]] = np.roll(graph.constants[node.inputs[1]], 16)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [weights, level_threshold, swapped_planes, swapped_zeros, few_bit_weights, scales, filters],
+)
+def test_sees_a_mistake(mistake: Callable[[Graph], None]) -> None:
+    before, physical, _ = passed(network(), "arm64", few_bit="planes")
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
+    assert not compare_passes(physical, before, feeds)
+    mistake(physical)
+    assert compare_passes(physical, before, feeds)
+
+
+def test_names_where_the_mistake_is() -> None:
+    before, physical, _ = passed(network(), "arm64")
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
+    weights(physical)
+    wrong = compare_passes(physical, before, feeds)
+    (binary,) = kernels(physical, "BinaryConv2d")
+    assert {one.node for one in wrong} == {binary.name}
+
+
+@pytest.mark.parametrize("target", ["native", "arm64"])
+def test_no_target_ships_a_mistake(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that is wrong stops the compilation, also where the code cannot run (or link)."""
+    real = driver.to_physical
+
+    def wrong(*args: object) -> object:
+        layers, physical = real(*args)  # type: ignore[arg-type]
+        weights(physical)
+        return layers, physical
+
+    monkeypatch.setattr(driver, "to_physical", wrong)
+    with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
+        driver.compile_model(network(), CompileOptions(target=target))
+
+
+def float_sum(offset: float) -> tuple[onnx.ModelProto, Arrays]:
+    """Return ``sign(conv(x) + offset)``, and an input for which one sum is `offset` away from 0."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 4, 1, 1])
+    weight = np.array([0.1, 0.2, 0.3, 0.7], np.float32).reshape(1, 4, 1, 1)
+    net.output(net.op("Sign", net.op("Add", net.conv(x, weight), net.const(offset))))
+    return net.model(), {"x": np.array([1, 1, 1, 1], np.float32).reshape(1, 4, 1, 1)}
+
+
+def test_a_tie_is_excused_and_nothing_else() -> None:
+    """The sum is 1.3 but for rounding; a decision beside it is none."""
+    for offset, tie in ((-1.3, True), (-1.30001, False)):
+        model, feeds = float_sum(offset)
+        before, physical, _ = passed(model)
+        node = next(n for n in kernels(physical, "Conv2d"))
+        bias = node.inputs[2]
+        moved = 2e-7 if tie else 3e-5
+        for way in (-moved, moved):
+            physical.constants[bias] = np.full_like(physical.constants[bias], offset + way)
+            assert bool(compare_passes(physical, before, feeds)) == (not tie and way > 0)
+
+
+def test_dynamic_batch() -> None:
+    net = Net(seed=1)
+    x = net.input("x", ["N", 8, 5, 5])
+    net.channels[x] = 8
+    net.output(net.bconv(net.sign(x), 16))
+    before, physical, _ = passed(net.model())
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 8, 5, 5)).astype(np.float32)}
+    assert not compare_passes(physical, before, feeds)
+    (got,) = evaluated(physical, before, feeds).values()
+    assert got.shape == (3, 16, 5, 5)

@@ -1,0 +1,201 @@
+"""What docs/exactness.md promises of the passes: proofs, not samples; zeros that stay zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import bnncc
+from bnncc.frontend.onnx import load
+from bnncc.ir.graph import Node
+from bnncc.ir.numeric import multiples
+from bnncc.passes.lattices import as_multiples, exact_line
+from bnncc.passes.monotone import chain_direction
+from bnncc.verification.confirm_passes import compare_passes
+from tests.collection import oracle
+from tests.collection.builder import Net
+from tests.physical_networks import evaluated, passed
+
+TARGETS = ("x86-64-v3", "arm64", "cuda-sm80")
+
+
+def check(model: onnx.ModelProto, x: np.ndarray, run: bool = True) -> None:
+    """Compare physical graphs with the independent oracle, and the code made for this machine."""
+    feeds = {"x": x.astype(np.float32)}
+    for target in TARGETS:
+        before, physical, _ = passed(model, target)
+        assert not compare_passes(physical, before, feeds)
+        verdict = oracle.compare(model, feeds, evaluated(physical, before, feeds))
+        assert verdict.right, f"{target}: {verdict.text}"
+    if run:
+        verdict = oracle.compare(model, feeds, bnncc.compile(model, threads=1).run(feeds))
+        assert verdict.right, verdict.text
+
+
+def levels(net: Net, x: str, form: str) -> str:
+    """Return a quantizer; none of its values is a product of the others in float32."""
+    if form == "thirds":
+        whole = net.op("Round", net.op("Mul", net.clip(x, -1, 1), net.const(3.0)))
+        return net.op("Div", whole, net.const(3.0))
+    if form == "scaled":
+        whole = net.clip(net.op("Round", net.op("Div", x, net.const(0.1))), -5, 10)
+        return net.op("Mul", whole, net.const(0.1))
+    whole = net.op("Round", net.op("Mul", net.clip(x, 0, 1), net.const(7.0)))
+    centred = net.op("Sub", net.op("Mul", whole, net.const(2 / 7)), net.const(1.0))
+    return net.op("Mul", centred, net.const(0.7))
+
+
+def test_levels_stand_for_exactly_what_the_model_says() -> None:
+    """Comparing them with their own values, 0 among them, gives what the model gives."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 16, 6, 6])
+    limits = {"thirds": 1 / 3, "scaled": np.float32(7) * np.float32(0.1), "sevenths": 0.7}
+    for form, limit in limits.items():
+        level = levels(net, x, form)
+        above = net.cast(net.op("GreaterOrEqual", level, net.const(limit)))
+        net.output(net.op("Sign", level), above, level)
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 16, 6, 6)))
+
+
+@pytest.mark.parametrize("form", ["thirds", "scaled", "sevenths"])
+@pytest.mark.parametrize("groups", [1, 16])
+def test_products_of_levels_that_are_zero_are_zero(form: str, groups: int) -> None:
+    """Behind them another tensor is multiplied, so that no threshold of integers hides it."""
+    net = Net(seed=(form, groups))
+    x = net.input("x", [1, 16, 6, 6])
+    level = levels(net, x, form)
+    weight = net.rng.integers(-2, 3, (16, 16 // groups, 3, 3)).astype(np.float32)
+    weight *= net.rng.choice([0.3, 0.7, 1.1], (16, 1, 1, 1)).astype(np.float32)
+    net.channels[level] = 16
+    made = net.conv(level, weight, pad=1, group=groups)
+    gate = net.op("Sigmoid", net.reduce_mean(x, [2, 3]))
+    net.output(net.cast(net.op("Greater", net.op("Mul", made, gate), net.const(0.0))), made)
+    x = np.random.default_rng(0).integers(-1, 2, (1, 16, 6, 6)) * 0.3
+    check(net.model(), x, run=(form, groups) == ("scaled", 16))
+
+
+def test_signs_of_unequal_size() -> None:
+    """Sums of 0.5 and -0.3 are multiples of 0.1: what is 0 is exactly that."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 16, 6, 6])
+    bits = net.where(net.op("Greater", x, net.const(0.0)), np.float32(0.5), np.float32(-0.3))
+    net.channels[bits] = 16
+    made = net.bconv(bits, 31, 2, scale=0.37, pad=0)
+    net.output(net.op("Sign", made), net.op("Neg", made))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 16, 6, 6)))
+
+
+def test_an_exact_zero_before_a_scale_stays_one() -> None:
+    """``(x - 128) / 127.5`` is 0 for the byte 128; as one multiplication and addition it is not."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 3, 4, 4])
+    centred = net.op("Sub", x, net.const(128.0))
+    net.output(net.op("Sign", net.op("Mul", centred, net.const(1 / 127.5))))
+    check(net.model(), np.arange(104, 152).reshape(1, 3, 4, 4))
+
+
+def pooled_sign(body: str) -> onnx.ModelProto:
+    text = f"""<ir_version: 9, opset_import: ["" : 18]>
+    net (float[1,4,6,6] x) => (float[1,4,3,3] y) {{
+      m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) {body} y = Sign(s) }}"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "scale"),
+    [
+        # Neither monotone nor seen between -1e6 and 1e6; falling, but flat there.
+        ("low = Constant<value_float=150.0>() high = Constant<value_float=250.0>() "
+         "c = Clip(m, low, high) t = Constant<value_float=200.0>() d = Sub(c, t) "
+         "a = LeakyRelu<alpha=-0.9>(d) u = Constant<value_float=20.0>() s = Sub(a, u)", 255.0),
+        ("k = Constant<value_float=-1e-15>() p = Mul(m, k) h = Constant<value_float=0.5>() "
+         "s = Add(p, h)", 1e15),
+        ("k = Constant<value_float=-1e-30>() p = Mul(m, k) h = Constant<value_float=1e-8>() "
+         "s = Add(p, h)", 1e22),
+    ],
+)  # fmt: skip
+def test_poolings_and_signs_commute_only_where_that_is_proved(body: str, scale: float) -> None:
+    x = np.random.default_rng(0).random((1, 4, 6, 6)) * scale
+    check(pooled_sign(body), x, run=scale == 255.0)
+
+
+def test_a_window_in_the_padding_is_no_bit() -> None:
+    """Its maximum is -inf, which is no value of the data."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 8, 1, 4])
+    bits = net.where(net.op("GreaterOrEqual", x, net.const(0.0)), np.float32(1), np.float32(0))
+    pooled = net.op("MaxPool", bits, kernel_shape=[2, 2], dilations=[3, 1], pads=[2, 0, 2, 0])
+    net.output(net.op("Greater", pooled, net.const(-5.0)))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 8, 1, 4)))
+
+
+NODES = [
+    (Node("Add", ["x", "c"], ["y"]), [1, 1, 1]),
+    (Node("Sub", ["c", "x"], ["y"]), [-1, -1, -1]),
+    (Node("Mul", ["x", "c"], ["y"]), [1, -1, 0]),
+    (Node("Div", ["x", "c"], ["y"]), None),
+    (Node("Div", ["c", "x"], ["y"]), None),
+    (Node("Relu", ["x"], ["y"]), [1, 1, 1]),
+    (Node("PRelu", ["x", "c"], ["y"]), None),
+    (Node("LeakyRelu", ["x"], ["y"], {"alpha": -0.1}), None),
+    (Node("LeakyRelu", ["x"], ["y"], {"alpha": 0.0}), [1, 1, 1]),
+    (Node("BatchNormalization", ["x", "c", "c", "c", "v"], ["y"]), [1, -1, 0]),
+    (Node("Tanh", ["x"], ["y"]), None),
+    (Node("Add", ["x", "inf"], ["y"]), None),
+]
+
+
+@pytest.mark.parametrize(("node", "ways"), NODES, ids=lambda v: getattr(v, "op", ""))
+def test_directions(node: Node, ways: list[int] | None) -> None:
+    """A direction is right for values of any magnitude; what has none gets none."""
+    graph = load(pooled_sign("s = Relu(m)"))
+    graph.constants |= {
+        "c": np.array([2.5, -1e-20, 0.0], np.float32), "v": np.ones(3, np.float32),
+        "inf": np.array(np.inf, np.float32),
+    }  # fmt: skip
+    found = chain_direction([node], graph, 3, 2)
+    assert (None if found is None else found.tolist()) == ways
+    if ways is None:
+        return
+    from bnncc.ir.evaluate import evaluate_node
+
+    sizes = 10.0 ** np.arange(-30, 20, 0.25)[:, None]
+    x = np.sort(np.random.default_rng(0).standard_normal((200, 1)) * sizes, axis=0)
+    rows = np.repeat(x.astype(np.float32), 3, axis=1)
+    args = [rows if i == "x" else graph.constants[i] for i in node.inputs]
+    moves = np.diff(evaluate_node(node, args)[0], axis=0) * np.array(ways)
+    assert (moves >= 0).all()
+
+
+def test_multiples_of_a_unit() -> None:
+    assert as_multiples([-1.0, -1 / 3, 1 / 3, 1.0]) == (-3, 2, 1 / 3)
+    assert as_multiples((np.arange(16) - 13) * np.float32(0.3))[:2] == (-13, 1)  # type: ignore[index]
+    assert as_multiples([np.float32(-0.3), 0.5])[:2] == (-3, 8)  # type: ignore[index]
+    assert as_multiples([-0.14285707, 0.1428572])[:2] == (-1, 2)  # type: ignore[index]
+    assert as_multiples([0.1, 0.1 + np.pi]) is None
+
+
+def test_lines_give_every_value_or_there_is_none() -> None:
+    assert exact_line((np.arange(4) / np.float32(3)).astype(np.float32)) is not None
+    centred = (np.arange(7) - 3).astype(np.float32) / np.float32(3)
+    assert exact_line(centred) is None
+    first, step = exact_line((np.arange(256) * np.float32(0.25) - 5).astype(np.float32)) or (0, 0)
+    assert (first, step) == (-5.0, 0.25)
+
+
+@pytest.mark.parametrize("top", [3, 6, 11, 13, 100])
+def test_definition_knows_multiples_of_any_small_count(top: int) -> None:
+    """The exact sum does not depend on how large the largest datum of an image happens to be."""
+    rng = np.random.default_rng(top)
+    whole = rng.integers(-top, top + 1, (2, 5, 7))
+    whole[0, 0, 0] = top
+    found = multiples((whole * np.float32(0.3)).astype(np.float32))
+    assert found is not None
+    unit = found[1].item() / 0.3
+    np.testing.assert_allclose(found[0] * unit, whole, atol=1e-4)
+    assert multiples(rng.standard_normal((4, 5)).astype(np.float32)) is None
+    filters = whole[:, :, :] * np.array([0.1, 0.7]).reshape(2, 1, 1)
+    of_filters = multiples(filters.astype(np.float32), 0)
+    assert of_filters is not None
+    assert of_filters[1].shape == (2, 1, 1)
