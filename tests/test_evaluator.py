@@ -10,10 +10,13 @@ import pytest
 
 from bnncc import driver
 from bnncc.errors import VerificationError
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.passes.physical import KERNEL
+from bnncc.topi_binary.build import aliases
+from bnncc.verification import confirm_passes
 from bnncc.verification.confirm_passes import compare_passes
+from bnncc.verification.evaluator import evaluate_physical
 from tests.collection import handmade, oracle
 from tests.collection.builder import Case, Net
 from tests.physical_networks import Arrays, evaluated, passed
@@ -175,3 +178,28 @@ def test_dynamic_batch() -> None:
     assert not compare_passes(physical, before, feeds)
     (got,) = evaluated(physical, before, feeds).values()
     assert got.shape == (3, 16, 5, 5)
+
+
+def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm_passes, "_SECONDS", (0.0, 0.0))
+    report = driver.compile_model(network(), CompileOptions(target="native", threads=1)).report
+    assert any("too large to compare" in line for line in report["warnings"])
+
+
+def test_a_tensor_that_was_stored_over_is_gone() -> None:
+    """Residuals are added in place: whoever read the old tensor later would read the sum."""
+    net = Net(seed=2)
+    x = net.input("x", [1, 32, 6, 6])
+    net.channels[x] = 32
+    first = net.bn(net.bconv(net.sign(x), 32))
+    total = net.op("Add", net.bn(net.bconv(net.sign(first), 32)), first)
+    net.output(net.sign(total), net.op("GlobalAveragePool", total))
+    before, physical, _ = passed(net.model())
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 6, 6)).astype(np.float32)}
+    assert not compare_passes(physical, before, feeds)
+    over = next(n for n in physical.nodes if n.op == KERNEL and max(aliases(n.attrs["spec"])) >= 0)
+    gone = over.inputs[max(aliases(over.attrs["spec"]))]
+    physical.nodes.append(Node("Identity", [gone], ["late"], {}, "late"))
+    physical.outputs.append("late")
+    with pytest.raises(KeyError):
+        evaluate_physical(physical, feeds)

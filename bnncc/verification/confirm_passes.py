@@ -20,7 +20,7 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.magnitude import Spread, are_dyadic, spread
+from bnncc.ir.spread import Spread, are_dyadic, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.verification.evaluator import evaluate_physical

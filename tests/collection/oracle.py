@@ -304,11 +304,9 @@ def compare(
     """Judge the outputs `got` of some implementation.
 
     Integer and bool outputs must be equal; float outputs must differ by at most `RELATIVE` times
-    the largest magnitude of the wanted output. Shapes and dtypes must be equal, NaN where NaN is
-    wanted.
+    the largest magnitude of the wanted output. Shapes, dtypes and NaN must be as wanted.
     """
-    model = load(model)
-    return judge(model, evaluate(model, feeds), got)
+    return judge(load(model), evaluate(model, feeds), got)
 
 
 def judge(model: onnx.ModelProto, done: Evaluation, got: Mapping[str, np.ndarray]) -> Verdict:
@@ -320,9 +318,8 @@ def judge(model: onnx.ModelProto, done: Evaluation, got: Mapping[str, np.ndarray
             return Verdict("wrong", f"output `{info.name}` is missing")
         have = np.asarray(got[info.name])
         if have.shape != want.shape or have.dtype != want.dtype:
-            return Verdict(
-                "wrong", f"`{info.name}`: {have.dtype}{have.shape}, wanted {want.dtype}{want.shape}"
-            )
+            kinds = f"{have.dtype}{have.shape}, wanted {want.dtype}{want.shape}"
+            return Verdict("wrong", f"`{info.name}`: {kinds}")
         if want.dtype.kind != "f":
             bad = have != want
             text = f"`{info.name}`: {int(bad.sum())} of {bad.size} elements differ"
