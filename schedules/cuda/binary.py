@@ -11,6 +11,7 @@ from bnncc.schedules.space import space as chosen_from
 from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.borders import extents
 from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.step import step_inputs
 
 _FUNCTION = {
     "strips": "conv_by_popcount",
@@ -20,6 +21,9 @@ _FUNCTION = {
 
 WARPS = 4
 """Warps of a block."""
+
+FETCHED = ("add", "rsub", "mul", "gate")
+"""Steps whose tensor is in registers before the sums are."""
 
 BUSY = 8 * 132
 """Warps that keep a large GPU at work: two for each quarter of 132 processors."""
@@ -106,7 +110,7 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
             parts //= 2
         return Cut(splits=min(parts, _power(how.steps)))
     if how.kind == "cores":
-        return Cut(teams=wgmma.TEAMS[how.width][-1] if how.steps <= wgmma.SHARED_STEPS else 2)
+        return Cut(teams=_teams(spec, how)[-1] if how.steps <= wgmma.SHARED_STEPS else 2)
     warps = layout.blocks(pixels, 16) * how.count
     if warps >= ROOMY and _roomy(spec, how, engine):
         return Cut(rows=2)
@@ -137,11 +141,18 @@ def space(spec: BinaryConv2d, engine: str) -> Space:
             "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
-        "cores": {"teams": wgmma.TEAMS[how.width]},
+        "cores": {"teams": _teams(spec, how)},
     }
     own = choices[how.kind]
     default = asdict(default_cut(spec, engine))
     return chosen_from(own, {name: default[name] for name in own})
+
+
+def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
+    """Return how many warp groups a block of ``wgmma`` can have, so that registers hold its sums."""
+    parameters = sum(step_inputs(step) for step in spec.steps if step.op not in FETCHED)
+    long = parameters > 2 and any(step.op in FETCHED for step in spec.steps)
+    return (1, 2) if how.width == tiles.WIDTHS[0] or spec.ternary or long else (1, 2, 4)
 
 
 def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
@@ -190,7 +201,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     ]
     height, width = extents(spec)
     pixels = height * width
-    fetching = any(step.op in ("add", "rsub", "mul", "gate") for step in spec.steps)
+    fetching = any(step.op in FETCHED for step in spec.steps)
     threads, units, per_block, taken, most = {
         "strips": (32 * WARPS, pixels * cut.splits, 32 * WARPS, 0, 0),
         "fragments": (

@@ -78,9 +78,5 @@ def blocks(how: Tiles, teams: int, fetching: bool) -> int:
 _WARP_GROUPS = {128: 4, 64: 6, 32: 8}
 """Of a processor: how many registers suffice for, by the width of a tile."""
 
-TEAMS = {128: (1, 2), 64: (1, 2, 4), 32: (1, 2, 4)}
-"""Warp groups of a block: what can be chosen, by the width of a tile. More would keep sums in
-memory."""
-
 SHARED_STEPS = 6
 """Steps up to which as many warp groups as can share filters are fastest (measured on an H200)."""
