@@ -19,12 +19,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def passed(
-    model: onnx.ModelProto, target: str = "native", few_bit: str = "auto"
+    model: onnx.ModelProto, target: str = "native", few_bit: str = "auto", sign_zero: str = "exact"
 ) -> tuple[Graph, Graph, list[Layer]]:
     """Return the graph before the passes and after them, and what became of its layers."""
     graph = load(model)
     before = copy_of(graph)
-    options = CompileOptions(target=target, few_bit=few_bit)
+    options = CompileOptions(target=target, few_bit=few_bit, sign_zero=sign_zero)
     layers, physical = to_physical(graph, options, resolve(target), Dumper(None))
     return before, physical, layers
 

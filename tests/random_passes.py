@@ -1,6 +1,6 @@
 """Random networks through the passes, in shards that a long run can be stopped and resumed between.
 
-    python -m tests.random_passes --shards 0:100 --tally tally.json
+    python -m tests.random_passes --shards 0:1000 --tally tests/random_passes_tally.json
 
 A shard is `SHARD` seeds. The tally has a line for each shard that is done, with what came of its
 networks, and how often each pair of features was met.

@@ -35,6 +35,15 @@ def test_collection(case: Case, target: str) -> None:
         assert not compare_passes(physical, before, feeds)
 
 
+@pytest.mark.parametrize("sign_zero", ["+1", "-1"])
+def test_zeros_that_were_given_up_are_no_mistake(sign_zero: str) -> None:
+    case = next(c for c in handmade.cases() if c.name == "even_k_zeros")
+    before, physical, _ = passed(case.model, sign_zero=sign_zero)
+    for feeds in case.feeds:
+        assert compare_passes(physical, before, feeds)
+        assert not compare_passes(physical, before, feeds, sign_zero=sign_zero)
+
+
 def network() -> onnx.ModelProto:
     """Return a network with every kind of decision: bits, zeros, levels; packed and as numbers."""
     net = Net(seed="evaluator")

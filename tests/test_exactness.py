@@ -199,3 +199,29 @@ def test_definition_knows_multiples_of_any_small_count(top: int) -> None:
     of_filters = multiples(filters.astype(np.float32), 0)
     assert of_filters is not None
     assert of_filters[1].shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["signs", "levels"])
+def test_moves_that_end_in_no_whole_channels(kind: str) -> None:
+    """They look like a channel shuffle until their last step mixes pixels and channels."""
+    net = Net(seed=kind)
+    x = net.input("x", [1, 16, 4, 4])
+    held = levels(net, x, "thirds") if kind == "levels" else net.sign(x)
+    cut = net.op("Reshape", held, net.ints([0, 4, 4, 4, 4]))
+    turned = net.op("Transpose", cut, perm=[0, 2, 3, 1, 4])
+    mixed = net.op("Reshape", turned, net.ints([0, 16, 4, 4]))
+    net.channels[mixed] = 16
+    net.output(net.bconv(mixed, 8), net.op("Relu", mixed))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 16, 4, 4)), run=False)
+
+
+def test_three_values_of_which_one_is_never_met() -> None:
+    """A sum of three signs is not 0, so its sign has one plane; the weights have few bits."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 3, 8, 7])
+    odd = net.bconv(net.sign(x), 2, 1, pad=0)
+    three = net.op("Sign", odd)
+    net.channels[three] = 2
+    weight = net.rng.integers(-3, 4, (17, 2, 3, 2)).astype(np.float32)
+    net.output(net.conv(three, weight, pad=1))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 3, 8, 7)), run=False)
