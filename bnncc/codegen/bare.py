@@ -8,7 +8,6 @@ program to provide is the C library, and scratch memory: the object has two poin
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tvm.tirx import transform as tir
 from bnncc.codegen import memory
 from bnncc.codegen.c_text import ALIGNMENT
 from bnncc.errors import TargetError
+from bnncc.files import scratch_folder
 
 _CPU = 1
 
@@ -58,7 +58,7 @@ def build(
         lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
         scratch = {v.name_hint: _scratch(v.name_hint, f) for v, f in lowered.functions_items()}
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
-    with tempfile.TemporaryDirectory(prefix="bnncc-bare-") as folder:
+    with scratch_folder("bare") as folder:
         made.write_to_file(str(Path(folder) / "kernels.o"))
         return (Path(folder) / "kernels.o").read_bytes(), scratch
 

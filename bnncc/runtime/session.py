@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ArtifactError, BnnccError, InputError
+from bnncc.files import scratch_folder
 from bnncc.ir.datatypes import datatype
 from bnncc.runtime import container, threads
 from bnncc.runtime.manifest import TensorInfo
@@ -265,7 +265,7 @@ def load_library(data: bytes) -> Any:
     import tvm
 
     threads.prepare()
-    with tempfile.TemporaryDirectory(prefix="bnncc-") as folder:
+    with scratch_folder("load") as folder:
         path = os.path.join(folder, container.LIBRARY)
         with open(path, "wb") as file:
             file.write(data)
