@@ -249,7 +249,9 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
         If an accumulator has a half, and `spec` is not ``doubled``.
     """
     low = 0 if spec.mode == "and" else -1
-    values = np.where(zeros, 0, np.where(bits, 1, low)).astype(np.float64)
+    total = spec.kernel[0] * spec.kernel[1] * (spec.channels // spec.groups)
+    kind = np.float32 if total < 2**24 else np.float64  # exact either way
+    values = np.where(zeros, 0, np.where(bits, 1, low)).astype(kind)
     top, left, bottom, right = spec.pads
     around = ((0, 0), (top, bottom), (left, right), (0, 0))
     values = np.pad(values, around, constant_values=spec.pad_value)
@@ -259,18 +261,18 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
         for extent, r, s in zip(values.shape[1:3], reach, spec.strides, strict=True)
     )
     per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
-    dot = np.zeros((values.shape[0], height, width, spec.out_channels))
+    dot = np.zeros((values.shape[0], height, width, spec.out_channels), kind)
     for kh in range(spec.kernel[0]):
         for kw in range(spec.kernel[1]):
             rows = slice(kh * spec.dilations[0], None, spec.strides[0])
             columns = slice(kw * spec.dilations[1], None, spec.strides[1])
             seen = values[:, rows, columns][:, :height, :width]
             for g in range(spec.groups):
-                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(np.float64)
-                part = seen[..., g * per_in : (g + 1) * per_in]
-                dot[..., g * per_out : (g + 1) * per_out] += part @ taps.T
+                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(kind)
+                part = seen[..., g * per_in : (g + 1) * per_in].reshape(-1, per_in)
+                made = (part @ taps.T).reshape(*dot.shape[:3], per_out)
+                dot[..., g * per_out : (g + 1) * per_out] += made
     exact = np.rint(dot).astype(np.int64)
-    total = spec.kernel[0] * spec.kernel[1] * per_in
     if spec.mode == "and":
         return -exact
     halves = total - exact

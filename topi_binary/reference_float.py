@@ -1,8 +1,9 @@
 """What the float and bit-moving kernels compute, in NumPy: the oracle of their tests.
 
-Plain loops over taps and channels in float64, cast at the end; nothing is shared with the
-operators, not even the packing of weights. Every function takes the kernel's inputs in their order
-and returns its outputs in their order.
+Plain loops over taps, sums in float64, rounded once; then the epilogue in float32. Nothing is
+shared with the operators, not even the packing of weights (but for the matrices of minimal
+filtering). Every function takes the kernel's inputs in their order and returns its outputs in their
+order.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary.reference_few_bit import level_outputs, read_levels
+from bnncc.topi_binary import filtering
+from bnncc.topi_binary.reference import apply_steps
+from bnncc.topi_binary.reference_few_bit import read_levels
 from bnncc.topi_binary.spec import (
+    GREY,
     BitwiseMaxPool,
     ConcatBits,
     Conv2d,
     Elementwise,
+    ImageBits,
     PadBits,
     Pool2d,
     SliceBits,
@@ -34,26 +39,25 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
     taps, depth = spec.kernel, spec.channels // spec.groups
     unit = np.ones(data.shape[0])
-    if spec.operands == "float32":
-        weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
-    else:
+    if spec.operands != "float32":
         data, unit = _rounded(spec, data)
         weight = _unpacked(spec, inputs[1])
+    elif spec.method == "direct":
+        weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
+    else:
+        weight = _unfiltered(inputs[1], spec)
     height, width = _extent(spec, 0), _extent(spec, 1)
     out = np.zeros((data.shape[0], height, width, spec.out_channels))
     per_group = spec.out_channels // spec.groups
-    for y in range(height):
-        for x in range(width):
-            for i in range(taps[0]):
-                for j in range(taps[1]):
-                    row = y * spec.strides[0] - spec.pads[0] + i * spec.dilations[0]
-                    column = x * spec.strides[1] - spec.pads[1] + j * spec.dilations[1]
-                    if not (0 <= row < spec.height and 0 <= column < spec.width):
-                        continue
-                    pixel = data[:, row, column].reshape(-1, spec.groups, depth)
-                    part = weight[:, i, j].reshape(spec.groups, per_group, depth)
-                    products = np.einsum("ngc,goc->ngo", pixel, part)
-                    out[:, y, x] += products.reshape(-1, spec.out_channels)
+    top, left, bottom, right = spec.pads
+    padded = np.pad(data, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    for i in range(taps[0]):
+        for j in range(taps[1]):
+            seen = _tap(spec, padded, i, j, (height, width))
+            for g in range(spec.groups):
+                made = slice(g * per_group, (g + 1) * per_group)
+                read = slice(g * depth, (g + 1) * depth)
+                out[..., made] += seen[..., read] @ weight[made, i, j].T
     out *= unit[:, None, None, None]
     if spec.pool is None:
         return _epilogue(spec.steps, out, inputs[2:], spec.rank)
@@ -100,25 +104,26 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float pooling with its epilogue."""
     data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
-    height, width = _extent(spec, 0), _extent(spec, 1)
-    out = np.zeros((data.shape[0], height, width, spec.channels))
-    for y in range(height):
-        for x in range(width):
-            values, size = [], 0
-            for row, column in _window(spec, y, x):
-                if 0 <= row < spec.height and 0 <= column < spec.width:
-                    values.append(data[:, row, column])
-                below = row < spec.height + spec.pads[2] or spec.ceil_extra == (0, 0)
-                right = column < spec.width + spec.pads[3] or spec.ceil_extra == (0, 0)
-                size += below and right
-            if spec.kind == "max":
-                empty = np.full((data.shape[0], spec.channels), -np.inf)
-                out[:, y, x] = np.max(values, axis=0) if values else empty
-            else:
-                total = np.sum(values, axis=0)
-                out[:, y, x] = total / (len(values) if spec.kind == "avg" else size)
+    size = _extent(spec, 0), _extent(spec, 1)
+    top, left, bottom, right = spec.pads
+    more = spec.ceil_extra
+    around = ((0, 0), (top, bottom + more[0]), (left, right + more[1]), (0, 0))
+    largest = spec.kind == "max"
+    padded = np.pad(data, around, constant_values=-np.inf if largest else 0.0)
+    inside = np.pad(np.ones((1, spec.height, spec.width, 1)), around)
+    if spec.kind == "avg_full" and more != (0, 0):  # what ceil_mode adds never counts
+        inside[:, : spec.height + top + bottom, : spec.width + left + right] = 1
+    elif spec.kind == "avg_full":
+        inside[:] = 1
+    out = np.full((data.shape[0], *size, spec.channels), -np.inf if largest else 0.0)
+    count = np.zeros((1, *size, 1))
+    for i in range(spec.kernel[0]):
+        for j in range(spec.kernel[1]):
+            seen = _tap(spec, padded, i, j, size)
+            out = np.maximum(out, seen) if largest else out + seen
+            count += _tap(spec, inside, i, j, size)
     rank = 2 if spec.squeeze or spec.rank == 2 else 4
-    return _epilogue(spec.steps, out, inputs[1:], rank)
+    return _epilogue(spec.steps, out if largest else out / count, inputs[1:], rank)
 
 
 def elementwise(spec: Elementwise, inputs: Sequence[Array]) -> list[Array]:
@@ -139,37 +144,43 @@ def elementwise(spec: Elementwise, inputs: Sequence[Array]) -> list[Array]:
 
 
 def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array]:
-    """Compute max (or min) pooling of bits."""
-    data = inputs[0]
-    height, width = _extent(spec, 0), _extent(spec, 1)
-    if spec.planes > 1:
-        return _level_maxpool(spec, inputs)
-    out = np.zeros((data.shape[0], height, width, data.shape[3]), np.uint32)
-    for y in range(height):
-        for x in range(width):
-            values = [
-                data[:, row, column]
-                for row, column in _window(spec, y, x)
-                if 0 <= row < spec.height and 0 <= column < spec.width
-            ]
-            if values:
-                join = np.bitwise_and if spec.minimum else np.bitwise_or
-                out[:, y, x] = join.reduce(np.stack(values), axis=0)
-    return [out ^ inputs[1] if spec.flip else out]
+    """Compute max (or min) pooling of bits, or max pooling of levels."""
+    planes = [_bits(plane, spec.channels).astype(np.int64) for plane in inputs[: spec.planes]]
+    data = sum(plane << j for j, plane in enumerate(planes))
+    size = _extent(spec, 0), _extent(spec, 1)
+    around = ((0, 0), *(
+        (spec.pads[axis], spec.pads[axis + 2] + spec.ceil_extra[axis]) for axis in (0, 1)
+    ), (0, 0))  # fmt: skip
+    padded = np.pad(data, around, constant_values=-1)  # less than all levels
+    out = np.full((data.shape[0], *size, spec.channels), -1)
+    for i in range(spec.kernel[0]):
+        for j in range(spec.kernel[1]):
+            seen = _tap(spec, padded, i, j, size)
+            if spec.minimum:  # of what is inside the image
+                lower = np.where(out < 0, seen, np.minimum(out, seen))
+                out = np.where(seen < 0, out, lower)
+            else:
+                out = np.maximum(out, seen)
+    out = np.maximum(out, 0)
+    made = [_words((out >> j & 1).astype(bool)) for j in range(spec.planes)]
+    return [made[0] ^ inputs[1]] if spec.flip else made
 
 
-def _level_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array]:
-    """Compute max pooling of levels."""
-    bits = [_bits(plane, spec.channels).astype(np.int64) for plane in inputs]
-    data = sum(plane << j for j, plane in enumerate(bits))
-    height, width = _extent(spec, 0), _extent(spec, 1)
-    out = np.zeros((data.shape[0], height, width, spec.channels), np.int64)
-    for y in range(height):
-        for x in range(width):
-            for row, column in _window(spec, y, x):
-                if 0 <= row < spec.height and 0 <= column < spec.width:
-                    out[:, y, x] = np.maximum(out[:, y, x], data[:, row, column])
-    return [_words((out >> j & 1).astype(bool)) for j in range(spec.planes)]
+def image_bits(spec: ImageBits, inputs: Sequence[Array]) -> list[Array]:
+    """Compute the bits of an image of bytes, pixel values as Python would compare them."""
+    pixels = inputs[0] if spec.data_layout == "NHWC" else inputs[0].transpose(0, 2, 3, 1)
+    pixels = pixels.astype(np.int64)
+    if spec.kind == "threshold":
+        bits = pixels >= np.array(spec.thresholds)
+        return [_words(bits != (np.array(spec.flip or (0,)) == 1))]
+    grey = sum(weight * pixels[..., c] for c, weight in enumerate(GREY))
+    if spec.kind == "grey":
+        bits = np.stack([grey >= spec.thresholds[0]] * spec.out_channels, axis=-1)
+        return [_words(bits)]
+    around = np.pad(grey, ((0, 0), (1, 1), (1, 1)))
+    top_left, bottom_left = around[:, :-2, :-2], around[:, 2:, :-2]
+    others = [top_left, around[:, 1:-1, 2:], bottom_left]
+    return [_words(np.stack([other > grey for other in others], axis=-1))]
 
 
 def concat_bits(spec: ConcatBits, inputs: Sequence[Array]) -> list[Array]:
@@ -196,56 +207,21 @@ def pad_bits(spec: PadBits, inputs: Sequence[Array]) -> list[Array]:
 def _epilogue(
     steps: Sequence[Step], value: Array, params: Sequence[Array], rank: int
 ) -> list[Array]:
-    """Apply `steps` to NHWC values, one after the other."""
-    left, outputs = iter(params), []
-    channels = value.shape[-1]
+    """Apply `steps` to NHWC values, rounded to float32 as in a register."""
+    if rank == 2:
+        steps = [replace(step, layout="NHWC") for step in steps]
+    made = apply_steps(steps, value.astype(np.float32), iter(params))
+    return [array[:, 0, 0] if rank == 2 else np.ascontiguousarray(array) for array in made]
 
-    def vector() -> Array:
-        return next(left)[:channels].astype(np.float64)
 
-    def tensor(step: Step) -> Array:
-        return _to_nhwc(next(left), step.layout, rank).astype(np.float64)
-
-    def laid_out(array: Array, where: str) -> Array:
-        if rank == 2:
-            return array[:, 0, 0]
-        return np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if where == "NCHW" else array
-
-    for step in steps:
-        if step.op == "affine":
-            value = value * vector() + vector()
-        elif step.op == "scale":
-            value = value * vector()
-        elif step.op == "shift":
-            value = value + vector()
-        elif step.op == "add":
-            value = value + tensor(step)
-        elif step.op == "rsub":
-            value = tensor(step) - value
-        elif step.op == "mul":
-            value = value * tensor(step)
-        elif step.op == "gate":
-            value = value * next(left)[:, None, None, :].astype(np.float64)
-        elif step.op == "relu":
-            value = np.maximum(value, 0)
-        elif step.op == "clip":
-            value = np.clip(value, step.lo, step.hi)
-        elif step.op == "prelu":
-            value = np.where(value >= 0, value, value * vector())
-        elif step.op == "store":
-            outputs.append(laid_out(value, step.layout).astype(np.float32))
-        elif step.op == "bits":
-            plane = value >= 0 if step.compare == "ge" else value > 0
-            outputs.append(_words(laid_out(plane, "NHWC")))
-            if step.zero:
-                outputs.append(_words(laid_out(value == 0, "NHWC")))
-        elif step.op == "levels":
-            where = step if rank == 4 else replace(step, layout="NHWC")
-            made = level_outputs(where, value, None, left)
-            outputs += [laid_out(array, "NHWC") for array in made]
-        else:
-            raise ValueError(f"{step.op} is not a step of a float kernel")
-    return outputs
+def _tap(
+    spec: Conv2d | Pool2d | BitwiseMaxPool, padded: Array, row: int, column: int,
+    size: tuple[int, int],
+) -> Array:  # fmt: skip
+    """Return what one tap of the window sees of padded NHWC data, for all outputs."""
+    first = row * spec.dilations[0], column * spec.dilations[1]
+    rows, columns = (slice(f, None, s) for f, s in zip(first, spec.strides, strict=True))
+    return padded[:, rows, columns][:, : size[0], : size[1]]
 
 
 def _to_nhwc(array: Array, where: str, rank: int) -> Array:
@@ -261,27 +237,56 @@ def _extent(spec: Conv2d | Pool2d | BitwiseMaxPool, axis: int) -> int:
     return (size - reach) // spec.strides[axis] + 1
 
 
-def _window(spec: Pool2d | BitwiseMaxPool, y: int, x: int) -> list[tuple[int, int]]:
-    return [
-        (
-            y * spec.strides[0] - spec.pads[0] + i * spec.dilations[0],
-            x * spec.strides[1] - spec.pads[1] + j * spec.dilations[1],
-        )
-        for i in range(spec.kernel[0])
-        for j in range(spec.kernel[1])
-    ]
-
-
 def _unblock(packed: Array, channels: int, taps: tuple[int, ...]) -> Array:
     """Read weights stored in blocks of 16 output channels, the last one of fewer."""
     size = int(np.prod(taps))
     out = np.zeros((channels, size), packed.dtype)
-    for channel in range(channels):
-        first = channel // 16 * 16
+    for first in range(0, channels, 16):
         lanes = min(16, channels - first)
-        for tap in range(size):
-            out[channel, tap] = packed[first * size + tap * lanes + channel - first]
+        block = packed[first * size : first * size + lanes * size]
+        out[first : first + lanes] = block.reshape(size, lanes).T
     return out.reshape(channels, *taps)
+
+
+def _unfiltered(packed: Array, spec: Conv2d) -> Array:
+    """Read weights that were transformed for minimal filtering: the ones whose transforms they are.
+
+    The transform has more points than taps, so that this also tells transforms from other numbers.
+
+    Raises
+    ------
+    ArithmeticError
+        If they are the transforms of no weights.
+    """
+    rows, columns = filtering.axes(spec)
+    of_row, of_column = _transform(rows, spec.kernel[0]), _transform(columns, spec.kernel[1])
+    lanes = -(-spec.out_channels // 16) * 16
+    stored = packed.astype(np.float64).reshape(lanes // 16, -1, spec.channels, 16)
+    stored = stored.transpose(1, 0, 3, 2).reshape(stored.shape[1], lanes, spec.channels)
+    matrix = np.stack([
+        np.outer(of_row[i, p], of_column[j, q]).reshape(-1)
+        for (p, q), terms in filtering.places(spec) for i, j in terms
+    ])  # fmt: skip
+    flat = np.linalg.pinv(matrix) @ stored.reshape(len(matrix), -1)
+    off = np.abs(matrix @ flat - stored.reshape(len(matrix), -1)).max(initial=0.0)
+    if off > 1e-4 * np.abs(stored).max(initial=0.0):
+        raise ArithmeticError("the weights of a filtered convolution are no transforms")
+    weight = flat.reshape(*spec.kernel, lanes, spec.channels)[:, :, : spec.out_channels]
+    return np.ascontiguousarray(weight.transpose(2, 0, 1, 3))
+
+
+def _transform(axis: filtering.Axis | None, taps: int) -> Array:
+    """Return by part and point what each tap of a direction counts; without `axis`, taps as such.
+
+    Rows that are not filtered are parts of their own, with one point.
+    """
+    if axis is None:
+        return np.eye(taps)[:, None, :]
+    points = filtering.as_array(axis.transform.kernel)
+    out = np.zeros((len(axis.parts), axis.points, taps))
+    for number, part in enumerate(axis.parts):
+        out[number][:, list(part)] = points[:, : len(part)]
+    return out
 
 
 def _bits(packed: Array, channels: int) -> Array:
