@@ -15,8 +15,7 @@ PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfil
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cuda test-torch lint format typecheck check peers
-.PHONY: bench dist clean
+.PHONY: help install demo test test-all test-cuda test-torch lint format typecheck check peers bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -167,6 +167,11 @@ def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
         yield [*zig, *_DRIVER_FLAGS, *through]
 
 
+def available(triple: str) -> bool:
+    """Whether there is a linker for the machine of a target triple."""
+    return next(_linkers(triple, ()), None) is not None
+
+
 def normal_arch(name: str) -> str:
     """Return one name per architecture: ``x86_64``, ``aarch64``, ``arm``, or `name` itself.
 

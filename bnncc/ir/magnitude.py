@@ -60,7 +60,7 @@ def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Arra
         for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if name:
                 values[name] = out
-                sizes[name] = _magnitude(node, ins, errs, out, k)
+                sizes[name] = magnitude(node, ins, errs, out, k)
     return {
         name: (values[name], np.broadcast_to(sizes.get(name, _ZERO), values[name].shape))
         for name in graph.outputs
@@ -70,9 +70,27 @@ def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Arra
 _ZERO = np.zeros(())
 
 
-def _magnitude(
+def magnitude(
     node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int
 ) -> Array:
+    """Return the magnitude of one output of a node.
+
+    Parameters
+    ----------
+    node : Node
+        In normal form.
+    ins, errs : list of ndarray
+        Its inputs, and their magnitudes.
+    out : ndarray
+        The output.
+    index : int
+        Which one it is.
+
+    Returns
+    -------
+    ndarray
+        That broadcasts to the shape of `out`.
+    """
     if out.dtype.kind != "f" or node.op in _DECISIONS:
         return _ZERO
     rule = _RULES.get(node.op)
