@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfil
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-torch lint format typecheck check peers bench dist clean
+.PHONY: help install demo test test-all test-cuda test-torch lint format typecheck check peers bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ test: $(VENV)/.installed ## run the tests, but for the slow ones
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
 	$(PY) -m pytest --doctest-modules --quiet bnncc
 	BNNCC_TEST_ALL=1 $(PYTEST)
+
+# With NVRTC and what reads its code: pip install -e '.[cuda-test]'
+test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test
+	$(PYTEST) tests/test_cuda_code.py tests/test_cuda_device.py
 
 # Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
 $(VENV)/torch/.installed: $(VENV)/.installed

@@ -2,6 +2,8 @@
 
 load -> passes (simplify, recognise signs, binarize, commute, fuse)
      -> Relax -> legalize -> schedule -> build
+
+This file is over 400 lines because it is the whole way, told once.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from bnncc.passes.sequence import to_physical
 from bnncc.passes.transforms import InputTransform, as_transform, transform_input
 from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
@@ -36,7 +39,7 @@ from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
 from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
-from bnncc.verification.confirm import SelfCheck, confirmed, copy_of, runs_here
+from bnncc.verification.confirm import Judge, SelfCheck, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
 
 if TYPE_CHECKING:
@@ -176,24 +179,30 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
             hint="`bnncc compile` makes an object file and C for it",
         )
     model, assumed = opened(model, options)
-    network = _scheduled(model, options, target, assumed=assumed)
+    made = _scheduled(model, options, target, assumed=assumed)
+    network = made.lowered
     from bnncc.codegen import pipeline
 
-    executable, scratch = pipeline.build(network.module, target)
+    executable, scratch = pipeline.build(made.module, target)
     library = build_library(executable, target)
-    workspace = {name: used.total(network.threads) for name, used in scratch.items()}
-    plan = _plan(network, workspace)
+    workspace = {name: used.total(made.threads) for name, used in scratch.items()}
+    plan = _plan(made, workspace)
 
-    def packed(number: int) -> Artifact:
+    def packed(checks: Sequence[Check]) -> Artifact:
         content, members = manifest.make(
-            library, plan=plan, model=network.name, target=target, options=options,
-            inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(number),
+            library, plan=plan, model=network.name, target=target,
+            options=replace(options, threads=made.threads),
+            inputs=network.inputs, outputs=network.outputs,
+            selfcheck=network.checks.packed(checks, library),
         )  # fmt: skip
         return Artifact(content, members)
 
+    checks = network.checks.checks if options.confirm else [network.checks.check(0)]
+    artifact = packed(checks)
     if not options.confirm or not runs_here(target):
-        return packed(0)
-    return confirmed(packed, model, options.threads)
+        return artifact
+    agreed = confirmed(artifact, checks, Judge(network, artifact, options), options.threads)
+    return artifact if agreed == checks else packed(agreed)
 
 
 def compile_c(model: Model, options: CompileOptions) -> CNetwork:
@@ -219,15 +228,16 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
     if options.check_finite:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
     model, assumed = opened(model, options)
-    network = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
+    made = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
+    network = made.lowered
     from bnncc.codegen import c_network
 
     files, scratch = c_network.make(
-        network.module, target, name=Path(network.name).stem,
+        made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(0),
     )  # fmt: skip
     content = report.build(
-        _plan(network, scratch), model=network.name, target=target.name,
+        _plan(made, scratch), model=network.name, target=target.name,
         code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
     return c_network.CNetwork(files, content)
@@ -251,7 +261,11 @@ def kernels(
         JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
     """
     model, assumed = opened(model, options)
-    network = _scheduled(model, options, _target(options), assumed=assumed)
+    target = _target(options)
+    records = _records(options, target)
+    network = _lowered(
+        model, options, target, Dumper(options.dump_ir), records, assumed=assumed
+    )
     counts = Counter(call.spec for call in network.calls if call.spec)
     return list(counts.items())
 
@@ -262,38 +276,90 @@ def _target(options: CompileOptions) -> TargetSpec:
     )
 
 
+def _records(options: CompileOptions, target: TargetSpec) -> Records:
+    if not options.tuned:
+        return Records()
+    return load_records(target, [Path(folder) for folder in options.records])
+
+
 @dataclass(frozen=True)
-class _Scheduled:
-    """A network before it becomes machine code, with what the report says of it."""
+class Lowered:
+    """A network as calls of kernels that are not scheduled yet.
+
+    Attributes
+    ----------
+    name : str
+        Of the model.
+    module : tvm.IRModule
+        From `bnncc.codegen.pipeline.legalize`.
+    inputs, outputs : list of TensorInfo
+        Of the network.
+    checks : SelfCheck
+        What it is checked on.
+    physical : Graph
+        What the module was made of.
+    layers : list of Layer
+        How each is computed.
+    calls : list of KernelCall
+        In order.
+    warnings : tuple of str
+        What a user should know.
+    """
 
     name: str
     module: Any
-    threads: int
     inputs: list[manifest.TensorInfo]
     outputs: list[manifest.TensorInfo]
     checks: SelfCheck
     physical: Graph
     layers: list[report.Layer]
     calls: list[KernelCall]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A network before it becomes machine code, with what the report says of it."""
+
+    lowered: Lowered
+    module: Any
+    threads: int
     activations: memory.Plan
     tuned: frozenset[str]
     warnings: tuple[str, ...]
 
 
-def _scheduled(
+def lowered(model: Model, options: CompileOptions) -> Lowered:
+    """Go as far as kernels that are not scheduled yet.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
+        The network.
+    options : CompileOptions
+        What was asked.
+
+    Returns
+    -------
+    Lowered
+    """
+    model, assumed = opened(model, options)
+    target = _target(options)
+    records = _records(options, target)
+    return _lowered(model, options, target, Dumper(options.dump_ir), records, assumed=assumed)
+
+
+def _lowered(
     model: str | os.PathLike[str] | onnx.ModelProto,
     options: CompileOptions,
     target: TargetSpec,
+    dump: Dumper,
+    records: Records,
     fixed: bool = False,
     assumed: Mapping[str, str] | None = None,
-) -> _Scheduled:
-    """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
+) -> Lowered:
+    """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     assumed = assumed or {}
-    dump = Dumper(options.dump_ir)
-    records = Records()
-    if options.tuned:
-        records = load_records(target, [Path(folder) for folder in options.records])
-
     graph = load(model, input_shapes=options.input_shapes)
     if fixed and (sizes := graph.symbolic_as_one()):
         graph = load(model, input_shapes={**options.input_shapes, **sizes})
@@ -314,30 +380,46 @@ def _scheduled(
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax
 
-    module = to_relax(physical)
+    module = to_relax(physical, checks=target.kind != "cuda")
     dump.module("relax", module)
     module = pipeline.legalize(module, target)
-    calls = pipeline.kernel_calls(module)
-    activations = pipeline.memory_plan(module)
-    threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
-    module, tuned = pipeline.schedule(module, target, threads, records)
-    dump.module("schedule", module)
-
     warnings = (
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
-        *notices.stale_records(records),
         *notices.not_compared(options.confirm and not checked),
     )
-    return _Scheduled(
-        Path(graph.source).name, module, threads, inputs, outputs, checks, physical, layers, calls,
-        activations, tuned, warnings,
+    return Lowered(
+        Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
+        pipeline.kernel_calls(module), warnings,
     )  # fmt: skip
 
 
-def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
+def _scheduled(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    options: CompileOptions,
+    target: TargetSpec,
+    fixed: bool = False,
+    assumed: Mapping[str, str] | None = None,
+) -> _Scheduled:
+    """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
+    dump = Dumper(options.dump_ir)
+    records = _records(options, target)
+    network = _lowered(model, options, target, dump, records, fixed, assumed)
+
+    from bnncc.codegen import pipeline
+
+    activations = pipeline.memory_plan(network.module)
+    threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
+    module, tuned = pipeline.schedule(network.module, target, threads, records)
+    dump.module("schedule", module)
+    warnings = (*network.warnings, *notices.stale_records(records))
+    return _Scheduled(network, module, threads, activations, tuned, warnings)
+
+
+def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
     """Put together what the report says of kernels, layers and bytes."""
-    physical, activations = network.physical, network.activations
+    network, activations = made.lowered, made.activations
+    physical = network.physical
     macs = {layer.name: layer.macs for layer in network.layers}
     ours = iter([n for n in physical.nodes if n.op == KERNEL])
     kernels, made_by = [], {}
@@ -351,7 +433,7 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
-                tuned=call.name in network.tuned,
+                tuned=call.name in made.tuned,
                 zeros=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, bitstream=bitstream(spec),
@@ -371,5 +453,5 @@ def _plan(network: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         binary_bytes,
         sum(sizes.values()) - binary_bytes,
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
-        network.warnings,
+        made.warnings,
     )

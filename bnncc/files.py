@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
+import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -59,6 +61,47 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
     return size
+
+
+_LOCK = "bnncc.lock"
+
+
+@contextlib.contextmanager
+def scratch_folder(what: str) -> Iterator[str]:
+    """Give a folder for temporary files, gone afterwards even if the process is killed meanwhile.
+
+    Nothing can clean up behind a process that is killed but the next one. So each folder holds a
+    lock for as long as its process lives, and what holds none is removed by whoever comes next.
+
+    Parameters
+    ----------
+    what : str
+        What it is for; part of its name.
+
+    Yields
+    ------
+    str
+        Its path.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"bnncc-{what}-") as folder:
+        fresh = os.path.join(folder, f".{_LOCK}")
+        with open(fresh, "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(fresh, os.path.join(folder, _LOCK))  # now others see it, and that it is taken
+            yield folder
+
+
+def _sweep(place: Path) -> None:
+    """Remove scratch folders in `place` that dead processes of this user left."""
+    with contextlib.suppress(OSError):
+        for path in place.glob(f"bnncc-*/{_LOCK}"):
+            with contextlib.suppress(OSError):
+                if path.parent.is_symlink() or path.parent.stat().st_uid != os.getuid():
+                    continue
+                with open(path, "rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:

@@ -96,6 +96,7 @@ def emulate(folder: Path) -> None:
         """Return what a driver would choose for this GPU."""
         return next(c for a, c in reversed(codes.items()) if gpus.runs(gpus.here(), [a]))
 
+    nvrtc.library = lambda: None  # NVRTC has no part in it, so it need not be installed
     nvrtc.cubin = lambda source, arch: emulated(source, arch, folder)
     fatbin.pack = taken
 

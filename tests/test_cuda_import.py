@@ -134,7 +134,7 @@ def test_a_network_is_compiled_with_what_was_measured(folder: Path, tmp_path: Pa
     artifact = bnncc.Artifact.load(made, for_this_machine=False)
     tuned = [kernel["name"] for kernel in artifact.report["kernels"] if kernel["tuned"]]
     assert len(tuned) == 1
-    code = artifact.member("lib.so")
+    code = artifact.library
     start = code.index(b"\x7fELF", 1)
     said = disassembled(code[start:], tmp_path, "-sass")
     kernels = dict((part.split()[0], part) for part in said.split("Function : ")[1:])
@@ -154,7 +154,7 @@ made = bnncc.compile(MODEL, target="cuda-sm80", input_shapes={"images": shape}, 
 orders = [kernel["name"] for kernel in made.report["kernels"] if kernel["tuned"]]
 assert len(orders) == ORDERS, orders
 library = pathlib.Path(FOLDER, "lib.so")
-library.write_bytes(made.member("lib.so"))
+library.write_bytes(made.library)
 given, wanted = made.selfcheck_arrays()
 for _ in range(2):
     made.run(given)

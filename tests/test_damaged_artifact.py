@@ -51,6 +51,15 @@ def test_every_truncation_is_refused(path: Path) -> None:
         refused(path, "not an intact bnncc artifact")
 
 
+def test_trailing_bytes_are_refused(path: Path) -> None:
+    data = path.read_bytes()
+    for more in (b"x", b"\0", bytes(511) + b"x", data, bytes(1 << 20)):
+        path.write_bytes(data + more)
+        refused(path, "not an intact bnncc artifact: it does not end after its members")
+    path.write_bytes(data + bytes(-len(data) % 10240))  # as tar itself ends a file
+    assert Artifact.load(path).manifest
+
+
 def test_every_flipped_bit_is_refused_or_harmless(path: Path) -> None:
     data = path.read_bytes()
     original = Artifact.load(path)

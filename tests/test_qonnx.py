@@ -58,6 +58,15 @@ def test_quant_of_data(mode: str, bits: int, signed: int, zero: int) -> None:
     same(make.model((1, 3, 81), out, 3), np.tile(HALVES / 2, (1, 3, 1)))
 
 
+def test_the_float_before_a_half_is_rounded_down() -> None:
+    """Half a unit added to it would be a whole number."""
+    make = Builder()
+    out = make.quant("x", np.float32(1), 4, signed=1, mode="HALF_UP")
+    x = np.nextafter(np.float32([[0.5, 1.5, 2.5, -0.5, -1.5, 3.5]]), np.float32(0))
+    made = bnncc.compile(make.model((1, 6), out, 2)).run({"x": x})[out]
+    assert made.tolist() == [[0, 1, 2, 0, -1, 3]]
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("imported", [True, False])
 def test_binary_layer(domain: str, imported: bool) -> None:

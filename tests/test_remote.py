@@ -13,11 +13,11 @@ import pytest
 
 from bnncc.cli.main import main
 from bnncc.errors import ArtifactError, DeviceError, InputError, TargetError, UsageError
-from bnncc.files import npz_bytes
 from bnncc.remote import network as remote
 from bnncc.remote.connection import parse_address, request
 from bnncc.runtime import container
 from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.selfcheck import LEAST_BYTES, Check, pack
 from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import DIGITS, SECONDS, Server, fails, succeeds, until
@@ -82,6 +82,9 @@ def test_bench_and_verify(
     verdict = json.loads(succeeds(capsys, "verify", model, digits[machine], *where, "--json"))
     assert verdict["verdict"] == "right"
     assert len(verdict["layers"]) > 5
+    if machine == "host":  # each run alone on the device
+        assert [kernel["name"] for kernel in verdict["kernels"]] == named
+        assert all(kernel["right"] for kernel in verdict["kernels"])
 
 
 def test_names_shapes_and_dynamic_batch(host: Server) -> None:
@@ -243,11 +246,9 @@ def test_wrong_result_is_an_error(
 ) -> None:
     artifact = tiny()
     given, wanted = artifact.selfcheck_arrays()
-    arrays = {"input_0": given["x/in:0"], "input_1": given["y"], "output_0": wanted["product"] + 1}
-    members = {
-        **artifact._members,
-        "selfcheck.npz": npz_bytes({**arrays, "output_1": wanted["sum"]}),
-    }
+    check = Check(given, {**wanted, "product": wanted["product"] + 1})
+    stored = pack([check], artifact.inputs, artifact.outputs, (), LEAST_BYTES)
+    members = {**artifact._members, "selfcheck.npz": stored}
     path = tmp_path / "wrong.bnncc"
     Artifact(container.sealed(artifact.manifest, members), members).save(path)
     assert main(["deploy", str(path), "--rpc", host.address]) == 1

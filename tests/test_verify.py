@@ -11,15 +11,14 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bnncc import driver
+from bnncc.driver import compile_model
 from bnncc.errors import VerificationError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.magnitude import magnitudes
-from bnncc.options import CompileOptions
-from bnncc.runtime.manifest import TensorInfo
-from bnncc.targets.catalog import resolve
-from bnncc.verification import reference, verify
+from bnncc.ir.ties import TIE
+from bnncc.options import CompileOptions, Uint8Input
+from bnncc.verification import recorded, reference, verify
 
 Arrays = dict[str, np.ndarray]
 
@@ -74,63 +73,39 @@ def network() -> onnx.ModelProto:
     )
 
 
-class Evaluated:
-    """An artifact that evaluates the graph, but with the tensors that `change` returns changed."""
+Change = Callable[[str, np.ndarray], np.ndarray]
 
-    device = None
 
-    def on(self, device: None) -> Evaluated:
-        return self
+def unchanged(name: str, value: np.ndarray) -> np.ndarray:
+    return value
 
-    def __init__(
-        self,
-        proto: onnx.ModelProto,
-        options: CompileOptions,
-        change: Callable[[str, np.ndarray], np.ndarray] = lambda name, value: value,
-        **semantics: Any,
-    ) -> None:
-        self.graph = load(proto)
-        self.change = change
-        types = self.graph.types
-        self.inputs, self.outputs = (
-            tuple(TensorInfo(n, types[n].shape, types[n].dtype) for n in names)
-            for names in (self.graph.inputs, self.graph.outputs)
-        )
-        self.manifest = {
-            "model": "net.onnx",
-            "target": {"spec": dict(vars(resolve("x86-64-v2")))},
-            "semantics": {
-                "assume": options.assume,
-                "sign_zero": options.sign_zero,
-                "float_conv": options.float_conv,
-                "first_layer": options.first_layer,
-                "check_finite": False,
-                "input_uint8": [],
-                "input_transform": None,
-            },
-        }
 
-    def run(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        feeds = dict(arrays)
-        for node in self.graph.nodes:
-            names = [o for o in node.outputs if o]
-            got = evaluate(self.graph, feeds, keep=names)
-            feeds.update({n: self.change(n, got[n]) for n in names})
-        constants = self.graph.constants
-        return {t.name: feeds.get(t.name, constants.get(t.name)) for t in self.outputs}
+def changed(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], change: Change) -> Arrays:
+    """Return a model's outputs where `change` puts other tensors in the place of its own."""
+    graph, values = load(proto), dict(feeds)
+    for node in graph.nodes:
+        names = [o for o in node.outputs if o]
+        got = evaluate(graph, values, keep=names)
+        values.update({n: change(n, got[n]) for n in names})
+    return {n: values.get(n, graph.constants.get(n)) for n in graph.outputs}
 
 
 def verified(
     monkeypatch: pytest.MonkeyPatch,
     proto: onnx.ModelProto,
-    change: Callable[[str, np.ndarray], np.ndarray] = lambda name, value: value,
+    change: Change = unchanged,
     inputs: Arrays | None = None,
-    options: CompileOptions | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    monkeypatch.setattr(
-        driver, "compile_model", lambda model, options: Evaluated(model, options, change)
+    """Verify an artifact that computes what `change` makes of it."""
+    artifact = compile_model(
+        proto, CompileOptions(target="x86-64-v2", threads=1, confirm=False, **options)
     )
-    artifact: Any = Evaluated(proto, options or CompileOptions(), change)
+    if change is not unchanged:
+        monkeypatch.setattr(artifact, "run", lambda arrays: changed(proto, arrays, change))
+        monkeypatch.setattr(
+            verify, "evaluated", lambda proto, feeds, first: changed(proto, feeds, change)
+        )
     result = verify.verify(proto, artifact, inputs)
     assert result["verdict"] in verify.text(result)
     return result
@@ -228,8 +203,7 @@ def test_an_exact_zero_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
 
     result = verified(monkeypatch, tied(integers=True), squeezed, x)
     assert result["verdict"] == "wrong"
-    relaxed = CompileOptions(sign_zero="+1")
-    result = verified(monkeypatch, tied(integers=True), squeezed, x, relaxed)
+    result = verified(monkeypatch, tied(integers=True), squeezed, x, sign_zero="+1")
     assert result["right"], verify.text(result)
 
 
@@ -240,14 +214,14 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["reference"].startswith("onnx.reference")
 
 
-def test_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact: Any = Evaluated(network(), CompileOptions())
+def test_other_model() -> None:
+    artifact = compile_model(network(), CompileOptions(threads=1, confirm=False))
     with pytest.raises(VerificationError, match="different names"):
         verify.verify(model([helper.make_node("Relu", ["x"], ["z"])], [1], ["z"]), artifact)
 
 
 def test_uint8_images_are_seen_as_the_network_sees_them() -> None:
-    spec = verify.Uint8Input("x", (1.0, 2.0, 3.0), (0.5,), "nhwc")
+    spec = Uint8Input("x", (1.0, 2.0, 3.0), (0.5,), "nhwc")
     image = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
     seen = verify._pixels(spec, image)
     assert seen.shape == (1, 3, 2, 2)
@@ -290,10 +264,90 @@ def test_bound_covers_any_order_of_summation() -> None:
         other = np.zeros(4, np.float32)
         for k in order:
             other += x[0, k] * weight[k]
-        assert (np.abs(other - value[0]) <= verify.TIE * size[0]).all()
+        assert (np.abs(other - value[0]) <= TIE * size[0]).all()
 
 
 def test_taps() -> None:
     assert reference.tap_points(network()) == ["n0", "b0", "a1", "b1", "f"]
     # a model without nodes that depend on the input has none
     assert reference.tap_points(SimpleNamespace(graph=onnx.GraphProto())) == []
+
+
+def decided_behind_an_output(shift: float) -> onnx.ModelProto:
+    """Return a network whose second sign looks at an output, `shift` off many values of it."""
+    rng, node = np.random.default_rng(3), helper.make_node
+    weight = np.sign(rng.standard_normal((8, 16, 1, 1))) * np.float32(0.1)
+    nodes = [
+        node("Where", ["g", "one", "minus"], ["s"]),
+        node("Conv", ["s", "w"], ["y"], name="first"),
+        node("GreaterOrEqual", ["y", "limit"], ["h"]),
+        node("Where", ["h", "one", "minus"], ["t"]),
+        node("Conv", ["t", "k"], ["z"], name="second"),
+    ]
+    return model(
+        [node("GreaterOrEqual", ["x", "zero"], ["g"]), *nodes], [1, 16, 8, 8], ["y", "z"],
+        w=weight, k=np.sign(rng.standard_normal((4, 8, 3, 3))), one=1.0, minus=-1.0, zero=0.0,
+        limit=np.float32(0.2) + np.float32(shift),
+    )  # fmt: skip
+
+
+def test_a_sign_behind_an_output_has_its_ties() -> None:
+    """A float runtime's sums of 0.1 fall to either side of 0.2, which is no error."""
+    proto = decided_behind_an_output(0)
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    result = verify.verify(proto, artifact)
+    assert result["verdict"] in ("right", "right but for ties"), verify.text(result)
+    assert {x["name"] for x in result["layers"]} >= {"y", "z"}
+    assert any(tie["tensor"] == "y" for tie in result["ties"])
+    far = decided_behind_an_output(0.05)
+    result = verify.verify(far, compile_model(far, CompileOptions(threads=1)))
+    assert result["verdict"] == "right"
+    assert not result["ties"]
+
+
+def test_every_kernel_is_run_alone() -> None:
+    proto = network()
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    result = verify.verify(proto, artifact)
+    assert [k["name"] for k in result["kernels"]] == [k["name"] for k in artifact.report["kernels"]]
+    assert all(k["right"] and not k["wrong"] for k in result["kernels"])
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)}
+    assert verify.verify(proto, artifact, inputs)["right"]
+
+
+def test_options_are_those_of_the_artifact() -> None:
+    """Other options make other kernels: the manifest must say which."""
+    proto = network()
+    for options in ({"few_bit": "planes", "tuned": False}, {"float_conv": "direct", "threads": 2}):
+        artifact = compile_model(proto, CompileOptions(**{"threads": 1, "seed": 7, **options}))
+        again = recorded.options_of(artifact)
+        for name, value in {**options, "seed": 7}.items():
+            assert getattr(again, name) == value
+        result = verify.verify(proto, artifact)
+        assert result["right"], verify.text(result)
+        assert result["kernels"]
+
+
+def test_an_artifact_of_another_model() -> None:
+    proto = network()
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    other = network()
+    other.graph.node[1].attribute.append(helper.make_attribute("epsilon", 0.5))
+    result = verify.verify(other, artifact)
+    assert result["verdict"] == "wrong"
+    weights = network()
+    stored = next(t for t in weights.graph.initializer if t.name == "w2")
+    stored.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(stored), "w2"))
+    result = verify.verify(weights, artifact)
+    assert result["verdict"] == "wrong"
+    assert "lib.so lacks" in result["note"]
+
+
+def test_a_symbolic_batch() -> None:
+    proto = network()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    x = np.random.default_rng(0).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    result = verify.verify(proto, artifact, {"x": x})
+    assert result["right"], verify.text(result)
+    assert len(result["kernels"]) == len(artifact.report["kernels"])

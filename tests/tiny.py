@@ -12,6 +12,7 @@ from bnncc.codegen.link import build_library
 from bnncc.options import CompileOptions
 from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.selfcheck import LEAST_BYTES, Check, pack
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 
@@ -94,6 +95,8 @@ def tiny(*, target: TargetSpec | None = None, **options: Any) -> Artifact:
         options=CompileOptions(**options),
         inputs=INPUTS,
         outputs=OUTPUTS,
-        selfcheck=({"x/in:0": x, "y": x}, expected(x, x)),
+        selfcheck=pack(
+            [Check({"x/in:0": x, "y": x}, expected(x, x))], INPUTS, OUTPUTS, (), LEAST_BYTES
+        ),
     )
     return Artifact(content, members)

@@ -47,7 +47,7 @@ def bench(artifact: Artifact, path: Path) -> tuple[dict[str, Any], list[str]]:
         If it was wrong there.
     """
     results = read(path)
-    digest = hashlib.sha256(artifact.member("lib.so")).hexdigest()
+    digest = hashlib.sha256(artifact.library).hexdigest()
     known = results.networks.get(digest)
     if known is None:
         raise TuningError(

@@ -118,7 +118,7 @@ class Network:
     library : bytes
         ``lib.so`` of its artifact.
     check : bytes
-        ``selfcheck.npz`` of it, or of one for another batch.
+        Arrays ``input_0`` and so on, ``output_0`` and so on, of one image, as ``.npz``.
     kernels : sequence of mapping
         Of its report.
     inputs, outputs : int
@@ -149,10 +149,18 @@ class Network:
         Returns
         -------
         Network
+
+        Raises
+        ------
+        ArtifactError
+            If the artifact holds only a part of the right outputs.
         """
+        inputs, outputs = artifact.selfcheck_arrays()
+        arrays = {f"input_{i}": inputs[t.name] for i, t in enumerate(artifact.inputs)}
+        arrays |= {f"output_{i}": outputs[t.name] for i, t in enumerate(artifact.outputs)}
         return cls(
-            name, artifact.member("lib.so"), artifact.member("selfcheck.npz"),
-            artifact.manifest["report"]["kernels"], len(artifact.inputs), len(artifact.outputs),
+            name, artifact.library, npz_bytes(arrays), artifact.manifest["report"]["kernels"],
+            len(artifact.inputs), len(artifact.outputs),
         )  # fmt: skip
 
 

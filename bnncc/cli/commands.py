@@ -90,6 +90,8 @@ def run(args: Namespace, console: Console) -> int:
 
     _check_folder(args.output)
     with _loaded(args) as artifact:
+        if args.selfcheck:
+            artifact.require_selfcheck()
         arrays = artifact.read_inputs(args.input)
         outputs = artifact.run(arrays)
     write_atomic(args.output, [npz_bytes(outputs)])

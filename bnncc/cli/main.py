@@ -157,6 +157,9 @@ def _run(verbs: Any) -> None:
     group.add_argument(
         "--output", metavar="OUT.npz", type=Path, required=True, help="arrays by output name"
     )
+    parser.add_argument(
+        "--selfcheck", action="store_true", help="first run it on inputs with known outputs"
+    )
     threads_option(parser)
     device_options(parser)
 

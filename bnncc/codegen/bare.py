@@ -8,7 +8,6 @@ program to provide is the C library, and scratch memory: the object has two poin
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,13 @@ from tvm.tirx import transform as tir
 from bnncc.codegen import memory
 from bnncc.codegen.c_text import ALIGNMENT
 from bnncc.errors import TargetError
+from bnncc.files import scratch_folder
 
 _CPU = 1
+
+FAILED = -1
+"""What a kernel returns that had no scratch memory, or was given an index or a divisor that is not
+as demanded (`bnncc.codegen.guards`)."""
 
 
 def build(
@@ -40,7 +44,8 @@ def build(
     -------
     bytes
         A relocatable object. ``int32_t name(T *first, ...)`` has a pointer for each tensor, outputs
-        last, all at multiples of `ALIGNMENT`; it returns 0, or -1 if it had no scratch memory.
+        last, all at multiples of `ALIGNMENT`; it returns 0 or
+        `FAILED`.
     dict
         Bytes of scratch memory, at most, by kernel.
 
@@ -58,7 +63,7 @@ def build(
         lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
         scratch = {v.name_hint: _scratch(v.name_hint, f) for v, f in lowered.functions_items()}
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
-    with tempfile.TemporaryDirectory(prefix="bnncc-bare-") as folder:
+    with scratch_folder("bare") as folder:
         made.write_to_file(str(Path(folder) / "kernels.o"))
         return (Path(folder) / "kernels.o").read_bytes(), scratch
 
@@ -88,11 +93,28 @@ def _passes() -> list[tvm.transform.Pass]:
         tir.RemoveNoOp(),
         s_tir.transform.RewriteUnsafeSelect(),
         tir.VerifyMemory(),
+        tvm.transform.module_pass(_returned, opt_level=0),
         tvm.transform.module_pass(_pointers, opt_level=0),
         tir.BF16StorageLegalize(),
         tir.LowerTVMBuiltin(),
         tir.LowerIntrin(),
     ]
+
+
+def _returned(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Let checks that fail end their function with `FAILED`, where TVM would raise."""
+
+    def check(node: Any) -> Any:
+        left = tirx.Evaluate(tirx.tvm_throw_last_error())  # becomes `return -1`
+        return tirx.IfThenElse(tirx.Not(node.condition), left, None)
+
+    checks = (tirx.AssertStmt, check)
+    return tvm.IRModule(
+        {
+            var: func.with_body(tvm_ffi.structural_map(func.body, [checks]))
+            for var, func in module.functions_items()
+        }
+    )
 
 
 def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:

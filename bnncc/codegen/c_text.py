@@ -133,7 +133,8 @@ def header(
         f"#define {prefix.upper()}_ARENA_BYTES {sizes.arena}",
         f"#define {prefix.upper()}_WEIGHTS_BYTES {sizes.weights} /* of weights.bin */", "",
         "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
-        "/* Runs the network; returns 0, or what a kernel returned instead.", " *",
+        "/* Runs the network; returns 0, or -1 where an index is outside its tensor or an integer",
+        " * would be divided by 0: then outputs mean nothing.", " *",
         " *   weights: the content of weights.bin; arena: memory to work in, of any content.",
     ]  # fmt: skip
     for kind, tensors in (("in", given), ("out", made)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import struct
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from unicorn import arm64_const, arm_const
 
 from bnncc.codegen import pipeline
 from bnncc.codegen.link import link
+from bnncc.files import scratch_folder
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
@@ -70,7 +70,7 @@ def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
     """Return a shared library of `functions`."""
     with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
         made = tvm.compile(tvm.IRModule(functions), target=pipeline.tvm_target(target))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("emulator") as folder:
         made.mod.write_to_file(str(Path(folder) / "kernels.o"))
         link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)
         return (Path(folder) / "kernels.so").read_bytes()

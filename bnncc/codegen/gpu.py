@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 from bnncc.codegen import fatbin, link, nvrtc
 from bnncc.errors import TargetError
+from bnncc.files import scratch_folder
 from bnncc.targets import gpus
 from bnncc.targets.spec import TargetSpec
 
@@ -76,7 +76,7 @@ def _stand_in(name: str, runtime: Path) -> None:
     symbols = [s for s in wanted if s.startswith("cuda") == (name == _CUDART)]
     code = "\n".join(f"define i32 @{s}() {{ ret i32 {_NO_DEVICE} }}" for s in symbols)
     version = f"{_CUDART} {{ global: *; }};" if name == _CUDART else "{ global: *; };"
-    with tempfile.TemporaryDirectory(prefix="bnncc-cuda-") as folder:
+    with scratch_folder("cuda") as folder:
         text = Path(folder, "stand_in.ll")
         text.write_text(f'target triple = "x86_64-unknown-linux-gnu"\n{code}\n')
         load = tvm.get_global_func("ffi.Module.load_from_file.ll")

@@ -15,12 +15,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnncc.errors import TargetError
+from bnncc.files import scratch_folder
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
@@ -48,7 +48,7 @@ def build_library(executable: Any, target: TargetSpec) -> bytes:
     bytes
         The library, loadable by ``tvm.runtime.load_module``.
     """
-    with tempfile.TemporaryDirectory(prefix="bnncc-link-") as folder:
+    with scratch_folder("link") as folder:
 
         def link_here(output: str, objects: list[str]) -> None:
             names = [Path(o).relative_to(folder).as_posix() for o in objects]
@@ -165,6 +165,11 @@ def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
     if importlib.util.find_spec("ziglang") is not None:
         zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}"]
         yield [*zig, *_DRIVER_FLAGS, *through]
+
+
+def available(triple: str) -> bool:
+    """Whether there is a linker for the machine of a target triple."""
+    return next(_linkers(triple, ()), None) is not None
 
 
 def normal_arch(name: str) -> str:

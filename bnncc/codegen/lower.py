@@ -16,20 +16,23 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from bnncc.codegen import ops
-from bnncc.errors import UnsupportedOp
+from bnncc.codegen import guards, ops
+from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.passes.physical import KERNEL
 
 
-def to_relax(graph: Graph) -> tvm.IRModule:
+def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
     """Build the Relax module of a physical graph.
 
     Parameters
     ----------
     graph : Graph
         From `passes.fuse`.
+    checks : bool
+        Whether code may check indices and divisors; code for GPUs cannot fail.
 
     Returns
     -------
@@ -40,14 +43,18 @@ def to_relax(graph: Graph) -> tvm.IRModule:
     Raises
     ------
     UnsupportedOp
-        If TVM's importer cannot convert a node; the message names it.
+        If TVM's importer cannot convert a node, or a check is needed that there cannot be; the
+        message names it.
     """
-    return _Lowering(graph).run()
+    return _Lowering(graph, checks).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, checks: bool) -> None:
         self.graph = graph
+        self.checks = checks
+        self.ranges = integer_ranges(graph)
+        self.allowed = limits_of_inputs(graph)
         self.symbols: dict[str, tirx.Var] = {}
         self.values: dict[str, relax.Expr] = {}
         self.bb = relax.BlockBuilder()
@@ -89,7 +96,9 @@ class _Lowering:
 
     def _value(self, name: str) -> relax.Expr:
         if name not in self.values:
-            self.values[name] = relax.const(np.ascontiguousarray(self.graph.constants[name]))
+            value = np.asarray(self.graph.constants[name], order="C")
+            # Without the type, TVM would make 32 bits of 64.
+            self.values[name] = relax.const(value, value.dtype.name)
         return self.values[name]
 
     def _emit(self, node: Node) -> None:
@@ -154,6 +163,8 @@ class _Lowering:
         args = onnx_frontend.onnx_input()
         for name in self._explicit(node):
             args.append(self._value(name) if name else None)
+        if (quotient := self._guarded(node, args)) is not None:
+            return [quotient]
         attrs = {k: _attribute(v) for k, v in node.attrs.items()}
         attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.outputs)}
         convert: Callable[..., relax.Expr] = converter.get_converter(OPSET)
@@ -174,6 +185,57 @@ class _Lowering:
         if isinstance(made.ty, relax.ShapeType):
             return [made]
         return [self.bb.emit(made)]
+
+    def _guarded(self, node: Node, args: Any) -> relax.Expr | None:
+        """Check what `node` demands of its operands; return what it computes, if it divides."""
+        demand = demands(node, self.graph.types)
+        if demand is None:
+            return None
+        proved = met(demand, self.ranges)
+        if not proved:
+            self._guard(demand, args)
+        if not demand.sizes and (not proved or self._may_trap(node)):
+            return self._divided(node, args)
+        return None
+
+    def _guard(self, demand: Demand, args: Any) -> None:
+        """Put a check of what is demanded of an operand in front of it."""
+        k = demand.position
+        if demand.operand in self.graph.constants:
+            raise ModelError(
+                f"{self.graph.source}: {demand}",
+                hint="the values are constants of the model: it cannot run on any input",
+            )
+        sizes = [self._dim(d) if isinstance(d, str) else d for d in demand.sizes]
+        if self.checks:
+            args[k] = guards.checked(self.bb, demand, args[k], sizes)
+        elif not self._from_input(demand):
+            raise UnsupportedOp(
+                f"{self.graph.source}: {demand.node.op} `{demand.node.name}`: the values of "
+                f"`{demand.operand}` are computed, and code for GPUs cannot check them",
+                hint="limit them in the model, for example by Clip",
+            )
+        if demand.sizes:
+            args[k] = guards.inside(self.bb, args[k], sizes, wraps=demand.wraps and not self.checks)
+
+    def _from_input(self, demand: Demand) -> bool:
+        """Whether the runtime checks the operand, as an input of the network."""
+        name, made = demand.operand, self.graph.producers()
+        while name in made and made[name].op in (*WHOLE_MOVES, "Cast", "bnncc.View"):
+            name = made[name].inputs[0]
+        return name in self.allowed
+
+    def _may_trap(self, node: Node) -> bool:
+        """Whether a divisor that is not 0 may be -1, under the least integer."""
+        low, high = self.ranges[node.inputs[1]]
+        return low <= -1 <= high
+
+    def _divided(self, node: Node, args: Any) -> relax.Expr:
+        """Divide integers; every form of it is defined for all of them."""
+        op = relax.op.divide
+        if node.op == "Mod":
+            op = relax.op.mod if node.attrs.get("fmod", 0) else relax.op.floor_mod
+        return guards.divided(self.bb, op, args[0], args[1])
 
 
 def _identifier(name: str, position: int) -> str:

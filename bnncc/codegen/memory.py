@@ -10,7 +10,7 @@ bytes are registers or stack and are not counted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -175,18 +175,32 @@ def recorded() -> Iterator[dict[str, Scratch]]:
         _noted.kernels = None
 
 
-def at_one(value: Any) -> int:
-    """Return a size, made of sums and products of symbols and numbers, with every symbol 1."""
+def at_one(value: Any, symbols: Mapping[str, int] | None = None) -> int:
+    """Return a size, made of sums and products of symbols and numbers.
+
+    Parameters
+    ----------
+    value : Expr
+        The size.
+    symbols : mapping of str to int, optional
+        What symbols stand for; 1 where that is not said.
+
+    Returns
+    -------
+    int
+    """
     if isinstance(value, tirx.Cast):
-        return at_one(value.value)
+        return at_one(value.value, symbols)
     if isinstance(value, tirx.Mul):
-        return at_one(value.a) * at_one(value.b)
+        return at_one(value.a, symbols) * at_one(value.b, symbols)
     if isinstance(value, tirx.Add):
-        return at_one(value.a) + at_one(value.b)
+        return at_one(value.a, symbols) + at_one(value.b, symbols)
     if isinstance(value, tirx.Sub):
-        return at_one(value.a) - at_one(value.b)
+        return at_one(value.a, symbols) - at_one(value.b, symbols)
     if getattr(getattr(value, "op", None), "name", "") == "tirx.shift_left":
-        return at_one(value.args[0]) << at_one(value.args[1])
+        return at_one(value.args[0], symbols) << at_one(value.args[1], symbols)
+    if isinstance(value, tirx.Var):
+        return (symbols or {}).get(value.name, 1)
     return int(value) if isinstance(value, tirx.IntImm) else 1
 
 

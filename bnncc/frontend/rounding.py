@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from bnncc.frontend.pieces import Pieces
 from bnncc.ir.graph import Node
 
@@ -35,7 +37,9 @@ def rounded(make: Pieces, mode: str, x: str, out: str) -> Iterator[Node]:
     yield make("Abs", [x], size)
     if mode.startswith("HALF"):
         moved = make.tensor("moved")
-        yield make("Add", [size, make.constant(0.5 if mode == "HALF_UP" else -0.5)], moved)
+        # 0.5 itself would bring the float before a half to the next whole number.
+        half = float(np.nextafter(np.float32(0.5), np.float32(0))) if mode == "HALF_UP" else -0.5
+        yield make("Add", [size, make.constant(half)], moved)
         size = moved
     yield make("Ceil" if mode in ("UP", "HALF_DOWN") else "Floor", [size], whole)
     yield make("Mul", [sign, whole], out)

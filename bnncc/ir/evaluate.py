@@ -16,6 +16,7 @@ import onnx
 from onnx import helper
 
 from bnncc.errors import InputError, UnsupportedOp
+from bnncc.ir.demands import require
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.operators import FUNCTIONS
 
@@ -50,8 +51,11 @@ def evaluate_node(
     ------
     UnsupportedOp
         If neither this module nor `onnx.reference` knows the operator.
+    InputError
+        If an index is outside its tensor, or an integer is divided by 0.
     """
     del types
+    require(node, inputs)
     function = FUNCTIONS.get(node.op)
     with np.errstate(all="ignore"):
         if function is None:

@@ -65,7 +65,7 @@ def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Arra
         for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if name:
                 values[name] = out
-                sizes[name] = magnitude_of(node, ins, errs, out, k)
+                sizes[name] = magnitude(node, ins, errs, out, k)
     return {
         name: (values[name], np.broadcast_to(sizes.get(name, ZERO), values[name].shape))
         for name in graph.outputs
@@ -76,10 +76,27 @@ ZERO = np.zeros(())
 """The magnitude of what is exact."""
 
 
-def magnitude_of(
+def magnitude(
     node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int
 ) -> Array:
-    """Return the magnitude of an output of `node`, from those of its inputs."""
+    """Return the magnitude of one output of a node.
+
+    Parameters
+    ----------
+    node : Node
+        In normal form.
+    ins, errs : list of ndarray
+        Its inputs, and their magnitudes.
+    out : ndarray
+        The output.
+    index : int
+        Which one it is.
+
+    Returns
+    -------
+    ndarray
+        That broadcasts to the shape of `out`.
+    """
     if out.dtype.kind != "f" or node.op in DECISIONS:
         return ZERO
     rule = _RULES.get(node.op)

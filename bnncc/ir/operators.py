@@ -61,8 +61,8 @@ def _sigmoid(x: Array) -> Array:
 def _divide(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
         return a / b
-    quotient = np.abs(a) // np.abs(b)  # ONNX truncates
-    return (quotient * np.sign(a) * np.sign(b)).astype(a.dtype)
+    quotient, rest = a // b, np.mod(a, b)
+    return (quotient + ((rest != 0) & ((a < 0) != (b < 0)))).astype(a.dtype)  # ONNX truncates
 
 
 def _power(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:

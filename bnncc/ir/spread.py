@@ -18,7 +18,7 @@ from bnncc.ir.magnitude import (
     PRODUCTS,
     SUMS,
     ZERO,
-    magnitude_of,
+    magnitude,
     powers_of_two,
 )
 
@@ -94,7 +94,7 @@ def spread(
                 continue
             values[made] = out
             size = _of_integers(node, ins, errs, out, dyadic) if whole else None
-            sizes[made] = magnitude_of(node, ins, errs, out, k) if size is None else size
+            sizes[made] = magnitude(node, ins, errs, out, k) if size is None else size
             if others:
                 with np.errstate(all="ignore"):
                     low = np.minimum.reduce([out, *(o[k] for o in others)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,7 @@ from bnncc.errors import ArtifactError, DeviceError, UsageError
 from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
-from bnncc.runtime.session import Session
+from bnncc.runtime.session import Session, check_failed
 
 TIMEOUT = 300.0
 """Seconds of silence of a device that owes an answer, after which it is given up."""
@@ -255,10 +255,14 @@ class Device:
         ------
         DeviceError
             If it fails.
+        InputError
+            If an index or a divisor computed from the inputs is none.
         """
         try:
             yield
         except (RuntimeError, AttributeError, OSError, ValueError) as error:
+            if (found := check_failed(error)) is not None:
+                raise found from error
             text = str(error).strip()
             if crash := _CRASH.search(text):
                 raise DeviceError(
@@ -355,13 +359,20 @@ class RemoteSession(Session):
         with self._device.speaking(f"timing `{name}`"):
             return super().time_kernel(name, arrays)
 
+    def run_kernel(
+        self, name: str, arrays: Sequence[np.ndarray], more: Sequence[int] = ()
+    ) -> list[np.ndarray]:
+        """Run one kernel alone, on the device."""
+        with self._device.speaking(f"running `{name}`"):
+            return super().run_kernel(name, arrays, more)
+
     def _library_of(self, kernel: str) -> Any:
         return self._device._call(
             f"looking for `{kernel}`", "bnncc.kernel_owner", self.module, kernel
         )
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
-        return self._on_device(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+        return self._on_device(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
 
     def _on_device(self, array: np.ndarray) -> Any:
         import tvm

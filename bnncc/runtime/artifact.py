@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,12 @@ import numpy as np
 
 from bnncc import report
 from bnncc.codegen import gpu
-from bnncc.errors import ArtifactError, InputError
+from bnncc.errors import ArtifactError, InputError, VerificationError
 from bnncc.files import read_npz, write_atomic
 from bnncc.runtime import container, manifest
 from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
+from bnncc.runtime.selfcheck import Stored, unpack
 from bnncc.runtime.session import Session, check_tensor, load_library
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class Artifact:
         self._local = threading.local()
 
     @classmethod
-    def load(cls, path: str | Path, *, for_this_machine: bool = True) -> Artifact:
+    def load(
+        cls, path: str | Path, *, for_this_machine: bool = True, selfcheck: bool = False
+    ) -> Artifact:
         """Read an artifact file.
 
         Parameters
@@ -62,6 +64,8 @@ class Artifact:
             Written by `save` or ``bnncc compile``.
         for_this_machine : bool
             Refuse a file this machine cannot run; False is for looking into it only.
+        selfcheck : bool
+            Run the network on the inputs it carries, and refuse it if outputs are wrong.
 
         Returns
         -------
@@ -70,7 +74,8 @@ class Artifact:
         Notes
         -----
         A missing, damaged or incompatible file is an `ArtifactError`, lacking CPU features are a
-        `TargetError`.
+        `TargetError`, a self-check that fails is a `VerificationError`. Loading a file is trusting
+        it: it holds code (docs/artifact.md).
         """
         content, members = container.read_file(path)
         manifest.check(content, str(path))
@@ -78,20 +83,23 @@ class Artifact:
             manifest.check_machine(content, str(path), manifest.this_machine())
         artifact = cls(content, members)
         artifact._source = str(path)
+        if selfcheck:
+            artifact.require_selfcheck()
         return artifact
 
     def save(self, path: str | Path) -> int:
         """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
         return write_atomic(path, container.file_chunks(self.manifest, self._members))
 
-    def member(self, name: str) -> bytes:
-        """Return a file of the artifact: ``lib.so`` or ``selfcheck.npz``."""
-        return self._members[name]
-
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""
         return report.with_file_size(self.manifest["report"], container.file_size(self.manifest))
+
+    @property
+    def library(self) -> bytes:
+        """``lib.so``."""
+        return self._members[container.LIBRARY]
 
     def __repr__(self) -> str:
         return (
@@ -122,36 +130,70 @@ class Artifact:
         session = self.session()
         tensors = session.tensors(inputs)
         session.use_threads()
-        outputs = session.arrays(session.main(*tensors))
+        outputs = session.arrays(session.run(tensors))
         return {t.name: a for t, a in zip(self.outputs, outputs, strict=True)}
 
-    def selfcheck_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the inputs and the right outputs the artifact carries to check itself with.
+    def selfchecks(self) -> list[Stored]:
+        """Return the checks the artifact carries: inputs, and what is stored of the right outputs.
 
         Raises
         ------
         ArtifactError
             If they do not fit the manifest.
         """
-        known = {f"input_{i}": t for i, t in enumerate(self.inputs)}
-        known.update({f"output_{i}": t for i, t in enumerate(self.outputs)})
+        return unpack(self._members[container.SELFCHECK], self.inputs, self.outputs)
 
-        def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-            check_tensor(known[name], shape, dtype, {}, what="array")
+    def selfcheck_arrays(
+        self, number: int = 0
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return inputs and right outputs of a check whose outputs are stored whole.
 
-        data = self._members[container.SELFCHECK]
-        try:
-            arrays = read_npz(
-                io.BytesIO(data), names=known, check=check, source=container.SELFCHECK
+        `bnncc.verification.recorded.whole_check` computes them of any check, from the model.
+
+        Raises
+        ------
+        ArtifactError
+            If outputs are too large to be stored whole, or do not fit the manifest.
+        """
+        check = self.selfchecks()[number]
+        if any(e.where is not None for e in check.expected):
+            raise ArtifactError("selfcheck.npz holds only some values of the outputs")
+        return check.inputs, {e.name: e.values for e in check.expected}
+
+    def selfcheck(self) -> list[dict[str, Any]]:
+        """Run the network on the checks it carries, here or on `device`.
+
+        Returns
+        -------
+        list of dict
+            For each check and output: ``check`` (what inputs it has), ``name``, ``right`` and
+            ``difference``, the largest one.
+        """
+        results = []
+        for check in self.selfchecks():
+            made = self.run(check.inputs)
+            for expected in check.expected:
+                results.append({"check": check.style, **expected.compare(made[expected.name])})
+        return results
+
+    def require_selfcheck(self) -> None:
+        """Run the self-check, and refuse the artifact if it does not pass.
+
+        Raises
+        ------
+        VerificationError
+            If an output is wrong.
+        """
+        bad = [result for result in self.selfcheck() if not result["right"]]
+        if bad:
+            where = "" if self.device is None else f" on {self.device.address}"
+            raise VerificationError(
+                f"{self._source}: the self-check fails{where}: `{bad[0]['name']}` is off by "
+                f"{bad[0]['difference']:.3g} on {bad[0]['check'] or 'its'} inputs "
+                f"({len(bad)} outputs in all)",
+                hint="`bnncc verify MODEL ARTIFACT` names the kernel, or says that a value lies "
+                "within rounding of a step",
             )
-        except InputError as error:
-            raise ArtifactError(str(error), hint="compile it again") from error
-        if missing := sorted(set(known) - set(arrays)):
-            raise ArtifactError(f"selfcheck.npz lacks `{missing[0]}`", hint="compile it again")
-        return (
-            {t.name: arrays[f"input_{i}"] for i, t in enumerate(self.inputs)},
-            {t.name: arrays[f"output_{i}"] for i, t in enumerate(self.outputs)},
-        )
 
     def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
         """Read this network's inputs from an npz file; what does not fit is an `InputError`.

@@ -21,6 +21,7 @@ LIBRARY, MANIFEST, SELFCHECK = "lib.so", "manifest.json", "selfcheck.npz"
 MEMBERS = (MANIFEST, LIBRARY, SELFCHECK)
 
 _BLOCK = 512
+_RECORD = 20 * _BLOCK
 _MAX_MANIFEST = 64 << 20
 
 
@@ -118,9 +119,12 @@ def _read_members(file: BinaryIO, path: str) -> dict[str, bytes]:
         found[name] = file.read(info.size)
         if len(found[name]) != info.size:
             raise _damaged(path, f"`{name}` is cut short")
-        file.seek(padded - info.size, os.SEEK_CUR)
+        if file.read(padded - info.size).strip(b"\0"):
+            raise _damaged(path, f"something stands behind `{name}`")
         left -= padded
-    if file.read(2 * _BLOCK) != bytes(2 * _BLOCK):
+    # tar itself fills its last record with zeros; anything else is not ours.
+    end = file.read(_RECORD + 1)
+    if not 2 * _BLOCK <= len(end) <= _RECORD or len(end) % _BLOCK or end.strip(b"\0"):
         raise _damaged(path, "it does not end after its members")
     return found
 

@@ -39,7 +39,7 @@ class GpuSession(Session):
         return np.array(timer(*tensors).results) * 1e6
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
-        return self._on_device(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+        return self._on_device(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
 
     def _on_device(self, array: np.ndarray) -> Any:
         import tvm

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bnncc import report
 from bnncc._version import __version__
 from bnncc.codegen.link import normal_arch
 from bnncc.errors import ArtifactError, TargetError
-from bnncc.files import npz_bytes
 from bnncc.ir.datatypes import datatype
+from bnncc.ir.demands import NO_LIMITS, Limits, limits_of_inputs
 from bnncc.runtime import container
 from bnncc.targets import gpus, host
 
@@ -46,18 +44,25 @@ class TensorInfo:
         NumPy's name.
     datatype : str
         Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty.
+    limits : Limits
+        Of an input of integers that are indices or divisors.
     """
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str
     datatype: str = ""
+    limits: Limits = NO_LIMITS
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> TensorInfo:
         """Return what a manifest says of an input or output."""
         shape = tuple(content["shape"])
-        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""))
+        limits = NO_LIMITS
+        if "limits" in content or "nonzero" in content:
+            low, high = content.get("limits", (None, None))
+            limits = Limits(low, high, content.get("nonzero", False))
+        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""), limits)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -66,9 +71,14 @@ class TensorInfo:
 def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
     """Return what is said of inputs or outputs of `graph`."""
     kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
+    limits = limits_of_inputs(graph)
     return [
-        TensorInfo(i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, "")) for i in names
-    ]
+        TensorInfo(
+            i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, ""),
+            limits.get(i, NO_LIMITS),
+        )
+        for i in names
+    ]  # fmt: skip
 
 
 def make(
@@ -80,7 +90,7 @@ def make(
     options: CompileOptions,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
-    selfcheck: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    selfcheck: bytes,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Put together what an artifact is made of.
 
@@ -98,8 +108,8 @@ def make(
         What was asked.
     inputs, outputs : sequence of TensorInfo
         In the order of the VM function's parameters and results.
-    selfcheck : pair of mappings
-        Inputs, and the right outputs for them.
+    selfcheck : bytes
+        ``selfcheck.npz``, from `bnncc.runtime.selfcheck.pack`.
 
     Returns
     -------
@@ -108,10 +118,6 @@ def make(
     members : dict of str to bytes
         The other files of the artifact.
     """
-    given, wanted = selfcheck
-    arrays = {f"input_{i}": given[t.name] for i, t in enumerate(inputs)}
-    arrays.update({f"output_{i}": wanted[t.name] for i, t in enumerate(outputs)})
-    check = npz_bytes(arrays, compress=True)
     code = len(library) - plan.binary_bytes - plan.float_bytes
     content = {
         "format": container.FORMAT,
@@ -129,6 +135,7 @@ def make(
         "outputs": [_info(t) for t in outputs],
         "semantics": {
             "assume": options.assume,
+            "few_bit": options.few_bit,
             "sign_zero": options.sign_zero,
             "float_conv": options.float_conv,
             "first_layer": options.first_layer,
@@ -139,12 +146,17 @@ def make(
             ],
             "input_transform": _transform(options, inputs),
         },
+        "options": {
+            "threads": options.threads,
+            "tuned": options.tuned,
+            "records": len(options.records),
+        },
         "seed": options.seed,
         "report": report.build(
-            plan, model=model, target=target.name, code=code, selfcheck=len(check)
+            plan, model=model, target=target.name, code=code, selfcheck=len(selfcheck)
         ),
     }
-    members = {container.LIBRARY: library, container.SELFCHECK: check}
+    members = {container.LIBRARY: library, container.SELFCHECK: selfcheck}
     return container.sealed(content, members), members
 
 
@@ -233,8 +245,16 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
 
 
 def _info(tensor: TensorInfo) -> dict[str, Any]:
-    content = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
-    return {**content, "datatype": tensor.datatype} if tensor.datatype else content
+    content: dict[str, Any] = {
+        "name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype,
+    }  # fmt: skip
+    if tensor.datatype:
+        content["datatype"] = tensor.datatype
+    if tensor.limits.low is not None:
+        content["limits"] = [tensor.limits.low, tensor.limits.high]
+    if tensor.limits.nonzero:
+        content["nonzero"] = True
+    return content
 
 
 @dataclass(frozen=True)
@@ -264,6 +284,8 @@ class _Checker:
         self.typed(semantics, "sign_zero", str, "semantics.")
         self.typed(semantics, "float_conv", str, "semantics.")
         self.typed(semantics, "first_layer", str, "semantics.")
+        self.typed(semantics, "few_bit", str, "semantics.")
+        self.typed(self.typed(content, "options", dict), "tuned", bool, "options.")
         self.report(self.typed(content, "report", dict))
 
     def report(self, content: Any) -> None:
@@ -313,6 +335,10 @@ class _Checker:
         declared = tensor.get("datatype", "")
         ok = not declared or (isinstance(declared, str) and datatype(declared) is not None)
         self.require(ok, f"{where}.datatype")
+        limits = tensor.get("limits", [0, 0])
+        ok = isinstance(limits, list) and len(limits) == 2 and all(type(v) is int for v in limits)
+        self.require(ok, f"{where}.limits")
+        self.require(type(tensor.get("nonzero", False)) is bool, f"{where}.nonzero")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:

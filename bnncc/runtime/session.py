@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import ArtifactError, BnnccError, InputError
+from bnncc.files import scratch_folder
 from bnncc.ir.datatypes import datatype
+from bnncc.ir.demands import MARK, NO_LIMITS
 from bnncc.runtime import container, threads
 from bnncc.runtime.manifest import TensorInfo
 
@@ -121,6 +122,8 @@ class Session:
             _require_finite(info, array)
         if info.datatype:
             _require_declared(info, array)
+        if info.limits is not NO_LIMITS:
+            _require_allowed(info, array)
         return self._placed(info, owner, array)
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
@@ -137,6 +140,37 @@ class Session:
             scratch = self._scratch[info.name] = (buffer, tvm_ffi.from_dlpack(buffer))
         np.copyto(scratch[0], array)
         return scratch[1]
+
+    def run(self, tensors: list[Any]) -> Any:
+        """Call `main`.
+
+        Parameters
+        ----------
+        tensors : list
+            From `tensors`.
+
+        Returns
+        -------
+        tvm.runtime.Tensor or sequence of it
+            As `main` does.
+
+        Raises
+        ------
+        InputError
+            If an index or a divisor computed from the inputs is none.
+        ArtifactError
+            If the library takes other tensors than the manifest says.
+        """
+        try:
+            return self.main(*tensors)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if (found := check_failed(error)) is not None:
+                raise found from error
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise ArtifactError(
+                f"lib.so cannot run the inputs that the manifest describes: {said[-1][:200]}",
+                hint="compile it again",
+            ) from error
 
     def arrays(self, result: Any) -> list[np.ndarray]:
         """Return what `main` returned as arrays of the caller's own."""
@@ -198,6 +232,31 @@ class Session:
         timer = library.time_evaluator(name, self.cpu, number=number, repeat=repeat)
         return np.array(timer(*args).results) * 1e6
 
+    def run_kernel(
+        self, name: str, arrays: Sequence[np.ndarray], more: Sequence[int] = ()
+    ) -> list[np.ndarray]:
+        """Run one kernel alone.
+
+        Parameters
+        ----------
+        name : str
+            As in the report.
+        arrays : sequence of ndarray
+            Its arguments, inputs and outputs; they stay as they are.
+        more : sequence of int
+            Arguments that are no tensors.
+
+        Returns
+        -------
+        list of ndarray
+            The arguments afterwards.
+        """
+        import tvm
+
+        tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self.cpu) for a in arrays]
+        self._library_of(name).get_function(name)(*tensors, *more)
+        return [tensor.numpy() for tensor in tensors]
+
     def _library_of(self, kernel: str) -> Any:
         found = next((m for m in self.module.imports if m.implements_function(kernel)), None)
         if found is None:
@@ -248,6 +307,22 @@ def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
         )
 
 
+def _require_allowed(info: TensorInfo, array: np.ndarray) -> None:
+    bad = np.argwhere(info.limits.broken(array))
+    if len(bad):
+        index = tuple(int(i) for i in bad[0])
+        raise InputError(
+            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
+            f"wanted {info.limits}: an index or a divisor in the model"
+        )
+
+
+def check_failed(error: Exception) -> InputError | None:
+    """Return what a check in generated code found, if that is what `error` is about."""
+    _, mark, what = str(error).strip().partition(MARK)
+    return InputError(what.splitlines()[0]) if mark else None
+
+
 def _require_declared(info: TensorInfo, array: np.ndarray) -> None:
     kind = datatype(info.datatype)
     if kind is None or kind.holds_all(array):
@@ -265,7 +340,7 @@ def load_library(data: bytes) -> Any:
     import tvm
 
     threads.prepare()
-    with tempfile.TemporaryDirectory(prefix="bnncc-") as folder:
+    with scratch_folder("load") as folder:
         path = os.path.join(folder, container.LIBRARY)
         with open(path, "wb") as file:
             file.write(data)

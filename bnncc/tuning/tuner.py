@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 from bnncc import schedules
 from bnncc._version import __version__
 from bnncc.console import Console
+from bnncc.files import scratch_folder
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -146,7 +146,7 @@ class Tuner:
         with (
             Interrupts() as self.interrupts,
             Writer(self.folder) as self.writer,
-            tempfile.TemporaryDirectory(prefix="bnncc-tune-") as scratch,
+            scratch_folder("tune") as scratch,
             Pool(builds, self.plan.jobs) as builders,
             Pool(self.setup, self.plan.measurers) as measurers,
         ):

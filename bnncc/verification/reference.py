@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,12 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
                 if node.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
                     wanted.update(node.input)
     return [name for name in order if name in wanted and name not in ends]
+
+
+def in_order(model: onnx.ModelProto, names: Collection[str]) -> list[str]:
+    """Return tensors in the order in which the model's nodes make them; others come last."""
+    made = [o for node in model.graph.node for o in node.output if o in names]
+    return [*made, *sorted(set(names) - set(made))]
 
 
 def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

@@ -1,0 +1,117 @@
+"""Checks that run with the network: indices inside their tensor, divisors other than 0.
+
+Each is a kernel of its own that copies what it has checked, and fails with one line if something is
+not as demanded (`bnncc.ir.demands`). What reads the copy is safe by itself too: indices are clipped
+and divisors are never 0, or -1 under the least integer, for which processors trap as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.ir.demands import MARK, Demand
+
+_OPAQUE = 8
+
+
+def checked(bb: relax.BlockBuilder, demand: Demand, value: Any, sizes: Sequence[Any]) -> Any:
+    """Return `value`, checked when the network runs.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        Inside a dataflow block.
+    demand : Demand
+        What is demanded of it.
+    value : relax.Expr
+        Integers.
+    sizes : sequence of int or tirx.Var
+        ``demand.sizes``, symbols as variables.
+
+    Returns
+    -------
+    relax.Expr
+        Indices without those that count from the end.
+    """
+    name = "check_divisor" if not demand.sizes else "check_index"
+    kernel = bb.add_func(_kernel(demand, value.ty, sizes), name)
+    symbols = [size for size in sizes if isinstance(size, tirx.Var)]
+    bound = {str(d) for d in value.ty.shape.values if isinstance(d, tirx.Var)}
+    free = [s for s in dict.fromkeys(symbols) if str(s) not in bound]
+    more = {"tir_vars": relax.ShapeExpr(free)} if free else {}
+    return bb.emit(relax.call_tir(kernel, relax.Tuple([value]), out_ty=value.ty, **more))
+
+
+def inside(bb: relax.BlockBuilder, value: Any, sizes: Sequence[Any], *, wraps: bool) -> Any:
+    """Return indices that stay inside their tensor, whatever they are; from its end if `wraps`."""
+    if len(set(map(str, sizes))) > 1 or not all(isinstance(size, int) for size in sizes):
+        return value
+    size = int(sizes[0])
+    return bb.emit(relax.op.clip(value, -size if wraps else 0, size - 1))
+
+
+def divided(bb: relax.BlockBuilder, op: Any, value: Any, divisor: Any) -> Any:
+    """Return ``op(value, divisor)``, a division, without a trap for any integers."""
+    dtype = str(divisor.ty.dtype)
+    one, zero = relax.const(1, dtype), relax.const(0, dtype)
+    safe = relax.op.where(relax.op.equal(divisor, zero), one, divisor)
+    if dtype.startswith("u"):
+        return bb.emit(op(value, safe))
+    last = relax.op.equal(divisor, relax.const(-1, dtype))
+    result = op(value, relax.op.where(last, one, safe))
+    if op is relax.op.divide:
+        return bb.emit(relax.op.where(last, relax.op.subtract(zero, value), result))
+    return bb.emit(result)
+
+
+def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
+    """Return the function that checks and copies a tensor."""
+    dtype = str(kind.dtype)
+    shape = [int(d) if isinstance(d, tirx.IntImm) else tirx.Var(d.name, "int64")
+             for d in kind.shape.values]  # fmt: skip
+    named = {d.name: d for d in shape if isinstance(d, tirx.Var)}
+    limits = [s if isinstance(s, int) else named.setdefault(s.name, s) for s in sizes]
+    message = f"{MARK}{_plain(str(demand))}"
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})
+            given, made = (T.arg(name, T.buffer(shape, dtype)) for name in ("given", "checked"))
+            whole = tuple(slice(0, extent) for extent in shape)
+            with T.sblock("check"):
+                T.reads(given[whole])
+                T.writes(made[whole])
+                with T.grid(*shape) if shape else nullcontext([]) as loops:
+                    place = [loops] if isinstance(loops, tirx.Var) else list(loops)
+                    ok, result = _judged(demand, given[tuple(place)], place, limits, dtype)
+                    with T.Assert(ok, message, "ValueError"):
+                        T.buffer_store(made, result, place)
+        return builder.get()
+
+
+def _judged(
+    demand: Demand, value: Any, place: list[Any], sizes: Sequence[Any], dtype: str
+) -> tuple[Any, Any]:
+    """Return whether `value` is as demanded, and what is read instead of it."""
+    zero = tirx.const(0, dtype)
+    if not sizes:
+        return value != zero, value
+    limits = [tirx.const(s, dtype) if isinstance(s, int) else tirx.Cast(dtype, s) for s in sizes]
+    size = limits[-1]
+    for k in reversed(range(len(limits) - 1)):
+        size = tirx.Select(place[-1] == k, limits[k], size)
+    if dtype.startswith("u"):
+        return value < size, value
+    if not demand.wraps:
+        return tirx.all(value >= zero, value < size), value
+    ok = tirx.all(value >= zero - size, value < size)
+    return ok, tirx.Select(value < zero, value + size, value)
+
+
+def _plain(message: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in message)[:300]

@@ -1,0 +1,181 @@
+"""Which results depend on a tie: on a value so near to where something steps that rounding decides.
+
+Docs/semantics.md says what a tie is. Beside each tensor runs a mask of the elements that depend on
+one; where it is clear, every right implementation computes the same, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.magnitude import magnitude
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
+
+Array = np.ndarray[Any, Any]
+
+TIE = 8 * float(np.finfo(np.float32).eps)
+"""A value is tied within this many times the sum of its terms."""
+
+_TINY = float(np.finfo(np.float32).tiny)
+_STEPS = frozenset((
+    "Sign", "Round", "Floor", "Ceil", "QuantizeLinear", "Cast", "Not", "IsNaN", "IsInf",
+    QUANT, MULTI_THRESHOLD, LEVELS,
+))  # fmt: skip
+_COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
+_BEST = frozenset(("ArgMax", "ArgMin", "TopK", "Hardmax"))
+_ELEMENTWISE = frozenset((
+    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "Where", "And", "Or",
+    "Xor", "PRelu", "Clip", "BatchNormalization", "DequantizeLinear", *_COMPARISONS, *_STEPS,
+    "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
+    "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
+    "Sin", "Cos", "Tan", "Identity", "Dropout", "Mish", "Swish", "ThresholdedRelu",
+))  # fmt: skip
+_MOVES = frozenset((
+    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "GatherElements",
+    "GatherND", "Concat", "Split", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "MaxPool",
+    "GlobalMaxPool", "AveragePool", "GlobalAveragePool", "ReduceMax", "ReduceMean", "ReduceSum",
+    "Pad",
+))  # fmt: skip
+_PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+
+
+def tied(
+    graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, zeros: bool = False,
+    outputs: Iterable[str] | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """Return which elements depend on a tie.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    feeds : mapping of str to ndarray
+        Its inputs.
+    near : float
+        What is a tie, of the sum of a value's terms.
+    zeros : bool
+        Whether an exact 0 in front of a sign is one too.
+    outputs : iterable of str, optional
+        Tensors; by default the graph's outputs.
+
+    Returns
+    -------
+    dict of str to ndarray of bool
+    """
+    values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
+    sizes: dict[str, Array] = {}
+    masks: dict[str, Array] = {}
+    clear = np.zeros((), bool)
+    wanted = list(graph.outputs if outputs is None else outputs)
+    left: dict[str, int] = {}
+    for name in [*wanted, *(i for node in graph.nodes for i in node.inputs)]:
+        left[name] = left.get(name, 0) + 1
+    for node in graph.nodes:
+        ins = [values[name] if name else None for name in node.inputs]
+        errs = [sizes.get(name, np.zeros(())) for name in node.inputs]
+        before = [masks.get(name, clear) for name in node.inputs]
+        outs = evaluate_node(node, ins, graph.types)
+        for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
+            if name:
+                values[name] = out
+                sizes[name] = magnitude(node, ins, errs, out, k)
+                masks[name] = _spread(node, ins, before, out, k)
+        if any(e.any() for e in errs) or zeros:
+            bounds = [near * e + _TINY * (e > 0) for e in errs]  # what is less is not rounded so
+            for k, mask in enumerate(_decided(node, ins, bounds, outs, zeros)):
+                name = node.outputs[k]
+                if name and mask.any():
+                    masks[name] = np.broadcast_to(masks[name], mask.shape) | mask
+        for name in node.inputs:
+            left[name] -= 1
+            if not left[name] and name not in graph.constants:
+                for table in (values, sizes, masks):
+                    table.pop(name, None)
+    return {n: np.broadcast_to(masks.get(n, clear), values[n].shape) for n in wanted}
+
+
+def _decided(
+    node: Node, ins: list[Array | None], bounds: list[Array], outs: list[Array], zeros: bool
+) -> list[Array]:
+    """Return, for each output, which elements a tie in front of this node decides."""
+    first = ins[0] if ins else None
+    if first is None or first.dtype.kind != "f":
+        return []
+    if node.op in _BEST:
+        return [_contested(node, first, bounds[0], out) for out in outs]
+    if node.op in _COMPARISONS and ins[1] is not None:
+        apart = np.abs(first.astype(np.float64) - ins[1])
+        reach = bounds[0] + bounds[1]
+        near = (apart <= reach) & (reach > 0)
+        return [near | (apart == 0) if zeros else near]
+    if node.op not in _STEPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
+        return []
+    step = np.asarray(bounds[0])
+    if zeros and node.op == "Sign":
+        step = np.where(first == 0, np.maximum(step, _TINY), step)
+    mask = np.zeros(outs[0].shape, bool)
+    for sign in (-1, 1):
+        moved = (first + sign * step).astype(first.dtype)
+        mask |= evaluate_node(node, [moved, *ins[1:]])[0] != outs[0]
+    return [mask]
+
+
+def _contested(node: Node, x: Array, bound: Array, out: Array) -> Array:
+    """Return where the best of several values is not the best by more than rounding."""
+    axis = int(node.attrs.get("axis", 0 if node.op.startswith("Arg") else -1)) % x.ndim
+    ordered = np.sort(x.astype(np.float64), axis)
+    reach = 2 * np.broadcast_to(bound, x.shape).max(axis, keepdims=True)
+    # Equal values that are exact have a rule of their own, and are no tie.
+    close = (np.diff(ordered, axis=axis) <= reach) & (reach > 0)
+    if node.op != "TopK":
+        end = -1 if node.op != "ArgMin" else 0
+        close = np.take(close, [end], axis) if close.shape[axis] else np.zeros_like(reach, bool)
+    close = close.any(axis, keepdims=True)
+    if out.ndim < x.ndim:
+        close = close.squeeze(axis)
+    return np.broadcast_to(close, out.shape)
+
+
+def _spread(
+    node: Node, ins: list[Array | None], masks: list[Array], out: Array, index: int
+) -> Array:
+    """Return which elements of an output depend on elements of `masks`."""
+    if not any(mask.any() for mask in masks):
+        return np.zeros((), bool)
+    if node.op in _ELEMENTWISE:
+        data = masks[:1] if node.op == "BatchNormalization" else masks
+        whole = np.zeros((), bool)
+        for mask in data:
+            whole = whole | mask
+        if np.broadcast_shapes(whole.shape, out.shape) == out.shape:
+            return np.asarray(whole)
+    shown = [
+        None if v is None else np.broadcast_to(m, v.shape).astype(np.float32)
+        for v, m in zip(ins, masks, strict=True)
+    ]
+    if node.op in _MOVES and not any(m.any() for m in masks[1:] if node.op != "Concat"):
+        count = len(ins) if node.op == "Concat" else 1
+        given = [*shown[:count], *ins[count:]]
+        if node.op == "Pad" and len(given) > 2:
+            given[2] = np.zeros((), np.float32)
+        if node.op in ("ReduceSum", "ReduceMean"):
+            node = Node("ReduceMax", node.inputs, node.outputs, node.attrs, node.name)
+        return np.asarray(evaluate_node(node, given)[index] != 0)
+    if node.op in _PRODUCTS:
+        attrs = {k: v for k, v in node.attrs.items() if k not in ("alpha", "beta")}
+        plain = Node(node.op, node.inputs, node.outputs, attrs, node.name)
+        total = np.zeros(out.shape)
+        for k in (0, 1):
+            if masks[k].any():
+                given = [np.ones(v.shape, np.float32) for v in ins[:2] if v is not None]
+                given[k] = shown[k]
+                total = total + evaluate_node(plain, given)[0]
+        if len(masks) > 2 and masks[2].any():
+            return np.ones(out.shape, bool)
+        return total > 0
+    return np.ones(out.shape, bool)

@@ -1,0 +1,476 @@
+"""The self-check: inputs that can be made again, and what must come out.
+
+An artifact carries a few *checks*. Inputs are not stored but drawn anew from a seed, by integer
+arithmetic alone, so that they are the same on every machine and with every version of NumPy; small
+ones are stored too, for those who have no bnncc. Outputs are stored whole where they are small,
+else at some places. How inputs are drawn is decided when a network is compiled (`Source`,
+`bnncc.verification.inputs`).
+
+This file is over 400 lines because what is drawn, stored and read back must fit together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bnncc.errors import ArtifactError, InputError
+from bnncc.files import npz_bytes, read_npz
+from bnncc.ir.datatypes import datatype
+from bnncc.ir.demands import NO_LIMITS, Limits
+
+if TYPE_CHECKING:
+    from bnncc.runtime.manifest import TensorInfo
+
+Array = np.ndarray[Any, Any]
+
+RELATIVE = 1e-4
+"""How far floats may be apart, of the largest value of their tensor."""
+
+STYLES = ("ordinary", "edges", "zeros", "wide")
+"""What checks are made of, in turn.
+
+``ordinary``: normally distributed floats, uniformly distributed integers; ``edges``: half of the
+values are where something in the network changes, or next to it; ``zeros``: most values are 0, of
+both signs; ``wide``: magnitudes from 2**-24 to 2**10.
+"""
+
+LEAST_BYTES = 64 << 10
+SHARE = 0.05
+"""What may be stored: `LEAST_BYTES`, or this share of the library if that is more."""
+
+_MEMBER = "selfcheck.npz"
+_MOST_CHECKS = 32
+_MOST_BYTES = 1 << 30
+_DEFAULT_INTEGERS = (-128, 127)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of one input come from.
+
+    Attributes
+    ----------
+    center, scale : float
+        Mean and standard deviation of ordinary floats.
+    points : tuple of float
+        Where something in the network changes.
+    low, high : int
+        Of integers, both included.
+    nonzero : bool
+        Whether integers may not be 0.
+    """
+
+    center: float = 0.0
+    scale: float = 1.0
+    points: tuple[float, ...] = ()
+    low: int = _DEFAULT_INTEGERS[0]
+    high: int = _DEFAULT_INTEGERS[1]
+    nonzero: bool = False
+
+    @classmethod
+    def of(cls, dtype: str, limits: Limits = NO_LIMITS, **fields: Any) -> Source:
+        """Return a source of an input's type, within its limits."""
+        if dtype[0] in "iu":
+            info = np.iinfo(dtype)
+            low, high = (0, 255) if dtype[0] == "u" else _DEFAULT_INTEGERS
+            low, high = max(low, int(info.min)), min(high, int(info.max))
+            if limits.low is not None and limits.high is not None:
+                low, high = max(limits.low, int(info.min)), min(limits.high, int(info.max))
+            fields = {"low": low, "high": high, "nonzero": limits.nonzero, **fields}
+        return cls(**fields)
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """Inputs, and the right outputs for them.
+
+    Attributes
+    ----------
+    inputs, outputs : dict of str to ndarray
+        By name.
+    style : str
+        One of `STYLES`, if the inputs can be drawn again.
+    seed : int
+        To draw them from.
+    sure : dict of str to ndarray of bool, optional
+        Which elements of outputs are to be compared; by default all.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    style: str = ""
+    seed: int = 0
+    sure: Mapping[str, Array] | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is stored of an output.
+
+    Attributes
+    ----------
+    name : str
+        Of the output.
+    values : ndarray
+        All, or those at `where` in its flattened form.
+    where : ndarray or None
+        Places; None if `values` are all.
+    shape : tuple of int
+        Of the output.
+    top : float
+        Its largest finite magnitude.
+    """
+
+    name: str
+    values: Array
+    where: Array | None
+    shape: tuple[int, ...]
+    top: float
+
+    def compare(self, made: Array) -> dict[str, Any]:
+        """Return ``name``, whether `made` is ``right``, and the largest ``difference``."""
+        result = {"name": self.name, "right": False, "difference": float("inf")}
+        if made.shape != self.shape or made.dtype != self.values.dtype:
+            return result
+        mine = made if self.where is None else made.reshape(-1)[self.where]
+        result.update(right=agree(mine, self.values, self.top), difference=gap(mine, self.values))
+        return result
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A check as it is in an artifact.
+
+    Attributes
+    ----------
+    inputs : dict of str to ndarray
+        Drawn again.
+    expected : tuple of Expected
+        In the order of the outputs.
+    style : str
+        One of `STYLES`, or empty.
+    """
+
+    inputs: dict[str, Array]
+    expected: tuple[Expected, ...] = field(default=())
+    style: str = ""
+
+
+def agree(mine: Array, wanted: Array, top: float | None = None) -> bool:
+    """Whether `mine` is `wanted`: integers exactly, floats but for rounding.
+
+    Parameters
+    ----------
+    mine, wanted : ndarray
+        To compare.
+    top : float, optional
+        What rounding is measured by; the largest value of `wanted` if not given.
+    """
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+        return False
+    return not differs(mine, wanted, top).any()
+
+
+def differs(mine: Array, wanted: Array, top: float | None = None) -> Array:
+    """Return where two tensors of one type and shape disagree, as `agree` has it."""
+    if mine.dtype.kind != "f":
+        return np.asarray(mine != wanted)
+    with np.errstate(all="ignore"):
+        off = np.where(mine == wanted, 0.0, np.abs(mine.astype(np.float64) - wanted))
+    off = np.where(np.isnan(mine) & np.isnan(wanted), 0.0, off)
+    if top is None:
+        top = largest(wanted)
+    return ~(off <= RELATIVE * max(top, 1e-30))
+
+
+def largest(values: Array) -> float:
+    """Return the largest finite magnitude."""
+    return float(np.abs(values[np.isfinite(values)], dtype=np.float64).max(initial=0.0))
+
+
+def gap(mine: Array, wanted: Array) -> float:
+    """Return the largest difference; infinity for other shapes."""
+    if mine.shape != wanted.shape or not mine.size:
+        return 0.0 if mine.shape == wanted.shape else float("inf")
+    a, b = mine.astype(np.float64), wanted.astype(np.float64)
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        apart = float(np.where(same, 0.0, np.abs(a - b)).max())
+    return float("inf") if np.isnan(apart) else apart
+
+
+def draw(
+    infos: Sequence[TensorInfo], sources: Sequence[Source], style: str, seed: int
+) -> dict[str, Array]:
+    """Make the inputs of a check.
+
+    Parameters
+    ----------
+    infos : sequence of TensorInfo
+        Of the inputs; symbolic dimensions are 1.
+    sources : sequence of Source
+        One for each.
+    style : str
+        One of `STYLES`.
+    seed : int
+        Same seed, same arrays.
+
+    Returns
+    -------
+    dict of str to ndarray
+    """
+    made = {}
+    for number, (info, source) in enumerate(zip(infos, sources, strict=True)):
+        raw = _Raw(np.random.SeedSequence((seed, number)))
+        shape = tuple(d if isinstance(d, int) else 1 for d in info.shape)
+        count = int(np.prod(shape, dtype=np.int64))
+        made[info.name] = _values(raw, info, source, style, count).reshape(shape)
+    return made
+
+
+class _Raw:
+    """Random bits whose stream NumPy guarantees, unlike that of its distributions."""
+
+    def __init__(self, seed: np.random.SeedSequence) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def words(self, count: int) -> Array:
+        return np.atleast_1d(self._bits.random_raw(count))
+
+    def below(self, limit: int, count: int) -> Array:
+        return (self.words(count) % np.uint64(limit)).astype(np.int64)
+
+    def normal(self, count: int) -> Array:
+        """Return a float32 each: the sum of four uniform numbers, which is nearly normal."""
+        parts = self.words(count).view(np.uint16).reshape(count, 4)
+        total = parts.sum(axis=1, dtype=np.int32) - np.int32(2 * 65535)
+        return total.astype(np.float32) * np.float32(2.0**-15 * 0.8660254)
+
+
+def _values(raw: _Raw, info: TensorInfo, source: Source, style: str, count: int) -> Array:
+    if kind := datatype(info.datatype):
+        level = raw.below(kind.count, count)
+        return (kind.low + kind.step * level).astype(np.float32).astype(info.dtype)
+    dtype = np.dtype(info.dtype)
+    if dtype.kind == "b":
+        return raw.below(2, count).astype(bool)
+    if dtype.kind in "iu":
+        return _integers(raw, source, style, count).astype(dtype)
+    with np.errstate(over="ignore"):
+        return _floats(raw, source, style, count).astype(dtype)
+
+
+def _integers(raw: _Raw, source: Source, style: str, count: int) -> Array:
+    low, high = source.low, source.high
+    if low == 0 and high >= 2**32 - 1:
+        values = raw.words(count).view(np.int64)
+    else:
+        values = raw.below(high - low + 1, count) + low
+    if style == "edges":
+        ends = np.array([low, high, min(max(0, low), high), min(max(1, low), high)], np.int64)
+        values = np.where(raw.below(2, count) == 0, ends[raw.below(len(ends), count)], values)
+    elif style == "zeros" and low <= 0 <= high:
+        values = np.where(raw.below(4, count) > 0, 0, values)
+    if source.nonzero:
+        values = np.where(values == 0, 1 if high >= 1 else -1, values)
+    return values
+
+
+def _floats(raw: _Raw, source: Source, style: str, count: int) -> Array:
+    scale, center = np.float32(source.scale), np.float32(source.center)
+    values = raw.normal(count) * scale + center
+    if style == "wide":
+        return np.asarray(np.ldexp(values, raw.below(35, count) - 24), np.float32)
+    if style == "zeros":
+        signs = np.where(raw.below(2, count) == 0, np.float32(0.0), np.float32(-0.0))
+        return np.where(raw.below(4, count) > 0, signs, values)
+    if style == "edges":
+        points = np.array((0.0, -0.0, *source.points), np.float32)
+        chosen = points[raw.below(len(points), count)]
+        return np.where(raw.below(2, count) == 0, chosen, values)
+    return values
+
+
+def pack(
+    checks: Sequence[Check],
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    sources: Sequence[Source],
+    limit: int,
+) -> bytes:
+    """Return checks as an npz file of about `limit` bytes at most.
+
+    Parameters
+    ----------
+    checks : sequence of Check
+        At least one.
+    inputs, outputs : sequence of TensorInfo
+        Of the network, in order.
+    sources : sequence of Source
+        That inputs can be drawn from again; those of a check without a style are stored.
+    limit : int
+        Bytes.
+
+    Returns
+    -------
+    bytes
+    """
+    arrays: dict[str, Array] = {}
+    recipe: dict[str, Any] = {"sources": [asdict(s) for s in sources], "checks": []}
+    share = limit // (2 * len(checks))
+    for number, check in enumerate(checks):
+        entry: dict[str, Any] = {"style": check.style, "seed": check.seed, "outputs": []}
+        entry["inputs"] = [_digest(check.inputs[t.name]) for t in inputs]
+        if not check.style or sum(check.inputs[t.name].nbytes for t in inputs) <= share // 2:
+            for i, info in enumerate(inputs):
+                arrays[_name("input", i, number)] = check.inputs[info.name]
+        for j, info in enumerate(outputs):
+            value = np.asarray(check.outputs[info.name])
+            top = largest(value) if value.dtype.kind == "f" else 0.0
+            entry["outputs"].append({"shape": list(value.shape), "top": top})
+            room = share // len(outputs)
+            sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
+            if value.nbytes > room or (sure is not None and sure.size < value.size):
+                left = value.size if sure is None else sure.size
+                where = _places(left, room // (4 + value.itemsize), number, j)
+                where = where if sure is None else sure[where].astype(where.dtype)
+                arrays[_name("where", j, number)] = where
+                value = value.reshape(-1)[where]
+            arrays[_name("output", j, number)] = value
+        recipe["checks"].append(entry)
+    text = json.dumps(recipe, sort_keys=True, separators=(",", ":")).encode()
+    arrays["recipe"] = np.frombuffer(text, np.uint8)
+    return npz_bytes(arrays, compress=True)
+
+
+def _name(kind: str, position: int, check: int) -> str:
+    return f"{kind}_{position}" + (f"_{check}" if check else "")
+
+
+def _digest(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _places(size: int, count: int, *seed: int) -> Array:
+    """Return `count` places below `size` in order, evenly spread but for a random part."""
+    count = max(1, min(count, size)) if size else 0
+    starts = np.arange(count, dtype=np.int64) * size // max(count, 1)
+    widths = np.diff(np.append(starts, size))
+    steps = _Raw(np.random.SeedSequence(seed)).words(count) % widths.astype(np.uint64)
+    return (starts + steps.astype(np.int64)).astype(np.uint32 if size < 2**32 else np.uint64)
+
+
+def unpack(
+    data: bytes, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> list[Stored]:
+    """Read the checks of an artifact, and draw their inputs.
+
+    Parameters
+    ----------
+    data : bytes
+        From `pack`, or from a file that nobody vouches for.
+    inputs, outputs : sequence of TensorInfo
+        Of the network, in order.
+
+    Returns
+    -------
+    list of Stored
+
+    Raises
+    ------
+    ArtifactError
+        If it is damaged, or does not fit the network.
+    """
+    known: dict[str, tuple[str, Any]] = {"recipe": ("recipe", None)}
+    for number in range(_MOST_CHECKS):
+        known |= {_name("input", i, number): ("input", t) for i, t in enumerate(inputs)}
+        for kind in ("where", "output"):
+            known |= {_name(kind, j, number): (kind, t) for j, t in enumerate(outputs)}
+    try:
+        arrays = read_npz(
+            io.BytesIO(data), names=known, source=_MEMBER,
+            check=lambda name, shape, dtype: _check(known[name], name, shape, dtype),
+        )  # fmt: skip
+        return _stored(arrays, inputs, outputs)
+    except InputError as error:
+        raise ArtifactError(str(error), hint="compile it again") from error
+
+
+def _check(known: tuple[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    from bnncc.runtime.session import check_tensor
+
+    kind, info = known
+    if kind == "recipe":
+        ok = len(shape) == 1 and shape[0] <= LEAST_BYTES and dtype == np.uint8
+    elif kind == "where":
+        ok = len(shape) == 1 and dtype in (np.uint32, np.uint64)
+    elif kind == "output" and len(shape) == 1:
+        ok = dtype == info.dtype  # some values, or all
+    else:
+        check_tensor(info, shape, dtype, {}, what="array", source=f"{_MEMBER}: ")
+        return
+    if not ok:
+        raise InputError(f"{_MEMBER}: array `{name}` is {dtype} of shape {list(shape)}")
+
+
+def _stored(
+    arrays: Mapping[str, Array], inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> list[Stored]:
+    try:
+        recipe = json.loads(arrays["recipe"].tobytes())
+        sources = [Source(**{**s, "points": tuple(s["points"])}) for s in recipe["sources"]]
+        entries = list(recipe["checks"])[:_MOST_CHECKS]
+        made = []
+        for number, entry in enumerate(entries):
+            given = _inputs(arrays, entry, sources, inputs, number)
+            parts = zip(outputs, entry["outputs"], strict=True)
+            expected = tuple(
+                _expected(arrays, info, said, j, number) for j, (info, said) in enumerate(parts)
+            )
+            made.append(Stored(given, expected, str(entry["style"])))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+        raise InputError(f"{_MEMBER}: does not say what to check: {error!r:.80}") from error
+    if not made:
+        raise InputError(f"{_MEMBER}: holds no check")
+    return made
+
+
+def _inputs(
+    arrays: Mapping[str, Array], entry: Mapping[str, Any], sources: Sequence[Source],
+    inputs: Sequence[TensorInfo], number: int,
+) -> dict[str, Array]:  # fmt: skip
+    names = [_name("input", i, number) for i in range(len(inputs))]
+    if all(name in arrays for name in names):
+        given = {t.name: arrays[name] for t, name in zip(inputs, names, strict=True)}
+    else:
+        sizes = [np.prod([d if isinstance(d, int) else 1 for d in t.shape]) for t in inputs]
+        if float(sum(sizes)) * 8 > _MOST_BYTES:
+            raise InputError(f"{_MEMBER}: inputs would take more than {_MOST_BYTES:,} bytes")
+        if entry["style"] not in STYLES:
+            raise InputError(f"{_MEMBER}: nothing says what inputs are")
+        given = draw(inputs, sources, entry["style"], int(entry["seed"]))
+    for info, said in zip(inputs, entry["inputs"], strict=True):
+        if _digest(given[info.name]) != said:
+            raise InputError(f"{_MEMBER}: input `{info.name}` is not what it was made from")
+    return given
+
+
+def _expected(
+    arrays: Mapping[str, Array], info: TensorInfo, said: Mapping[str, Any], j: int, number: int
+) -> Expected:
+    values, where = arrays[_name("output", j, number)], arrays.get(_name("where", j, number))
+    shape = tuple(int(d) for d in said["shape"])
+    size = int(np.prod(shape, dtype=object))
+    fits = values.shape == shape if where is None else (
+        where.shape == values.shape and (not where.size or int(where.max()) < size)
+    )  # fmt: skip
+    if not fits or values.dtype != info.dtype:
+        raise InputError(f"{_MEMBER}: output `{info.name}` is not of its own shape")
+    return Expected(info.name, values, where, shape, float(said["top"]))

@@ -1,0 +1,328 @@
+"""Every kernel of an artifact alone: run on the inputs it has in the network, and compared.
+
+The network is lowered again, up to where code would be generated, with the options that the
+manifest records. That says which kernel is called on what; values between kernels are those of
+NumPy oracles (`bnncc.topi_binary.reference_kernels`). Operators that TVM legalized have no oracle
+of ours: for those it is TVM's unscheduled definition, compiled for this machine. So the artifact's
+machine code is compared with something else, kernel by kernel, each from right inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from bnncc.codegen import memory
+from bnncc.codegen.pipeline import SPEC
+from bnncc.errors import VerificationError
+from bnncc.runtime.selfcheck import RELATIVE, largest
+from bnncc.topi_binary.build import aliases, output_channels
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.reference_kernels import evaluate_kernel
+from bnncc.topi_binary.spec import Spec, from_json
+from bnncc.topi_binary.step import output_kinds
+
+Array = np.ndarray[Any, Any]
+Compute = Callable[[Sequence[Array]], list[Array]]
+
+_NUDGES = 24
+_NUDGE = 2e-6
+"""How far inputs are moved, relatively, to see what rounding decides."""
+
+_WORDS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
+
+
+class NotFollowed(VerificationError):
+    """The way of values through a network cannot be told."""
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One call of a kernel.
+
+    Attributes
+    ----------
+    name : str
+        The kernel.
+    inputs : list of ndarray
+        In its order.
+    extra : list of int
+        Further arguments: what symbols stand for.
+    over : list of int
+        For each output, which input it is stored over; -1 where it has an argument of its own.
+    outputs : list of ndarray
+        What is right.
+    compute : callable
+        Makes right outputs of other inputs.
+    meaningful : list of (ndarray or None)
+        For each output, which elements mean something; None where all do.
+    """
+
+    name: str
+    inputs: list[Array]
+    extra: list[int]
+    over: list[int]
+    outputs: list[Array]
+    compute: Compute
+    meaningful: list[Array | None]
+
+    def differences(self, made: Sequence[Array]) -> tuple[int, float]:
+        """Compare what the kernel made with what is right.
+
+        Parameters
+        ----------
+        made : sequence of ndarray
+            Its outputs.
+
+        Returns
+        -------
+        count : int
+            How many elements are wrong, words counting once; those that rounding decides are not.
+        largest : float
+            The largest difference of floats.
+        """
+        if len(made) != len(self.outputs):
+            return sum(o.size for o in self.outputs), float("inf")
+        wrong = [
+            _wrong(mine, want, mask)
+            for mine, want, mask in zip(made, self.outputs, self.meaningful, strict=True)
+        ]
+        gaps = [
+            float(np.nanmax(np.abs(np.where(mine == want, 0, mine - want)), initial=0.0))
+            for mine, want in zip(made, self.outputs, strict=True)
+            if want.dtype.kind == "f"
+        ]
+        rng = np.random.default_rng(0)
+        for _ in range(_NUDGES):
+            if not any(w.any() for w in wrong):
+                break
+            other = self.compute([_nudged(a, rng) for a in self.inputs])
+            for k, (mine, want, moved) in enumerate(zip(made, self.outputs, other, strict=True)):
+                wrong[k] = _left(wrong[k], mine, want, moved)
+        return sum(int(np.count_nonzero(w)) for w in wrong), max(gaps, default=0.0)
+
+
+def _wrong(mine: Array, want: Array, mask: Array | None) -> Array:
+    """Return which elements differ; of words, which bits."""
+    if mine.shape != want.shape or mine.dtype != want.dtype:
+        return np.ones(want.shape, bool)
+    if want.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            gap = np.where(mine == want, 0.0, np.abs(mine.astype(np.float64) - want))
+        gap = np.where(np.isnan(mine) & np.isnan(want), 0.0, gap)
+        wrong = ~(gap <= RELATIVE * max(largest(want), 1e-30))
+        return wrong if mask is None else wrong & mask
+    if want.dtype == np.uint32:
+        return (mine ^ want) if mask is None else (mine ^ want) & mask
+    return np.asarray(mine != want)
+
+
+def _left(wrong: Array, mine: Array, want: Array, moved: Array) -> Array:
+    """Return what is still wrong when a small change of the inputs makes `moved` of `want`."""
+    if wrong.dtype == np.uint32:
+        return wrong & ~(want ^ moved)
+    if want.dtype.kind == "f":
+        return wrong & ~_wrong(moved, want, None)
+    return wrong & (want == moved)
+
+
+def _nudged(array: Array, rng: np.random.Generator) -> Array:
+    """Return floats moved by little, and all else, whole numbers too, as it is."""
+    if array.dtype.kind != "f" or not array.size or bool((np.rint(array) == array).all()):
+        return array
+    move = rng.uniform(-_NUDGE, _NUDGE, array.shape)
+    top = largest(array)
+    return (array + move * np.maximum(np.abs(array), 1e-3 * top)).astype(array.dtype)
+
+
+class Walk:
+    """Goes through a legalized network, kernel by kernel.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `bnncc.codegen.pipeline.legalize`.
+    """
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        self._module = module
+        self._foreign: Any = None
+        self._symbols: dict[str, int] = {}
+
+    def constants(self) -> list[Array]:
+        """Return the constants that kernels read."""
+        found: dict[Any, Array] = {}
+        for binding in self._bindings():
+            for arg in _arguments(binding.value):
+                if isinstance(arg, tvm.ir.GenericConst):
+                    found.setdefault(arg, arg.value.numpy())
+        return list(found.values())
+
+    def cases(self, feeds: Sequence[Array]) -> Iterator[KernelCase]:
+        """Yield every call in order.
+
+        Parameters
+        ----------
+        feeds : sequence of ndarray
+            The network's inputs.
+
+        Yields
+        ------
+        KernelCase
+
+        Raises
+        ------
+        NotFollowed
+            If a value cannot be told.
+        """
+        params = self._module["main"].params
+        values: dict[Any, Any] = dict(zip(params, feeds, strict=True))
+        for param, array in values.items():
+            for dim, extent in zip(param.ty.shape.values, array.shape, strict=True):
+                if isinstance(dim, tirx.Var):
+                    self._symbols[dim.name] = extent
+        for binding in self._bindings():
+            value = binding.value
+            op = str(getattr(getattr(value, "op", None), "name", ""))
+            if op in ("relax.call_tir", "relax.call_tir_inplace"):
+                case = self._case(value, [_held(a, values) for a in _arguments(value)])
+                yield case
+                kinds = binding.var.ty
+                single = not isinstance(kinds, relax.TupleType)
+                values[binding.var] = case.outputs[0] if single else tuple(case.outputs)
+            elif op in ("relax.reshape", "relax.memory.view"):
+                shape = [self._size(d) for d in binding.var.ty.shape.values]
+                values[binding.var] = _held(value.args[0], values).reshape(shape)
+            elif isinstance(value, relax.Call):
+                raise NotFollowed(f"cannot follow `{op or value.op}` in the network")
+            else:
+                values[binding.var] = _held(value, values)
+
+    def _size(self, dim: Any) -> int:
+        return int(dim) if isinstance(dim, int) else memory.at_one(dim, self._symbols)
+
+    def _bindings(self) -> Iterator[Any]:
+        for block in self._module["main"].body.blocks:
+            yield from block.bindings
+
+    def _case(self, call: Any, inputs: list[Any]) -> KernelCase:
+        name = call.args[0].name_hint
+        func = self._module[call.args[0]]
+        made = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        extra = [self._size(v) for v in call.args[2].values] if len(call.args) > 2 else []
+        arrays = [np.asarray(v, order="C") for v in inputs]
+        if func.attrs is not None and SPEC in func.attrs:
+            spec = from_json(str(func.attrs[SPEC]))
+            outputs = evaluate_kernel(spec, arrays)
+            over = list(aliases(spec))
+            return KernelCase(
+                name, arrays, extra, over, outputs, lambda given: evaluate_kernel(spec, given),
+                _meaningful(spec, outputs),
+            )  # fmt: skip
+        shapes = [([self._size(d) for d in t.shape.values], str(t.dtype)) for t in made]
+        compute = self._definition(name, shapes, extra)
+        none = [-1] * len(made)
+        empty: list[Array | None] = [None] * len(made)
+        return KernelCase(name, arrays, extra, none, compute(arrays), compute, empty)
+
+    def _definition(
+        self, name: str, shapes: Sequence[tuple[list[int], str]], extra: Sequence[int]
+    ) -> Compute:
+        """Return TVM's own definition of a kernel as a function of arrays."""
+        if self._foreign is None:
+            functions = {
+                var.name_hint: func.with_attr("global_symbol", var.name_hint)
+                for var, func in self._module.functions_items()
+                if isinstance(func, tirx.PrimFunc)
+                and not (func.attrs is not None and SPEC in func.attrs)
+            }
+            with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+                self._foreign = tvm.compile(tvm.IRModule(functions), target="llvm")
+
+        def compute(arrays: Sequence[Array]) -> list[Array]:
+            outputs = [tvm.runtime.tensor(np.zeros(shape, dtype)) for shape, dtype in shapes]
+            given = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
+            self._foreign[name](*given, *outputs, *extra)
+            return [out.numpy() for out in outputs]
+
+        return compute
+
+
+def _arguments(value: Any) -> list[Any]:
+    if not isinstance(value, relax.Call) or len(value.args) < 2:
+        return []
+    return list(value.args[1].fields) if isinstance(value.args[1], relax.Tuple) else []
+
+
+def _held(expr: Any, values: Mapping[Any, Any]) -> Any:
+    if isinstance(expr, tvm.ir.GenericConst):
+        return expr.value.numpy()
+    if isinstance(expr, relax.Tuple):
+        return tuple(_held(f, values) for f in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return _held(expr.tuple_value, values)[expr.index]
+    if expr in values:
+        return values[expr]
+    raise NotFollowed(f"cannot follow `{type(expr).__name__}` in the network")
+
+
+def _meaningful(spec: Spec, outputs: Sequence[Array]) -> list[Array | None]:
+    """Return which parts of outputs mean something: numbers of absent channels do not."""
+    kinds = [kind for step in getattr(spec, "steps", ()) for kind in output_kinds(step)]
+    if len(kinds) != len(outputs):
+        return [None] * len(outputs)
+    masks: list[Array | None] = []
+    for kind, out in zip(kinds, outputs, strict=True):
+        if kind not in _WORDS:
+            masks.append(None)
+            continue
+        channels = output_channels(spec)
+        wide = np.zeros((*out.shape[:-1], blocks(channels) * LANES), bool)
+        wide[..., :channels] = True
+        if kind == "floats":
+            masks.append(wide)
+        else:
+            dtype = _WORDS[kind].replace("u", "i")
+            masks.append(np.where(wide, -1, 0).astype(dtype).view("<u4"))
+    return masks
+
+
+def garbage(array: Array) -> Array:
+    """Return an array like `array` full of what no kernel writes by chance."""
+    size = -(-array.nbytes // 4)
+    raw = np.full(size, 0x5A5A5A5A, "uint32").view(np.uint8)[: array.nbytes]
+    if array.dtype.kind == "b":
+        raw = raw & np.uint8(1)
+    return np.ascontiguousarray(raw).view(array.dtype).reshape(array.shape)
+
+
+def run(session: Any, case: KernelCase) -> list[Array]:
+    """Run a kernel of an artifact.
+
+    Parameters
+    ----------
+    session : Session
+        Of the artifact.
+    case : KernelCase
+        On what.
+
+    Returns
+    -------
+    list of ndarray
+        Its outputs; none if it fails.
+    """
+    fresh = [garbage(o) for o, over in zip(case.outputs, case.over, strict=True) if over < 0]
+    try:
+        after = session.run_kernel(case.name, [*case.inputs, *fresh], case.extra)
+    except (RuntimeError, ValueError, TypeError):  # what TVM raises for a kernel's own checks
+        return []
+    own = iter(after[len(case.inputs) :])
+    return [
+        (after[over] if over >= 0 else next(own)).reshape(want.shape)
+        for over, want in zip(case.over, case.outputs, strict=True)
+    ]

@@ -1,0 +1,119 @@
+"""Which elements depend on a tie: all that do, and no others where the graph tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.ties import tied
+
+SHAPE = (1, 3, 6, 6)
+WEIGHT = np.array([0.1, 0.2, -0.3], np.float32).reshape(1, 3, 1, 1)
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return model
+
+
+def masks(body: str, x: np.ndarray, outputs: str = "float y", **constants: Any) -> dict[str, Any]:
+    """Return masks of a graph behind `s`, the sign of a product that is tied where x is 1."""
+    text = (
+        f'<ir_version: 9, opset_import: ["" : 17]> net (float[1, 3, 6, 6] x) => ({outputs}) '
+        "{ c = Conv(x, w) g = GreaterOrEqual(c, zero) s = Where(g, one, minus) " + body + " }"
+    )
+    model = parsed(text)
+    constants = {"w": WEIGHT, "zero": 0.0, "one": 1.0, "minus": -1.0, **constants}
+    for name, value in constants.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return tied(load(model), {"x": x})
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    values = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    values[:, :, 2, 3] = 1
+    return values
+
+
+def only(shape: tuple[int, ...], *where: Any) -> np.ndarray:
+    mask = np.zeros(shape, bool)
+    mask[where] = True
+    return mask
+
+
+def test_where_a_tie_spreads(x: np.ndarray) -> None:
+    one = only((1, 1, 6, 6), 0, 0, 2, 3)
+    np.testing.assert_array_equal(masks("y = Identity(s)", x)["y"], one)
+    np.testing.assert_array_equal(masks("y = Mul(s, x)", x)["y"], np.repeat(one, 3, 1))
+    ones = np.ones((2, 1, 3, 3))
+    around = only((1, 2, 6, 6), 0, slice(None), slice(1, 4), slice(2, 5))
+    made = masks("y = Conv <pads = [1, 1, 1, 1]> (s, k)", x, k=ones)["y"]
+    np.testing.assert_array_equal(made, around)
+    made = masks("y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (s)", x)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 3, 3), 0, 0, 1, 1))
+    made = masks("t = Transpose <perm = [0, 1, 3, 2]> (s) y = Concat <axis = 1> (x, t)", x)["y"]
+    np.testing.assert_array_equal(made, only((1, 4, 6, 6), 0, 3, 3, 2))
+    made = masks("y = Pad(s, p)", x, p=np.array([0, 0, 1, 2, 0, 0, 0, 0]))["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 7, 8), 0, 0, 3, 5))
+    assert masks("y = GlobalAveragePool(s)", x)["y"].all()
+    assert masks("f = Flatten(s) y = MatMul(f, k)", x, k=np.ones((36, 2)))["y"].all()
+    assert masks("y = LpNormalization <axis = 1> (s)", x)["y"].all()  # nothing is known of it
+
+
+def test_what_does_not_depend_on_it(x: np.ndarray) -> None:
+    made = masks("y = Abs(x) z = Add(s, zero)", x, "float y, float z")
+    assert not made["y"].any()
+    assert made["z"].sum() == 1
+    x[:, :, 2, 3] = np.float32([1, 1, 1.001])
+    assert not masks("y = Identity(s)", x)["y"].any()
+
+
+def test_a_contest_of_near_values(x: np.ndarray) -> None:
+    body = "d = Mul(c, near) m = Concat <axis = 1> (c, d) y = ArgMax <axis = 1, keepdims = 0> (m)"
+    close = masks(body, x, "int64 y", near=np.float32(1) + np.finfo(np.float32).eps)["y"]
+    assert close.all()
+    apart = masks(body, x, "int64 y", near=2.0)["y"]
+    assert apart.sum() == 1  # where both are 0 but for rounding
+
+
+def test_rounding_and_quantizing(x: np.ndarray) -> None:
+    made = masks("a = Add(c, half) y = Round(a)", x, half=0.5)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))
+    made = masks("a = Add(c, half) y = Cast <to = 6> (a)", x, "int32 y", half=3.0)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))
+
+
+def test_all_that_changes_is_masked(x: np.ndarray) -> None:
+    """Whatever a tie falls to, nothing changes where the mask is clear."""
+    rng = np.random.default_rng(1)
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[1, 4, 6, 6] t) => (float y, int64 z) '
+        "{ a = Conv <pads = [1, 1, 1, 1]> (t, k) b = Sign(a) "
+        "p = MaxPool <kernel_shape = [2, 2]> (b) c = Conv(p, l)"
+        " y = Relu(c) z = ArgMax <axis = 1> (b) }"
+    )
+    model = parsed(text)
+    weights = {"k": (5, 4, 3, 3), "l": (3, 5, 2, 2)}
+    for name, shape in weights.items():
+        value = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    graph = load(model)
+    data = rng.standard_normal((1, 4, 6, 6)).astype(np.float32)
+    made = tied(graph, {"t": data}, near=0.02)  # as if rounding were coarse
+    assert 0 < made["y"].sum() < made["y"].size
+    plain = evaluate(graph, {"t": data}, ["a"])
+    for seed in range(20):
+        moved = plain["a"] * np.random.default_rng(seed).uniform(0.999, 1.001, plain["a"].shape)
+        other = evaluate(graph, {"t": data, "a": moved.astype(np.float32)})
+        for name in ("y", "z"):
+            assert not ((other[name] != plain[name]) & ~made[name]).any()
