@@ -18,7 +18,7 @@ from bnncc.files import read_npz, write_atomic
 from bnncc.runtime import container, manifest
 from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
-from bnncc.runtime.session import Session, check_tensor, load_library
+from bnncc.runtime.session import Session, check_tensor, load_library, stored_as
 
 if TYPE_CHECKING:
     from bnncc.remote.network import Device
@@ -145,8 +145,8 @@ class Artifact:
         if missing := sorted(set(known) - set(arrays)):
             raise ArtifactError(f"selfcheck.npz lacks `{missing[0]}`", hint="compile it again")
         return (
-            {t.name: arrays[f"input_{i}"] for i, t in enumerate(self.inputs)},
-            {t.name: arrays[f"output_{i}"] for i, t in enumerate(self.outputs)},
+            {t.name: _typed(arrays[f"input_{i}"], t) for i, t in enumerate(self.inputs)},
+            {t.name: _typed(arrays[f"output_{i}"], t) for i, t in enumerate(self.outputs)},
         )
 
     def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
@@ -162,7 +162,7 @@ class Artifact:
 
         arrays = read_npz(path, names=known, check=check)
         self._check_names(arrays, source=f"{path}: ")
-        return arrays
+        return {name: _typed(array, known[name]) for name, array in arrays.items()}
 
     def session(self, *, threads: int | None = None) -> Session:
         """Return this thread's virtual machine, made on first use, here or on `device`.
@@ -239,3 +239,8 @@ class Artifact:
             raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
         if missing := [name for name in wanted if name not in given]:
             raise InputError(f"{source}input `{missing[0]}` is missing", hint=hint)
+
+
+def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """Return an array of a file as what it was stored as."""
+    return array.view(info.dtype) if stored_as(array.dtype, info.dtype) else array
