@@ -106,6 +106,7 @@ def _load(
         if graph.types[name].static and 0 in shape:  # without elements it is a constant
             empty = np.zeros([int(d) for d in shape], dtype)
             read_as[name] = graph.constant(empty, f"{name}.empty")
+            graph.types[name] = TensorType(shape, CARRIERS.get(dtype, dtype))
         elif dtype in CARRIERS:
             read_as[name] = reader.narrow_input(name)
     for node in order.nodes:
