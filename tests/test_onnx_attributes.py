@@ -16,7 +16,8 @@ from bnncc.errors import UnsupportedOp
 from bnncc.frontend.attributes import IMPLEMENTED, NO_EFFECT, check_attributes
 from bnncc.frontend.checks import CONTROL_FLOW, RANDOM
 from bnncc.frontend.functions import has_body
-from bnncc.ir.evaluate import OPSET
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import OPSET, evaluate
 from bnncc.ir.graph import Node
 from bnncc.ir.schema import is_default
 from tests import onnx_node_cases
@@ -107,6 +108,11 @@ OWN: list[Own] = [
         {"hidden_size": 4, "activations": ["HardSigmoid", "Tanh", "Tanh"],
          "activation_alpha": [0.3], "activation_beta": [0.4], "direction": "reverse"}, 3,
     ),
+    (
+        "DeformConv", 19, [real(1, 4, 7, 6), ("w", real(6, 2, 3, 3)), real(1, 36, 4, 6)],
+        {"group": 2, "offset_group": 2, "strides": [2, 1], "dilations": [1, 2],
+         "pads": [1, 2, 1, 2]}, 1,
+    ),
     ("GlobalLpPool", 18, [real(2, 3, 4, 5)], {"p": 1}, 1),
     (
         "LpPool", 18, [real(1, 3, 7, 6)],
@@ -190,9 +196,13 @@ def expected(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.nd
 
 
 @pytest.mark.parametrize("own", OWN, ids=[f"{o[0]}-{'-'.join(o[3])}-{len(o[2])}" for o in OWN])
-def test_attribute_is_what_another_runtime_says(own: Own) -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_attribute_is_what_another_runtime_says(own: Own, compiled: bool) -> None:
     model, feeds = one_node(own)
-    made = bnncc.compile(model, threads=1).run(feeds)
+    if compiled:
+        made = bnncc.compile(model, threads=1).run(feeds)
+    else:
+        made = evaluate(load(model), feeds)
     for k, want in enumerate(expected(model, feeds)):
         have = made[f"y{k}"]
         if own[0] == "TopK":  # in any order
