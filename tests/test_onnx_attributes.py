@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,10 +200,8 @@ def expected(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.nd
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attribute_is_what_another_runtime_says(own: Own, compiled: bool) -> None:
     model, feeds = one_node(own)
-    if compiled:
-        made = bnncc.compile(model, threads=1).run(feeds)
-    else:
-        made = evaluate(load(model), feeds)
+    run = bnncc.compile(model, threads=1).run if compiled else partial(evaluate, load(model))
+    made = run(feeds)
     for k, want in enumerate(expected(model, feeds)):
         have = made[f"y{k}"]
         if own[0] == "TopK":  # in any order
