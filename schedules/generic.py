@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
@@ -27,6 +28,9 @@ MIN_LANES = 4
 
 ROWS = 4
 """Rows of accumulators in the tile of a matrix product."""
+
+MAX_NODES = 512
+"""Nodes of the expression of one block; what is inlined where it is read twice is there twice."""
 
 _SPATIAL, _REDUCE = 0, 2
 
@@ -61,7 +65,7 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         return func
     # 1 normalise
     for name in names:
-        if _only_elementwise_consumers(sch, name):
+        if _only_elementwise_consumers(sch, name) and _small_when_inlined(sch, name):
             sch = _try(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
@@ -112,6 +116,24 @@ def _only_elementwise_consumers(sch: s_tir.Schedule, name: str) -> bool:
         return False
     consumers = sch.get_consumers(block)
     return bool(consumers) and all(_REDUCE not in _kinds(sch, c) for c in consumers)
+
+
+def _small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
+    """Whether what reads a block stays small with its expression in place of each read."""
+    block = sch.get_sblock(name)
+    made = sch.get(block).writes[0].source
+    size = len(_expressions(sch.get(block).body))
+    for consumer in sch.get_consumers(block):
+        found = _expressions(sch.get(consumer).body)
+        if len(found) + size * sum(e.same_as(made) for e in found) > MAX_NODES:
+            return False
+    return True
+
+
+def _expressions(body: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(body, (tvm.ir.Expr, found.append), order="post")
+    return found
 
 
 def _extent(sch: s_tir.Schedule, loop: Loop) -> int:

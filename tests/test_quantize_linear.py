@@ -132,16 +132,24 @@ def test_scales_that_do_not_fit(attrs: dict[str, int]) -> None:
         load(model(nodes, constants, (3, 12), 21))
 
 
-@pytest.mark.parametrize("name", ["int4", "uint2"])
-def test_packed_types_stay_inside(name: str) -> None:
+@pytest.mark.parametrize("name", ["int4", "uint2", "float8e4m3fn"])
+def test_types_without_numpy_are_bytes_at_the_edge(name: str) -> None:
     code = getattr(TensorProto, name.upper())
-    rounds = helper.make_node("Cast", ["x"], ["y"], to=code)
-    with pytest.raises(ModelError, match=rf"output `y`: is {name}, which has less than a byte"):
-        load(model([rounds], {}, (2, 3), output=code))
-    proto = model([helper.make_node("Cast", ["x"], ["y"], to=1)], {}, (2, 3))
-    proto.graph.input[0].type.tensor_type.elem_type = code
-    with pytest.raises(ModelError, match=rf"input `x`: is {name}, which has less than a byte"):
-        load(proto)
+    proto = model([helper.make_node("Cast", ["x"], ["y"], to=code)], {}, (2, 3), output=code)
+    x = np.float32([[-8, 3.6, 2.4], [1.25, -1, 0.3]])
+    kind = dtype_of(name)
+    wanted = x.astype(kind) if name.startswith("float") else np.trunc(x).astype(int).astype(kind)
+    made = evaluate(load(proto), {"x": x})["y"]
+    carrier = np.dtype("uint8" if name != "int4" else "int8")
+    assert made.dtype == carrier
+    bits = wanted.view(np.uint8) if name.startswith("float") else wanted.astype(carrier)
+    np.testing.assert_array_equal(made, bits)
+
+    back = model([helper.make_node("Cast", ["x"], ["y"], to=1)], {}, (2, 3))
+    back.graph.input[0].type.tensor_type.elem_type = code
+    graph = load(back)
+    assert graph.types["x"].dtype == carrier.name
+    np.testing.assert_array_equal(evaluate(graph, {"x": made})["y"], wanted.astype(np.float32))
 
 
 def test_weights_of_four_bits_with_float16_scales() -> None:

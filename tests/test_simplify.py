@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bnncc.errors import UnsupportedOp
 from bnncc.frontend.infer import infer
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
@@ -186,15 +185,6 @@ def test_merged_convolutions_are_both_covered() -> None:
     simplify(graph)
     assert [n.op for n in graph.nodes] == ["Conv", "Add"]
     assert graph.nodes[0].covers == ("Conv_a", "Conv_b")
-
-
-def test_batch_norm_of_runtime_parameters_is_refused() -> None:
-    graph = build(
-        """m = ReduceMean(x; axes=[0,2,3]; keepdims=0)
-        y = BatchNormalization(x; m; m; m; m)"""
-    )
-    with pytest.raises(UnsupportedOp, match="parameters are computed at run time"):
-        simplify(graph)
 
 
 @pytest.mark.parametrize("case", [c for c in handmade.cases() if c.quick], ids=lambda c: c.name)

@@ -16,11 +16,12 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from bnncc.codegen import guards, ops
+from bnncc.codegen import converters, guards, ops
 from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.schema import is_default
 from bnncc.passes.physical import KERNEL
 
 
@@ -96,8 +97,8 @@ class _Lowering:
 
     def _value(self, name: str) -> relax.Expr:
         if name not in self.values:
-            value = np.asarray(self.graph.constants[name], order="C")
-            # Without the type, TVM would make 32 bits of 64.
+            # TVM's own choice of type would make int64 int32, and float64 float32
+            value = np.array(self.graph.constants[name], order="C")
             self.values[name] = relax.const(value, value.dtype.name)
         return self.values[name]
 
@@ -153,19 +154,66 @@ class _Lowering:
         ]  # fmt: skip
 
     def _convert(self, node: Node) -> list[relax.Expr]:
-        converter = self.converters.get(node.op)
-        if converter is None:
-            raise UnsupportedOp(
-                f"{self.graph.source}: {node.op} `{node.name}`: this operator is not supported",
-                hint="replace it by operators TVM's ONNX importer knows, "
-                "or cut the model before it",
-            )
         args = onnx_frontend.onnx_input()
         for name in self._explicit(node):
             args.append(self._value(name) if name else None)
-        if (quotient := self._guarded(node, args)) is not None:
-            return [quotient]
-        attrs = {k: _attribute(v) for k, v in node.attrs.items()}
+        made = self._guarded(node, args)
+        if made is None:
+            made = converters.convert(self.bb, node, args, self.graph)
+        if made is None:
+            made = self._imported(node, args)
+        made = self.bb.normalize(made)
+        if isinstance(made, relax.Tuple):
+            results = [self.bb.emit(f) for f in made.fields]
+        elif isinstance(made.ty, relax.TupleType):
+            whole = self.bb.emit(made)
+            results = [
+                self.bb.emit(relax.TupleGetItem(whole, k)) for k in range(len(made.ty.fields))
+            ]
+        elif isinstance(made.ty, relax.ShapeType):
+            return [made]
+        else:
+            results = [self.bb.emit(made)]
+        if len(results) < len(node.outputs):
+            raise UnsupportedOp(
+                f"{self.graph.source}: {node.op} `{node.name}`: only {len(results)} of its "
+                f"{len(node.outputs)} outputs are supported"
+            )
+        return [
+            self._typed(value, name) if name else value
+            for value, name in zip(results, node.outputs, strict=False)
+        ]
+
+    def _typed(self, value: relax.Expr, name: str) -> relax.Expr:
+        """Return a converted value in the type that the graph gives it.
+
+        Some converters of TVM's return a scalar as a vector of one, or another type of integer.
+        """
+        kind, have = self.graph.types[name], value.ty
+        if str(have.dtype) != kind.dtype:
+            value = self.bb.emit(relax.op.astype(value, kind.dtype))
+        shape = have.shape.values if have.shape is not None else None
+        same = shape is not None and len(shape) == len(kind.shape) and all(
+            isinstance(d, str) or int(s) == d
+            for s, d in zip(shape, kind.shape, strict=True)
+            if not isinstance(d, int) or isinstance(s, tirx.IntImm)
+        )  # fmt: skip
+        if not same:
+            target = relax.ShapeExpr(self._shape(kind))
+            value = self.bb.emit(relax.op.reshape(value, target))
+        return value
+
+    def _imported(self, node: Node, args: Any) -> relax.Expr:
+        """Return what TVM's ONNX importer makes of a node."""
+        where = f"{self.graph.source}: {node.op} `{node.name}`"
+        converter = self.converters.get(node.op)
+        if converter is None:
+            raise UnsupportedOp(
+                f"{where}: this operator is not supported",
+                hint="replace it by operators TVM's ONNX importer knows, "
+                "or cut the model before it",
+            )
+        attrs = _Attributes({k: _attribute(v) for k, v in node.attrs.items()})
         attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.outputs)}
         convert: Callable[..., relax.Expr] = converter.get_converter(OPSET)
         try:
@@ -174,17 +222,21 @@ class _Lowering:
         except Exception as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedOp(
-                f"{self.graph.source}: {node.op} `{node.name}`: TVM's importer cannot convert it: "
-                f"{said[-1][:160]}"
+                f"{where}: TVM's importer cannot convert it: {said[-1][:160]}"
             ) from error
-        if isinstance(made, relax.Tuple):
-            return [self.bb.emit(f) for f in made.fields]
-        if isinstance(made.ty, relax.TupleType):
-            whole = self.bb.emit(made)
-            return [self.bb.emit(relax.TupleGetItem(whole, k)) for k in range(len(made.ty.fields))]
-        if isinstance(made.ty, relax.ShapeType):
-            return [made]
-        return [self.bb.emit(made)]
+        unread = [
+            key
+            for key, value in node.attrs.items()
+            if key not in attrs.read
+            and (node.op, key) not in _IMPLIED
+            and not is_default(node.op, key, value)
+        ]
+        if unread:
+            raise UnsupportedOp(
+                f"{where}: TVM's importer does not look at attribute `{unread[0]}` = "
+                f"{node.attrs[unread[0]]!r}"
+            )
+        return made
 
     def _guarded(self, node: Node, args: Any) -> relax.Expr | None:
         """Check what `node` demands of its operands; return what it computes, if it divides."""
@@ -236,6 +288,32 @@ class _Lowering:
         if node.op == "Mod":
             op = relax.op.mod if node.attrs.get("fmod", 0) else relax.op.floor_mod
         return guards.divided(self.bb, op, args[0], args[1])
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes that remember which of them were looked at."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an attribute."""
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Return an attribute and forget it."""
+        self.read.add(key)
+        return super().pop(key, *default)
+
+
+_IMPLIED = {("Conv", "kernel_shape"), ("ConvTranspose", "kernel_shape")}
+"""Attributes that TVM's importer need not look at: the shape of the weight says the same."""
 
 
 def _identifier(name: str, position: int) -> str:

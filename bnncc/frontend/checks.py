@@ -18,10 +18,9 @@ from onnx import AttributeProto, TensorProto, helper
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import custom
 from bnncc.frontend.rawfile import read_bytes
+from bnncc.frontend.schemas import MAX_OPSET, check_age, check_schema
 from bnncc.ir.graph import Dim, Graph, Node
 
-MIN_OPSET = 9
-MAX_OPSET = onnx.defs.onnx_opset_version()
 MAX_ELEMENTS = 1 << 29
 """Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
 MAX_CONSTANT_BYTES = 8 << 30
@@ -29,23 +28,25 @@ MAX_NODES = 200_000
 MAX_RANK = 8
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
-CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
+CONTROL_FLOW = {"If", "Loop", "Scan"}
 DTYPES = {
     getattr(TensorProto, name)
     for name in (
         *("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "BOOL"),
         *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
-        *("INT4", "UINT4", "INT2", "UINT2"),
+        *("INT4", "UINT4", "INT2", "UINT2", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2"),
+        *("FLOAT8E5M2FNUZ", "FLOAT4E2M1", "FLOAT8E8M0"),
     )
     if hasattr(TensorProto, name)  # two bits came with onnx 1.20
 }
 _PER_BYTE = {
     getattr(TensorProto, name): per_byte
-    for name, per_byte in (("INT4", 2), ("UINT4", 2), ("INT2", 4), ("UINT2", 4))
+    for name, per_byte in (
+        *(("INT4", 2), ("UINT4", 2), ("FLOAT4E2M1", 2), ("INT2", 4), ("UINT2", 4)),
+    )
     if hasattr(TensorProto, name)
 }
 """Elements in a byte of the types that are packed."""
-PACKED = ("int4", "uint4", "int2", "uint2")
 _LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
@@ -132,8 +133,8 @@ def opsets(model: onnx.ModelProto) -> dict[str, int]:
         versions[domain] = entry.version
     if "" not in versions:
         raise ModelError("opset_import lacks the default domain `ai.onnx`")
-    if not MIN_OPSET <= versions[""] <= MAX_OPSET:
-        raise ModelError(f"opset {versions['']} of ai.onnx: {MIN_OPSET} to {MAX_OPSET} is wanted")
+    if not 1 <= versions[""] <= MAX_OPSET:
+        raise ModelError(f"opset {versions['']} of ai.onnx: 1 to {MAX_OPSET} is wanted")
     return versions
 
 
@@ -277,9 +278,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
     """
     unknown: list[str] = []
     for node, name, versions in nodes:
-        if node.op_type in CONTROL_FLOW or any(
-            a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute
-        ):
+        graphs = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+        if op_name(node) not in CONTROL_FLOW and any(a.type in graphs for a in node.attribute):
             unknown.append(f"{op_name(node)} `{name}` (control flow)")
         elif node.op_type in RANDOM and node.domain in DEFAULT_DOMAINS:
             unknown.append(f"{node.op_type} `{name}` (random)")
@@ -301,7 +301,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
                     f"{versions.get('', 1)})"
                 )
             else:
-                _check_schema(node, name, schema)
+                check_age(node, name, schema, versions.get("", 1))
+                check_schema(node, name, schema)
     if unknown:
         shown = unknown[0][:_LIST_LENGTH]  # an operator's name may be of any length
         for k, text in enumerate(unknown[1:], 1):
@@ -311,45 +312,6 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
             shown += f", {text}"
         have = "nodes have" if len(unknown) > 1 else "node has"
         raise UnsupportedOp(f"{len(unknown)} {have} an operator that is not supported: {shown}")
-
-
-def _check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) -> None:
-    where = f"{node.op_type} `{name}`"
-    if schema.deprecated and node.op_type != "Upsample":
-        raise UnsupportedOp(f"{where}: the operator is deprecated in opset {schema.since_version}")
-    count = len(node.input)
-    while count and not node.input[count - 1]:
-        count -= 1
-    if not schema.min_input <= count <= schema.max_input:
-        raise ModelError(
-            f"{where}: has {count} inputs, {schema.min_input} to {schema.max_input} are wanted"
-        )
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
-    for k, formal in enumerate(schema.inputs):
-        if formal.option == single and k < count and not node.input[k]:
-            raise ModelError(f"{where}: required input {k} (`{formal.name}`) is missing")
-    if not schema.min_output <= len(node.output) <= schema.max_output:
-        raise ModelError(
-            f"{where}: has {len(node.output)} outputs, {schema.min_output} to "
-            f"{schema.max_output} are wanted"
-        )
-    given = {a.name for a in node.attribute}
-    if len(given) != len(node.attribute):
-        raise ModelError(f"{where}: an attribute is given twice")
-    for attribute in node.attribute:
-        known = schema.attributes.get(attribute.name)
-        if known is None:
-            if attribute.name.startswith("_") or attribute.name in ("doc_string",):
-                continue
-            raise ModelError(f"{where}: unknown attribute `{attribute.name}`")
-        if int(known.type.value) != attribute.type:
-            raise ModelError(
-                f"{where}: attribute `{attribute.name}` is "
-                f"{AttributeProto.AttributeType.Name(attribute.type)}, {known.type.name} is wanted"
-            )
-    for key, known in schema.attributes.items():
-        if known.required and key not in given:
-            raise ModelError(f"{where}: required attribute `{key}` is missing")
 
 
 def check_finite(graph: Graph, *, infinities: bool) -> None:

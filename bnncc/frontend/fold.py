@@ -10,18 +10,20 @@ readers broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import BnnccError, ModelError, ShapeError
+from bnncc.frontend.elements import ARITHMETIC, multiply_all
 from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
 from bnncc.frontend.nodechecks import check_node
 from bnncc.frontend.shaperules import Partial, broadcast
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.operators import FUNCTIONS
 
 Array = np.ndarray[Any, Any]
 
@@ -89,9 +91,13 @@ class Folder:
     def emit(self, node: Node) -> None:
         """Type, check and fold one node, whose inputs have been emitted."""
         graph = self.graph
+        self._without_empty(node)
         check_node(node, graph)
         types = infer(node, graph, self.partial)
         if self._know(node, types) or self._evaluate(node, types):
+            return
+        types = self._empty_outputs(node, types)
+        if not types:
             return
         for name, kind in zip(node.outputs, types, strict=False):
             if name:
@@ -106,6 +112,20 @@ class Folder:
             value = node.attrs.get("value", np.zeros(1, np.float32)).reshape(())
             self.small[node.outputs[0]] = graph.constant(value, f"{node.outputs[0]}.value")
         graph.nodes.append(node)
+
+    def constant(self, node: Node) -> bool:
+        """Make constants of the outputs of a node of constants, if it can be evaluated as it is.
+
+        For operators that are otherwise written as simpler ones: onnx.reference knows them.
+        """
+        graph = self.graph
+        if node.op in FUNCTIONS or not all(not i or i in graph.constants for i in node.inputs):
+            return False
+        try:
+            types = infer(node, graph, self.partial)
+            return self._evaluate(node, types)
+        except BnnccError:
+            return False  # its parts are typed and evaluated one by one
 
     def finish(self) -> Graph:
         """Drop what nothing reads and return the graph.
@@ -122,6 +142,40 @@ class Folder:
                     shape = list(self.graph.types[name].shape)
                     raise ShapeError(f"{node.op} `{node.name}`: output is empty, its shape {shape}")
         return self.graph
+
+    # -------------------------------------------------------------------------------- empty tensors
+
+    def _without_empty(self, node: Node) -> None:
+        """Drop the operands of a Concat that have no elements."""
+        if node.op != "Concat":
+            return
+        full = [i for i in node.inputs if 0 not in self.graph.types[i].shape]
+        ranks = {len(self.graph.types[i].shape) for i in node.inputs}
+        if full and len(full) < len(node.inputs) and len(ranks) == 1:
+            node.inputs = full
+
+    def _empty_outputs(self, node: Node, types: Sequence[TensorType]) -> list[TensorType]:
+        """Make outputs without elements constants; return the types of the others."""
+        rest = []
+        for k, (name, kind) in enumerate(zip(node.outputs, types, strict=False)):
+            if kind.static and 0 in kind.shape:
+                if name:
+                    self._constant(name, np.zeros([int(d) for d in kind.shape], kind.dtype))
+            else:
+                rest.append(k)
+        if len(rest) == len(types):
+            return list(types)
+        if node.op == "Split" and len(node.inputs) > 1:
+            sizes = self.graph.constants[node.inputs[1]][rest]
+            node.inputs[1] = self.graph.constant(sizes, f"{node.name}.split")
+            node.outputs = [node.outputs[k] for k in rest]
+            if len(rest) == 1:
+                node.op, node.attrs, node.inputs = "Identity", {}, node.inputs[:1]
+            return [types[k] for k in rest]
+        for k in set(range(len(types))) - set(rest):
+            if k < len(node.outputs) and node.outputs[k]:
+                node.outputs[k] = ""
+        return list(types) if any(node.outputs) else []
 
     # ---------------------------------------------------------------------------- whole constants
 
@@ -144,9 +198,10 @@ class Folder:
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise ModelError(f"{node.op} `{node.name}`: cannot be evaluated: {reason}") from error
-        for name, value in zip(node.outputs, results, strict=False):
+        for name, value, kind in zip(node.outputs, results, types, strict=False):
             if name:
-                self._constant(name, np.ascontiguousarray(value).reshape(value.shape))
+                value = np.ascontiguousarray(value, np.dtype(kind.dtype)).reshape(value.shape)
+                self._constant(name, value)
         return True
 
     def _constant(self, name: str, value: Array) -> None:
@@ -180,7 +235,7 @@ class Folder:
             dims = graph.types[node.inputs[0]].shape
             return [_objects(dims[node.attrs.get("start", 0) : node.attrs.get("end")])]
         if node.op == "Size":
-            return [_objects([_multiply_all(graph.types[node.inputs[0]].shape)]).reshape(())]
+            return [_objects([multiply_all(graph.types[node.inputs[0]].shape)]).reshape(())]
         if not any(i in self.partial for i in node.inputs):
             return None
         values: list[Array | None] = []
@@ -205,12 +260,12 @@ class Folder:
             ]
             return evaluate_node(node, mixed)
         if node.op == "ReduceProd" and values[0] is not None:
-            result = _objects([_multiply_all(values[0].reshape(-1).tolist())])
+            result = _objects([multiply_all(values[0].reshape(-1).tolist())])
             return [result.reshape([int(d) for d in types[0].shape])]
         if node.op == "Where" and values[0] is not None and node.inputs[0] in graph.constants:
             yes, no = (v.astype(object) for v in values[1:] if v is not None)
             return [np.asarray(np.where(values[0], yes, no))]
-        function = _ARITHMETIC.get(node.op)
+        function = ARITHMETIC.get(node.op)
         if function is not None and len(values) == 2:
             pairs = np.broadcast(*(v.astype(object) for v in values if v is not None))
             return [_objects([function(a, b) for a, b in pairs]).reshape(pairs.shape)]
@@ -298,59 +353,3 @@ def _objects(values: Sequence[Any]) -> Array:
     result = np.empty(len(values), object)
     result[:] = list(values)
     return result
-
-
-Element = Any  # int, symbol (str), or None where unknown
-
-
-def _multiply(a: Element, b: Element) -> Element:
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
-    if a == 1 or b == 1:
-        return b if a == 1 else a
-    return 0 if a == 0 or b == 0 else None
-
-
-def _multiply_all(values: Sequence[Element]) -> Element:
-    result: Element = 1
-    for value in values:
-        result = _multiply(result, value)
-    return result
-
-
-def _add(a: Element, b: Element) -> Element:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    return b if a == 0 else a if b == 0 else None
-
-
-def _subtract(a: Element, b: Element) -> Element:
-    if isinstance(a, int) and isinstance(b, int):
-        return a - b
-    return a if b == 0 else 0 if isinstance(a, str) and a == b else None
-
-
-def _divide(a: Element, b: Element) -> Element:
-    if isinstance(a, int) and isinstance(b, int):
-        return math.trunc(a / b) if b else None
-    return a if b == 1 else 1 if isinstance(a, str) and a == b else None
-
-
-def _equal(a: Element, b: Element) -> Element:
-    if a is None or b is None:
-        return None
-    if isinstance(a, str) and isinstance(b, str):
-        return True if a == b else None
-    if isinstance(a, str) or isinstance(b, str):
-        number = b if isinstance(a, str) else a
-        return False if number <= 0 else None  # dimensions are positive
-    return bool(a == b)
-
-
-_ARITHMETIC: dict[str, Callable[[Element, Element], Element]] = {
-    "Add": _add,
-    "Div": _divide,
-    "Equal": _equal,
-    "Mul": _multiply,
-    "Sub": _subtract,
-}

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.checks import MAX_RANK, elements
+from bnncc.frontend.narrow import FLOATS
 from bnncc.frontend.shaperules import RULES, Partial, broadcast, dynamic
 from bnncc.ir.evaluate import OPSET, make_attribute
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
@@ -145,6 +146,7 @@ _CASTS = {
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
         *(TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT4),
         *(getattr(TensorProto, k) for k in ("INT2", "UINT2") if hasattr(TensorProto, k)),
+        *FLOATS.values(),
     )
 }
 _CODES = {name: code for code, name in _CASTS.items()}

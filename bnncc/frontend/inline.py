@@ -1,8 +1,8 @@
-"""Inline a model's local functions, each with its own opset imports."""
+"""Inline local functions, each with its own opset imports, and copy the bodies of subgraphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import AttributeProto, helper
@@ -12,6 +12,7 @@ from bnncc.frontend.checks import DEFAULT_DOMAINS, MAX_NODES
 
 Versions = Mapping[str, int]
 Located = tuple[onnx.NodeProto, Versions]
+Functions = Mapping[tuple[str, str], onnx.FunctionProto]
 _Key = tuple[str, str]
 
 
@@ -19,20 +20,8 @@ def _domain(name: str) -> str:
     return "" if name in DEFAULT_DOMAINS else name
 
 
-def inline(model: onnx.ModelProto, versions: Versions) -> list[Located]:
-    """Return the nodes of the graph with calls of local functions replaced by their bodies.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Not changed.
-    versions : mapping of str to int
-        Opsets of the graph.
-
-    Returns
-    -------
-    list of (NodeProto, mapping)
-        Each node with the opsets it was written for.
+def local_functions(model: onnx.ModelProto) -> Functions:
+    """Return a model's functions by domain and name.
 
     Raises
     ------
@@ -52,7 +41,29 @@ def inline(model: onnx.ModelProto, versions: Versions) -> list[Located]:
     total = sum(_cost(n, sizes) for n in model.graph.node)
     if total > MAX_NODES:
         raise ModelError(f"the graph unfolds to {total} nodes, at most {MAX_NODES} are wanted")
-    result: list[Located] = [(node, versions) for node in model.graph.node]
+    return functions
+
+
+def inline(
+    nodes: Iterable[onnx.NodeProto], functions: Functions, versions: Versions
+) -> list[Located]:
+    """Return nodes with calls of local functions replaced by their bodies.
+
+    Parameters
+    ----------
+    nodes : iterable of NodeProto
+        Not changed; subgraphs are left as they are.
+    functions : mapping
+        From `local_functions`.
+    versions : mapping of str to int
+        Opsets of the nodes.
+
+    Returns
+    -------
+    list of (NodeProto, mapping)
+        Each node with the opsets it was written for.
+    """
+    result: list[Located] = [(node, versions) for node in nodes]
     taken = 0
     while any((_domain(n.domain), n.op_type) in functions for n, _ in result):
         expanded: list[Located] = []
@@ -61,7 +72,8 @@ def inline(model: onnx.ModelProto, versions: Versions) -> list[Located]:
             if function is None:
                 expanded.append((node, opsets))
             else:
-                expanded.extend(_body(node, function, opsets, taken))
+                label = node.name or node.op_type
+                expanded.extend(body_of(node, function, opsets, f"{label}.{taken}/"))
                 taken += 1
         result = expanded
     return result
@@ -76,7 +88,7 @@ def _check(functions: Mapping[_Key, onnx.FunctionProto]) -> list[_Key]:
     calls = {
         key: {
             (_domain(n.domain), n.op_type)
-            for n in function.node
+            for n in _all_nodes(function.node)
             if (_domain(n.domain), n.op_type) in functions
         }
         for key, function in functions.items()
@@ -93,47 +105,161 @@ def _check(functions: Mapping[_Key, onnx.FunctionProto]) -> list[_Key]:
     return order
 
 
-def _body(
-    call: onnx.NodeProto, function: onnx.FunctionProto, outer: Versions, serial: int
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs among a node's attributes."""
+    graphs: list[onnx.GraphProto] = []
+    for attribute in node.attribute:
+        graphs += [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+    return graphs
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Return what a node reads, its subgraphs included."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        names += captures(graph)
+    return names
+
+
+def captures(graph: onnx.GraphProto) -> list[str]:
+    """Return what a subgraph reads of the graphs around it, in order, each once."""
+    inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    found: dict[str, None] = {}
+    for node in graph.node:
+        found.update((name, None) for name in reads(node) if name not in inner)
+        inner.update(node.output)
+    found.update((o.name, None) for o in graph.output if o.name not in inner)
+    return list(found)
+
+
+def body_of(
+    call: onnx.NodeProto, function: onnx.FunctionProto, outer: Versions, prefix: str
 ) -> Sequence[Located]:
+    """Return the nodes of a function in place of a call.
+
+    Parameters
+    ----------
+    call : NodeProto
+        The node that calls it.
+    function : FunctionProto
+        What it calls.
+    outer : mapping of str to int
+        Opsets of the call; the function's own imports prevail.
+    prefix : str
+        In front of the names of tensors and nodes inside.
+
+    Returns
+    -------
+    sequence of (NodeProto, mapping)
+
+    Raises
+    ------
+    ModelError
+        If the call has more inputs or outputs than the function.
+    """
     label = call.name or call.op_type
     if len(call.input) > len(function.input) or len(call.output) > len(function.output):
         raise ModelError(f"{call.op_type} `{label}`: more inputs or outputs than the function has")
     names = dict.fromkeys(function.input, "")
     names.update(zip(function.input, call.input, strict=False))
-    copies: list[Located] = []
     own = {_domain(e.domain): e.version for e in function.opset_import}
     versions = {**outer, **own}
+    passed: list[Located] = []
     for formal, actual in zip(function.output, call.output, strict=False):
         if not actual:
             continue
         if formal in names:  # an input passed through
             node = helper.make_node("Identity", [names[formal]], [actual], f"{label}/{formal}")
-            copies.append((node, versions))
+            passed.append((node, versions))
         else:
             names[formal] = actual
-    given = {a.name: a for a in call.attribute}
-    defaults = {a.name: a for a in function.attribute_proto}
-    prefix = f"{label}.{serial}/"
-    for inner in function.node:
-        node = onnx.NodeProto()
-        node.CopyFrom(inner)
-        node.name = prefix + (inner.name or (inner.output[0] if inner.output else inner.op_type))
-        del node.input[:], node.output[:], node.attribute[:]
-        node.input.extend(names[i] if i in names else prefix + i if i else "" for i in inner.input)
-        for out in inner.output:
-            if out and out not in names:
-                names[out] = prefix + out
-            node.output.append(names[out] if out else "")
-        for attribute in inner.attribute:
-            if not attribute.ref_attr_name:
-                node.attribute.append(attribute)
+    given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+    for inner in function.node:  # what is not sorted reads names that are made below
+        for name in (*inner.input, *inner.output):
+            if name and name not in names:
+                names[name] = prefix + name
+    copies = [_copy(n, names, prefix, given) for n in function.node]
+    return [*passed, *((node, versions) for node in copies)]
+
+
+def copy_of_subgraph(
+    graph: onnx.GraphProto, inputs: Sequence[str], prefix: str
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]:
+    """Return nodes, initializers and outputs of a subgraph under names of their own.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        Body of an If, Loop or Scan.
+    inputs : sequence of str
+        What its inputs are.
+    prefix : str
+        In front of the names that are defined inside.
+
+    Returns
+    -------
+    nodes : list of NodeProto
+    initializers : list of TensorProto
+    outputs : list of str
+    """
+    names = {value.name: actual for value, actual in zip(graph.input, inputs, strict=True)}
+    fixed: list[onnx.TensorProto] = []
+    for tensor in graph.initializer:
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        copy.name = names.setdefault(tensor.name, prefix + tensor.name)
+        fixed.append(copy)
+    for node in graph.node:
+        names.update((o, prefix + o) for o in node.output if o and o not in names)
+    nodes = [_copy(node, names, prefix, None) for node in graph.node]
+    return nodes, fixed, [names.get(o.name, o.name) for o in graph.output]
+
+
+def _copy(
+    inner: onnx.NodeProto,
+    names: Mapping[str, str],
+    prefix: str,
+    given: Mapping[str, AttributeProto] | None,
+) -> onnx.NodeProto:
+    """Return a node under new names; `given` are attributes that a function was called with."""
+    node = onnx.NodeProto()
+    node.CopyFrom(inner)
+    node.name = prefix + (inner.name or (inner.output[0] if inner.output else inner.op_type))
+    del node.input[:], node.output[:], node.attribute[:]
+    node.input.extend(names.get(i, i) for i in inner.input)
+    node.output.extend(names.get(o, o) for o in inner.output)
+    for attribute in inner.attribute:
+        copy = AttributeProto()
+        if attribute.ref_attr_name and given is not None:
+            source = given.get(attribute.ref_attr_name)
+            if source is None:
                 continue
-            source = given.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
-            if source is not None:
-                copy = AttributeProto()
-                copy.CopyFrom(source)
-                copy.name = attribute.name
-                node.attribute.append(copy)
-        copies.append((node, versions))
-    return copies
+            copy.CopyFrom(source)
+            copy.name = attribute.name
+        else:
+            copy.CopyFrom(attribute)
+            for graph in [copy.g] if copy.HasField("g") else copy.graphs:
+                _rename(graph, names, given)
+        node.attribute.append(copy)
+    return node
+
+
+def _rename(
+    graph: onnx.GraphProto, names: Mapping[str, str], given: Mapping[str, AttributeProto] | None
+) -> None:
+    """Let a subgraph read the new names of what is defined around it."""
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    own.update(o for node in graph.node for o in node.output)
+    outer = {old: new for old, new in names.items() if old not in own}
+    nodes = [_copy(node, outer, "", given) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in graph.output:
+        value.name = outer.get(value.name, value.name)

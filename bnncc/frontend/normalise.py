@@ -125,9 +125,6 @@ def _reduce(before: int) -> Rule:
             axes = node.attrs.pop("axes")
             _set_input(node, 1, _ints(graph, axes, f"{node.name}.axes"))
         node.attrs.setdefault("keepdims", 1)
-        if node.attrs.get("noop_with_empty_axes") and len(node.inputs) == 1:
-            return [Node("Identity", node.inputs, node.outputs, {}, node.name)]
-        node.attrs.pop("noop_with_empty_axes", None)
         return None
 
     return rule
@@ -222,7 +219,10 @@ def _window(node: Node, version: int, graph: Graph) -> None:
         attrs.setdefault("kernel_shape", list(weight[2:]))
         attrs.setdefault("group", 1)
     else:
-        attrs.pop("storage_order", None)
+        if node.op == "MaxPool" and any(node.outputs[1:]):
+            attrs.setdefault("storage_order", 0)
+        else:
+            attrs.pop("storage_order", None)  # it is about the order of the second output
         attrs.setdefault("ceil_mode", 0)
     if node.op == "AveragePool":
         attrs.setdefault("count_include_pad", 0)
@@ -245,6 +245,38 @@ def _window(node: Node, version: int, graph: Graph) -> None:
         attrs["auto_pad"] = "NOTSET"
         if node.op != "Conv":
             attrs["ceil_mode"] = 0
+
+
+def _conv_transpose(node: Node, version: int, graph: Graph) -> None:
+    """Write out pads; where the output is to be larger than they can make it, pad the output."""
+    attrs, weight = node.attrs, graph.types[node.inputs[1]].shape
+    spatial = graph.types[node.inputs[0]].shape[2:]
+    rank = len(spatial)
+    attrs.setdefault("kernel_shape", list(weight[2:]))
+    for key, value in (("strides", 1), ("dilations", 1), ("output_padding", 0)):
+        attrs[key] = list(attrs.get(key) or [value] * rank)
+    attrs.setdefault("group", 1)
+    kernel = attrs["kernel_shape"]
+    lists = [kernel, *(attrs[k] for k in ("strides", "dilations", "output_padding"))]
+    auto = attrs.setdefault("auto_pad", "NOTSET")
+    if not all(isinstance(d, int) for d in (*spatial, *kernel)) or any(
+        len(values) != rank for values in lists
+    ):
+        return
+    full = [
+        int(n - 1) * s + d * (k - 1) + 1 + more
+        for n, k, s, d, more in zip(spatial, *lists, strict=True)
+    ]
+    if not attrs.get("output_shape") and auto in ("NOTSET", "VALID"):
+        pads = list(attrs.get("pads") or [0] * 2 * rank)
+    else:
+        pads = numeric.transposed_pads(attrs, spatial, attrs["strides"], full)  # type: ignore[arg-type]
+        attrs.pop("output_shape", None)
+    for k in range(rank):
+        if len(pads) == 2 * rank and pads[k + rank] < 0:
+            attrs["output_padding"][k] -= pads[k + rank]
+            pads[k + rank] = 0
+    attrs["pads"], attrs["auto_pad"] = pads, "NOTSET"
 
 
 def _gemm(node: Node, version: int, graph: Graph) -> None:
@@ -301,7 +333,7 @@ def _grid_sample(node: Node, version: int, graph: Graph) -> None:
 def _cast_like(node: Node, version: int, graph: Graph) -> list[Node]:
     dtype = np.dtype(graph.types[node.inputs[1]].dtype)
     to = int(helper.np_dtype_to_tensor_dtype(dtype))
-    return [Node("Cast", node.inputs[:1], node.outputs, {"to": to}, node.name)]
+    return [Node("Cast", node.inputs[:1], node.outputs, {**node.attrs, "to": to}, node.name)]
 
 
 def _scatter(node: Node, version: int, graph: Graph) -> list[Node]:
@@ -313,12 +345,20 @@ def _top_k(node: Node, version: int, graph: Graph) -> None:
         _set_input(node, 1, _ints(graph, [node.attrs.pop("k")], f"{node.name}.k"))
 
 
+def _dft(node: Node, version: int, graph: Graph) -> None:
+    if version < 20:
+        axis = np.asarray(node.attrs.pop("axis", 1), np.int64)
+        _set_input(node, 2, graph.constant(axis, f"{node.name}.axis"))
+
+
 RULES: dict[str, Callable[[Node, int, Graph], list[Node] | None]] = {
     "AveragePool": _window,
     "BatchNormalization": _batch_norm,
     "CastLike": _cast_like,
     "Clip": _clip,
     "Conv": _window,
+    "ConvTranspose": _conv_transpose,
+    "DFT": _dft,
     "Dropout": _dropout,
     "Elu": _defaults(alpha=1.0),
     "Flatten": _flatten,

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, UsageError
-from bnncc.frontend import checks, custom
+from bnncc.frontend import checks
 from bnncc.frontend.annotations import declared, rounded_input
-from bnncc.frontend.channels_last import Columns
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
-from bnncc.frontend.inline import Located, inline
-from bnncc.frontend.linear import as_floats
-from bnncc.frontend.normalise import normalise
-from bnncc.frontend.sequences import plain_tensors
+from bnncc.frontend.inline import inline, local_functions
+from bnncc.frontend.narrow import CARRIERS
+from bnncc.frontend.reader import Reader, graph_nodes
 from bnncc.frontend.text import check_text
-from bnncc.ir.evaluate import OPSET
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 
 
@@ -77,18 +73,14 @@ def _load(
     versions = checks.opsets(proto)
     if proto.graph.sparse_initializer:
         raise UnsupportedOp("sparse initializers are not supported")
-    located = inline(proto, versions)
+    functions = local_functions(proto)
+    located = inline(proto.graph.node, functions, versions)
     if len(located) > checks.MAX_NODES:
         raise ModelError(f"{len(located)} nodes, at most {checks.MAX_NODES} are wanted")
-    names = _names(located)
-    checks.check_operators(
-        [(node, name, opsets) for (node, opsets), name in zip(located, names, strict=True)]
-    )
-    nodes = [_node(node, name) for (node, _), name in zip(located, names, strict=True)]
-    opset_of = {
-        id(node): opsets.get("", versions[""])
-        for node, (_, opsets) in zip(nodes, located, strict=True)
-    }
+    nodes, opsets = [], {}
+    for node, imported in graph_nodes(located):
+        nodes.append(node)
+        opsets[id(node)] = {**imported, "": imported.get("", versions[""])}
     checks.check_names(proto.graph, nodes)
     graph = Graph([], [], [], {}, {}, source)
     read = {i for n in nodes for i in n.inputs} | {o.name for o in proto.graph.output}
@@ -102,100 +94,30 @@ def _load(
         stuck = _in_cycle(nodes)
         raise ModelError(f"{stuck.op} `{stuck.name}`: the graph has a cycle through it") from error
     checks.check_finite(order, infinities=False)
-    folder_pass = Folder(graph)
-    state = _State()
+    folding = Folder(graph)
+    reader = Reader(graph, functions, folder, folding)
     graph.datatypes = declared(proto.graph, graph)
     read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
     for name, kind in graph.datatypes.items():
         for piece in rounded_input(name, read_as[name], kind, graph):
-            folder_pass.emit(piece)
+            folding.emit(piece)
+    for name in graph.inputs:
+        shape, dtype = graph.types[name].shape, graph.types[name].dtype
+        if graph.types[name].static and 0 in shape:  # without elements it is a constant
+            empty = np.zeros([int(d) for d in shape], dtype)
+            read_as[name] = graph.constant(empty, f"{name}.empty")
+            graph.types[name] = TensorType(shape, CARRIERS.get(dtype, dtype))
+        elif dtype in CARRIERS:
+            read_as[name] = reader.narrow_input(name)
     for node in order.nodes:
         node.inputs = [read_as.get(i, i) for i in node.inputs]
-        if node.op == "Constant":
-            _constant(node, graph)
-            continue
-        for piece in _pieces(node, opset_of[id(node)], graph, state):
-            folder_pass.emit(piece)
-    graph = folder_pass.finish()
+        reader.read(node, opsets[id(node)])
     _outputs(proto.graph, graph, bool(input_shapes))
+    for name in graph.outputs:
+        reader.narrow_output(name)
+    graph = folding.finish()
     checks.check_finite(graph, infinities=True)
     return graph
-
-
-@dataclass(frozen=True)
-class _State:
-    """What is known of tensors that other operators make than those which read them."""
-
-    sequences: dict[str, list[str]] = field(default_factory=dict)
-    twins: dict[str, str] = field(default_factory=dict)
-    lowered: dict[str, Columns] = field(default_factory=dict)
-
-
-def _pieces(node: Node, version: int, graph: Graph, state: _State) -> Iterator[Node]:
-    """Yield a node of the file in the newest form; each is added before the next is asked for."""
-    if custom.known(node.op) or (node.op == "MatMul" and node.inputs[0] in state.lowered):
-        for part in custom.read(node, graph, state.lowered):
-            yield from normalise(part, OPSET, graph)
-        return
-    for piece in normalise(plain_tensors(node, graph, state.sequences), version, graph):
-        floats = as_floats(piece, graph, state.twins)
-        yield from [piece] if floats is None else floats
-
-
-def _names(located: Sequence[Located]) -> list[str]:
-    """Return a unique name for each node: the file's, or one made of its first output."""
-    names: list[str] = []
-    used: set[str] = set()
-    for node, _ in located:
-        first = next((o for o in node.output if o), "")
-        stem = node.name or f"{node.op_type}_{first}"
-        name, serial = stem, 1
-        while name in used:
-            serial += 1
-            name = f"{stem}_{serial}"
-        used.add(name)
-        names.append(name)
-    return names
-
-
-def _node(proto: onnx.NodeProto, name: str) -> Node:
-    attrs = {a.name: _attribute(a, f"{proto.op_type} `{name}`") for a in proto.attribute}
-    covers = (name,) if proto.op_type in ("Conv", "Gemm", "MatMul") else ()
-    op = checks.op_name(proto)
-    return Node(op, list(proto.input), list(proto.output), attrs, name, covers)
-
-
-def _attribute(attribute: onnx.AttributeProto, where: str) -> Any:
-    if attribute.ref_attr_name:
-        raise ModelError(f"{where}: attribute `{attribute.name}` refers to one of a function")
-    kind = attribute.type
-    if kind == AttributeProto.TENSOR:
-        return to_array(attribute.t, None, f"{where}: attribute `{attribute.name}`")
-    if kind == AttributeProto.STRING:
-        return attribute.s.decode("utf-8", "replace")
-    if kind == AttributeProto.STRINGS:
-        return [s.decode("utf-8", "replace") for s in attribute.strings]
-    if kind in (AttributeProto.FLOAT, AttributeProto.INT):
-        return helper.get_attribute_value(attribute)
-    if kind in (AttributeProto.FLOATS, AttributeProto.INTS):
-        return list(helper.get_attribute_value(attribute))
-    raise UnsupportedOp(f"{where}: the type of attribute `{attribute.name}` is not supported")
-
-
-def _constant(node: Node, graph: Graph) -> None:
-    where = f"Constant `{node.name}`"
-    if len(node.attrs) != 1:
-        raise ModelError(f"{where}: has {len(node.attrs)} attributes, one value is wanted")
-    key, value = next(iter(node.attrs.items()))
-    if key == "value":
-        array = value
-    elif key in ("value_int", "value_ints"):
-        array = np.array(value, np.int64)
-    elif key in ("value_float", "value_floats"):
-        array = np.array(value, np.float32)
-    else:
-        raise UnsupportedOp(f"{where}: `{key}` is not supported")
-    _add_constant(graph, node.outputs[0], array)
 
 
 def _add_constant(graph: Graph, name: str, value: np.ndarray[Any, Any]) -> None:
@@ -255,21 +177,9 @@ def _inputs(
         checks.elements(shape, where)
         if len(shape) > checks.MAX_RANK:
             raise ShapeError(f"{where}: has {len(shape)} axes, at most {checks.MAX_RANK}")
-        if 0 in shape:
-            raise ShapeError(f"{where}: has shape {list(shape)}, sizes above 0 are wanted")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-        _refuse_packed(where, dtype)
         graph.types[value.name] = TensorType(shape, dtype)
         graph.inputs.append(value.name)
-
-
-def _refuse_packed(where: str, dtype: str) -> None:
-    if dtype in checks.PACKED:
-        raise UnsupportedOp(
-            f"{where}: is {dtype}, which has less than a byte; only weights and tensors inside of "
-            "the network can be",
-            hint="cast it to int8 or float32 in the model",
-        )
 
 
 def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:
@@ -301,7 +211,7 @@ def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> t
             f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"
         )
     for axis, (new, old) in enumerate(zip(dims, shape or dims, strict=True)):
-        if (isinstance(new, int) and new <= 0) or (axis and isinstance(old, int) and new != old):
+        if (isinstance(new, int) and new < 0) or (axis and isinstance(old, int) and new != old):
             raise ShapeError(
                 f"{where}: --input-shape gives {list(dims)}, the model's shape is "
                 f"{list(shape or ())}"
@@ -317,7 +227,8 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
         if value.name not in graph.types:
             raise UnsupportedOp(f"{where}: is not a tensor")
         found = graph.types[value.name]
-        _refuse_packed(where, found.dtype)
+        if 0 in found.shape:
+            raise ShapeError(f"{where}: has no elements, its shape is {list(found.shape)}")
         if kind.elem_type in checks.DTYPES:
             declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
             if declared != found.dtype:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.ir.graph import Graph, Node, TensorType
+
+MAX_TABLE = 1 << 26
+"""Elements of the largest constant that stands for a part of an operator."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +51,133 @@ class Pieces:
     def constant(self, value: Any) -> str:
         """Return the name of a float32 constant."""
         return self.graph.constant(np.asarray(value, np.float32), self.node.outputs[0])
+
+
+@dataclass
+class Expression:
+    """Writes what stands for a node as an expression: each call adds a node and names its result.
+
+    Attributes
+    ----------
+    node : Node
+        What the nodes stand for.
+    graph : Graph
+        Gets the constants; the nodes are added to it by who asked for them.
+    nodes : list of Node
+        What was written so far, in the newest opset's form.
+    final : set of int
+        Identities of the nodes that stay as they are.
+    """
+
+    node: Node
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    final: set[int] = field(default_factory=set)
+
+    @property
+    def where(self) -> str:
+        """Operator and name of the node, for messages."""
+        return f"{self.node.op} `{self.node.name}`"
+
+    def input(self, k: int) -> str:
+        """Return input `k` of the node, nothing where it is left out."""
+        return self.node.inputs[k] if k < len(self.node.inputs) else ""
+
+    def type(self, k: int = 0) -> TensorType:
+        """Return the type of input `k`."""
+        return self.graph.types[self.node.inputs[k]]
+
+    def shape(self, k: int = 0) -> list[int]:
+        """Return the shape of input `k`, all of whose sizes must be known.
+
+        Raises
+        ------
+        ShapeError
+            If one is not.
+        """
+        kind = self.type(k)
+        if not kind.static:
+            raise ShapeError(
+                f"{self.where}: its input has shape {list(kind.shape)}, fixed sizes are wanted",
+                hint="give the shape: --input-shape NAME:1x3x224x224",
+            )
+        return [int(d) for d in kind.shape]
+
+    def fixed(self, k: int) -> np.ndarray | None:
+        """Return the constant that input `k` is, None where it is left out.
+
+        Raises
+        ------
+        UnsupportedOp
+            If it is computed.
+        """
+        name = self.input(k)
+        if name and name not in self.graph.constants:
+            raise UnsupportedOp(f"{self.where}: its input {k} is computed, a constant is wanted")
+        return self.graph.constants[name] if name else None
+
+    def room(self, *sizes: int) -> None:
+        """Refuse a table of `sizes` that is too large to be made.
+
+        Raises
+        ------
+        ShapeError
+            If it is.
+        """
+        if any(s < 0 for s in sizes) or math.prod(sizes) > MAX_TABLE:
+            raise ShapeError(
+                f"{self.where}: needs a table of shape {list(sizes)}, at most {MAX_TABLE} elements "
+                "are wanted"
+            )
+
+    def as_is(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Add a node that is not to be written as simpler ones again."""
+        made = self(op, *inputs, **attrs)
+        self.final.add(id(self.nodes[-1]))
+        return made
+
+    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Add a node with one output and return it; `covers` is no attribute, but the node's."""
+        return self.several(op, inputs, 1, **attrs)[0]
+
+    def several(self, op: str, inputs: Sequence[str], count: int, **attrs: Any) -> list[str]:
+        """Add a node with `count` outputs and return them."""
+        covers = attrs.pop("covers", ())
+        stem = next(o for o in self.node.outputs if o)
+        made = [self.graph.fresh(f"{stem}.{op.lower()}") for _ in range(count)]
+        self.nodes.append(Node(op, list(inputs), made, attrs, self.node.name, covers))
+        return made
+
+    def give(self, name: str, output: int) -> None:
+        """Let the tensor `name` be an output of the node, if that is wanted."""
+        outputs = self.node.outputs
+        if output < len(outputs) and outputs[output]:
+            self.nodes.append(Node("Identity", [name], [outputs[output]], {}, self.node.name))
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """Return the name of a constant."""
+        return self.graph.constant(np.asarray(value, np.dtype(dtype)), self.node.name)
+
+    def ints(self, *values: int) -> str:
+        """Return the name of a constant vector of int64."""
+        return self.graph.constant(np.asarray(values, np.int64), self.node.name)
+
+    def cast(self, x: str, dtype: str) -> str:
+        """Return `x` as `dtype`."""
+        return self("Cast", x, to=int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """Return `x` in another shape; 0 keeps a dimension."""
+        return self("Reshape", x, self.ints(*shape))
+
+    def squeeze(self, x: str, *axes: int) -> str:
+        """Return `x` without `axes`."""
+        return self("Squeeze", x, self.ints(*axes))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """Return `x` with more `axes`."""
+        return self("Unsqueeze", x, self.ints(*axes))
+
+    def at(self, x: str, index: int, axis: int) -> str:
+        """Return one slice of `x`, without its axis."""
+        return self("Gather", x, self.constant(index, "int64"), axis=axis)

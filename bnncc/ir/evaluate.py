@@ -40,7 +40,7 @@ def evaluate_node(
         One per input of the node; None where the input is absent. Elementwise operators broadcast,
         so that an axis of trial values may be put in front.
     types : mapping of str to TensorType, optional
-        Not needed by ONNX operators.
+        Those of the node's outputs are used where onnx.reference gives wider ones.
 
     Returns
     -------
@@ -54,12 +54,11 @@ def evaluate_node(
     InputError
         If an index is outside its tensor, or an integer is divided by 0.
     """
-    del types
     require(node, inputs)
     function = FUNCTIONS.get(node.op)
     with np.errstate(all="ignore"):
         if function is None:
-            return _reference(node, inputs)
+            return _reference(node, inputs, types or {})
         results = function(node.attrs, list(inputs), len(node.outputs))
     return [np.asarray(r) for r in results]
 
@@ -117,7 +116,7 @@ def evaluate(
     return {k: values[k] if k in values else graph.constants[k] for k in wanted}
 
 
-def _reference(node: Node, inputs: Inputs) -> list[Array]:
+def _reference(node: Node, inputs: Inputs, types: Mapping[str, TensorType]) -> list[Array]:
     """Run one node of the default domain through onnx.reference."""
     from onnx.reference import ReferenceEvaluator
 
@@ -152,6 +151,11 @@ def _reference(node: Node, inputs: Inputs) -> list[Array]:
     made = [np.asarray(next(results)) if o else np.zeros(0) for o in outs]
     if any(v.dtype == np.float64 for v in given.values()):
         return made
+    if all(not o or o in types for o in node.outputs):
+        return [
+            v.astype(types[o].dtype) if o and v.dtype.kind == "f" else v
+            for o, v in zip(node.outputs, made, strict=True)
+        ]
     first = next((v.dtype for v in given.values()), np.dtype(np.float32))
     narrow = first if first.kind == "f" else np.dtype(np.float32)  # some promote on the way
     return [v.astype(narrow) if v.dtype == np.float64 else v for v in made]

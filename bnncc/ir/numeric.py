@@ -238,7 +238,7 @@ def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]
     full = [
         s * (n - 1) + span + 1 + m for s, n, span, m in zip(strides, size, spans, more, strict=True)
     ]
-    pads = _transposed_pads(attrs, size, strides, full)
+    pads = transposed_pads(attrs, size, strides, full)
     stuffed = np.zeros(
         (*x.shape[:2], *(s * (n - 1) + 1 for s, n in zip(strides, size, strict=True))), x.dtype
     )
@@ -257,7 +257,7 @@ def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]
     return conv(stuffed[inside], filters, bias, {**plain, "auto_pad": "NOTSET"})
 
 
-def _transposed_pads(
+def transposed_pads(
     attrs: dict[str, Any], size: Sequence[int], strides: Sequence[int], full: Sequence[int]
 ) -> list[int]:
     """Return pads at the beginnings, then at the ends; `full` is the result without any."""
@@ -265,8 +265,8 @@ def _transposed_pads(
     if not wanted and auto in ("NOTSET", "VALID"):
         return list(attrs.get("pads") or [0] * 2 * len(size))
     out = list(wanted or (n * s for n, s in zip(size, strides, strict=True)))[-len(size) :]
-    total = [max(0, f - o) for f, o in zip(full, out, strict=True)]
-    first = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
+    total = [f - o for f, o in zip(full, out, strict=True)]
+    first = [max(0, t // 2 if auto == "SAME_UPPER" else t - t // 2) for t in total]
     return [*first, *(t - f for t, f in zip(total, first, strict=True))]
 
 

@@ -23,6 +23,7 @@ from bnncc.ir.quantizers import (
     quant,
     quantize_linear,
 )
+from bnncc.ir.resize import resize
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -66,7 +67,10 @@ def _divide(a: Array, b: Array) -> Array:
 
 
 def _power(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    return [np.power(ins[0], ins[1].astype(ins[0].dtype)).astype(ins[0].dtype)]
+    base, exponent = ins
+    if base.dtype.kind == "f" or exponent.dtype.kind in "iub":
+        exponent = exponent.astype(base.dtype)
+    return [np.power(base, exponent).astype(base.dtype)]
 
 
 def _modulo(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
@@ -121,6 +125,11 @@ def _erf(x: Array) -> Array:
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype) if x.size else x
 
 
+def _range(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    start, limit, delta = (x.reshape(-1)[0] for x in ins)
+    return [np.arange(start, limit, delta, dtype=ins[0].dtype)]
+
+
 def _where(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     return [np.where(ins[0], ins[1], ins[2])]
 
@@ -146,10 +155,9 @@ def _reduce(function: Callable[..., Any]) -> Function:
     def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
         x = ins[0]
         axes = ins[1].tolist() if len(ins) > 1 and ins[1] is not None else []
-        if not axes and attrs.get("noop_with_empty_axes"):
-            return [x]
         keep = bool(attrs.get("keepdims", 1))
-        result = function(x, tuple(axes) if axes else None, keep)
+        every = None if not attrs.get("noop_with_empty_axes") else ()  # of no axis: only its map
+        result = function(x, tuple(axes) if axes else every, keep)
         return [np.asarray(result).astype(x.dtype)]
 
     return run
@@ -157,6 +165,20 @@ def _reduce(function: Callable[..., Any]) -> Function:
 
 def _wide(x: Array) -> Array:
     return x.astype(np.float64) if x.dtype.kind == "f" else x
+
+
+def _extreme(
+    function: Callable[..., Any], x: Array, axes: tuple[int, ...] | None, keep: bool
+) -> Any:
+    """Return maxima or minima; those of nothing are the least or the greatest there is."""
+    if x.size:
+        return function(x, axes, keepdims=keep)
+    sign = -1.0 if function is np.max else 1.0
+    if x.dtype.kind in "iu":
+        bounds = np.iinfo(x.dtype)
+        return function(x, axes, keepdims=keep, initial=bounds.min if sign < 0 else bounds.max)
+    initial = sign > 0 if x.dtype.kind == "b" else sign * np.inf
+    return function(x, axes, keepdims=keep, initial=initial)
 
 
 def _arg(function: Callable[..., Any]) -> Function:
@@ -275,9 +297,9 @@ FUNCTIONS: dict[str, Function] = {
         for op, f in {
             "L1": lambda x, axes, keep: np.sum(np.abs(_wide(x)), axes, keepdims=keep),
             "L2": lambda x, axes, keep: np.sqrt(np.sum(_wide(x) ** 2, axes, keepdims=keep)),
-            "Max": lambda x, axes, keep: np.max(x, axes, keepdims=keep),
+            "Max": lambda x, axes, keep: _extreme(np.max, x, axes, keep),
             "Mean": numeric.mean,
-            "Min": lambda x, axes, keep: np.min(x, axes, keepdims=keep),
+            "Min": lambda x, axes, keep: _extreme(np.min, x, axes, keep),
             "Prod": lambda x, axes, keep: np.prod(_wide(x), axes, keepdims=keep),
             "Sum": lambda x, axes, keep: np.sum(_wide(x), axes, keepdims=keep),
             "SumSquare": lambda x, axes, keep: np.sum(_wide(x) ** 2, axes, keepdims=keep),
@@ -317,8 +339,9 @@ FUNCTIONS: dict[str, Function] = {
     "Mod": _modulo,
     "Pad": shaping.pad,
     "Pow": _power,
-    "Range": lambda attrs, ins, _: [np.arange(ins[0], ins[1], ins[2], dtype=ins[0].dtype)],
+    "Range": _range,
     "Reshape": shaping.reshape,
+    "Resize": resize,
     "Shape": shaping.shape,
     "Size": lambda attrs, ins, _: [np.array(ins[0].size, np.int64)],
     "Slice": shaping.slice_,

@@ -136,5 +136,6 @@ def space_to_depth(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]
     """Evaluate SpaceToDepth."""
     x, b = ins[0], attrs["blocksize"]
     n, c, h, w = x.shape
-    y = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if attrs.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    y = x.reshape(n, c, h // b, b, w // b, b).transpose(order)
     return [y.reshape(n, c * b * b, h // b, w // b)]

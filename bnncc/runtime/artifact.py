@@ -208,7 +208,7 @@ class Artifact:
 
         arrays = read_npz(path, names=known, check=check)
         self._check_names(arrays, source=f"{path}: ")
-        return arrays
+        return {name: _typed(array, known[name]) for name, array in arrays.items()}
 
     def session(self, *, threads: int | None = None) -> Session:
         """Return this thread's virtual machine, made on first use, here or on `device`.
@@ -285,3 +285,8 @@ class Artifact:
             raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
         if missing := [name for name in wanted if name not in given]:
             raise InputError(f"{source}input `{missing[0]}` is missing", hint=hint)
+
+
+def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """Return an array of a file as what it was stored as."""
+    return array.view(info.dtype) if stored_as(array.dtype, info.dtype) else array

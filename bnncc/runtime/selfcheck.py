@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any]
 RELATIVE = 1e-4
 """How far floats may be apart, of the largest value of their tensor."""
 
+_HALVES = {"float16": 2.0**-7, "bfloat16": 2.0**-4}  # eight roundings
+
 STYLES = ("ordinary", "edges", "zeros", "wide")
 """What checks are made of, in turn.
 
@@ -180,19 +182,26 @@ def agree(mine: Array, wanted: Array, top: float | None = None) -> bool:
 
 def differs(mine: Array, wanted: Array, top: float | None = None) -> Array:
     """Return where two tensors of one type and shape disagree, as `agree` has it."""
-    if mine.dtype.kind != "f":
+    if not _floating(mine.dtype):
         return np.asarray(mine != wanted)
+    relative = _HALVES.get(mine.dtype.name, RELATIVE)
+    a, b = mine.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
-        off = np.where(mine == wanted, 0.0, np.abs(mine.astype(np.float64) - wanted))
-    off = np.where(np.isnan(mine) & np.isnan(wanted), 0.0, off)
+        off = np.where(a == b, 0.0, np.abs(a - b))
+    off = np.where(np.isnan(a) & np.isnan(b), 0.0, off)
     if top is None:
         top = largest(wanted)
-    return ~(off <= RELATIVE * max(top, 1e-30))
+    return ~(off <= relative * max(top, 1e-30))
+
+
+def _floating(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def largest(values: Array) -> float:
     """Return the largest finite magnitude."""
-    return float(np.abs(values[np.isfinite(values)], dtype=np.float64).max(initial=0.0))
+    wide = values.astype(np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 
 
 def gap(mine: Array, wanted: Array) -> float:
@@ -333,7 +342,7 @@ def pack(
                 arrays[_name("input", i, number)] = check.inputs[info.name]
         for j, info in enumerate(outputs):
             value = np.asarray(check.outputs[info.name])
-            top = largest(value) if value.dtype.kind == "f" else 0.0
+            top = largest(value) if _floating(value.dtype) else 0.0
             entry["outputs"].append({"shape": list(value.shape), "top": top})
             room = share // len(outputs)
             sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
@@ -398,13 +407,23 @@ def unpack(
             io.BytesIO(data), names=known, source=_MEMBER,
             check=lambda name, shape, dtype: _check(known[name], name, shape, dtype),
         )  # fmt: skip
-        return _stored(arrays, inputs, outputs)
+        typed = {name: _typed(array, *known[name]) for name, array in arrays.items()}
+        return _stored(typed, inputs, outputs)
     except InputError as error:
         raise ArtifactError(str(error), hint="compile it again") from error
 
 
+def _typed(array: Array, kind: str, info: Any) -> Array:
+    """Return a stored array in the type of its tensor: files of NumPy's know no bfloat16."""
+    from bnncc.runtime.session import stored_as
+
+    if kind in ("input", "output") and stored_as(array.dtype, info.dtype):
+        return array.view(info.dtype)
+    return array
+
+
 def _check(known: tuple[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    from bnncc.runtime.session import check_tensor
+    from bnncc.runtime.session import check_tensor, stored_as
 
     kind, info = known
     if kind == "recipe":
@@ -412,7 +431,7 @@ def _check(known: tuple[str, Any], name: str, shape: tuple[int, ...], dtype: Any
     elif kind == "where":
         ok = len(shape) == 1 and dtype in (np.uint32, np.uint64)
     elif kind == "output" and len(shape) == 1:
-        ok = dtype == info.dtype  # some values, or all
+        ok = dtype == info.dtype or stored_as(dtype, info.dtype)  # some values, or all
     else:
         check_tensor(info, shape, dtype, {}, what="array", source=f"{_MEMBER}: ")
         return

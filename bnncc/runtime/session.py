@@ -26,6 +26,12 @@ _KERNEL_SECONDS = 100e-6  # of one repeat: short beside what a busy machine inte
 _KERNEL_SECONDS_IN_ALL = 2.0  # of a slow kernel
 
 
+def stored_as(dtype: np.dtype, wanted: str) -> bool:
+    """Whether `dtype` is how NumPy's files write `wanted`: bfloat16 as two bytes of no type."""
+    kind = np.dtype(wanted)
+    return bool(dtype.kind == kind.kind == "V" and dtype.itemsize == kind.itemsize)
+
+
 def check_tensor(
     info: TensorInfo,
     shape: tuple[int, ...],
@@ -42,6 +48,8 @@ def check_tensor(
     InputError
         If they do not fit.
     """
+    if stored_as(dtype, info.dtype):
+        dtype = np.dtype(info.dtype)
     if shape == info.shape and dtype == info.dtype:
         return
     where = f"{source}{what} `{info.name}`"
@@ -130,6 +138,10 @@ class Session:
         """Return `array`, which is all of `owner`, as a tensor; in place if its memory serves."""
         import tvm_ffi
 
+        if array.dtype.kind == "V":  # NumPy exchanges no bfloat16
+            import tvm
+
+            return tvm.runtime.tensor(np.ascontiguousarray(array))
         if array.flags.c_contiguous and array.dtype.isnative:
             aligned = array.ctypes.data % ALIGNMENT == 0
             if aligned and (owner is not array or array.flags.writeable):
@@ -174,7 +186,10 @@ class Session:
 
     def arrays(self, result: Any) -> list[np.ndarray]:
         """Return what `main` returned as arrays of the caller's own."""
-        return [np.array(np.from_dlpack(tensor)) for tensor in self.flatten(result)]
+        return [
+            tensor.numpy() if str(tensor.dtype) == "bfloat16" else np.array(np.from_dlpack(tensor))
+            for tensor in self.flatten(result)
+        ]
 
     @staticmethod
     def flatten(result: Any) -> list[Any]:

@@ -4,7 +4,7 @@ The graph is evaluated node by node with NumPy. Conv, Gemm, MatMul, BatchNormali
 are written here (im2col, accumulation in float64, result rounded once to float32); when both
 operands of a product are integer multiples of a scale (up to rounding noise, as straight-through
 estimators leave it), the accumulator is an exact integer. Every other operator is `onnx.reference`.
-It shares no code with the compiler.
+It shares no code with the compiler. It is over 400 lines because it is read from top to bottom.
 
 Beside each value runs `err`, a conservative ``sum|terms|`` of the rounded operations it came from:
 0 for inputs, constants, signs and exact integers. A sign, comparison or rounding whose distance to
@@ -114,9 +114,15 @@ def _crop(arrays: list[np.ndarray | None]) -> list[np.ndarray | None]:
 class _Node:
     """One node, ready to be evaluated on any number of inputs."""
 
-    def __init__(self, node: onnx.NodeProto, model: onnx.ModelProto):
+    def __init__(
+        self,
+        node: onnx.NodeProto,
+        model: onnx.ModelProto,
+        around: Mapping[str, np.ndarray] | None = None,
+    ):
         self.node = node
         self.model = model
+        self.around = {} if around is None else around  # what its subgraphs may read
         self.fallback: ReferenceEvaluator | None = None
 
     def _reference(self, arrays: list[np.ndarray | None]) -> list[np.ndarray]:
@@ -124,11 +130,12 @@ class _Node:
             arrays = _crop(arrays)
         names = [n for n in self.node.input if n]
         if self.fallback is None:
-            infos = [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(names)]
+            infos = [onnx.ValueInfoProto(name=n) for n in dict.fromkeys([*names, *self.around])]
             outs = [onnx.ValueInfoProto(name=n) for n in self.node.output if n]
             graph = helper.make_graph([self.node], "one", infos, outs)
             self.fallback = self._evaluator(graph)
         given = {n: a for n, a in zip(self.node.input, arrays, strict=True) if n}
+        given = {**self.around, **given}
         results = iter(self.fallback.run(None, given))
         return [np.asarray(next(results)) if n else np.zeros(()) for n in self.node.output]
 
@@ -274,7 +281,9 @@ def evaluate(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray
     with np.errstate(all="ignore"):
         for node in list(_ordered(graph, done.values)):
             ins = [done.values[n] if n else None for n in node.input]
-            outs = _Node(node, model)(ins, done.ties)
+            nested = any(a.HasField("g") for a in node.attribute)
+            around = {n: v.data for n, v in done.values.items()} if nested else None
+            outs = _Node(node, model, around)(ins, done.ties)
             done.values.update({n: v for n, v in zip(node.output, outs, strict=True) if n})
     return done
 

@@ -1,0 +1,217 @@
+"""Relax of the operators that TVM's ONNX importer has not, or not in all their forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from bnncc.errors import UnsupportedOp
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.resize import Taps, taps
+
+DENSE_TAPS = 16
+"""With more taps than this, an axis is resized by a matrix product."""
+
+Args = list[Any]
+Converter = Callable[[relax.BlockBuilder, Node, Args, Graph], "relax.Expr | None"]
+
+
+def convert(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    """Return the Relax expression of a node, or None if TVM's importer is to make it.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        Emits what lies on the way.
+    node : Node
+        Of the physical graph.
+    args : list of relax.Expr or None
+        Its inputs.
+    graph : Graph
+        Types and constants.
+
+    Returns
+    -------
+    relax.Expr or None
+
+    Raises
+    ------
+    UnsupportedOp
+        If an input that decides the code is computed.
+    """
+    rule = _TABLE.get(node.op)
+    return None if rule is None else rule(bb, node, args, graph)
+
+
+def _fixed(node: Node, graph: Graph, first: int) -> list[np.ndarray | None]:
+    """Return the inputs from `first` on, which must be constants, None where left out."""
+    values: list[np.ndarray | None] = []
+    for k, name in enumerate(node.inputs[first:], first):
+        if name and name not in graph.constants:
+            raise UnsupportedOp(
+                f"{graph.source}: {node.op} `{node.name}`: its input {k} is computed, a "
+                "constant is wanted"
+            )
+        values.append(graph.constants[name] if name else None)
+    return values
+
+
+def _resize(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    kind, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
+    where = f"{graph.source}: {node.op} `{node.name}`"
+    changed = [
+        k for k, (a, b) in enumerate(zip(kind.shape, out.shape, strict=True)) if isinstance(a, int)
+    ]
+    given = _fixed(node, graph, 1)
+    # a symbolic axis is not resized; any size stands for it
+    shape = [d if isinstance(d, int) else 1 for d in kind.shape]
+    tables = taps(node.attrs, [None, *given], shape, where)
+    if any(t.axis not in changed for t in tables):
+        raise UnsupportedOp(f"{where}: resizes an axis whose size is not known")
+    x, dtype = args[0], kind.dtype
+    plain = all(t.plain for t in tables)
+    work = dtype if plain or dtype in ("float32", "float64") else "float32"
+    if work != dtype:
+        x = relax.op.astype(x, work)
+    for table in tables:
+        x = bb.emit(_resized(x, table, len(shape), work))
+    mask = np.zeros((1,) * len(shape), bool)
+    for table in tables:
+        mask = mask | table.outside.reshape(
+            [-1 if k == table.axis else 1 for k in range(len(shape))]
+        )
+    if mask.any():
+        value = relax.const(np.asarray(node.attrs.get("extrapolation_value", 0.0), work), work)
+        x = bb.emit(relax.op.where(relax.const(mask, "bool"), value, x))
+    return x if work == dtype else relax.op.astype(x, dtype)
+
+
+def _resized(x: relax.Expr, table: Taps, rank: int, dtype: str) -> relax.Expr:
+    """Return `x` with one axis resized."""
+    count, size = table.index.shape[1], int(x.ty.shape.values[table.axis])
+    if count > DENSE_TAPS:
+        matrix = np.zeros((size, len(table.index)))
+        rows = np.arange(len(table.index))
+        for k in range(count):
+            np.add.at(matrix, (table.index[:, k], rows), table.weight[:, k])
+        order = [k for k in range(rank) if k != table.axis] + [table.axis]
+        back = [int(k) for k in np.argsort(order)]
+        turned = relax.op.permute_dims(x, order)
+        product = relax.op.matmul(turned, relax.const(matrix.astype(dtype), dtype))
+        return relax.op.permute_dims(product, back)
+    column = [-1 if k == table.axis else 1 for k in range(rank)]
+    total = None
+    for k in range(count):
+        part = relax.op.take(x, relax.const(table.index[:, k], "int64"), axis=table.axis)
+        if not table.plain:
+            weight = table.weight[:, k].reshape(column).astype(dtype)
+            part = relax.op.multiply(part, relax.const(weight, dtype))
+        total = part if total is None else relax.op.add(total, part)
+    return total
+
+
+def _pad(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    mode = node.attrs.get("mode", "constant")
+    if mode == "constant":
+        return None
+    pads, _, axes, *_ = [*_fixed(node, graph, 1), None, None, None]
+    assert pads is not None
+    kind, x = graph.types[node.inputs[0]], args[0]
+    rank = len(kind.shape)
+    half = pads.size // 2
+    for k in range(half):
+        axis = int(axes[k]) % rank if axes is not None else k
+        low, high = int(pads[k]), int(pads[k + half])
+        if not low and not high:
+            continue
+        size = kind.shape[axis]
+        if not isinstance(size, int):
+            raise UnsupportedOp(
+                f"{graph.source}: {node.op} `{node.name}`: pads an axis whose size is not known"
+            )
+        index = np.arange(size)[max(0, -low) : size - max(0, -high)]
+        index = np.pad(index, (max(0, low), max(0, high)), mode=mode)
+        x = bb.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
+    return x
+
+
+def _bit_cast(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    dtype = graph.types[node.outputs[0]].dtype
+    if "bool" in (dtype, graph.types[node.inputs[0]].dtype):
+        return relax.op.astype(args[0], dtype)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bits")
+
+    return bb.emit_te(compute, args[0])
+
+
+def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    """Repeat by tables of positions."""
+    # TVM takes positions modulo the size, and its LLVM drops the modulo of a power of two where it
+    # gathers by AVX-512.
+    times = _fixed(node, graph, 1)[0]
+    assert times is not None
+    x = args[0]
+    for axis, (count, size) in enumerate(
+        zip(times.reshape(-1).tolist(), graph.types[node.inputs[0]].shape, strict=True)
+    ):
+        if count == 1:
+            continue
+        if not isinstance(size, int):
+            raise UnsupportedOp(
+                f"{graph.source}: {node.op} `{node.name}`: repeats an axis whose size is not known"
+            )
+        index = np.tile(np.arange(size), count)
+        x = bb.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
+    return x
+
+
+def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    """Reduce floats from the infinity on; TVM's own begins with the largest finite number."""
+    kind = graph.types[node.inputs[0]]
+    if kind.dtype not in ("float16", "float32", "float64") or not kind.shape:
+        return None
+    given = _fixed(node, graph, 1)
+    rank = len(kind.shape)
+    axes = range(rank) if not given or given[0] is None else given[0].reshape(-1).tolist()
+    reduced = sorted({int(a) % rank for a in axes})
+    keep = bool(node.attrs.get("keepdims", 1))
+    largest = node.op == "ReduceMax"
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        reducer = te.comm_reducer(
+            lambda a, b: tirx.max(a, b) if largest else tirx.min(a, b),
+            lambda t: tirx.const(-np.inf if largest else np.inf, t),
+        )
+        over = {a: te.reduce_axis((0, x.shape[a]), f"k{a}") for a in reduced}
+        shape = [1 if a in over else d for a, d in enumerate(x.shape) if keep or a not in over]
+
+        def body(*at: Any) -> Any:
+            rest = iter(at)
+            index = []
+            for a in range(rank):
+                if a in over:
+                    index.append(over[a])
+                    if keep:
+                        next(rest)
+                else:
+                    index.append(next(rest))
+            return reducer(x(*index), axis=list(over.values()))
+
+        return te.compute(shape, body, name="extreme")
+
+    return bb.emit_te(compute, args[0])
+
+
+_TABLE: Mapping[str, Converter] = {
+    "BitCast": _bit_cast,
+    "Pad": _pad,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
+    "Resize": _resize,
+    "Tile": _tile,
+}

@@ -1,0 +1,64 @@
+"""Arithmetic on elements of shapes, of which some are symbols or not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Element = Any  # int, symbol (str), or None where unknown
+
+
+def _multiply(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    return 0 if a == 0 or b == 0 else None
+
+
+def multiply_all(values: Sequence[Element]) -> Element:
+    """Return the product of dimensions."""
+    result: Element = 1
+    for value in values:
+        result = _multiply(result, value)
+    return result
+
+
+def _add(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return b if a == 0 else a if b == 0 else None
+
+
+def _subtract(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if b == 0 else 0 if isinstance(a, str) and a == b else None
+
+
+def _divide(a: Element, b: Element) -> Element:
+    if isinstance(a, int) and isinstance(b, int):
+        return math.trunc(a / b) if b else None
+    return a if b == 1 else 1 if isinstance(a, str) and a == b else None
+
+
+def _equal(a: Element, b: Element) -> Element:
+    if a is None or b is None:
+        return None
+    if isinstance(a, str) and isinstance(b, str):
+        return True if a == b else None
+    if isinstance(a, str) or isinstance(b, str):
+        number = b if isinstance(a, str) else a
+        return False if number <= 0 else None  # dimensions are positive
+    return bool(a == b)
+
+
+ARITHMETIC: dict[str, Callable[[Element, Element], Element]] = {
+    "Add": _add,
+    "Div": _divide,
+    "Equal": _equal,
+    "Mul": _multiply,
+    "Sub": _subtract,
+}
+"""What each operator makes of two elements."""

@@ -1,0 +1,98 @@
+"""Function operators: those that ONNX itself defines by simpler ones.
+
+Where an operator has neither a kernel nor an evaluator of its own, its definition is taken as it
+stands in the schema, for the types of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import FunctionProto, TypeProto, helper
+
+from bnncc.errors import UnsupportedOp
+from bnncc.frontend.inline import Located, body_of
+from bnncc.ir.evaluate import OPSET, make_attribute
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.operators import FUNCTIONS
+
+KEPT = {"Gelu", "Selu", "Shrink", "ThresholdedRelu"}
+"""Function operators that are lowered as they are, though onnx.reference evaluates them."""
+
+
+def has_body(node: Node) -> bool:
+    """Whether a node is to be replaced by the definition of its operator."""
+    known = node.op in FUNCTIONS or node.op in KEPT
+    if (known and not any(node.outputs[1:])) or not onnx.defs.has(node.op):
+        return False
+    schema = onnx.defs.get_schema(node.op, OPSET, "")
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def body(node: Node, graph: Graph, prefix: str) -> Sequence[Located]:
+    """Return the definition of a node's operator.
+
+    Parameters
+    ----------
+    node : Node
+        In the newest form, of an operator that `has_body`.
+    graph : Graph
+        Types of its inputs.
+    prefix : str
+        In front of names inside.
+
+    Returns
+    -------
+    sequence of (NodeProto, mapping)
+        Nodes with the opsets they are written for.
+
+    Raises
+    ------
+    UnsupportedOp
+        If ONNX has no definition for these types or attributes.
+    """
+    schema = onnx.defs.get_schema(node.op, OPSET, "")
+    call = helper.make_node(node.op, node.inputs, node.outputs, node.name)
+    call.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
+    given = set(node.attrs)
+    for key, known in schema.attributes.items():
+        if key not in given and known.default_value.type:
+            call.attribute.append(known.default_value)
+    function = _definition(schema, call, node, graph)
+    return body_of(call, function, {"": OPSET}, prefix)
+
+
+def _definition(
+    schema: onnx.defs.OpSchema, call: onnx.NodeProto, node: Node, graph: Graph
+) -> FunctionProto:
+    if not schema.has_context_dependent_function:
+        plain: FunctionProto = schema.function_body
+        return plain
+    version = max(v for v in schema.context_dependent_function_opset_versions if v <= OPSET)
+    types = [_type(name, graph).SerializeToString() for name in node.inputs]
+    try:
+        data = schema.get_context_dependent_function_with_opset_version(
+            version, call.SerializeToString(), types
+        )
+    except Exception as error:  # a C++ exception of any kind
+        raise UnsupportedOp(
+            f"{node.op} `{node.name}`: ONNX has no definition for these inputs and attributes "
+            f"({str(error).splitlines()[0][:120] if str(error) else type(error).__name__})"
+        ) from error
+    function = FunctionProto()
+    function.ParseFromString(data)
+    if not function.node:
+        raise UnsupportedOp(
+            f"{node.op} `{node.name}`: ONNX has no definition for these inputs and attributes"
+        )
+    return function
+
+
+def _type(name: str, graph: Graph) -> TypeProto:
+    if not name:
+        return TypeProto()
+    kind = graph.types[name]
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype))
+    return helper.make_tensor_type_proto(code, list(kind.shape))
