@@ -263,9 +263,7 @@ def kernels(
     model, assumed = opened(model, options)
     target = _target(options)
     records = _records(options, target)
-    network = _lowered(
-        model, options, target, Dumper(options.dump_ir), records, assumed=assumed
-    )
+    network = _lowered(model, options, target, Dumper(options.dump_ir), records, assumed=assumed)
     counts = Counter(call.spec for call in network.calls if call.spec)
     return list(counts.items())
 

@@ -3,7 +3,8 @@
 Convolution in fp16 and bf16 by cuDNN (channels last, its fastest algorithm); the product of
 matrices that a convolution is, without the im2col before it, in int8 and fp8 by cuBLASLt; the
 networks of the bundle and ResNet-18 in fp16, channels last, eager and by torch.compile (its default
-mode: the search of "max-autotune" takes minutes for each network). All in CUDA graphs. Needs PyTorch.
+mode: the search of "max-autotune" takes minutes for each network). All in CUDA graphs. Needs
+PyTorch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bnncc.runtime import container, manifest
 from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Stored, unpack
-from bnncc.runtime.session import Session, check_tensor, load_library
+from bnncc.runtime.session import Session, check_tensor, load_library, stored_as
 
 if TYPE_CHECKING:
     from bnncc.remote.network import Device

@@ -149,7 +149,7 @@ def space(spec: BinaryConv2d, engine: str) -> Space:
 
 
 def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
-    """Return how many warp groups a block of ``wgmma`` can have, so that registers hold its sums."""
+    """Return how many warp groups a block of ``wgmma`` can have, so that registers hold all."""
     parameters = sum(step_inputs(step) for step in spec.steps if step.op not in FETCHED)
     long = parameters > 2 and any(step.op in FETCHED for step in spec.steps)
     return (1, 2) if how.width == tiles.WIDTHS[0] or spec.ternary or long else (1, 2, 4)
