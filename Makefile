@@ -50,7 +50,8 @@ test-all: $(VENV)/.installed ## run every test, with ten times the generated cas
 
 # With NVRTC and what reads its code: pip install -e '.[cuda-test]'
 test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test
-	$(PYTEST) tests/test_cuda_code.py tests/test_cuda_device.py
+	$(PYTEST) tests/test_cuda_code.py tests/test_cuda_device.py tests/test_cuda_import.py \
+	  tests/test_bundle_kernels.py
 
 # Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
 $(VENV)/torch/.installed: $(VENV)/.installed

@@ -75,6 +75,7 @@ RUNS = (
     Run("arm_instructions", "arm_instructions"),
     Run("arm_inner_loops", "arm_inner_loops"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
+    Run("cuda", "gpu"),
 )
 """Every benchmark, in the order they run. A new script is added here and nowhere else."""
 

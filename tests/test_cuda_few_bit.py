@@ -86,7 +86,7 @@ def test_few_bit_layers_are_planes_on_gpus() -> None:
 def test_layers_of_a_network_are_few_bit_on_gpus() -> None:
     target = catalog.resolve("cuda-sm80")
     made = driver._scheduled(_network(), CompileOptions(target=target), target)
-    assert [layer.kind for layer in made.layers] == ["few_bit"] * 6
+    assert [layer.kind for layer in made.lowered.layers] == ["few_bit"] * 6
     assert any("BitwiseMaxPool" in call.spec for call in made.lowered.calls)
 
 

@@ -283,7 +283,7 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
     last = np.moveaxis(value, 1, -1) if value.ndim == 4 else value
     if form.kind in ("NCHW", "NHWC"):
         right = last if form.kind == "NHWC" else value
-        return np.ascontiguousarray(right), np.zeros(value.shape, bool)
+        return np.asarray(right, order="C"), np.zeros(value.shape, bool)
     values = np.array(form.values)
     order = np.argsort(values)
     middles = (values[order][1:] + values[order][:-1]) / 2

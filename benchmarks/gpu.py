@@ -1,0 +1,124 @@
+"""The tables of GPUs: what a bundle of `benchmarks/cuda/build.py` measured elsewhere.
+
+    python benchmarks/gpu.py --json FILE [--bundle RESULTS.json]
+
+Takes the results that the bundle's `report.py` wrote on a machine with a GPU. Without them it leaves
+FILE as it is, for there is nothing to measure here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BATCHES = (1, 256)
+NETWORKS = {
+    "birealnet18": "Bi-Real-Net-18",
+    "birealnet18_bfloat16": "the same, `--first-layer bfloat16`",
+    "xu_pedersoli_cifar": "CIFAR network of Hubara",
+    "khan_vehicle": "vehicle network of Khan",
+}
+_ENGINES = {"strips": "`popc`", "fragments": "`mma`", "cores": "`wgmma`"}
+
+
+def _markdown(*lines: tuple[object, ...]) -> str:
+    head, *rows = lines
+    return "\n".join(
+        f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)
+    )
+
+
+def _peers(content: dict[str, Any], start: str, *kinds: str) -> list[float]:
+    """Return the times of the peers of a layer or network, the fastest of each kind."""
+    times = {r["peer"]: r["us"] for r in content["results"] if "peer" in r and "us" in r}
+    return [
+        min(us for name, us in times.items() if name.startswith(f"{start} ") and kind in name)
+        for kind in kinds
+    ]
+
+
+def rates(content: dict[str, Any]) -> str:
+    """Return what each mix of instructions reaches."""
+    found = [r for r in content["results"] if "mix" in r]
+    rows = [(r["mix"], f"{r['tmacs']:,.0f}") for r in found]
+    return _markdown(("instructions", "Tmac/s"), *rows)
+
+
+def layers(content: dict[str, Any]) -> str:
+    """Return the binary layers by the default kernel, if it is marked, else the fastest."""
+    rows = []
+    timed = [r for r in content["results"] if "layer" in r and "us" in r]
+    for name in dict.fromkeys(r["layer"] for r in timed):
+        own = [r for r in timed if r["layer"] == name]
+        r = min(own, key=lambda r: (not r["kernel"].startswith("default"), r["us"]))
+        _, side, channels, batch = name.split("_")
+        kind, _, width = r["kernel"].removeprefix("default: ").partition(",")[0].partition("-")
+        half, whole, eighth = _peers(content, r["layer"], "cudnn float16", "int8", "fp8")
+        small = min(whole, eighth)
+        rows.append((
+            f"{channels} channels, {side}x{side}, batch {batch}", f"{_ENGINES.get(kind, kind)} {width}",
+            f"{r['us']:.1f}", f"{r['tmacs']:,.0f}", f"{half:.1f}", f"{half / r['us']:.2f}",
+            f"{small:.1f}", f"{small / r['us']:.2f}",
+        ))  # fmt: skip
+    head = (
+        "layer", "kernel, columns", "us", "Tmac/s", "cuDNN fp16, us", "/ ours",
+        "int8 or fp8 product, us", "/ ours",
+    )  # fmt: skip
+    return _markdown(head, *rows)
+
+
+def _networks(content: dict[str, Any]) -> Iterator[tuple[str, int, float, float, float]]:
+    """Yield name, batch, and the times of ours, eager and compiled, of each network."""
+    ours = {r["network"]: r["us"] for r in content["results"] if "network" in r}
+    for name in NETWORKS:
+        for batch in BATCHES:
+            peer = f"{name.removesuffix('_bfloat16')}_{batch}"
+            eager, compiled = _peers(content, peer, "torch eager", "torch compiled")
+            yield name, batch, ours[f"{name}_{batch}"], eager, compiled
+
+
+def networks(content: dict[str, Any]) -> str:
+    """Return the networks beside PyTorch."""
+    rows = [
+        (f"{NETWORKS[name]}, batch {batch}", f"{us:,.0f}", f"{eager:,.0f}", f"{eager / us:.2f}",
+         f"{compiled:,.0f}", f"{compiled / us:.2f}")
+        for name, batch, us, eager, compiled in _networks(content)
+    ]  # fmt: skip
+    head = ("network", "ours, us", "PyTorch fp16, eager, us", "/ ours", "compiled, us", "/ ours")
+    return _markdown(head, *rows)
+
+
+def summary(content: dict[str, Any]) -> str:
+    """Return a row for each network, for the README."""
+    cells: dict[str, list[str]] = {}
+    for name, _, us, _, compiled in _networks(content):
+        cells.setdefault(name, []).extend([f"{us:,.0f}", f"{compiled / us:.2f} x"])
+    head = ("network", *(c for b in BATCHES for c in (f"batch {b}, us", "PyTorch / ours")))
+    return _markdown(head, *((NETWORKS[name], *found) for name, found in cells.items()))
+
+
+TABLES = {
+    "gpu-rates": (rates, ["cuda"]),
+    "gpu-layers": (layers, ["cuda"]),
+    "gpu-networks": (networks, ["cuda"]),
+    "gpu-summary": (summary, ["cuda"]),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="results to write")
+    parser.add_argument("--bundle", type=Path, help="what a bundle's report.py wrote")
+    args = parser.parse_args()
+    if args.bundle is None:
+        print(f"{args.json} stays: only a machine with a GPU renews it", file=sys.stderr)
+        return
+    args.json.write_text(json.dumps(json.loads(args.bundle.read_text()), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
