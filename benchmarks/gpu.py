@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py --json FILE [--bundle RESULTS.json]
 
-Takes the results that the bundle's `report.py` wrote on a machine with a GPU. Without them it leaves
-FILE as it is, for there is nothing to measure here.
+Takes the results that the bundle's `report.py` wrote on a machine with a GPU. Without them it
+leaves FILE as it is, for there is nothing to measure here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def layers(content: dict[str, Any]) -> str:
         half, whole, eighth = _peers(content, r["layer"], "cudnn float16", "int8", "fp8")
         small = min(whole, eighth)
         rows.append((
-            f"{channels} channels, {side}x{side}, batch {batch}", f"{_ENGINES.get(kind, kind)} {width}",
+            f"{channels} channels, {side}x{side}, batch {batch}",
+            f"{_ENGINES.get(kind, kind)} {width}",
             f"{r['us']:.1f}", f"{r['tmacs']:,.0f}", f"{half:.1f}", f"{half / r['us']:.2f}",
             f"{small:.1f}", f"{small / r['us']:.2f}",
         ))  # fmt: skip
