@@ -225,3 +225,14 @@ def test_three_values_of_which_one_is_never_met() -> None:
     weight = net.rng.integers(-3, 4, (17, 2, 3, 2)).astype(np.float32)
     net.output(net.conv(three, weight, pad=1))
     check(net.model(), np.random.default_rng(0).standard_normal((1, 3, 8, 7)), run=False)
+
+
+@pytest.mark.parametrize("zero", [-128, -3, 0, 3, 127])
+def test_levels_around_any_zero_point_are_multiples_of_the_step(zero: int) -> None:
+    # 256 levels of 0.2: the largest may be more than 128 steps from 0.
+    numbers = np.arange(-128, 128, dtype=np.float32) - np.float32(zero)
+    found = as_multiples((numbers * np.float32(0.2)).tolist())
+    assert found is not None
+    first, step, unit = found
+    assert (first, step) == (-128 - zero, 1)
+    assert unit == pytest.approx(0.2, rel=1e-6)

@@ -81,8 +81,9 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     Returns
     -------
     tuple or None
-        First value and step in units, and the unit; None if no unit of at least 1/255 of the
-        largest value fits all of them, as near as `bnncc.ir.numeric.multiples` wants.
+        First value and step in units, and the unit: the step if 0 is a level or would be one with
+        more of them; else None if no unit of at least 1/255 of the largest value fits all of them,
+        as near as `bnncc.ir.numeric.multiples` wants.
 
     Examples
     --------
@@ -91,6 +92,12 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     """
     array = np.array(values, np.float64)
     top = float(np.abs(array).max())
+    if array[-1] != array[0]:
+        levels = np.arange(len(array))
+        whole = levels + np.rint(array[0] / (array[-1] - array[0]) * levels[-1])
+        most = int(np.abs(whole).max())
+        if np.abs(array / top * most - whole).max() <= noise(most):
+            return int(whole[0]), 1, top / most
     for number in UNITS:
         whole = np.rint(array / top * number)
         if np.abs(array / top * number - whole).max() <= noise(number):
