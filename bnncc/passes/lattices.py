@@ -82,7 +82,7 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     -------
     tuple or None
         First value and step in units, and the unit: the step if 0 is a level or would be one with
-        more of them; else None if no unit of at least 1/255 of the largest value fits all of them,
+        as many more; else None if no unit of at least 1/255 of the largest value fits all of them,
         as near as `bnncc.ir.numeric.multiples` wants.
 
     Examples
@@ -96,7 +96,8 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
         levels = np.arange(len(array))
         whole = levels + np.rint(array[0] / (array[-1] - array[0]) * levels[-1])
         most = int(np.abs(whole).max())
-        if np.abs(array / top * most - whole).max() <= noise(most):
+        # No farther from 0 than the levels reach: offsets of sums stay in the bound of the sums.
+        if most < 2 * len(array) and np.abs(array / top * most - whole).max() <= noise(most):
             return int(whole[0]), 1, top / most
     for number in UNITS:
         whole = np.rint(array / top * number)
