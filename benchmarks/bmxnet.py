@@ -45,9 +45,9 @@ import tvm  # isort: skip
 import bnncc
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule, with_weight_order
+from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.conv2d import conv2d
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 
 BATCH, SIDE = 200, 8

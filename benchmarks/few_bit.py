@@ -47,7 +47,7 @@ from bnncc.passes.simplify import simplify
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_types, prim_func
-from bnncc.topi_binary.reference_few_bit import read_levels
+from bnncc.topi_binary.reference import read_levels
 from bnncc.topi_binary.spec import FewBitConv2d
 
 GOALS = {(1, 2): 2.5, (2, 2): 1.3, (1, 4): 1.3}

@@ -27,7 +27,7 @@ from tables import markdown, where
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, layout, reference_float
+from bnncc.topi_binary import filtering, layout, reference
 from bnncc.topi_binary.build import input_types, output_hw, output_types, prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 
@@ -63,7 +63,7 @@ def errors(spec: Conv2d, target: TargetSpec) -> dict[str, tuple[float, float]]:
     shape = (spec.out_channels, *spec.kernel, spec.channels)
     weight = (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype(np.float32)
     packed = layout.pack_float_weight(weight)
-    exact = reference_float.conv2d(replace(spec, method="direct"), [data, packed])[0]
+    exact = reference.conv2d(replace(spec, method="direct"), [data, packed])[0]
     out = {}
     for method in filtering.METHODS:
         chosen = replace(spec, method=method)

@@ -28,7 +28,7 @@ from tables import markdown, where
 from bnncc.schedules import schedule, with_packed_operands
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, layout, quantization, reference_float
+from bnncc.topi_binary import filtering, layout, quantization, reference
 from bnncc.topi_binary.build import input_types, output_hw, output_types, prim_func
 from bnncc.topi_binary.spec import Conv2d, Step
 
@@ -63,7 +63,7 @@ def deviation(spec: Conv2d, target: TargetSpec) -> float:
     data = rng.standard_normal(input_types(spec)[0][0]).astype(np.float32)
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, spec.channels), np.float32)
     plain = replace(spec, operands="float32", method="direct", packed=1)
-    exact = reference_float.conv2d(plain, [data, layout.pack_float_weight(weight)])[0]
+    exact = reference.conv2d(plain, [data, layout.pack_float_weight(weight)])[0]
     scale = np.ones(spec.out_channels)
     if spec.operands == "int8":
         weight, scale = quantization.quantize_weight(weight)

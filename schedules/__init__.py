@@ -25,7 +25,7 @@ def schedule(
     Parameters
     ----------
     func : tirx.PrimFunc
-        A definition from ``topi_binary``, with its spec as the attribute ``bnncc.spec``.
+        An operator of ``topi_binary``, with its spec as the attribute ``bnncc.spec``.
     target : TargetSpec
         The machine.
     threads : int, default 1
@@ -36,8 +36,7 @@ def schedule(
     Returns
     -------
     tirx.PrimFunc
-        Same name and parameters. A definition whose loops are already the schedule comes back as it
-        is.
+        Same name and parameters.
 
     Raises
     ------
@@ -51,9 +50,7 @@ def schedule(
 
         result = cuda.schedule(spec, target, chosen)
     else:
-        result = _function(spec, 1)(func, spec, target, threads, chosen)
-    if result is None:
-        return func
+        result = _function(spec, 1)(spec, target, threads, chosen)
     if "global_symbol" in func.attrs:
         result = result.with_attr("global_symbol", func.attrs["global_symbol"])
     return result.with_attr("tirx.is_scheduled", True)
@@ -118,9 +115,8 @@ _RULES = {
 }
 """Module of the rule for each class of spec, and its two functions.
 
-The first takes spec, target and number of threads, and returns the space. The second takes the
-definition, its spec, target, number of threads and a point of that space, and returns a function
-or, where the target is not its own, None.
+The first takes spec, target and number of threads, and returns the space. The second takes these
+and a point of that space, and returns a function.
 """
 
 

@@ -9,10 +9,11 @@ from tvm import tirx
 from bnncc.schedules import grain
 from bnncc.schedules.columns import cut
 from bnncc.schedules.space import Point, Space, with_threads
+from bnncc.schedules.templates import neon_tiling
+from bnncc.schedules.templates.binary_conv2d import conv2d, image
+from bnncc.schedules.templates.neon_sums import BYTES, MAX_STEPS, Machine
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, quad_order
-from bnncc.topi_binary.conv2d import conv2d, image
-from bnncc.topi_binary.neon import BYTES, MAX_STEPS, Machine
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import BinaryConv2d
 
 VECTORS = 2
@@ -46,7 +47,7 @@ def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc
     arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
     machine = Machine(arch, target.popcount == "neon-dot")
     parallel = bool(point.get("divide", 0))
-    tiling = quad_order.Quads(
+    tiling = neon_tiling.Quads(
         machine, cut(spec, sizes), parallel, point["unroll"], bool(point["flat"])
     )
     return conv2d(spec, tiling=tiling)
@@ -59,7 +60,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_STEPS or spec.ternary)
     tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)
-    return {"tiles": tiles, "unroll": quad_order.UNROLLED, "flat": 1}
+    return {"tiles": tiles, "unroll": neon_tiling.UNROLLED, "flat": 1}
 
 
 def _unit(spec: BinaryConv2d) -> int:

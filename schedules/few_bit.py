@@ -6,8 +6,9 @@ from tvm import tirx
 
 from bnncc.schedules import grain
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
+from bnncc.schedules.templates import few_bit_conv2d, few_bit_products
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit, few_bit_data, layout, products
+from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import FewBitConv2d
 
@@ -31,7 +32,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     registers = target.vector_registers // target.registers_per_vector(layout.LANES)
     return with_threads(
         {
-            "columns": tile_sizes(output_hw(few_bit.flattened(spec))[1], registers),
+            "columns": tile_sizes(output_hw(few_bit_conv2d.flattened(spec))[1], registers),
             "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
             "rows_outside": (0, 1),
         },
@@ -42,31 +43,27 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     )
 
 
-def apply(
-    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc | None:
+def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a few-bit convolution or dense layer as `point` says."""
-    if target.kind != "llvm":
-        return None
     ours = machine(target)
-    if spec.method == "pairs" and ours == products.VNNI:
+    if spec.method == "pairs" and ours == few_bit_products.VNNI:
         ours = f"x86-{target.vector_bits}"
     outside, parallel = bool(point["rows_outside"]), bool(point.get("divide", 0))
-    tile = few_bit.Tile(point["columns"], point["vectors"], outside, parallel, ours)
-    return grain.one_region(few_bit.conv2d(spec, tile))
+    tile = few_bit_conv2d.Tile(point["columns"], point["vectors"], outside, parallel, ours)
+    return grain.one_region(few_bit_conv2d.conv2d(spec, tile))
 
 
 def machine(target: TargetSpec) -> str:
-    """Return whose instructions multiply several numbers on `target`, see `products.add`."""
+    """Return whose instructions multiply several numbers at once, see `few_bit_products.add`."""
     if target.vector_bits == 512 and "avx512_vnni" in target.features:
-        return products.VNNI
+        return few_bit_products.VNNI
     x86 = "ssse3" in target.features
     return f"x86-{target.vector_bits}" if x86 else ""
 
 
 def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
-    flat = few_bit.flattened(spec)
+    flat = few_bit_conv2d.flattened(spec)
     width = output_hw(flat)[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2

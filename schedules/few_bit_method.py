@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bnncc.schedules import few_bit as tiles
+from bnncc.schedules.templates import few_bit_products
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data, layout, products
+from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import FewBitConv2d
 
@@ -31,7 +32,7 @@ def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has what makes `method` worth a look."""
     ours = tiles.machine(target)
     if method == "bytes":
-        return ours == products.VNNI
+        return ours == few_bit_products.VNNI
     return method != "pairs" or ours != ""
 
 

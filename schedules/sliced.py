@@ -6,8 +6,9 @@ from tvm import tirx
 
 from bnncc.schedules import grain
 from bnncc.schedules.space import Point, Space, powers, with_threads
+from bnncc.schedules.templates import bit_sliced
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, sliced
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import BinaryConv2d
 
 
@@ -25,10 +26,10 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Write the kernel as `point` says."""
     images = spec.n if isinstance(spec.n, int) else 1
-    tile = sliced.Tile(
+    tile = bit_sliced.Tile(
         lanes=point["lanes"],
         bands=-(-threads // images),
         parallel=bool(point.get("divide", 0)),
         ternlog=target.vector_bits == 512,
     )
-    return grain.one_region(sliced.conv2d(spec, tile))
+    return grain.one_region(bit_sliced.conv2d(spec, tile))

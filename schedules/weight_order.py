@@ -97,7 +97,8 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
-    from bnncc.topi_binary import lookup, quad_order, sliced_data
+    from bnncc.schedules.templates import lookup, neon_tiling
+    from bnncc.topi_binary import sliced_data
 
     if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
         return sliced_data.ORDER
@@ -107,7 +108,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     if target.popcount == "lookup" and lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):
-        chosen = quad_order.order(spec)
+        chosen = neon_tiling.order(spec)
     return chosen or "words"
 
 

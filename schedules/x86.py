@@ -17,11 +17,12 @@ from bnncc.schedules import arm, grain, sliced, x86_lookup
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
+from bnncc.schedules.templates import carry_save_sums
+from bnncc.schedules.templates.binary_conv2d import conv2d, image, pieces
+from bnncc.schedules.templates.taps import Piece
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, sliced_data, threes
-from bnncc.topi_binary.conv2d import conv2d, image, pieces
+from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.topi_binary.taps import Piece
 
 SPARE_REGISTERS = 4
 """Besides the accumulators: a weight vector, a product, constants of the bit count."""
@@ -107,12 +108,8 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     return make(choices, default, fits)
 
 
-def apply(
-    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc | None:
+def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Schedule a binary convolution as `point` says."""
-    if target.kind != "llvm":
-        return None
     if spec.weight_order == sliced_data.ORDER:
         return sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
@@ -211,7 +208,7 @@ def _weight_bytes(spec: BinaryConv2d) -> int:
 
 
 def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:
-    return target.popcount == "vector" and target.vector_bits == 512 and threes.fits(spec)
+    return target.popcount == "vector" and target.vector_bits == 512 and carry_save_sums.fits(spec)
 
 
 def _blocks(spec: BinaryConv2d, vectors: int) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Float convolution, dense layers and pooling on x86: how many registers each tile takes.
 
-The kernels are written as tiles already (`topi_binary.float_conv2d`, `topi_binary.pool`); a rule
+The kernels are written as tiles already (`templates.float_conv2d`, `templates.pool`); a rule
 here chooses the sizes from the registers and caches of the target and writes them again.
 """
 
@@ -12,15 +12,9 @@ from tvm import tirx
 
 from bnncc.schedules import grain, x86_quantized
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
+from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import (
-    filtered_conv2d,
-    filtering,
-    float_conv2d,
-    layout,
-    pool,
-    quantized_conv2d,
-)
+from bnncc.topi_binary import filtering, layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
 
@@ -76,12 +70,8 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     )
 
 
-def conv2d(
-    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc | None:
+def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float convolution or dense layer as `point` says."""
-    if target.kind != "llvm":
-        return None
     parallel = bool(point.get("divide", 0))
     chunks = point.get("chunks", 1) if parallel else 1
     columns, vectors = point["columns"], point["vectors"]
@@ -271,12 +261,8 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
     )
 
 
-def pool2d(
-    func: tirx.PrimFunc, spec: Pool2d, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc | None:
+def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float pooling as `point` says."""
-    if target.kind != "llvm":
-        return None
     tile = pool.Tile(point["columns"], point["vectors"], bool(point.get("divide", 0)))
     return pool.pool2d(spec, tile)
 
@@ -292,10 +278,8 @@ def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int
 
 
 def bitwise_maxpool(
-    func: tirx.PrimFunc, spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc | None:
+    spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
     """Tile a pooling of bits as `point` says."""
-    if target.kind != "llvm":
-        return None
     tile = pool.Tile(columns=point["columns"], parallel=bool(point.get("divide", 0)))
     return pool.bitwise_maxpool(spec, tile)

@@ -9,9 +9,10 @@ from tvm import tirx
 from bnncc.schedules import grain
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
+from bnncc.schedules.templates import lookup
+from bnncc.schedules.templates.binary_conv2d import conv2d, image
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, lookup
-from bnncc.topi_binary.conv2d import conv2d, image
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import BinaryConv2d
 
 _TILES = {16: (4, 4, False), 32: (6, 1, False), 64: (7, 1, True)}

@@ -17,7 +17,7 @@ from bnncc.codegen import bare
 from bnncc.codegen.link import link
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
-from bnncc.topi_binary import reference, reference_float
+from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_types, prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
 from tests import binary_cases, test_bits_kernels, test_float_kernels
@@ -85,7 +85,7 @@ def test_bitwise_pool(spec: BitwiseMaxPool, seed: int) -> None:
     spec = fixed(spec)
     arrays = small_integers(spec, np.random.default_rng(seed))
     inputs = [clear_tails(x, spec.channels) for x in arrays]
-    same(run(spec, inputs), reference_float.bitwise_maxpool(spec, inputs))
+    same(run(spec, inputs), reference.bitwise_maxpool(spec, inputs))
 
 
 @generated
@@ -95,7 +95,7 @@ def test_bitpack(spec: Elementwise, zero: bool, seed: int) -> None:
         fixed(spec), from_bits=False, ternary=False, mode="xor", steps=(Step("bits", zero=zero),)
     )
     inputs = small_integers(spec, np.random.default_rng(seed))
-    same(run(spec, inputs), reference_float.elementwise(spec, inputs))
+    same(run(spec, inputs), reference.elementwise(spec, inputs))
 
 
 @generated
@@ -104,5 +104,5 @@ def test_float_convolution(spec: Conv2d, seed: int) -> None:
     spec = fixed(spec)
     inputs = small_integers(spec, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
-        wanted = reference_float.conv2d(spec, inputs)
+        wanted = reference.conv2d(spec, inputs)
     same(run(spec, inputs), wanted)

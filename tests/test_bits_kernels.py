@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bnncc.topi_binary import reference_float
+from bnncc.topi_binary import reference
 from bnncc.topi_binary.bits_table import needs_table, slice_table
 from bnncc.topi_binary.spec import BitwiseMaxPool, ConcatBits, PadBits, SliceBits, Spec
 from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
@@ -84,7 +84,7 @@ def check(spec: Spec, target: str, seed: int, threads: int = 1) -> None:
     else:
         counts = spec.channels if isinstance(spec, ConcatBits) else [spec.channels] * len(inputs)
         inputs = [clear_tails(x, c) for x, c in zip(inputs, counts, strict=True)]
-    want = getattr(reference_float, NAMES[type(spec)])(spec, inputs)
+    want = getattr(reference, NAMES[type(spec)])(spec, inputs)
     same(run_kernel(spec, inputs, target, batch, threads), want)
 
 

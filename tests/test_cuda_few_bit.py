@@ -13,7 +13,7 @@ from bnncc.options import CompileOptions
 from bnncc.schedules import cuda, few_bit_method
 from bnncc.schedules.cuda import few_bit
 from bnncc.targets import catalog
-from bnncc.topi_binary import reference_few_bit
+from bnncc.topi_binary import reference
 from bnncc.topi_binary.few_bit_data import METHODS
 from bnncc.topi_binary.spec import Elementwise, FewBitConv2d
 from bnncc.topi_binary.step import Step
@@ -63,7 +63,7 @@ def test_few_bit_layers_equal_the_oracle(arch: int) -> None:
     for number, (spec, kernel) in enumerate(zip(chosen, kernels, strict=True)):
         batch = spec.n if isinstance(spec.n, int) else 3
         arrays = few_bit_cases.inputs(spec, number, batch, 1)
-        wanted = reference_few_bit.few_bit_conv2d(spec, arrays)
+        wanted = reference.few_bit_conv2d(spec, arrays)
         _same_levels(spec, run(library, spec, kernel, arrays, number), wanted)
 
 
@@ -97,5 +97,5 @@ def test_levels_of_planes() -> None:
     scale = rng.integers(-4, 5, 48).astype(np.float32)
     kernel = cuda.kernel(spec)
     (got,) = run(Emulated([kernel], 800), spec, kernel, [*planes, scale], 0)
-    levels = reference_few_bit.read_levels(planes, 40, "planes")
+    levels = reference.read_levels(planes, 40, "planes")
     np.testing.assert_array_equal(got, levels * scale[:40])

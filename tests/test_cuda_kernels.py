@@ -11,7 +11,7 @@ import pytest
 from bnncc.ir.image_bits import bits_of
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, float_tiles
-from bnncc.topi_binary import layout, quantization, reference, reference_float, tiles
+from bnncc.topi_binary import layout, quantization, reference, tiles
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -237,13 +237,13 @@ PLAIN: tuple[Spec, ...] = (
     PadBits(2, 3, 2, 40, (1, 0, 2, 1), 1),
 )  # fmt: skip
 ORACLE = {
-    Conv2d: reference_float.conv2d,
-    Pool2d: reference_float.pool2d,
-    Elementwise: reference_float.elementwise,
-    BitwiseMaxPool: reference_float.bitwise_maxpool,
-    ConcatBits: reference_float.concat_bits,
-    SliceBits: reference_float.slice_bits,
-    PadBits: reference_float.pad_bits,
+    Conv2d: reference.conv2d,
+    Pool2d: reference.pool2d,
+    Elementwise: reference.elementwise,
+    BitwiseMaxPool: reference.bitwise_maxpool,
+    ConcatBits: reference.concat_bits,
+    SliceBits: reference.slice_bits,
+    PadBits: reference.pad_bits,
 }
 
 
@@ -278,7 +278,7 @@ def test_tiles_of_every_size_equal_the_oracle() -> None:
     for number, ((spec, _), kernel) in enumerate(zip(cases, kernels, strict=True)):
         inputs = kernel_harness.small_integers(spec, seed(number), batch=2)
         kernel_harness.same(
-            run(library, spec, kernel, inputs, number), reference_float.conv2d(spec, inputs)
+            run(library, spec, kernel, inputs, number), reference.conv2d(spec, inputs)
         )
 
 
@@ -296,7 +296,7 @@ def test_rounded_operands_equal_the_oracle() -> None:
         weight = draw.integers(-3, 4, (spec.out_channels, *spec.kernel, spec.channels))
         inputs[1] = quantization.pack_weight(weight.astype(np.float32), spec)
         inputs[0] = inputs[0] + np.float32(2**-9)  # what is rounded away
-        wanted = reference_float.conv2d(spec, inputs)
+        wanted = reference.conv2d(spec, inputs)
         for most in {kernel.most, min(1, kernel.most)}:
             limited = dataclasses.replace(kernel, most=most)
             kernel_harness.same(run(library, spec, limited, inputs, number), wanted)

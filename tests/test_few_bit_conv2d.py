@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bnncc.topi_binary import few_bit_data, reference_few_bit
+from bnncc.topi_binary import few_bit_data, reference
 from bnncc.topi_binary.spec import FewBitConv2d, from_json, to_json
 from bnncc.topi_binary.step import Step
 from tests.few_bit_cases import inputs
@@ -30,7 +30,7 @@ def _check(spec: FewBitConv2d, target: str, outside: float = 0, threads: int = 1
     assert from_json(to_json(spec)) == spec
     batch = spec.n if isinstance(spec.n, int) else 3
     arrays = inputs(spec, 1, batch, outside)
-    want = reference_few_bit.few_bit_conv2d(spec, arrays)
+    want = reference.few_bit_conv2d(spec, arrays)
     got = run_kernel(spec, arrays, target, batch, threads)
     _same_levels(spec, got, want)
 

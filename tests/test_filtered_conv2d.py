@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.options import FLOAT_CONV
+from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
-from bnncc.topi_binary import filtering, layout, reference_float
+from bnncc.topi_binary import filtering, layout, reference
 from bnncc.topi_binary.build import input_types, output_hw, pool_of, prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
-from bnncc.topi_binary.window import taps_inside
 from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -90,13 +90,13 @@ def _check(spec: Conv2d, target: str, seed: int, threads: int = 1) -> None:
     batch = spec.n if isinstance(spec.n, int) else 2
     mine, direct = _inputs(spec, seed, batch)
     plain = replace(spec, method="direct")
-    want = reference_float.conv2d(plain, direct)
+    want = reference.conv2d(plain, direct)
     got = run_kernel(spec, mine, target, batch, threads)
     if spec.method == "direct":
         same(got, want)
         return
     floats = replace(plain, steps=(*(s for s in spec.steps if s.op != "bits"), Step("store")))
-    exact = reference_float.conv2d(floats, direct)[-1]
+    exact = reference.conv2d(floats, direct)[-1]
     largest = max(np.abs(exact).max(), 1.0)
     for one, other in zip(got, want, strict=True):
         if one.dtype == np.float32:
@@ -197,7 +197,7 @@ def test_rounding_errors(spec: Conv2d) -> None:
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, spec.channels), np.float32)
     packed = layout.pack_float_weight(weight)
     plain = replace(spec, method="direct")
-    exact = reference_float.conv2d(plain, [data, packed])[0].astype(np.float64)
+    exact = reference.conv2d(plain, [data, packed])[0].astype(np.float64)
     errors = {}
     for method in filtering.METHODS:
         chosen = replace(spec, method=method)

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
+from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
-from bnncc.topi_binary import reference_float
+from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_hw, prim_func
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
-from bnncc.topi_binary.window import taps_inside
 from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
@@ -154,7 +154,7 @@ def _check(spec: Conv2d | Pool2d | Elementwise, target: str, seed: int, threads:
         inputs[0] = inputs[0] * np.float32(np.lcm.reduce(range(1, 17)) if _taps(spec) < 17 else 1)
     name = {"Conv2d": "conv2d", "Pool2d": "pool2d", "Elementwise": "elementwise"}
     with np.errstate(all="ignore"):
-        want = getattr(reference_float, name[type(spec).__name__])(spec, inputs)
+        want = getattr(reference, name[type(spec).__name__])(spec, inputs)
     got = run_kernel(spec, inputs, target, batch, threads)
     if isinstance(spec, Pool2d) and spec.kind != "max":
         for one, other in zip(got, want, strict=True):

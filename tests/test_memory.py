@@ -15,8 +15,8 @@ from bnncc.codegen import memory
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule
+from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog
-from bnncc.topi_binary.conv2d import conv2d
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
 from tests.collection.builder import Net
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.options import FIRST_LAYER
+from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
-from bnncc.topi_binary import layout, quantization, reference_float
+from bnncc.topi_binary import layout, quantization, reference
 from bnncc.topi_binary.build import input_types, output_hw, pool_of, prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
-from bnncc.topi_binary.window import taps_inside
 from tests.kernel_harness import TARGETS, run_kernel, same
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -95,10 +95,10 @@ def _weight(spec: Conv2d, rng: np.random.Generator) -> np.ndarray:
 
 
 def _agree(spec: Conv2d, inputs: list[np.ndarray], target: str, batch: int, threads: int) -> None:
-    want = reference_float.conv2d(spec, inputs)
+    want = reference.conv2d(spec, inputs)
     got = run_kernel(spec, inputs, target, batch, threads)
     floats = replace(spec, steps=(*(s for s in spec.steps if s.op != "bits"), Step("store")))
-    exact = reference_float.conv2d(floats, inputs)[-1]
+    exact = reference.conv2d(floats, inputs)[-1]
     largest = 1e-5 * max(np.abs(exact).max(), 1e-30)
     for one, other in zip(got, want, strict=True):
         if one.dtype == np.float32:
@@ -174,7 +174,7 @@ def test_largest_bytes(target: str, pixel: int) -> None:
     weight = np.full((16, 11, 11, 4), quantization.LEVELS, np.float32)
     image = np.full((1, 12, 12, 4), pixel, np.uint8)
     inputs = [image, quantization.pack_weight(weight, spec)]
-    same(run_kernel(spec, inputs, target), reference_float.conv2d(spec, inputs))
+    same(run_kernel(spec, inputs, target), reference.conv2d(spec, inputs))
 
 
 @pytest.mark.parametrize("target", [*TARGETS, NATIVE])

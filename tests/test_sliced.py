@@ -9,8 +9,9 @@ import pytest
 import tvm
 
 from bnncc.schedules import with_weight_order
+from bnncc.schedules.templates import adders
 from bnncc.targets import catalog
-from bnncc.topi_binary import adders, layout, reference, sliced_data
+from bnncc.topi_binary import layout, reference, sliced_data
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests.binary_cases import build, check, make_inputs

@@ -12,7 +12,7 @@ import pytest
 from bnncc import schedules
 from bnncc.schedules.space import UnfitPoint, space
 from bnncc.targets import catalog
-from bnncc.topi_binary import reference_float
+from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_types, prim_func
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -62,10 +62,10 @@ TILED = [
 """Kernels that rules for tiles treat in ways of their own."""
 
 ORACLES: dict[type, Any] = {
-    Conv2d: reference_float.conv2d,
-    Pool2d: reference_float.pool2d,
-    Elementwise: reference_float.elementwise,
-    BitwiseMaxPool: reference_float.bitwise_maxpool,
+    Conv2d: reference.conv2d,
+    Pool2d: reference.pool2d,
+    Elementwise: reference.elementwise,
+    BitwiseMaxPool: reference.bitwise_maxpool,
 }
 IDS = [f"{type(s).__name__}{i}" for i, s in enumerate((*BINARY, *OTHERS))]
 

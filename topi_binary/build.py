@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, sliced_data, tiles
@@ -34,23 +33,11 @@ Type = tuple[tuple[Dim, ...], str]
 SPEC_ATTR = "bnncc.spec"
 """PrimFunc attribute that holds the spec as JSON."""
 
-_MAKERS: dict[type, tuple[str, str]] = {
-    BinaryConv2d: ("conv2d", "conv2d"),
-    FewBitConv2d: ("few_bit", "conv2d"),
-    Conv2d: ("float_conv2d", "conv2d"),
-    Pool2d: ("pool", "pool2d"),
-    BitwiseMaxPool: ("pool", "bitwise_maxpool"),
-    Elementwise: ("bitpack", "elementwise"),
-    ImageBits: ("image_bits", "image_bits"),
-    ConcatBits: ("bits", "concat_bits"),
-    SliceBits: ("bits", "slice_bits"),
-    PadBits: ("bits", "pad_bits"),
-    WeightsOfRows: ("weights_of_rows", "weights_of_rows"),
-}
-
 
 def prim_func(spec: Spec) -> tirx.PrimFunc:
-    """Return the definition of `spec`, not yet scheduled.
+    """Return the operator of `spec`: its parameters, and the spec as an attribute, without a body.
+
+    A schedule writes the body.
 
     Parameters
     ----------
@@ -62,17 +49,9 @@ def prim_func(spec: Spec) -> tirx.PrimFunc:
     tirx.PrimFunc
         Inputs in the order of `input_types`, then outputs in the order of `output_types`.
     """
-    module, name = _MAKERS[type(spec)]
-    if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
-        module, name = "signature", "signature"
-    if isinstance(spec, BinaryConv2d) and spec.weight_order == sliced_data.ORDER:
-        module = "sliced"
-    if isinstance(spec, Conv2d) and spec.method != "direct":
-        module = "filtered_conv2d"
-    if isinstance(spec, Conv2d) and spec.operands != "float32":
-        module = "quantized_conv2d"
-    maker = getattr(importlib.import_module(f"bnncc.topi_binary.{module}"), name)
-    return maker(spec)
+    from bnncc.topi_binary.signature import signature
+
+    return signature(spec)
 
 
 def output_hw(spec: Spec) -> tuple[int, int]:

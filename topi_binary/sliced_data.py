@@ -4,8 +4,8 @@ In the weight order ``sliced`` lanes are single bits: bit c of a vector of words
 channel c. For groups of ``g`` channels in and out, data are turned ``g`` times: in turn i, channel
 ``j`` of a group holds the group's channel ``(j + i) % g``. So each product is one XOR of a turned
 data word and a word of weights for 32 output channels, and the bits in which they differ are
-counted by adders made of logic (`sliced`). A depthwise convolution has one turn, the data
-themselves, which are not moved to words of their own.
+counted by adders made of logic (`schedules.templates.bit_sliced`). A depthwise convolution has one
+turn, the data themselves, which are not moved to words of their own.
 
 What the kernel counts, ``count``, takes bits outside the image for -1 (or +1 if `pad_value` is 1),
 and counts a zero datum 1/2, so twice everything if the spec is ``ternary``. The accumulator is

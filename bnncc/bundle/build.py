@@ -327,8 +327,8 @@ def _add_runner(folder: Path) -> None:
         for file in ours.glob(pattern):
             _copy(file, folder / "bnncc" / file.relative_to(ours))
     definitions = Path(str(topi_binary.__file__)).parent
-    for file in definitions.glob("*.py"):
-        _copy(file, folder / "bnncc" / "topi_binary" / file.name)
+    for file in definitions.rglob("*.py"):
+        _copy(file, folder / "bnncc" / "topi_binary" / file.relative_to(definitions))
     for package in ("", "bundle", "bundle/device", "topi_binary", "tuning"):
         (folder / "bnncc" / package / "__init__.py").write_bytes(b"")
 

@@ -12,21 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import (
-    filtering,
-    layout,
-    quantization,
-    reference,
-    sliced_data,
-    tiles,
-)
+from bnncc.topi_binary import filtering, layout, quantization, reference, sliced_data, tiles
 from bnncc.topi_binary.build import (
     input_types,
     output_channels,
     output_types,
     step_input_types,
 )
-from bnncc.topi_binary.reference_kernels import ORACLES
+from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     ConcatBits,

@@ -1,6 +1,6 @@
 """Evaluate a physical graph with NumPy: what the passes made, before any code is generated.
 
-Kernels are computed by their oracles (`bnncc.topi_binary.reference_kernels`) from the packed
+Kernels are computed by their oracles (`bnncc.topi_binary.reference`) from the packed
 weights, thresholds and planes that the compiled kernels would read, in their order; nodes that stay
 ONNX by `bnncc.ir.evaluate`. So a mistake of the passes shows for every target, also one whose code
 cannot run on this machine.
@@ -18,7 +18,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.build import aliases
-from bnncc.topi_binary.reference_kernels import evaluate_kernel
+from bnncc.topi_binary.reference import evaluate_kernel
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,7 @@
 
 The network is lowered again, up to where code would be generated, with the options that the
 manifest records. That says which kernel is called on what; values between kernels are those of
-NumPy oracles (`bnncc.topi_binary.reference_kernels`). Operators that TVM legalized have no oracle
+NumPy oracles (`bnncc.topi_binary.reference`). Operators that TVM legalized have no oracle
 of ours: for those it is TVM's unscheduled definition, compiled for this machine. So the artifact's
 machine code is compared with something else, kernel by kernel, each from right inputs.
 """
@@ -23,7 +23,7 @@ from bnncc.errors import VerificationError
 from bnncc.runtime.selfcheck import RELATIVE, largest
 from bnncc.topi_binary.build import aliases, output_channels
 from bnncc.topi_binary.layout import LANES, blocks
-from bnncc.topi_binary.reference_kernels import evaluate_kernel
+from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import Spec, from_json
 from bnncc.topi_binary.step import output_kinds
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from bnncc.errors import TargetError
 from bnncc.schedules.cuda import epilogue, few_bit, text
+from bnncc.schedules.templates.image_bits import NEIGHBOURS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
 from bnncc.topi_binary.build import output_channels, output_hw
-from bnncc.topi_binary.image_bits import NEIGHBOURS
 from bnncc.topi_binary.spec import (
     GREY,
     BitwiseMaxPool,

@@ -1,0 +1,156 @@
+"""Named instructions: what each computes, as a plain loop, and how it is written.
+
+An `Intrinsic` is a pair. Its ``desc`` is a loop over lanes that runs on any machine and says what
+is computed; its ``impl`` is the instruction. Kernels call the intrinsic, which writes the ``impl``;
+`tests/test_intrin.py` runs both halves of every pair on every target that has the instruction.
+
+Names say instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Those of x86 are in
+`intrin_x86`, of Arm in `intrin_arm`; what LLVM writes for any machine is in `intrin_portable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+Buffer = Any
+Expr = Any
+
+PAIRS: dict[str, Intrinsic] = {}
+"""Every intrinsic by its name; `every` fills it."""
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """One instruction, or a few that belong together, on whole vectors.
+
+    Attributes
+    ----------
+    name : str
+        Instruction set, operation, lanes and type.
+    feature : str
+        The feature of a `TargetSpec` that it needs; empty for any machine.
+    operands : tuple of str
+        Their types: ``uint8x32``, ``float32x16``; ``boolx16`` is the result of a comparison.
+    result : str
+        Its type; without ``x``, one number.
+    desc : callable
+        Takes the number of a lane and one function for each operand, which takes the number of a
+        lane; returns the result in that lane. Scalars only.
+    impl : callable
+        Takes vectors, returns the result.
+    source : str, default ""
+        LLVM code that `impl` calls, where TVM has no word for the instruction. Kernels import it
+        with `imported`.
+    bounds : mapping of int to (int, int)
+        Operands, by number, that must lie in a range: what `desc` says holds for those alone.
+    """
+
+    name: str
+    feature: str
+    operands: tuple[str, ...]
+    result: str
+    desc: Callable[..., Expr]
+    impl: Callable[..., Expr]
+    source: str = ""
+    bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Enter it in `PAIRS`."""
+        PAIRS[self.name] = self
+
+    def __call__(self, *operands: Expr) -> Expr:
+        """Write the instruction."""
+        return self.impl(*operands)
+
+    def function(self, half: str) -> tirx.PrimFunc:
+        """Return one half as a function of its own.
+
+        Parameters
+        ----------
+        half : {"desc", "impl"}
+            Which.
+
+        Returns
+        -------
+        tirx.PrimFunc
+            Parameters: one buffer for each operand (uint8 for booleans), then one for the result.
+        """
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("main")
+                T.func_attr({"tirx.noalias": True})
+                operands = [
+                    T.arg(f"operand_{i}", T.buffer((lanes(kind),), stored(kind)))
+                    for i, kind in enumerate(self.operands)
+                ]
+                result = T.arg("result", T.buffer((lanes(self.result),), stored(self.result)))
+                (self._loop if half == "desc" else self._vector)(operands, result)
+            return builder.get()
+
+    def _loop(self, operands: list[Buffer], result: Buffer) -> None:
+        def reader(number: int) -> Callable[[Expr], Expr]:
+            truth = self.operands[number].startswith("bool")
+            return lambda lane: operands[number][lane] != 0 if truth else operands[number][lane]
+
+        read = [reader(number) for number in range(len(operands))]
+        with T.serial(lanes(self.result)) as lane:
+            T.buffer_store(result, self.desc(lane, *read), [lane])
+
+    def _vector(self, operands: list[Buffer], result: Buffer) -> None:
+        values = []
+        for kind, buffer in zip(self.operands, operands, strict=True):
+            value = buffer[T.Ramp(0, 1, lanes(kind))]
+            if kind.startswith("bool"):
+                value = value != T.Broadcast(T.uint8(0), lanes(kind))
+            values.append(value)
+        where = T.Ramp(0, 1, lanes(self.result)) if lanes(self.result) > 1 else T.int32(0)
+        with imported(self.source):
+            T.buffer_store(result, self.impl(*values), [where])
+
+
+def imported(*sources: str) -> AbstractContextManager[Any]:
+    """Return what to open around kernels that call intrinsics with a `source`."""
+    code = "".join(dict.fromkeys(sources))
+    if not code:
+        return nullcontext()
+    attr: AbstractContextManager[Any] = T.attr(tirx.IntImm("int32", 0), "pragma_import_llvm", code)
+    return attr
+
+
+def lanes(kind: str) -> int:
+    """Return how many lanes a type has."""
+    return int(kind.partition("x")[2] or 1)
+
+
+def stored(kind: str) -> str:
+    """Return the type of a lane in memory."""
+    base = kind.partition("x")[0]
+    return "uint8" if base == "bool" else base
+
+
+def every() -> Mapping[str, Intrinsic]:
+    """Return all intrinsics by name."""
+    from bnncc.schedules import intrin_arm, intrin_portable, intrin_x86  # noqa: F401
+
+    return PAIRS
+
+
+def signed(value: Expr, bits: int, place: int) -> Expr:
+    """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
+    whole = T.Cast("int32", value)
+    left = T.shift_left(whole, T.int32(32 - bits - place * bits))
+    return T.shift_right(left, T.int32(32 - bits))
+
+
+def unsigned(value: Expr, bits: int, place: int) -> Expr:
+    """Return the number in bits ``place * bits`` and up of a 32-bit word, as int32."""
+    word = T.Cast("uint32", value)
+    moved = T.shift_right(word, tirx.IntImm("uint32", place * bits))
+    return T.Cast("int32", T.bitwise_and(moved, tirx.IntImm("uint32", 2**bits - 1)))

@@ -1,0 +1,109 @@
+"""Intrinsics for any machine: LLVM finds the instructions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin import Intrinsic, lanes
+from bnncc.topi_binary.layout import LANES
+
+Expr = Any
+
+F32 = f"float32x{LANES}"
+I32 = f"int32x{LANES}"
+
+
+def _total(terms: list[Expr]) -> Expr:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+fused_multiply_add = Intrinsic(
+    f"fused_multiply_add_{LANES}_f32",
+    "",
+    (F32, F32, F32),
+    F32,
+    lambda lane, a, b, c: a(lane) * b(lane) + c(lane),
+    # Rounded once where the machine can do so, twice elsewhere, never by a library call.
+    lambda a, b, c: T.call_llvm_pure_intrin(F32, "llvm.fmuladd", a, b, c),
+    bounds={i: (-512, 512) for i in range(3)},
+)
+
+round_to_even = Intrinsic(
+    f"round_to_even_{LANES}_f32",
+    "",
+    (F32,),
+    F32,
+    lambda lane, x: T.nearbyint(x(lane)),
+    lambda x: T.call_llvm_pure_intrin(F32, "llvm.nearbyint", x),
+)
+
+
+def _bit(lane: Expr, condition: Expr) -> Expr:
+    return T.shift_left(T.Cast("uint64", condition), T.Cast("uint64", lane))
+
+
+def _mask(count: int) -> Intrinsic:
+    return Intrinsic(
+        f"mask_{count}",
+        "",
+        (f"boolx{count}",),
+        f"uint{count}",
+        lambda lane, x: T.Cast(f"uint{count}", _total([_bit(i, x(i)) for i in range(count)])),
+        lambda x: T.reinterpret(f"uint{count}", T.Cast(f"uint1x{count}", x)),
+    )
+
+
+MASKS = {count: _mask(count) for count in (8, 16, 32, 64)}
+
+
+def mask(condition: Expr, count: int = LANES) -> Expr:
+    """Return a vector of booleans as the bits of one integer, the first one lowest."""
+    return MASKS[count](condition)
+
+
+def _ones(kind: str) -> Intrinsic:
+    bits = int(kind.partition("x")[0].removeprefix("uint"))
+
+    def desc(lane: Expr, x: Any) -> Expr:
+        def bit(number: int) -> Expr:
+            moved = T.shift_right(T.Cast("uint32", x(lane)), tirx.IntImm("uint32", number))
+            return T.bitwise_and(moved, tirx.IntImm("uint32", 1))
+
+        return T.Cast(f"uint{bits}", _total([bit(number) for number in range(bits)]))
+
+    return Intrinsic(f"popcount_{lanes(kind)}_u{bits}", "", (kind,), kind, desc, T.popcount)
+
+
+POPCOUNTS = {kind: _ones(kind) for kind in ("uint8x16", "uint8x64", "uint32x4", "uint32x16")}
+
+
+def popcount(value: Expr) -> Expr:
+    """Count the bits of each lane; of a single word too."""
+    return T.popcount(value)
+
+
+# The sign of a difference is a bit; a comparison would have to be made one. TVM's differences do
+# not overflow, so LLVM would make a comparison of them.
+less = Intrinsic(
+    f"less_{LANES}_i32",
+    "",
+    (I32, I32),
+    f"uint32x{LANES}",
+    lambda lane, a, b: T.Cast("uint32", a(lane) < b(lane)),
+    partial(T.call_pure_extern, f"uint32x{LANES}", "bnncc_less"),
+    source="""
+define linkonce_odr hidden <16 x i32> @bnncc_less(<16 x i32> %a, <16 x i32> %b) alwaysinline {
+  %d = sub <16 x i32> %a, %b
+  %s = lshr <16 x i32> %d, splat (i32 31)
+  ret <16 x i32> %s
+}
+""",
+    bounds={0: (-(2**30), 2**30), 1: (-(2**30), 2**30)},
+)

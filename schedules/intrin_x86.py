@@ -1,0 +1,196 @@
+"""Intrinsics of x86: SSE, AVX2 and AVX-512."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin import Intrinsic, signed, unsigned
+from bnncc.topi_binary.layout import LANES
+
+Expr = Any
+
+F32 = f"float32x{LANES}"
+I32 = f"int32x{LANES}"
+U32 = f"uint32x{LANES}"
+
+
+def _lookup(size: int, feature: str, instruction: str) -> Intrinsic:
+    kind = f"uint8x{size}"
+    return Intrinsic(
+        f"{feature}_lookup_{size}_u8",
+        feature,
+        (kind, kind),
+        kind,
+        # Of the sixteen bytes that the lane's own sixteen share.
+        lambda lane, table, entry: table(lane // 16 * 16 + T.Cast("int32", entry(lane))),
+        lambda table, entry: T.call_llvm_pure_intrin(kind, instruction, table, entry),
+        bounds={1: (0, 15)},
+    )
+
+
+LOOKUP = {
+    16: _lookup(16, "ssse3", "llvm.x86.ssse3.pshuf.b.128"),
+    32: _lookup(32, "avx2", "llvm.x86.avx2.pshuf.b"),
+    64: _lookup(64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
+}
+"""By bytes of a vector: entries of tables of sixteen bytes."""
+
+SUM, MAJORITY, LESS, CHOOSE, CARRY = 0x96, 0xE8, 0x8E, 0xCA, 0xD4
+"""Truth tables of three bits, the first operand being the highest digit of the row's number: their
+sum; their majority; ``a < b`` or, where a is b, c; b where a is set, else c; and the majority of x,
+y and z of which the third operand is ``x ^ y ^ z``."""
+
+_TABLES = {"sum": SUM, "majority": MAJORITY, "less": LESS, "choose": CHOOSE, "carry": CARRY}
+
+
+def _ternary(name: str, table: int, count: int) -> Intrinsic:
+    kind, whole = f"uint32x{count}", f"int32x{count}"
+
+    def desc(lane: Expr, *operands: Any) -> Expr:
+        made: Expr = None
+        for row in range(8):
+            if not table >> row & 1:
+                continue
+            bits = [
+                x(lane) if row >> (2 - i) & 1 else T.bitwise_not(x(lane))
+                for i, x in enumerate(operands)
+            ]
+            one = bits[0] & bits[1] & bits[2]
+            made = one if made is None else made | one
+        return made
+
+    def impl(*operands: Expr) -> Expr:
+        values = [T.Cast(whole, x) for x in operands]
+        instruction = f"llvm.x86.avx512.pternlog.d.{32 * count}"
+        made = T.call_llvm_pure_intrin(whole, instruction, *values, T.int32(table))
+        return T.Cast(kind, made)
+
+    feature = "avx512f" if count == 16 else "avx512vl"
+    return Intrinsic(f"{feature}_{name}_{count}_u32", feature, (kind,) * 3, kind, desc, impl)
+
+
+TERNARY = {
+    (table, count): _ternary(name, table, count)
+    for name, table in _TABLES.items()
+    for count in (4, 8, 16)
+}
+"""By truth table and lanes: any function of three bits, AVX-512's ``vpternlogd``."""
+
+
+def _dot_of(bits: int, lane: Expr, total: Any, data: Any, weight: Any, left: Any) -> Expr:
+    made = total(lane)
+    for place in range(32 // bits):
+        made = made + left(data(lane), bits, place) * signed(weight(lane), bits, place)
+    return made
+
+
+def _bytes(total: Expr, data: Expr, weight: Expr) -> Expr:
+    operands = [T.reinterpret(f"int8x{4 * LANES}", word) for word in (data, weight)]
+    return T.call_llvm_pure_intrin(I32, "llvm.x86.avx512.vpdpbusd.512", total, *operands)
+
+
+DOT_BYTES = Intrinsic(
+    f"avx512_vnni_dot_4x{LANES}_u8s8",
+    "avx512_vnni",
+    (I32, U32, U32),
+    I32,
+    lambda lane, total, data, weight: _dot_of(8, lane, total, data, weight, unsigned),
+    _bytes,
+    bounds={0: (-(2**20), 2**20)},
+)
+"""Four products of an unsigned with a signed byte, added to each lane."""
+
+
+def _dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
+    """Multiply pairs of int16 in vectors of `bits` bits, as many as are `LANES` lanes."""
+    count = bits // 32
+    whole, half, part = f"<{LANES} x i32>", f"<{2 * count} x i16>", f"<{count} x i32>"
+    lines = [f"declare {part} @{instruction}({half}, {half})"]
+    lines.append(
+        f"define linkonce_odr hidden {whole} @bnncc_pairs_{bits}({whole} %sum, {whole} %data, "
+        f"{whole} %weight) alwaysinline nounwind {{"
+    )
+    made = []
+    for piece in range(LANES // count):
+        picked = ", ".join(f"i32 {piece * count + i}" for i in range(count))
+        for operand in ("data", "weight"):
+            lines.append(
+                f"  %{operand}{piece} = shufflevector {whole} %{operand}, {whole} poison, "
+                f"<{count} x i32> <{picked}>"
+            )
+            lines.append(f"  %{operand}h{piece} = bitcast {part} %{operand}{piece} to {half}")
+        lines.append(
+            f"  %p{piece} = call {part} @{instruction}({half} %datah{piece}, "
+            f"{half} %weighth{piece})"
+        )
+        made.append((f"%p{piece}", count))
+    level = 0
+    while len(made) > 1:
+        joined = []
+        for number in range(0, len(made), 2):
+            (one, size), (two, _) = made[number : number + 2]
+            picked = ", ".join(f"i32 {i}" for i in range(2 * size))
+            kind = f"<{size} x i32>"
+            result = f"%j{level}_{number}"
+            lines.append(
+                f"  {result} = shufflevector {kind} {one}, {kind} {two}, "
+                f"<{2 * size} x i32> <{picked}>"
+            )
+            joined.append((result, 2 * size))
+        made, level = joined, level + 1
+    lines += [f"  %r = add {whole} %sum, {made[0][0]}", f"  ret {whole} %r", "}"]
+    return Intrinsic(
+        f"{feature}_dot_2x{LANES}_s16",
+        feature,
+        (I32, U32, U32),
+        I32,
+        lambda lane, total, data, weight: _dot_of(16, lane, total, data, weight, signed),
+        partial(T.call_pure_extern, I32, f"bnncc_pairs_{bits}"),
+        source="\n".join(lines),
+        # Two products of -32768 by itself do not fit.
+        bounds={0: (-(2**20), 2**20), 1: (0, 2**31 - 2**16)},
+    )
+
+
+DOT_PAIRS = {
+    128: _dot_pairs(128, "ssse3", "llvm.x86.sse2.pmadd.wd"),
+    256: _dot_pairs(256, "avx2", "llvm.x86.avx2.pmadd.wd"),
+    512: _dot_pairs(512, "avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
+}
+"""By bits of a vector: two products of int16, added to each lane."""
+
+
+def _bfloat16(word: Expr, place: int) -> Expr:
+    bits = T.shift_left(T.shift_right(word, T.uint32(16 * place)), T.uint32(16))
+    return T.reinterpret("float32", bits)
+
+
+DOT_BFLOAT16 = Intrinsic(
+    f"avx512_bf16_dot_2x{LANES}_bf16",
+    "avx512_bf16",
+    (F32, U32, U32),
+    F32,
+    lambda lane, total, data, weight: (
+        total(lane)
+        + _bfloat16(data(lane), 0) * _bfloat16(weight(lane), 0)
+        + _bfloat16(data(lane), 1) * _bfloat16(weight(lane), 1)
+    ),
+    partial(T.call_pure_extern, F32, "bnncc_dot_bfloat16"),
+    # The instruction as a function: TVM changes vectors of bfloat16 before LLVM sees them.
+    source=f"""
+declare <{LANES} x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+    <{LANES} x float>, <{2 * LANES} x bfloat>, <{2 * LANES} x bfloat>)
+define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
+    <{LANES} x float> %sum, <{LANES} x i32> %data, <{LANES} x i32> %weight) alwaysinline nounwind {{
+  %d = bitcast <{LANES} x i32> %data to <{2 * LANES} x bfloat>
+  %w = bitcast <{LANES} x i32> %weight to <{2 * LANES} x bfloat>
+  %r = call <{LANES} x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+      <{LANES} x float> %sum, <{2 * LANES} x bfloat> %d, <{2 * LANES} x bfloat> %w)
+  ret <{LANES} x float> %r
+}}
+""",
+)
+"""Two products of bfloat16, added to each lane. Data and weights are bfloat16 side by side."""

@@ -1,0 +1,1 @@
+"""Kernels whose loops are the algorithm: written as they run, on named instructions."""

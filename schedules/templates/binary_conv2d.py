@@ -1,0 +1,356 @@
+"""Convolution and dense layers on bits: what is computed, in named blocks, not yet scheduled.
+
+Lanes are output channels: the accumulators of `layout.LANES` channels of one pixel are one vector,
+and each data word is compared with one vector of weight words. The definition can be written in
+several *pieces* (ranges of columns and of channel blocks) of the same sum, so that a schedule can
+treat borders and tails apart from the rest. Piece ``i`` has the blocks ``acc_i`` (accumulators) and
+``out_i`` (epilogue).
+
+Padding costs nothing: taps outside the image are skipped, and the accumulator starts at what they
+count (`border_start`). For zeros that is ``channels_per_group / 2`` each, which is what makes
+``dot = K - 2 * acc`` hold. If that has a half (`BinaryConv2d.doubled`), it is added when the
+accumulator is read, twice as large.
+
+Mode ``and`` is reduced to XOR: for data d in {0, 1} and weight bits w, ``popcount(d) - 2 *
+popcount(d & w) = popcount(d ^ w) - popcount(w)``, so the accumulator starts at minus the bits in
+all weights, and a pixel outside is words of zeros.
+
+With `carry_save`, three taps are counted at once, see `carry_save_sums`.
+
+With planes of exact zeros (`ternary`, `weight_zeros`) those are scanned first. If all are 0, the
+ordinary pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
+
+Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, in the orders
+``vectors`` and ``halves`` that of `neon_conv2d`; their loops are written as they are to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin_portable import popcount
+from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d, neon_tiling
+from bnncc.schedules.templates.border_start import Start, Tables
+from bnncc.schedules.templates.taps import Kernel, Piece, Tap
+from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
+
+Buffer = Any
+Expr = Any
+
+
+def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
+    """Return the extents of the loops over output pixels: images, rows, columns.
+
+    Rows of a dense layer are columns of one image, so that schedules tile them alike.
+    """
+    if spec.rank == 2 and isinstance(spec.n, int):
+        return 1, 1, spec.n
+    return (spec.n, *output_hw(spec))
+
+
+def channel_blocks(spec: BinaryConv2d) -> list[tuple[int, int, int]]:
+    """Return ranges of channel blocks as (first, count, lanes): the full ones, the last one."""
+    full, rest = divmod(spec.out_channels, LANES)
+    return [r for r in ((0, full, LANES), (full, 1, rest)) if r[1] and r[2]]
+
+
+def conv2d(
+    spec: BinaryConv2d,
+    columns: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+    carry_save: bool = False,
+    tiling: lookup.Lookup | neon_tiling.Quads | None = None,
+) -> tirx.PrimFunc:
+    """Define the kernel of `spec`.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        What to compute.
+    columns : sequence of int, optional
+        Widths of the pieces, in order; one piece by default.
+    blocks : sequence of int, optional
+        How many of the full channel blocks each piece takes, in order; one piece by default.
+    carry_save : bool, default False
+        Whether to count three taps at once, in instructions of AVX-512; see `carry_save_sums.fits`.
+    tiling : Lookup or Quads, optional
+        For weights in another order than ``words``: how the kernel is cut, instead of the other
+        options.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Not scheduled, named ``main``.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("main")
+            T.func_attr({"tirx.noalias": True, "bnncc.spec": to_json(spec)})
+            kernel = _declare(spec)
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                if spec.weight_order != "words":
+                    _written(kernel, tiling)
+                else:
+                    _body(kernel, pieces(spec, columns, blocks), carry_save)
+        return builder.get()
+
+
+def pieces(
+    spec: BinaryConv2d,
+    columns: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> list[Piece]:
+    """Return the pieces of `conv2d` in the order of their numbers: columns change first."""
+    columns = columns or [image(spec)[2]]
+    ranges = []
+    for first, count, lanes in channel_blocks(spec):
+        for size in (blocks or [count]) if lanes == LANES else [count]:
+            ranges.append((first, size, lanes))
+            first += size
+    return [
+        Piece(sum(columns[:i]), width, first, count, lanes)
+        for first, count, lanes in ranges
+        for i, width in enumerate(columns)
+    ]
+
+
+def _declare(spec: BinaryConv2d) -> Kernel:
+    batch = spec.n if isinstance(spec.n, int) else tirx.Var(spec.n, "int64")
+    buffers = []
+    over = aliases(spec)
+    types = [(f"input_{i}", kind) for i, kind in enumerate(input_types(spec))]
+    types += [(f"output_{i}", kind) for i, kind in enumerate(output_types(spec)) if over[i] < 0]
+    for name, (shape, dtype) in types:
+        extents = [batch if isinstance(extent, str) else extent for extent in shape]
+        buffers.append(T.arg(name, T.buffer(extents, dtype)))
+    inputs, fresh = buffers[: len(input_types(spec))], iter(buffers[len(input_types(spec)) :])
+    outputs = [_again(inputs[i]) if i >= 0 else next(fresh) for i in over]
+    n, height, width = image(spec)
+    rest = iter(inputs[1:])
+    return Kernel(
+        spec=spec,
+        n=batch if isinstance(n, str) else n,
+        height=height,
+        width=width,
+        data=inputs[0],
+        zero=next(rest) if spec.ternary else None,
+        weight=next(rest),
+        weight_zero=next(rest) if spec.weight_zeros else None,
+        starts=next(rest) if spec.per_image and spec.mode == "and" else None,
+        params=list(rest),
+        outputs=outputs,
+    )
+
+
+def _again(buffer: Buffer) -> Buffer:
+    """Declare a tensor once more, for storing in place.
+
+    Schedules see two buffers: every vector is read before it is stored, and by no other.
+    """
+    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
+
+
+def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
+    spec = kernel.spec
+    views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
+
+    def ordinary() -> None:
+        with _scope(kernel, views, "ordinary"):
+            tables: dict[int, Tables] = {}
+            # Before the pieces: nothing may come between loops that threads go through at once.
+            rows = carry_save_sums.flat(kernel) if carry_save else None
+            for i, piece in enumerate(parts):
+                _piece(kernel, piece, str(i), views, tables, rows=rows)
+
+    planes = [plane for plane in (kernel.zero, kernel.weight_zero) if plane is not None]
+    if not planes:
+        ordinary()
+        return
+    seen = _scan(planes)
+    with T.If(seen[0] == T.uint32(0)):
+        with T.Then():
+            ordinary()
+        with T.Else(), _scope(kernel, views, "with_zeros"):
+            for i, piece in enumerate(pieces(spec)):
+                _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
+
+
+def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -> None:
+    """Write a kernel whose weights have an order of their own."""
+    spec = kernel.spec
+    views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
+
+    def write(masked: bool) -> None:
+        def finish(piece: Piece, at: epilogue.Place, raw: Expr) -> None:
+            _finish(kernel, piece, views, at, raw, masked)
+
+        with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
+            _writer(kernel, tiling, masked, finish).write()
+
+    if kernel.zero is None:
+        write(False)
+        return
+    seen = _scan([kernel.zero])
+    with T.If(seen[0] == T.uint32(0)):
+        with T.Then():
+            write(False)
+        with T.Else():
+            write(True)
+
+
+def _writer(
+    kernel: Kernel,
+    tiling: lookup.Lookup | neon_tiling.Quads | None,
+    masked: bool,
+    finish: Callable[[Piece, epilogue.Place, Expr], None],
+) -> lookup.Writer | neon_conv2d.Writer:
+    """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
+    if kernel.spec.weight_order == "nibbles":
+        assert not isinstance(tiling, neon_tiling.Quads)
+        cut = lookup.plain(kernel, tiling) if masked or tiling is None else tiling
+        return lookup.Writer(kernel, cut, masked, finish)
+    assert not isinstance(tiling, lookup.Lookup)
+    chosen = neon_tiling.plain(kernel, tiling) if masked or tiling is None else tiling
+    return neon_conv2d.Writer(kernel, chosen, masked, finish)
+
+
+@contextmanager
+def _scope(kernel: Kernel, views: Sequence[Buffer], name: str) -> Iterator[None]:
+    """Open a block around pieces that are scheduled together."""
+
+    def everything(buffers: Sequence[Buffer | None]) -> list[Expr]:
+        return [b[tuple(slice(0, extent) for extent in b.shape)] for b in buffers if b is not None]
+
+    with T.sblock(name):
+        weights = kernel.weight, kernel.weight_zero, kernel.starts
+        T.reads(*everything([kernel.data, kernel.zero, *weights, *kernel.params]))
+        T.writes(*everything(views))
+        yield
+
+
+def _scan(planes: Sequence[Buffer]) -> Buffer:
+    """Collect all bits of `planes` in one word (block ``scan``)."""
+    flats = []
+    for plane in planes:
+        size = 1
+        for extent in plane.shape:
+            size = size * extent
+        flats.append(T.decl_buffer([size], "uint32", data=plane.data))
+    seen = T.sblock_alloc_buffer((1,), "uint32")
+    with T.sblock("scan"):
+        T.reads(*(flat[0 : flat.shape[0]] for flat in flats))
+        T.writes(seen[0])
+        T.buffer_store(seen, T.uint32(0), [0])
+        for flat in flats:
+            with T.serial(0, flat.shape[0]) as i:
+                T.buffer_store(seen, seen[0] | flat[i], [0])
+    return seen
+
+
+def _piece(
+    kernel: Kernel,
+    piece: Piece,
+    name: str,
+    views: Sequence[Buffer],
+    tables: dict[int, Tables],
+    masked: bool = False,
+    rows: Buffer | None = None,
+) -> None:
+    if piece.block not in tables:
+        tables[piece.block] = Tables(kernel, piece, f"of_{name}")
+    start = Start(kernel, piece, tables[piece.block], masked)
+    if rows is None:
+        acc = _accumulate(kernel, piece, name, start, masked)
+    else:
+        acc = carry_save_sums.accumulate(kernel, piece, name, start, rows)
+    extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
+    with T.grid(*extents) as loops, T.sblock(f"out_{name}"):
+        n, h, w, o = T.axis.remap("SSSS", list(loops))
+        _write(kernel, piece, views, acc, (n, h, w, o), masked, rows is not None)
+
+
+def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
+    """Write the block ``acc_i``: one lane and one word at a time, to be vectorized."""
+    spec = kernel.spec
+    extents = (kernel.n, kernel.height, piece.columns, piece.blocks, LANES)
+    acc = T.sblock_alloc_buffer(extents, "int32")
+    IRBuilder.name(f"acc_{name}", acc)
+    with T.grid(*extents, *kernel.reduction) as loops, T.sblock(f"acc_{name}"):
+        n, h, w, o, lane, kh, kw, c = T.axis.remap("SSSSSRRR", list(loops))
+        tap = Tap(kernel, piece, n, h, w + piece.column, o, lane, kh, kw, c)
+        here = (n, h, w, o, lane)
+        T.reads(*tap.regions(), *start.regions(o, lane, n))
+        T.writes(acc[here])
+        with T.init():
+            initial = start.value(h, w + piece.column, o, lane, n)
+            T.buffer_store(acc, initial, here)
+
+        def add(data: Expr, zero: Expr) -> None:
+            bits = tap.differ(data)
+            if masked and spec.weight_zeros:
+                zero = (data & tap.weight_zero) if spec.mode == "and" else zero | tap.weight_zero
+            if masked and spec.mode == "and":
+                bits = T.Cast("int32", popcount(bits)) + T.Cast("int32", popcount(zero))
+            elif masked:
+                bits = T.Cast("int32", popcount(bits & ~zero)) * 2
+                bits = bits + T.Cast("int32", popcount(zero))
+            else:
+                bits = T.Cast("int32", popcount(bits))
+            T.buffer_store(acc, acc[here] + bits, here)
+
+        tap.visit(add)
+    return acc
+
+
+def _write(
+    kernel: Kernel,
+    piece: Piece,
+    views: Sequence[Buffer],
+    acc: Buffer,
+    loops: tuple[Expr, Expr, Expr, Expr],
+    masked: bool,
+    threed: bool,
+) -> None:
+    """Write the block ``out_i``: the epilogue on one vector of accumulators."""
+    spec = kernel.spec
+    n, h, w, o = loops
+    column = w + piece.column
+    at = kernel.place(n, h, column, o + piece.block, piece.lanes)
+    reads, writes = epilogue.regions(spec.steps, kernel.params, views, at)
+    T.writes(*writes)
+    if threed:
+        T.reads(carry_save_sums.region(acc, loops), *reads)
+        raw = carry_save_sums.total(acc, loops)
+    else:
+        T.reads(acc[n, h, w, o, 0:LANES], *reads)
+        raw = acc[n, h, w, o, T.Ramp(0, 1, LANES)]
+    _finish(kernel, piece, views, at, raw, masked)
+
+
+def _finish(
+    kernel: Kernel,
+    piece: Piece,
+    views: Sequence[Buffer],
+    at: epilogue.Place,
+    raw: Expr,
+    masked: bool,
+) -> None:
+    """Write the epilogue of one vector of accumulators."""
+    spec = kernel.spec
+    halved = spec.doubled and not masked
+    if halved and kernel.group_channels % 2:
+        raw = raw * T.Broadcast(T.int32(2), LANES)
+        missing = kernel.missing(at.h, at.w, piece) * kernel.group_channels
+        raw = raw + T.Broadcast(missing, LANES)
+        halved = False
+    epilogue.emit(spec.steps, None, kernel.params, views, at, acc=raw, halved=halved)

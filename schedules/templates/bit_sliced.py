@@ -1,0 +1,302 @@
+"""Grouped binary convolutions in bit slices: lanes are single bits.
+
+`sliced_data` says how operands are stored. Rows of data go into a ring, with what stands for pixels
+outside the image around them, once for each turn, and with the columns of a stride side by side: so
+every tap is a load of neighbouring words, also across pixels where those are shorter than a vector.
+Bits that differ are added by carry-save adders made of logic: three bits of one weight become one,
+and a carry of the next. The sum is bit planes too, compared with limits in slices, 32 channels in
+each word; for other epilogues, planes of a row become numbers afterwards, `LANES` channels at once.
+
+Zero planes are turned and padded like data, and always counted: a bit that differs and is no zero
+counts two, a zero one.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.templates.adders import Logic, Tree
+from bnncc.schedules.templates.bit_sliced_rows import ONES, Cut, Ring, get, put, splat_word
+from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.kernel import Expr, Kernel, bind, const, flat, load, loop, loops
+from bnncc.schedules.templates.source import lanes_of
+from bnncc.topi_binary import sliced_data
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.spec import BinaryConv2d
+
+Buffer = Any
+
+MAX_UNROLLED = 160
+"""Products that are written one after another; kernels of more have a loop over rows."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the kernel is cut.
+
+    Attributes
+    ----------
+    lanes : int, default 4
+        Words in a vector, at most.
+    bands : int, default 1
+        Parts of an image that threads share; each fills a ring of its own.
+    parallel : bool, default False
+        Whether there are threads.
+    ternlog : bool, default False
+        Whether the machine has AVX-512's logic of three operands.
+    """
+
+    lanes: int = 4
+    bands: int = 1
+    parallel: bool = False
+    ternlog: bool = False
+
+
+def conv2d(spec: BinaryConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
+    """Define a grouped convolution whose weights are in the order ``sliced``.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        What it computes.
+    tile : Tile, optional
+        How it is cut.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Its loops are as they are to run.
+    """
+    with Kernel(spec) as kernel:
+        _Conv(kernel, spec, tile or Tile()).write()
+    return kernel.func
+
+
+class _Conv:
+    """Writes one convolution into an open kernel."""
+
+    def __init__(self, kernel: Kernel, spec: BinaryConv2d, tile: Tile) -> None:
+        self.kernel, self.spec, self.tile = kernel, spec, tile
+        inputs = list(kernel.inputs)
+        self.data = [inputs.pop(0) for _ in range(1 + spec.ternary)]
+        self.weight, self.params = inputs.pop(0), inputs
+        self.results = [flat(output) for output in kernel.outputs]
+        self.cut = Cut(spec, tile.lanes)
+        self.lanes, self.words, self.across = self.cut.lanes, self.cut.words, self.cut.across
+        self.classes = sliced_data.classes(spec)
+        self.compared = sliced_data.compared(spec)
+        self.logic = Logic(self.lanes, tile.ternlog)
+
+    # ---- loops ------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write the tables, and the loops over images and rows."""
+        self._tables()
+        cut, stride = self.cut, self.spec.strides[0]
+        bands = min(self.tile.bands, cut.height) if self.tile.parallel else 1
+        size = -(-cut.height // bands)
+        extents = [self.kernel.n, -(-cut.height // size)]
+        outside = ONES if self.spec.pad_value == 1 else 0
+        with loops(extents, parallel=self.tile.parallel) as (n, band):
+            rings = [
+                Ring(cut, self.logic, data, fill, self._mask)
+                for data, fill in zip(self.data, (outside, 0), strict=False)
+            ]
+            top = bind(band * size)
+            for ring in rings if cut.reach > cut.fresh else ():
+                with loop(cut.reach - cut.fresh) as turn:
+                    ring.fill(n, bind(top * stride + turn))
+            with loop(size) as turn, ExitStack() as stack:
+                row = bind(top + turn)
+                if cut.height % size:
+                    stack.enter_context(T.If(row < cut.height))
+                    stack.enter_context(T.Then())
+                for ring in rings:
+                    with loop(cut.fresh) as late:
+                        ring.fill(n, bind(row * stride + (cut.reach - cut.fresh) + late))
+                self._row(rings, n, row)
+
+    def _mask(self, number: int, word: Expr) -> Expr:
+        """Return a vector of a row of masks."""
+        row = sliced_data.rows(self.spec) + number
+        return get(self.rows, [word + row * self.pitch], self.lanes)
+
+    # ---- tables, where vectors reach across pixels ------------------------------------------
+
+    def _tables(self) -> None:
+        """Repeat what belongs to channels, so that vectors may begin at any word of a pixel."""
+        self.rows, self.pitch = self.weight, self.words
+        self.limits = list(self.params) if self.compared else []
+        if not self.across:
+            return
+        self.pitch = self.words + self.lanes
+        count = sliced_data.rows(self.spec) + sliced_data.masks(self.spec)
+        self.rows = T.sblock_alloc_buffer([count * self.pitch], "uint32")
+        with loop(count) as row, loop(self.pitch) as place:
+            word = self.weight[row * self.words + place % self.words]
+            T.buffer_store(self.rows, word, [row * self.pitch + place])
+        self.limits = [self._of_columns(limit) for limit in self.limits]
+
+    def _of_columns(self, limit: Buffer) -> Buffer:
+        """Lay limits out as the words of a row are: [class of the row, plane, word]."""
+        high, wide = self.classes
+        planes = sliced_data.planes(self.spec)
+        table = T.sblock_alloc_buffer([len(high), planes, self.cut.run + self.lanes], "uint32")
+        wheel = T.sblock_alloc_buffer([self.pitch], "uint32")
+        with loop(len(high)) as above, loop(planes) as plane:
+            for number, (first, end) in enumerate(
+                zip(wide, [*wide[1:], self.cut.width], strict=True)
+            ):
+                with loop(self.pitch) as place:
+                    word = limit[above * len(wide) + number, plane, place % self.words]
+                    T.buffer_store(wheel, word, [place])
+                # What is written beyond the end is written again for the next class.
+                with loop(-(-(end - first) * self.words // self.lanes)) as turn:
+                    begin = turn * self.lanes % self.words
+                    to = turn * self.lanes + first * self.words
+                    put(table, [above, plane, to], get(wheel, [begin], self.lanes), self.lanes)
+        return table
+
+    # ---- sums -------------------------------------------------------------------------------
+
+    def _row(self, rings: list[Ring], n: Expr, row: Expr) -> None:
+        spec = self.spec
+        starts = [
+            rings[0].slot(bind(row * spec.strides[0] + k * spec.dilations[0]))
+            for k in range(spec.kernel[0])
+        ]
+        above = self._class(0, row)
+        counts: list[Buffer] = []
+        planes = sliced_data.planes(spec)
+        if not self.compared:
+            counts.append(
+                T.sblock_alloc_buffer([planes, 2 * (self.cut.run + self.lanes)], "uint16")
+            )
+            whole = T.decl_buffer(
+                [planes, self.cut.run + self.lanes], "uint32", data=counts[0].data
+            )
+        line = bind((n * self.cut.height + row) * self.cut.run)
+
+        def write(place: Expr, pixel: Expr, word: Expr) -> None:
+            sums = self._sums(rings, starts, row, place, word)
+            if not self.compared:
+                zero = splat_word(0, self.lanes)
+                for number in range(planes):
+                    one = sums[number] if number < len(sums) else zero
+                    put(whole, [number, place], one, self.lanes)
+                return
+            below = self._below(sums, above, place, pixel, word)
+            outputs = iter(self.results)
+            for one in spec.steps:
+                reached = next(below)
+                to = [bind(line + place)]
+                put(next(outputs), to, reached, self.lanes)
+                if one.zero:
+                    less = next(below)
+                    both = reached & T.bitwise_not(less)
+                    put(next(outputs), to, both, self.lanes)
+
+        self.cut.vectors(self.cut.width, write)
+        if not self.compared:
+            self._finish(counts[0], n, row, above)
+
+    def _class(self, axis: int, place: Expr) -> Expr:
+        number: Expr = const(0)
+        for first in self.classes[axis][1:]:
+            number = number + T.Cast("int64", place >= first)
+        return bind(number)
+
+    def _below(self, sums: list[Expr], above: Expr, place: Expr, pixel: Expr, word: Expr) -> Any:
+        """Yield for each vector of limits the bits of the sums that are below."""
+        left = None if self.across else self._class(1, pixel)
+        for limit in self.limits:
+            less: Expr | None = None
+            for plane in range(sliced_data.planes(self.spec)):
+                if left is None:
+                    bits = get(limit, [above, plane, place], self.lanes)
+                else:
+                    number = bind(above * len(self.classes[1]) + left)
+                    bits = get(limit, [number, plane, word], self.lanes)
+                bits = T.Bind(bits)
+                less = T.Bind(
+                    self.logic.less(sums[plane] if plane < len(sums) else None, bits, less)
+                )
+            yield less
+
+    def _sums(
+        self, rings: list[Ring], starts: list[Expr], row: Expr, place: Expr, word: Expr
+    ) -> list[Expr]:
+        """Return the planes of the count, the lowest first."""
+        spec = self.spec
+        tall, wide = spec.kernel
+
+        def products(tree: Tree, start: Expr, first: Expr) -> None:
+            """Add those of one row of the kernel."""
+            begin = bind(start + place)
+            for k in range(wide):
+                for turn in range(self.cut.turns):
+                    at = first + (k * self.cut.turns + turn) * self.pitch
+                    weight = get(self.rows, [at], self.lanes)
+                    differ = T.bitwise_xor(rings[0].load(begin, k, turn), weight)
+                    if spec.ternary:
+                        zero = T.Bind(rings[1].load(begin, k, turn))
+                        tree.add(1, differ & T.bitwise_not(zero))
+                        tree.add(0, zero)
+                    else:
+                        tree.add(0, differ)
+
+        per_row, count = wide * self.cut.turns * self.pitch, sliced_data.planes(spec)
+        if sliced_data.rows(spec) * (1 + spec.ternary) <= MAX_UNROLLED:
+            tree = Tree(self.logic, count)
+            for k in range(tall):
+                products(tree, starts[k], word + k * per_row)
+            return tree.total()
+        state = T.sblock_alloc_buffer([count, self.lanes], "uint32")
+        for plane in range(count):
+            put(state, [plane, 0], splat_word(0, self.lanes), self.lanes)
+        with loop(tall) as turn:
+            tree = Tree(self.logic, count)
+            for plane in range(count):
+                tree.add(plane, T.Bind(get(state, [plane, 0], self.lanes)))
+            start = rings[0].slot(bind(row * spec.strides[0] + turn * spec.dilations[0]))
+            products(tree, start, bind(word + turn * per_row))
+            for plane, value in enumerate(tree.total()):
+                put(state, [plane, 0], value, self.lanes)
+        return [T.Bind(get(state, [plane, 0], self.lanes)) for plane in range(count)]
+
+    # ---- numbers ----------------------------------------------------------------------------
+
+    def _finish(self, counts: Buffer, n: Expr, row: Expr, above: Expr) -> None:
+        """Make numbers of a row's planes, `LANES` channels of a pixel at a time."""
+        spec = self.spec
+        outputs = views(spec.steps, self.kernel.outputs, spec.channels)
+        full, tail = divmod(spec.channels, LANES)
+        offset = (sliced_data.rows(spec) + sliced_data.masks(spec)) * self.words
+        with loop(self.cut.width) as column:
+            left = self._class(1, column)
+            for count, first, valid in ((full, 0, LANES), (1, full, tail)):
+                if not count or not valid:
+                    continue
+                with loop(count) as turn:
+                    block = bind(turn + first)
+                    acc: Expr = tirx.Broadcast(tirx.IntImm("int32", 0), LANES)
+                    half = bind(column * (2 * self.words) + block)
+                    for plane in range(sliced_data.planes(spec)):
+                        one = sliced_data.step(spec) << plane
+                        ones = lanes_of(counts[plane, half])
+                        acc = acc + T.Select(ones, _whole(one), _whole(0))
+                    if sliced_data.has_offsets(spec):
+                        number = above * len(self.classes[1]) + left
+                        where = (number * blocks(spec.channels) + block) * LANES + offset
+                        acc = acc + T.Cast(f"int32x{LANES}", load(self.weight, [bind(where)]))
+                    at = Place(n, row, column, block, spec.channels, valid)
+                    emit(spec.steps, None, self.params, outputs, at, acc=T.Bind(acc))
+
+
+def _whole(value: int) -> Expr:
+    return tirx.Broadcast(tirx.IntImm("int32", value), LANES)

@@ -1,0 +1,368 @@
+"""The epilogue: what is done to one vector of values while it is still in a register.
+
+`emit` writes the steps of a spec as TensorIR, inside the block that the caller has opened with
+TVM's IRBuilder. Full blocks of `layout.LANES` channels are loaded and stored as vectors; the block
+of the last few channels goes lane by lane, because float tensors are not padded. Bits are one
+compare and one 16-bit store, into a view of the packed tensor as half words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin_portable import F32, fused_multiply_add, mask
+from bnncc.schedules.templates import levels
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
+
+Buffer = Any
+Expr = Any
+
+NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
+"""Type of one level, in the forms of `step.FORMS` where each is a number."""
+
+MAX_MASKS = 7
+"""Thresholds up to which planes are XORs of comparisons."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one vector of an output lies.
+
+    Attributes
+    ----------
+    n, h, w : Expr
+        Image, row and column (`h` and `w` are not used if `rank` is 2).
+    block : Expr
+        Which block of `LANES` channels.
+    channels : int
+        Channels of the whole output.
+    lanes : int
+        Channels in this block: `LANES`, or fewer in the last.
+    rank : int, default 4
+        2 for outputs ``[n, channels]``.
+    """
+
+    n: Expr
+    h: Expr
+    w: Expr
+    block: Expr
+    channels: int
+    lanes: int = LANES
+    rank: int = 4
+
+    def index(self, channel: Expr, where: str = "NHWC") -> list[Expr]:
+        """Return the index of `channel` (a scalar or a range) in a tensor of layout `where`."""
+        if self.rank == 2:
+            return [self.n, channel]
+        if where == "NCHW":
+            return [self.n, channel, self.h, self.w]
+        return [self.n, self.h, self.w, channel]
+
+    def channel(self, lane: Expr = 0) -> Expr:
+        """Return the channel in `lane`."""
+        return self.block * LANES + lane
+
+    @property
+    def vector(self) -> Expr:
+        """The channels of the block, as the index of one vector access."""
+        return T.Ramp(self.channel(), 1, LANES)
+
+    @property
+    def span(self) -> slice:
+        """The channels of the block that exist, as a region."""
+        return slice(self.channel(), self.channel(self.lanes))
+
+    @property
+    def padded_span(self) -> slice:
+        """The channels of the block, as a region of a vector padded by `layout.pad_lanes`."""
+        return slice(self.channel(), self.channel(LANES))
+
+    def repeated(self, period: int) -> Place:
+        """Return where the vector lies in a tensor that repeats every `period` channels."""
+        if not period:
+            return self
+        return replace(self, block=self.block % (period // LANES), channels=period)
+
+    def halves(self) -> slice:
+        """Return the region of half words that this block's bits fill."""
+        last = layout.blocks(self.channels) - 1
+        ends_odd = self.lanes < LANES and last % 2 == 0
+        return slice(self.block, self.block + (2 if ends_odd else 1))
+
+
+def half_view(plane: Buffer, channels: int) -> Buffer:
+    """Declare `plane` once more, as half words: what `emit` stores bits to.
+
+    Parameters
+    ----------
+    plane : Buffer of uint32
+        Packed tensor with the words last.
+    channels : int
+        Bits per row.
+
+    Returns
+    -------
+    Buffer of uint16
+        Same data, ``2 * words(channels)`` last.
+    """
+    shape = [*plane.shape[:-1], 2 * layout.words(channels)]
+    return T.decl_buffer(shape, "uint16", data=plane.data)
+
+
+def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
+    """Replace the packed ones among a kernel's `outputs` by their `half_view`."""
+    kinds = [kind for step in steps for kind in output_kinds(step)]
+    return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
+
+
+def _view(kind: str, buffer: Buffer, channels: int) -> Buffer:
+    if kind in ("bits", "planes"):
+        return half_view(buffer, channels)
+    if kind not in NUMBERS or kind == "floats":
+        return buffer
+    shape = [*buffer.shape[:-1], layout.blocks(channels) * LANES]
+    return T.decl_buffer(shape, NUMBERS[kind], data=buffer.data)
+
+
+def regions(
+    steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer], at: Place
+) -> tuple[list[Expr], list[Expr]]:
+    """Return what `emit` reads (besides its value) and writes, for ``T.reads`` and ``T.writes``.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The epilogue.
+    params, outputs : sequence of Buffer
+        As for `emit`.
+    at : Place
+        As for `emit`.
+
+    Returns
+    -------
+    reads, writes : list of TensorRegion
+        One per parameter, one per output.
+    """
+    reads, writes = [], []
+    inputs, results = iter(params), iter(outputs)
+    for step in steps:
+        for number in reversed(range(step_inputs(step))):
+            buffer = next(inputs)
+            if number == 0 and "table" in step.forms:
+                reads.append(buffer[0 : buffer.shape[0]])
+            elif step.op in ("add", "rsub", "mul"):
+                source = at.repeated(step.period)
+                reads.append(buffer[tuple(source.index(source.span, step.layout))])
+            elif step.op == "gate":
+                reads.append(buffer[at.n, at.span])
+            else:
+                reads.append(buffer[at.padded_span])
+        for kind in output_kinds(step):
+            buffer = next(results)
+            if kind in ("store", "value", "table"):
+                writes.append(buffer[tuple(at.index(at.span, step.layout))])
+            elif kind in NUMBERS:
+                writes.append(buffer[tuple(at.index(at.padded_span))])
+            else:
+                writes.append(buffer[tuple(at.index(at.halves()))])
+    return reads, writes
+
+
+def emit(
+    steps: Sequence[Step],
+    value: Expr,
+    params: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    at: Place,
+    acc: Expr = None,
+    halved: bool = False,
+) -> Expr:
+    """Write the steps on one vector, in the block that is open.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The epilogue, see `spec.Step`.
+    value : Expr of float32x16 or None
+        What the steps start from; None for the accumulator.
+    params : sequence of Buffer
+        The steps' inputs, in their order.
+    outputs : sequence of Buffer
+        The steps' outputs, in their order, passed through `views`.
+    at : Place
+        Where the vector lies.
+    acc : Expr of int32x16, optional
+        The integer accumulator, for ``threshold``.
+    halved : bool, default False
+        Whether `acc` is half of the accumulator that the steps mean. Signs and numbers cost nothing
+        more, because thresholds and scales are changed instead, once for all pixels of a tile;
+        levels are found from the double.
+
+    Returns
+    -------
+    Expr of float32x16
+        The value after the last step.
+    """
+    if value is None:
+        value = T.Cast(F32, acc)
+        halved_value = halved
+    else:
+        halved_value = False
+    whole = None if halved else acc
+    inputs, results = iter(params), iter(outputs)
+    for number, step in enumerate(steps):
+        taken = [next(inputs) for _ in range(step_inputs(step))]
+        made = [next(results) for _ in range(step_outputs(step))]
+        if halved_value and step.op not in ("threshold", "affine"):
+            value = value * _fill(2.0)
+            halved_value = False
+        if step.op == "levels":
+            if not step.way.startswith("acc"):
+                value = T.Bind(value)
+            elif halved and whole is None:
+                whole = T.Bind(acc + acc)
+            if _compared(step):
+                _store_masks(levels.masks(step, value, whole, taken, at), made, at)
+            else:
+                level = T.Bind(levels.find(step, value, whole, taken, at))
+                _store_levels(step, level, taken[-1:], made, at)
+        elif step.op == "store":
+            if _used_later(steps[number + 1 :]):
+                value = T.Bind(value)
+            _store(made[0], value, at, step.layout)
+        elif step.op == "bits":
+            if step.zero or _used_later(steps[number + 1 :]):
+                value = T.Bind(value)
+            zeros = _fill(0.0)
+            _store_bits(made[0], value >= zeros if step.compare == "ge" else value > zeros, at)
+            if step.zero:
+                _store_bits(made[1], value == zeros, at)
+        elif step.op == "threshold":
+            if step.zero:
+                acc = T.Bind(acc)
+            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
+            one = T.Broadcast(T.int32(1), LANES)
+            limits = [T.shift_right(t[at.vector], one) if halved else t[at.vector] for t in taken]
+            _store_bits(made[0], acc <= limits[0], at)
+            if step.zero:
+                _store_bits(made[1], T.And(acc <= limits[0], acc > limits[1]), at)
+        elif halved_value:
+            scale, bias = (buffer[at.vector] for buffer in taken)
+            value = fused_multiply_add(value, scale * _fill(2.0), bias)
+            halved_value = False
+        else:
+            value = _apply(step, value, taken, at)
+    return value
+
+
+def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
+    if step.op == "affine":
+        scale, bias = (buffer[at.vector] for buffer in taken)
+        return fused_multiply_add(value, scale, bias)
+    if step.op == "scale":
+        return value * taken[0][at.vector]
+    if step.op == "shift":
+        return value + taken[0][at.vector]
+    if step.op == "relu":
+        return T.max(value, _fill(0.0))
+    if step.op == "clip":
+        return T.min(T.max(value, _fill(step.lo)), _fill(step.hi))
+    if step.op == "prelu":
+        value = T.Bind(value)
+        # Not `value >= 0`: TVM cannot share a vector of booleans with the `bits` of this value.
+        return T.Select(_fill(0.0) <= value, value, value * taken[0][at.vector])
+    if step.op == "gate":
+        return value * _load(taken[0], at, gate=True)
+    other = _load(taken[0], at.repeated(step.period), step.layout)
+    return {"add": value + other, "rsub": other - value, "mul": value * other}[step.op]
+
+
+def _used_later(steps: Sequence[Step]) -> bool:
+    return any(step.op != "threshold" and not step.way.startswith("acc") for step in steps)
+
+
+def _fill(number: float) -> Expr:
+    return T.Broadcast(T.float32(number), LANES)
+
+
+def _load(buffer: Buffer, at: Place, where: str = "NHWC", gate: bool = False) -> Expr:
+    def index(channel: Expr) -> tuple[Expr, ...]:
+        return (at.n, channel) if gate else tuple(at.index(channel, where))
+
+    contiguous = gate or at.rank == 2 or where == "NHWC"
+    if contiguous and at.lanes == LANES:
+        return buffer[index(at.vector)]
+    lanes = T.sblock_alloc_buffer((LANES,), "float32")
+    if at.lanes < LANES:
+        T.buffer_store(lanes, _fill(0.0), [T.Ramp(0, 1, LANES)])
+    with T.unroll(at.lanes) as lane:
+        T.buffer_store(lanes, buffer[index(at.channel(lane))], [lane])
+    return lanes[T.Ramp(0, 1, LANES)]
+
+
+def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
+    contiguous = at.rank == 2 or where == "NHWC"
+    if contiguous and at.lanes == LANES:
+        T.buffer_store(buffer, value, at.index(at.vector))
+        return
+    lanes = T.sblock_alloc_buffer((LANES,), "float32")
+    T.buffer_store(lanes, value, [T.Ramp(0, 1, LANES)])
+    with T.unroll(at.lanes) as lane:
+        T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
+
+
+def _store_levels(
+    step: Step, level: Expr, table: Sequence[Buffer], made: Sequence[Buffer], at: Place
+) -> None:
+    plane = 0
+    for kind, buffer in zip(output_kinds(step), made, strict=True):
+        if kind == "planes":
+            _store_bits(buffer, levels.bit(level, plane), at)
+            plane += 1
+        elif kind == "value":
+            value = fused_multiply_add(T.Cast(F32, level), _fill(step.hi), _fill(step.lo))
+            _store(buffer, value, at, step.layout)
+        elif kind == "table":
+            _store(buffer, table[0][level], at, step.layout)
+        else:
+            number = T.Cast(f"{NUMBERS[kind]}x{LANES}", level)
+            T.buffer_store(buffer, number, at.index(at.vector))
+
+
+def _compared(step: Step) -> bool:
+    """Whether planes are made of comparisons, without a vector of levels."""
+    return step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_MASKS
+
+
+def _store_masks(masks: Sequence[Expr], made: Sequence[Buffer], at: Place) -> None:
+    for plane, buffer in enumerate(made):
+        every = 2**plane
+        chosen = masks[every - 1 :: every]
+        bits = chosen[0]
+        for one in chosen[1:]:
+            bits = T.bitwise_xor(bits, one)
+        _store_half(buffer, bits, at)
+
+
+def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:
+    _store_half(halves, mask(condition), at)
+
+
+def _store_half(halves: Buffer, bits: Expr, at: Place) -> None:
+    if at.lanes < LANES:
+        bits = bits & T.uint16((1 << at.lanes) - 1)
+    T.buffer_store(halves, bits, at.index(at.block))
+    last = layout.blocks(at.channels) - 1
+    if last % 2:
+        return
+    if at.lanes < LANES:  # then this is the last block
+        T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))
+    elif at.channels % LANES == 0:
+        with T.If(at.block == last), T.Then():
+            T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))

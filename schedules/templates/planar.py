@@ -1,0 +1,174 @@
+"""Elementwise kernels on NCHW tensors: lanes are pixels.
+
+A word of bits is built without moving anything between lanes: the compares of 32 channels are
+masked to one bit each and ORed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin_portable import fused_multiply_add
+from bnncc.schedules.templates.kernel import (
+    Buffer,
+    Expr,
+    Kernel,
+    Register,
+    bind,
+    const,
+    f32,
+    lane,
+    load,
+    loop,
+    loops,
+    splat,
+    store,
+    u32,
+)
+from bnncc.schedules.templates.source import to_float
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.spec import Elementwise
+from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+
+
+def write_planar(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
+    """Write the kernel of `spec`, whose height is 1 and whose tensors are all NCHW.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Where to.
+    spec : Elementwise
+        The kernel, flattened.
+    parallel : bool
+        Whether pixels are divided among threads.
+    """
+    full, tail = divmod(spec.width, LANES)
+    for turns, first, valid in ((full, 0, LANES), (1 if tail else 0, full * LANES, tail)):
+        if turns:
+            with loops([kernel.n, turns], parallel=parallel) as (n, turn):
+                pixel = bind(turn * LANES + first)
+                _pixels(kernel, spec, n, pixel, valid)
+
+
+def _pixels(kernel: Kernel, spec: Elementwise, n: Expr, pixel: Expr, valid: int) -> None:
+    words, tail = divmod(spec.channels, WORD_BITS)
+    for count, first, channels in ((words, 0, WORD_BITS), (1 if tail else 0, words, tail)):
+        if count:
+            with loop(count) as turn:
+                word = bind(turn + first)
+                _word(kernel, spec, n, pixel, valid, word, channels)
+
+
+def _word(
+    kernel: Kernel, spec: Elementwise, n: Expr, pixel: Expr, valid: int, word: Expr, channels: int
+) -> None:
+    data, *params = kernel.inputs
+    packed = [
+        Register("uint32")
+        for step in spec.steps
+        for _ in range(step_outputs(step))
+        if step.op == "bits"
+    ]
+    for register in packed:
+        register.set(u32(0))
+    if not packed:
+        with loop(channels) as number:
+            channel = bind(word * WORD_BITS + number)
+            _channel(kernel, spec.steps, data, params, [], (n, channel, pixel, 0), valid)
+        return
+    for bit in range(channels):
+        channel = bind(word * WORD_BITS + bit)
+        _channel(kernel, spec.steps, data, params, packed, (n, channel, pixel, bit), valid)
+    planes = [
+        buffer
+        for buffer, kind in zip(
+            kernel.outputs, [s.op for s in spec.steps for _ in range(step_outputs(s))], strict=True
+        )
+        if kind == "bits"
+    ]
+    for plane, register in zip(planes, packed, strict=True):
+        if layout.words(spec.channels) == 1:
+            row = T.decl_buffer((kernel.n, const(spec.width)), "uint32", data=plane.data)
+            store(row, [n, pixel], register.value, valid)
+            continue
+        value = T.Bind(register.value)
+        for number in range(valid):
+            T.buffer_store(plane, lane(value, number), [n, const(0), pixel + number, word])
+
+
+def _channel(
+    kernel: Kernel,
+    steps: Sequence[Step],
+    data: Buffer,
+    params: Sequence[Buffer],
+    packed: Sequence[Register],
+    at: tuple[Any, Any, Any, int],
+    valid: int,
+) -> None:
+    """Write all steps of one channel of a vector of pixels."""
+    n, channel, pixel, bit = at
+    where = [n, channel, const(0), pixel]
+    value = to_float(load(data, where, valid), str(data.dtype))
+    inputs, results, words = iter(params), iter(kernel.outputs), iter(packed)
+    for step in steps:
+        taken = [next(inputs) for _ in range(step_inputs(step))]
+        made = [next(results) for _ in range(step_outputs(step))]
+        if step.op in ("store", "bits", "prelu"):
+            value = T.Bind(value)
+        if step.op == "store":
+            store(made[0], where, value, valid)
+        elif step.op == "bits":
+            conditions = [value >= f32(0.0) if step.compare == "ge" else value > f32(0.0)]
+            conditions += [value == f32(0.0)] * step.zero
+            for condition in conditions:
+                word = next(words)
+                word.set(word.value | T.Select(condition, u32(1 << bit), u32(0)))
+        elif step.op in ("add", "rsub", "mul"):
+            other = load(taken[0], where, valid)
+            value = combine(step, value, other)
+        else:
+            place = [n, channel] if step.op == "gate" else [channel]
+            value = apply(step, value, [splat(buffer[tuple(place)]) for buffer in taken])
+
+
+def combine(step: Step, value: Expr, other: Expr) -> Expr:
+    """Return ``add``, ``rsub`` or ``mul`` of `value` and the tensor's vector `other`."""
+    if step.op == "rsub":
+        return other - value
+    return value + other if step.op == "add" else value * other
+
+
+def apply(step: Step, value: Expr, params: Sequence[Expr]) -> Expr:
+    """Return the effect of a step without tensors on a vector.
+
+    Parameters
+    ----------
+    step : Step
+        Any but ``store``, ``bits``, ``threshold`` and those that read a tensor.
+    value : Expr of float32x16
+        What it is applied to.
+    params : sequence of Expr of float32x16
+        Its parameters for these lanes.
+
+    Returns
+    -------
+    Expr of float32x16
+        The new value.
+    """
+    if step.op == "affine":
+        return fused_multiply_add(value, params[0], params[1])
+    if step.op in ("scale", "gate"):
+        return value * params[0]
+    if step.op == "shift":
+        return value + params[0]
+    if step.op == "relu":
+        return T.max(value, f32(0.0))
+    if step.op == "clip":
+        return T.min(T.max(value, f32(step.lo)), f32(step.hi))
+    # Not `value >= 0`: TVM cannot share a vector of booleans with the `bits` step of that value.
+    return T.Select(f32(0.0) <= value, value, value * params[0])

@@ -1,0 +1,286 @@
+"""Where the rows of a convolution go: through its epilogue, or through max-pooling first.
+
+A convolution that is pooled keeps its last few rows in a ring, pooled across (`row_max`), and never
+stores its whole result: as soon as the rows of a window are there, the pooling reads them and does
+the epilogue. `Rows` is the outer loop of such kernels, with or without pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tvm.sym import Analyzer
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.kernel import (
+    Expr,
+    Kernel,
+    bind,
+    const,
+    f32,
+    loop,
+    loops,
+    splat,
+    store,
+)
+from bnncc.schedules.templates.pool import Windows
+from bnncc.schedules.templates.row_max import RowMax
+from bnncc.schedules.templates.window import row_taps, segments
+from bnncc.topi_binary.build import output_hw, pool_of
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.step import step_inputs
+
+POOLED_COLUMNS = 2
+"""Windows side by side in one tile of the pooling."""
+
+POOLED_VECTORS = 4
+"""Vectors of channels in one tile of the pooling."""
+
+
+class Strip(NamedTuple):
+    """Rows of the convolution that are computed together."""
+
+    n: Expr
+    """The image."""
+    row: Expr
+    """The first of them."""
+    rows: Expr
+    """How many."""
+    first: Expr
+    """Where this thread's rows begin; strips follow one another from there."""
+
+
+class Line(NamedTuple):
+    """One vector of channels of one row."""
+
+    n: Expr
+    """The image."""
+    row: Expr
+    """The row of the convolution."""
+    block: Expr
+    """Which vector."""
+    lanes: int
+    """Its channels: fewer than `LANES` in the last."""
+    key: int
+    """Its number among those put at a time."""
+
+
+class Rows:
+    """The rows of one convolution.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Open.
+    spec : Conv2d
+        What it computes.
+    step : int, default 1
+        Rows of a strip; the last one may have fewer.
+    chunks : int, default 1
+        How many pieces the image is divided into.
+    aligned : int, default 1
+        Strips start at a multiple of this, in whatever pieces, so that threads change no rounding.
+    unit : int, default 1
+        Columns come in multiples of this, but for the last; not needed without pooling.
+    parallel : bool, default False
+        Whether threads share images and pieces.
+    """
+
+    def __init__(
+        self, kernel: Kernel, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
+        unit: int = 1, parallel: bool = False,
+    ) -> None:  # fmt: skip
+        self.aligned, self.parallel = aligned, parallel
+        self.n: Expr = None
+        self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
+        self.height, self.width = output_hw(spec.unpooled)
+        self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
+        self.params = kernel.inputs[2:]
+        if spec.pool is None:
+            return
+        taken = sum(map(step_inputs, spec.pool.before))
+        self.before, self.params = self.params[:taken], self.params[taken:]
+        self.slots = ring_size(spec.pool.kernel[0] + step - 1)
+        self.across = RowMax(spec.pool, self.width, output_hw(spec)[1], unit)
+        shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
+        self.ring = T.sblock_alloc_buffer(shape, "float32")
+
+    def declare(self, keys: int) -> None:
+        """Say how many rows, or vectors of channels of one row, are put at a time."""
+        if self.spec.pool is not None:
+            self.across.declare(keys)
+
+    def begin(self) -> None:
+        """Write what comes before the first columns of some rows."""
+        if self.spec.pool is not None:
+            self.across.begin()
+
+    def put(self, line: Line, start: Expr, values: list[Expr], sure: int | None = None) -> None:
+        """Take vectors of the convolution's result: columns of one row, from left to right.
+
+        Parameters
+        ----------
+        line : Line
+            Which row and channels.
+        start : Expr
+            The first column.
+        values : list of Expr
+            One per column.
+        sure : int, optional
+            How many of them are certainly inside the image; all if not given.
+        """
+        spec = self.spec
+        sure = len(values) if sure is None else sure
+        made = []
+        for number, value in enumerate(values):
+            column = bind(start + number)
+            at = Place(
+                line.n, line.row, column, line.block, spec.out_channels, line.lanes, spec.rank
+            )
+            if spec.pool is None:
+                with when(number >= sure, column < self.width):
+                    emit(spec.steps, value, self.params, self.outputs, at)
+                continue
+            value = emit(spec.pool.before, value, self.before, [], at)
+            if number >= sure:
+                value = T.Select(splat(column < self.width), value, f32(float("-inf")))
+            made.append(value)
+        if spec.pool is not None:
+            self.across.put(start, made, line.key, self._keeper(line))
+
+    def end(self, line: Line) -> None:
+        """Say that a row is complete."""
+        if self.spec.pool is not None:
+            self.across.end(line.key, self._keeper(line))
+
+    def _keeper(self, line: Line) -> Callable[[Expr, Expr], None]:
+        slot = T.bitwise_and(line.row, const(self.slots - 1))
+        return lambda place, value: store(self.ring, [slot, place, line.block * LANES], value)
+
+    @contextmanager
+    def strips(self, begin: Callable[[], None] | None = None) -> Iterator[Strip]:
+        """Open the loops over images and strips; after each strip the windows that it completes.
+
+        Parameters
+        ----------
+        begin : callable, optional
+            Writes what comes before the strips of one thread.
+
+        Yields
+        ------
+        Strip
+        """
+        with self._pieces() as (n, start, end):
+            self.n = n
+            if begin is not None:
+                begin()
+            if self.spec.pool is not None:
+                keep(self.ring)
+            low, high = self._conv_rows(start, end)
+            turns = T.floordiv(high - low + (self.step - 1), const(self.step))
+            with loop(_simple(turns)) as turn:
+                row = bind(low + turn * self.step)
+                whole = self.step == 1 or (self.chunks == 1 and self.height % self.step == 0)
+                rows = const(self.step) if whole else bind(T.min(const(self.step), high - row))
+                yield Strip(n, row, rows, low)
+                if self.spec.pool is not None:
+                    first = T.max(self._done(row), start)
+                    last = T.min(self._done(row + rows), end)
+                    self._pool(n, bind(first), bind(last))
+
+    @contextmanager
+    def _pieces(self) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """Open the loops over images and pieces of the output's rows."""
+        height = output_hw(self.spec)[0]
+        share = -(-height // self.chunks)
+        if self.spec.pool is None:
+            share = -(-share // self.step) * self.step
+        with loops([self.kernel.n, self.chunks], parallel=self.parallel) as (n, piece):
+            start = bind(_simple(piece * share))
+            end = bind(_simple(T.min(start + share, const(height))))
+            yield n, start, end
+
+    def _conv_rows(self, start: Expr, end: Expr) -> tuple[Expr, Expr]:
+        """Return which rows of the convolution the output rows from `start` to `end` need."""
+        pool = self.spec.pool
+        if pool is None:
+            return start, end
+        stride, pad = pool.strides[0], pool.pads[0]
+        low = T.max(start * stride - pad, const(0))
+        low = T.floordiv(low, const(self.aligned)) * self.aligned
+        high = T.min((end - 1) * stride - pad + pool.kernel[0], const(self.height))
+        return bind(_simple(low)), bind(_simple(high))
+
+    def _done(self, row: Expr) -> Expr:
+        """Return how many output rows need no row of the convolution from `row` on."""
+        pool = self.spec.pool
+        assert pool is not None
+        reach = row + (pool.pads[0] - pool.kernel[0] + pool.strides[0])
+        count = T.max(T.floordiv(reach, const(pool.strides[0])), const(0))
+        everything = const(output_hw(self.spec)[0])
+        return T.Select(row >= self.height, everything, T.min(count, everything))
+
+    def _pool(self, n: Expr, first: Expr, last: Expr) -> None:
+        spec = pool_of(self.spec)
+        shift = self.across.shift
+        if self.across.done:
+            width = output_hw(spec)[1]
+            kernel, strides = (spec.kernel[0], 1), (spec.strides[0], 1)
+            pads, extra = (spec.pads[0], 0, spec.pads[2], 0), (spec.ceil_extra[0], 0)
+            spec = replace(
+                spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
+            )
+        windows = Windows(spec, self.ring, self.params, self.outputs, self.slots, shift)
+        full, tail = divmod(spec.channels, LANES)
+        vectors = min(POOLED_VECTORS, max(1, full))
+        whole, rest = divmod(full, vectors)
+        groups = [(whole, 0, (LANES,) * vectors)] if whole else []
+        if rest or tail:
+            groups.append((1, whole * vectors, (LANES,) * rest + (tail,) * bool(tail)))
+        with loop(_simple(last - first)) as number:
+            row = bind(first + number)
+            taps = row_taps(spec, row)
+            for segment in segments(spec, POOLED_COLUMNS):
+                with loop(segment.tiles) as tile:
+                    start = bind(tile * segment.width + segment.start)
+                    for count, block, lanes in groups:
+                        with loop(count) as group:
+                            at = bind(group * len(lanes) + block)
+                            windows.tile(n, row, taps, segment, start, at, lanes)
+
+
+class when:
+    """``if``, where there is a doubt."""
+
+    def __init__(self, doubt: bool, condition: Expr) -> None:
+        self.frames = [T.If(condition), T.Then()] if doubt else []
+
+    def __enter__(self) -> None:
+        """Open it."""
+        for frame in self.frames:
+            frame.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """Close it."""
+        for frame in reversed(self.frames):
+            frame.__exit__(*error)
+
+
+def keep(buffer: Any) -> None:
+    """Have scratch memory live on from strip to strip: TVM allocates it where all its uses are."""
+    T.buffer_store(buffer, T.float32(0), [const(0)] * len(buffer.shape))
+
+
+def ring_size(rows: int) -> int:
+    """Return the power of two that holds `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _simple(value: Expr) -> Expr:
+    """Return `value` with its constants folded."""
+    return Analyzer().simplify(value)

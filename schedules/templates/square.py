@@ -1,0 +1,182 @@
+"""Elementwise kernels that mix NHWC and NCHW: squares of values, transposed in registers.
+
+A square is `LANES` pixels x `LANES` channels. It is held with channels in the lanes, or with pixels
+in the lanes, and is transposed by four rounds of two-register shuffles whenever a step needs it the
+other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.templates.epilogue import Place, emit, half_view, views
+from bnncc.schedules.templates.kernel import (
+    Expr,
+    Kernel,
+    bind,
+    const,
+    f32,
+    load,
+    loop,
+    loops,
+    splat,
+    store,
+)
+from bnncc.schedules.templates.planar import apply, combine
+from bnncc.schedules.templates.source import to_float, value_of
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Elementwise
+from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+
+
+def write_squares(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
+    """Write the kernel of `spec`, whose height is 1.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Where to.
+    spec : Elementwise
+        The kernel, flattened.
+    parallel : bool
+        Whether squares are divided among threads.
+    """
+    outputs = views(spec.steps, kernel.outputs, spec.channels)
+    rows, last_row = divmod(spec.width, LANES)
+    blocks, last_block = divmod(spec.channels, LANES)
+    for count, first, pixels in ((rows, 0, LANES), (1 if last_row else 0, rows, last_row)):
+        if not count:
+            continue
+        with loops([kernel.n, count], parallel=parallel) as (n, turn):
+            pixel = bind((turn + first) * LANES)
+            for number, start, lanes in (
+                (blocks, 0, LANES),
+                (1 if last_block else 0, blocks, last_block),
+            ):
+                if number:
+                    with loop(number) as group:
+                        block = bind(group + start)
+                        _Square(kernel, spec, outputs, n, pixel, pixels, block, lanes).write()
+
+
+class _Square:
+    """One square of values."""
+
+    def __init__(
+        self, kernel: Kernel, spec: Elementwise, outputs: list[Any], n: Expr, pixel: Expr,
+        pixels: int, block: Expr, lanes: int,
+    ) -> None:  # fmt: skip
+        self.kernel, self.spec, self.outputs = kernel, spec, outputs
+        self.n, self.pixel, self.pixels = n, pixel, pixels
+        self.block, self.lanes = block, lanes
+        self.planar = False
+        self.values: list[Expr] = []
+
+    def write(self) -> None:
+        """Load, apply all steps, store."""
+        count = self.spec.data_tensors
+        self._load(self.kernel.inputs[:count])
+        inputs, results = iter(self.kernel.inputs[count:]), iter(self.outputs)
+        for step in self.spec.steps:
+            taken = [next(inputs) for _ in range(step_inputs(step))]
+            made = [next(results) for _ in range(step_outputs(step))]
+            self._turn(step)
+            self.values = [T.Bind(value) for value in self.values]
+            if step.op == "store":
+                for number, value in enumerate(self.values):
+                    store(made[0], self._at(number), value, self._valid)
+            elif step.op in ("bits", "levels"):
+                for number, value in enumerate(self.values):
+                    emit([step], value, taken, made, self._place(number))
+            elif step.op in ("add", "rsub", "mul"):
+                self.values = [
+                    combine(step, value, load(taken[0], self._at(number), self._valid))
+                    for number, value in enumerate(self.values)
+                ]
+            else:
+                self.values = [
+                    apply(step, value, self._params(step, taken, number))
+                    for number, value in enumerate(self.values)
+                ]
+
+    def _load(self, data: list[Any]) -> None:
+        self.planar = not self.spec.packed and self.spec.data_layout == "NCHW"
+        if self.spec.packed:
+            data = [half_view(plane, self.spec.channels) for plane in data]
+        for number in range(self._count):
+            if self.planar:
+                value = to_float(load(data[0], self._at(number), self._valid), self.spec.dtype)
+            else:
+                value = value_of(self.spec, data, self._place(number))
+            self.values.append(T.Bind(value))
+
+    @property
+    def _count(self) -> int:
+        """Vectors that hold something: channels if planar, else pixels."""
+        return self.lanes if self.planar else self.pixels
+
+    @property
+    def _valid(self) -> int:
+        """Lanes that hold something."""
+        return self.pixels if self.planar else self.lanes
+
+    def _at(self, number: int) -> list[Expr]:
+        """Return the index of vector `number` in a tensor of the current layout."""
+        channel = self.block * LANES
+        if self.planar:
+            return [self.n, channel + number, const(0), self.pixel]
+        return [self.n, const(0), self.pixel + number, channel]
+
+    def _place(self, number: int) -> Place:
+        where = bind(self.pixel + number)
+        return Place(self.n, const(0), where, self.block, self.spec.channels, self.lanes)
+
+    def _params(self, step: Step, taken: list[Any], number: int) -> list[Expr]:
+        channel = self.block * LANES
+        outer = [self.n] if step.op == "gate" else []
+        if self.planar:
+            return [splat(buffer[tuple([*outer, channel + number])]) for buffer in taken]
+        valid = self.lanes if step.op == "gate" else LANES
+        return [load(buffer, [*outer, channel], valid) for buffer in taken]
+
+    def _turn(self, step: Step) -> None:
+        """Transpose the square if `step` needs it the other way."""
+        wanted = self.planar
+        if step.op in ("bits", "levels"):
+            wanted = False
+        elif step.op in ("store", "add", "rsub", "mul"):
+            wanted = step.layout == "NCHW"
+        if wanted == self.planar:
+            return
+        spare = [f32(0.0)] * (LANES - len(self.values))
+        self.values = transpose(self.values + spare)
+        self.planar = wanted
+        self.values = self.values[: self._count]
+
+
+def transpose(rows: list[Expr]) -> list[Expr]:
+    """Return the columns of a square of `LANES` vectors as vectors."""
+    distance = 1
+    while distance < LANES:
+        turned = list(rows)
+        for i in range(LANES):
+            if i & distance:
+                continue
+            low, high = rows[i], rows[i + distance]
+            first, second = [], []
+            for position in range(LANES):
+                upper = bool(position & distance)
+                first.append(position - distance + LANES if upper else position)
+                second.append(position + LANES if upper else position + distance)
+            turned[i] = T.Bind(_shuffle(low, high, first))
+            turned[i + distance] = T.Bind(_shuffle(low, high, second))
+        rows = turned
+        distance *= 2
+    return rows
+
+
+def _shuffle(low: Expr, high: Expr, lanes: list[int]) -> Expr:
+    return tirx.Shuffle([low, high], [tirx.IntImm("int32", lane) for lane in lanes])

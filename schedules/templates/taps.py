@@ -1,0 +1,269 @@
+"""Single products of a binary convolution: which words meet, and what stands outside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.templates.epilogue import Expr, Place
+from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import BinaryConv2d, Dim
+
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of columns and of channel blocks."""
+
+    column: int
+    columns: int
+    block: int
+    blocks: int
+    lanes: int
+    """Channels per block: `LANES`, or fewer in the last block."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The buffers of the function being written, and the extents of its loops over pixels."""
+
+    spec: BinaryConv2d
+    n: Dim | tirx.Var
+    height: int
+    width: int
+    data: Buffer
+    zero: Buffer | None
+    weight: Buffer
+    params: list[Buffer]
+    outputs: list[Buffer]
+    weight_zero: Buffer | None = None
+    starts: Buffer | None = None
+    """Start values, if weights are known only at run time."""
+
+    @property
+    def group_channels(self) -> int:
+        """Input channels of one group."""
+        return self.spec.channels // self.spec.groups
+
+    @property
+    def group_words(self) -> int:
+        """Words of one group and pixel."""
+        return layout.words(self.group_channels)
+
+    @property
+    def reduction(self) -> tuple[int, int, int]:
+        """Extents of the loops over taps: kernel row, kernel column, word."""
+        return (*self.spec.kernel, self.group_words)
+
+    @property
+    def pads_zeros(self) -> bool:
+        """Whether taps outside the image count as zeros, not as values."""
+        return self.spec.mode == "xor" and self.spec.pad_value == 0
+
+    @property
+    def rows_are_columns(self) -> bool:
+        """Whether the columns of the loops are the rows of a dense layer."""
+        return self.spec.rank == 2 and isinstance(self.spec.n, int)
+
+    def place(self, n: Expr, h: Expr, w: Expr, block: Expr, lanes: int) -> Place:
+        """Return where the results of `lanes` channels from block `block` on of a pixel lie."""
+        return Place(
+            n=w if self.rows_are_columns else n,
+            h=h,
+            w=w,
+            block=block,
+            channels=self.spec.out_channels,
+            lanes=lanes,
+            rank=self.spec.rank,
+        )
+
+    @property
+    def whole(self) -> Piece:
+        """All columns as one piece."""
+        return Piece(0, self.width, 0, 1, LANES)
+
+    def border_classes(self, axis: int) -> list[int]:
+        """Return the first output row (`axis` 0) or column (1) of each class.
+
+        A class are those of which the same taps lie inside the image. They follow each other.
+        """
+        return borders.classes(self.spec, axis)
+
+    def position(self, axis: int, place: Expr, tap: Expr) -> Expr:
+        """Return the input row (`axis` 0) or column (1) of a tap of output `place`."""
+        spec = self.spec
+        return place * spec.strides[axis] + tap * spec.dilations[axis] - spec.pads[axis]
+
+    def leaves(self, axis: int, piece: Piece) -> tuple[bool, bool]:
+        """Return whether taps of `piece` lie before the image, and whether they lie after it."""
+        spec = self.spec
+        if spec.rank == 2:
+            return False, False
+        first, last = 0, self.height - 1
+        if axis == 1:
+            first, last = piece.column, piece.column + piece.columns - 1
+        after = self.position(axis, last, spec.kernel[axis] - 1) >= (spec.height, spec.width)[axis]
+        return self.position(axis, first, 0) < 0, after
+
+    def inside(self, axis: int, place: Expr, tap: Expr, piece: Piece) -> Expr | None:
+        """Return the test that a tap is inside the image; None if it always is, in this piece."""
+        spec = self.spec
+        position = self.position(axis, place, tap)
+        before, after = self.leaves(axis, piece)
+        tests = [position >= 0] if before else []
+        if after:
+            tests.append(position < (spec.height, spec.width)[axis])
+        return T.And(*tests) if len(tests) == 2 else tests[0] if tests else None
+
+    def missing(self, h: Expr, w: Expr, piece: Piece) -> Expr:
+        """Return how many taps of an output pixel lie outside the image, if those are skipped."""
+        taps = self.spec.kernel[0] * self.spec.kernel[1]
+        if not self.pads_zeros:
+            return T.int32(0)
+        counts: list[Expr] = []
+        for axis, place in enumerate((h, w)):
+            tests = [self.inside(axis, place, k, piece) for k in range(self.spec.kernel[axis])]
+            if all(test is None for test in tests):
+                counts.append(T.int32(self.spec.kernel[axis]))
+                continue
+            counts.append(sum((T.Cast("int32", test) for test in tests), T.int32(0)))
+        return taps - counts[0] * counts[1]
+
+    def share(self, h: Expr, w: Expr, piece: Piece, masked: bool = False) -> Expr:
+        """Return what taps outside the image count at the start of the accumulator.
+
+        `masked` accumulators are `BinaryConv2d.doubled`.
+        """
+        if masked:
+            return self.missing(h, w, piece) * self.group_channels
+        if self.group_channels % 2:
+            return T.int32(0)  # added when it is read, with all of them doubled
+        return self.missing(h, w, piece) * (self.group_channels // 2)
+
+    def weight_index(self, piece: Piece, o: Expr, lane: Expr, taps: tuple[Expr, ...]) -> Expr:
+        """Return where the weight of (kernel row, kernel column, word) lies, see `layout`."""
+        kh, kw, c = taps
+        row = (kh * self.spec.kernel[1] + kw) * self.group_words + c
+        per_block = self.spec.kernel[0] * self.spec.kernel[1] * self.group_words
+        if piece.lanes == LANES or self.spec.per_image:
+            return ((o + piece.block) * per_block + row) * LANES + lane
+        return piece.block * per_block * LANES + row * piece.lanes + lane
+
+    def weights(self, n: Expr, index: Expr) -> tuple[Expr, ...]:
+        """Return the index of what `weight_index` found, in the weights of image `n`."""
+        return (n, index) if self.spec.per_image else (index,)
+
+    def word(self, piece: Piece, o: Expr, lane: Expr, c: Expr) -> Expr:
+        """Return which word of a pixel holds word `c` of the group that output channels read."""
+        spec = self.spec
+        if spec.groups == 1:
+            return c
+        per_group = spec.out_channels // spec.groups
+        channel = (o + piece.block) * LANES
+        if per_group % LANES:  # lanes of one vector read different words
+            channel = T.min(channel + lane, spec.out_channels - 1)
+        return c + channel // per_group * self.group_words
+
+    def pad_word(self, c: Expr) -> Expr:
+        """Return word `c` of a group of a pixel outside the image."""
+        channels = self.group_channels
+        if self.spec.pad_value != 1:
+            return T.uint32(0)
+        ones = T.uint32(2**layout.WORD_BITS - 1)
+        if channels % layout.WORD_BITS == 0:
+            return ones
+        tail = T.uint32((1 << channels % layout.WORD_BITS) - 1)
+        return T.Select(c == self.group_words - 1, tail, ones)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One product: a data word (or what stands for it outside the image) and a weight word.
+
+    `lane` is a scalar; if it is None, the product is of a data word and a whole vector of weights.
+    """
+
+    kernel: Kernel
+    piece: Piece
+    n: Expr
+    h: Expr
+    w: Expr
+    o: Expr
+    lane: Expr | None
+    kh: Expr
+    kw: Expr
+    c: Expr
+
+    @property
+    def weight(self) -> Expr:
+        """The weight word, or vector of words."""
+        lane = 0 if self.lane is None else self.lane
+        index = self.kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
+        where = index if self.lane is not None else T.Ramp(index, 1, LANES)
+        return self.kernel.weight[self.kernel.weights(self.n, where)]
+
+    @property
+    def weight_zero(self) -> Expr:
+        """The word of the weights' zero plane."""
+        index = self.kernel.weight_index(self.piece, self.o, self.lane, (self.kh, self.kw, self.c))
+        assert self.kernel.weight_zero is not None
+        return self.kernel.weight_zero[self.kernel.weights(self.n, index)]
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        """Index of the data word."""
+        kernel = self.kernel
+        lane = 0 if self.lane is None else self.lane
+        word = kernel.word(self.piece, self.o, lane, self.c)
+        if kernel.spec.rank == 2:
+            return (self.w if kernel.rows_are_columns else self.n), word
+        row = kernel.position(0, self.h, self.kh)
+        return self.n, row, kernel.position(1, self.w, self.kw), word
+
+    def spread(self, word: Expr) -> Expr:
+        """Return a data word as the other operand of `weight`."""
+        return word if self.lane is not None else T.Broadcast(word, LANES)
+
+    def differ(self, word: Expr) -> Expr:
+        """Return the bits in which `word` and the weight differ."""
+        return self.spread(word) ^ self.weight
+
+    def regions(self) -> list[Expr]:
+        """Return what the product reads."""
+        kernel = self.kernel
+        planes = [kernel.data, *([kernel.zero] if kernel.zero is not None else [])]
+        lane = 0 if self.lane is None else self.lane
+        start = kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
+        where = kernel.weights(
+            self.n, start if self.lane is not None else slice(start, start + LANES)
+        )
+        weights = [w for w in (kernel.weight, kernel.weight_zero) if w is not None]
+        return [*(plane[self.index] for plane in planes), *(w[where] for w in weights)]
+
+    def visit(self, add: Callable[[Expr, Expr], None], rows: bool = True) -> None:
+        """Call `add` with the data word and zero word, under the test that the tap is inside.
+
+        Parameters
+        ----------
+        add : callable
+            Writes the statement.
+        rows : bool, default True
+            Whether the row is tested too, not only the column.
+        """
+        kernel = self.kernel
+        row = kernel.inside(0, self.h, self.kh, self.piece) if rows else None
+        column = kernel.inside(1, self.w, self.kw, self.piece)
+        with ExitStack() as stack:
+            for test in (row, column):
+                if test is not None:
+                    stack.enter_context(T.If(test))
+                    stack.enter_context(T.Then())
+            zero = T.uint32(0) if kernel.zero is None else kernel.zero[self.index]
+            add(kernel.data[self.index], zero)

@@ -1,0 +1,70 @@
+"""Sliding windows: which taps lie inside the image, and how a row of windows is cut into tiles."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.templates.kernel import Expr, bind, const
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
+from bnncc.topi_binary.spec import taps_inside as taps_inside
+
+Windowed = Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
+
+
+class Segment(NamedTuple):
+    """Tiles of equal width and equal taps, one after the other."""
+
+    start: int
+    """First output column."""
+    width: int
+    """Columns of one tile."""
+    tiles: int
+    """How many tiles."""
+    taps: tuple[range, ...]
+    """For each column of a tile, the taps of a kernel row that are inside the image."""
+
+
+def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
+    """Cut the output width into tiles of at most `columns`, and join those that look the same.
+
+    All but the last have a multiple of `unit` columns.
+
+    Examples
+    --------
+    >>> stem = Conv2d(1, 224, 224, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3))
+    >>> [(s.start, s.width, s.tiles) for s in segments(stem, 7)]
+    [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
+    """
+    _, width = output_hw(spec)
+    units = -(-width // unit)
+    tiles = -(-units // max(1, columns // unit))
+    small, wider = divmod(units, tiles)
+    cut, start = [], 0
+    for tile in range(tiles):
+        size = min((small + (tile < wider)) * unit, width - start)
+        taps = tuple(taps_inside(spec, 1, start + column) for column in range(size))
+        cut.append((start, size, taps))
+        start += size
+    out = []
+    for (size, taps), group in groupby(cut, key=lambda t: (t[1], t[2])):
+        first, *rest = group
+        out.append(Segment(first[0], size, 1 + len(rest), taps))
+    return out
+
+
+def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
+    """Return the first tap inside the image of the window at output row `row`, and how many."""
+    taps = spec.kernel[0]
+    rows = range(output_hw(spec)[0])
+    inside = {taps_inside(spec, 0, r) for r in (*rows[:taps], *rows[-taps - 1 :])}
+    if inside == {range(taps)}:
+        return const(0), const(taps)
+    step = const(spec.dilations[0])
+    top = bind(row * spec.strides[0] - spec.pads[0])
+    low = bind(T.max(T.floordiv(step - 1 - top, step), const(0)))
+    high = T.min(T.floordiv(step - 1 + spec.height - top, step), const(taps))
+    return low, bind(T.max(high - low, const(0)))
