@@ -209,7 +209,7 @@ def test_orders_of_weights_hold_what_they_say() -> None:
         tiled = dataclasses.replace(spec, weight_order=order)
         packed = tiles.pack(tiled, bits)
         assert packed.size == tiles.of(tiled).words
-        np.testing.assert_array_equal(reference._read_weight(tiled, packed) > 0, bits)
+        np.testing.assert_array_equal(reference.read_binary_weight(tiled, packed) > 0, bits)
 
 
 PLAIN: tuple[Spec, ...] = (

@@ -4,7 +4,12 @@ Slow and obvious on purpose. Packing, padding, accumulators and epilogue are wri
 definitions in `spec`, `step` and `layout`, and not from the operators' code.
 """
 
-from bnncc.topi_binary.reference.binary import accumulate, binary_conv2d, weights_of_rows
+from bnncc.topi_binary.reference.binary import (
+    accumulate,
+    binary_conv2d,
+    read_binary_weight,
+    weights_of_rows,
+)
 from bnncc.topi_binary.reference.epilogue import apply_steps
 from bnncc.topi_binary.reference.few_bit import few_bit_conv2d
 from bnncc.topi_binary.reference.floats import (
@@ -35,6 +40,7 @@ __all__ = [
     "image_bits",
     "pad_bits",
     "pool2d",
+    "read_binary_weight",
     "read_levels",
     "slice_bits",
     "weights_of_rows",

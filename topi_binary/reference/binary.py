@@ -43,7 +43,7 @@ def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
     if spec.per_image:
         acc = _matrix_products(spec, data, zero, stream)
     else:
-        weight = _read_weight(spec, next(stream))
+        weight = read_binary_weight(spec, next(stream))
         acc = accumulate(spec, _read_data(spec, data), _read_data(spec, zero), weight)
     steps = spec.steps
     if spec.rank == 2:
@@ -111,7 +111,7 @@ def _sliced_signs(
     spec: BinaryConv2d, data: Array, zero: Array, stream: Iterator[Array]
 ) -> list[Array]:
     """Compute a convolution whose thresholds are stored as limits of what its kernel counts."""
-    weight = _read_weight(spec, next(stream))
+    weight = read_binary_weight(spec, next(stream))
     counted = dataclasses.replace(spec, mode="xor", pad_value=1 if spec.pad_value == 1 else -1)
     count = accumulate(counted, _read_data(spec, data), _read_data(spec, zero), weight)
     apart = spec.mode == "xor" and spec.pad_value == 0 and any(spec.pads)
@@ -150,7 +150,7 @@ def _read_data(spec: BinaryConv2d, planes: Array) -> Array:
     return np.concatenate(parts, -1)
 
 
-def _read_weight(spec: BinaryConv2d, packed: Array) -> Array:
+def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
     """Return weights +1/-1, shape (out_channels, kernel_h, kernel_w, channels per group)."""
     per_group = spec.channels // spec.groups
     count = -(-per_group // 32)

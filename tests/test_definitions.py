@@ -1,0 +1,69 @@
+"""Definitions, run as they are: every kind of kernel against its oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from bnncc.codegen.pipeline import tvm_target
+from bnncc.targets import catalog
+from bnncc.topi_binary import tiles
+from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import Spec
+from bnncc.tuning.cases import make
+from bnncc.tuning.workload import Workload
+from tests import definition_cases
+
+
+def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Compile the definition of `spec`, scalar by scalar, and run it."""
+    with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
+        module = tvm.IRModule({"main": define(spec).with_attr("global_symbol", "main")})
+        library = tvm.compile(module, tvm_target(catalog.native()))
+    batch = inputs[0].shape[0]
+    operands = [tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs]
+    outputs: list[Any] = []
+    fresh = []
+    for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
+        if over >= 0:
+            outputs.append(operands[over])
+            continue
+        extents = [batch if isinstance(d, str) else d for d in shape]
+        fresh.append(tvm.runtime.tensor(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype)))
+        outputs.append(fresh[-1])
+    library["main"](*operands, *fresh)
+    return [out.numpy() for out in outputs]
+
+
+CASES = [
+    *definition_cases.SPECS,
+    *(pytest.param(spec, marks=pytest.mark.slow) for spec in definition_cases.LONG),
+]
+
+
+@pytest.mark.parametrize("spec", CASES, ids=lambda spec: Workload.of(spec).name)
+def test_a_definition_computes_what_its_oracle_computes(spec: Spec) -> None:
+    case = make(spec)
+    assert case.difference(run(spec, case.inputs)) == ""
+
+
+def test_definitions_have_the_parameters_of_their_kernels() -> None:
+    for spec in definition_cases.SPECS:
+        func = define(spec)
+        made = zip(aliases(spec), output_types(spec), strict=True)
+        kinds = [*input_types(spec), *(kind for over, kind in made if over < 0)]
+        assert [str(p.dtype) for p in func.params] == [dtype for _, dtype in kinds]
+
+
+def test_definitions_know_no_target() -> None:
+    spec = replace(definition_cases.WORDS, weight_order="words")
+    bodies = set()
+    for order in ("words", "nibbles", "vectors", *tiles.ORDERS):
+        text = define(replace(spec, weight_order=order)).script(show_meta=False)
+        bodies.add(text.count("sblock("))
+    assert len(bodies) == 1  # the same blocks: only where a weight lies differs

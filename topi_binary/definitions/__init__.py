@@ -1,0 +1,53 @@
+"""What each kernel computes, as plain TensorIR: one element at a time, nothing scheduled.
+
+A definition follows the docstring of its spec: loops over the output, a reduction, one named block
+for each step of the epilogue. It knows no target, tile or register. It runs as it is, slowly;
+`schedules` says how it is to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from bnncc.topi_binary.spec import Spec
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+_DEFINITIONS = {
+    "BinaryConv2d": ("binary_conv2d", "binary_conv2d"),
+    "BitwiseMaxPool": ("pooling", "bitwise_max_pool"),
+    "ConcatBits": ("bit_moves", "concat_bits"),
+    "Conv2d": ("conv2d", "conv2d"),
+    "Elementwise": ("elementwise", "elementwise"),
+    "FewBitConv2d": ("few_bit_conv2d", "few_bit_conv2d"),
+    "ImageBits": ("image_bits", "image_bits"),
+    "PadBits": ("bit_moves", "pad_bits"),
+    "Pool2d": ("pooling", "pool2d"),
+    "SliceBits": ("bit_moves", "slice_bits"),
+    "WeightsOfRows": ("bit_moves", "weights_of_rows"),
+}
+"""File and function, by class of spec."""
+
+
+def define(spec: Spec) -> tirx.PrimFunc:
+    """Return the definition of `spec`.
+
+    Parameters
+    ----------
+    spec : Spec
+        Any of the spec classes.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Inputs in the order of `build.input_types`, then outputs in the order of
+        `build.output_types`, without those that are stored over an input (`build.aliases`).
+    """
+    from bnncc.topi_binary.definitions.blocks import Operator
+
+    module, name = _DEFINITIONS[type(spec).__name__]
+    with Operator(spec) as operator:
+        getattr(importlib.import_module(f"{__name__}.{module}"), name)(operator, spec)
+    return operator.func

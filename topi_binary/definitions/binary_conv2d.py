@@ -1,0 +1,136 @@
+"""Binary convolution, dense layers and products of activations: XOR or AND, and a count of bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout, sliced_data
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    Operator,
+    accumulate,
+    bit_of,
+    buffer,
+    compute,
+    int64,
+    pack,
+)
+from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.weights import binary_word
+from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.step import Step
+
+
+def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
+    """Write ``acc = sum of what a word counts``, see `BinaryConv2d`, and the epilogue."""
+    params = iter(operator.inputs)
+    data = next(params)
+    zero = next(params) if spec.ternary else None
+    weight = next(params)
+    weight_zero = next(params) if spec.weight_zeros else None
+    if spec.per_image and spec.mode == "and":
+        next(params)  # start values: what kernels begin with
+    sliced = spec.weight_order == sliced_data.ORDER
+    limited = sliced_data.limited(spec)
+    counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
+    per_group, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
+    words = per_group if sliced else layout.words(per_group)
+    pixels = Pixels((operator.n, *output_hw(spec), spec.out_channels), spec.rank)
+
+    def of_data(plane: Buffer, n: Expr, row: Expr, column: Expr, o: Expr, c: Expr) -> Expr:
+        if sliced:
+            where = pixel(spec, n, row, column, int64(0))[:-1]
+            return T.Cast("uint32", bit_of(plane, where, o // per_out * per_group + c))
+        return plane[tuple(pixel(spec, n, row, column, o // per_out * words + c))]
+
+    def of_weight(plane: Buffer, n: Expr, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
+        if sliced:
+            turn = (c - o % per_group + per_group) % per_group
+            row = (kh * spec.kernel[1] + kw) * per_group + turn
+            total = layout.words(spec.channels)
+            word = T.shift_right(plane[row * total + o // WORD_BITS], T.Cast("uint32", o % 32))
+            return T.bitwise_and(word, T.uint32(1))
+        if spec.per_image:
+            return plane[n, (o // LANES * words + c) * LANES + o % LANES]
+        return binary_word(spec, plane, o, kh, kw, c)
+
+    def step(acc: Expr, *i: Expr) -> Expr:
+        n, h, w, o, kh, kw, c = i
+        there = place(spec, h, w, kh, kw)
+        at = clamped(spec, *there)
+        words_of = of_data(data, n, *at, o, c), of_weight(weight, n, o, kh, kw, c)
+        zeros = [of_data(zero, n, *at, o, c)] if zero is not None else []
+        if weight_zero is not None:
+            zeros.append(of_weight(weight_zero, n, o, kh, kw, c))
+        counts = _count(counted, *words_of, zeros)
+        bits = int64(1) if sliced else T.min(int64(WORD_BITS), per_group - c * WORD_BITS)
+        outside = _outside(counted, words_of[1], T.Cast("int32", bits), c)
+        return acc + T.if_then_else(inside(spec, *there), counts, outside)
+
+    acc = buffer("acc", pixels.extents, "int32")
+    accumulate("acc", acc, pixels.extents, (*spec.kernel, words), T.int32(0), step)
+    value = buffer("value", pixels.extents, "float32")
+    if not limited:
+        compute("value", value, pixels.extents, lambda *i: T.Cast("float32", acc[i]))
+    below = _below(spec, pixels, acc) if limited else None
+    epilogue(operator, spec.steps, list(params), pixels, value, acc, below)
+
+
+def _count(spec: BinaryConv2d, data: Expr, weight: Expr, zeros: list[Expr]) -> Expr:
+    """Return what a word inside the image counts."""
+
+    def ones(word: Expr) -> Expr:
+        return T.Cast("int32", T.popcount(word))
+
+    if spec.mode == "and":
+        count = ones(data) - ones(T.bitwise_and(data, weight)) * 2
+        return count + ones(T.bitwise_and(data, zeros[0])) if zeros else count
+    differ = T.bitwise_xor(data, weight)
+    if not spec.doubled:
+        return ones(differ)
+    none = zeros[0] if zeros else T.uint32(0)
+    for one in zeros[1:]:
+        none = T.bitwise_or(none, one)
+    return ones(T.bitwise_and(differ, T.bitwise_not(none))) * 2 + ones(none)
+
+
+def _outside(spec: BinaryConv2d, weight: Expr, bits: Expr, c: Expr) -> Expr:
+    """Return what word `c` of a tap outside the image counts, `bits` channels."""
+    ones, unit = T.Cast("int32", T.popcount(weight)), 1 + spec.doubled
+    if spec.mode == "and":
+        return bits - ones * 2 if spec.pad_value else T.int32(0)
+    if spec.pad_value:
+        return (bits - ones if spec.pad_value > 0 else ones) * unit
+    if spec.doubled:
+        return bits
+    # Half of the channels of a tap, with its first word.
+    return T.if_then_else(c == 0, T.int32(spec.channels // spec.groups // 2), T.int32(0))
+
+
+def _below(spec: BinaryConv2d, pixels: Pixels, count: Buffer):  # type: ignore[no-untyped-def]
+    """Return what writes the thresholds of a spec whose limits are stored in slices of bits."""
+    high, wide = sliced_data.classes(spec)
+
+    def less(limits: Buffer, *i: Expr) -> Expr:
+        kind = border_class(high, i[1]) * len(wide) + border_class(wide, i[2])
+        limit: Expr = T.int32(0)
+        for plane in range(sliced_data.planes(spec)):
+            one = T.Cast("int32", bit_of(limits, (kind, int64(plane)), i[3]))
+            limit = limit + T.shift_left(one, T.int32(plane))
+        return count[i] < limit
+
+    def write(step: Step, tensors: list[Buffer]) -> None:
+        limits, planes = tensors[: 1 + step.zero], tensors[1 + step.zero :]
+        extents, channels = pixels.extents[:3], pixels.extents[3]
+        pack("bits", planes[0], extents, channels, lambda *i: less(limits[0], *i), pixels.at())
+        if step.zero:
+            pack("zeros", planes[1], extents, channels, lambda *i: T.And(
+                less(limits[0], *i), T.Not(less(limits[1], *i))), pixels.at())  # fmt: skip
+
+    return write

@@ -1,0 +1,204 @@
+"""Writing definitions: a function with the parameters of a spec, and named blocks in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.build import aliases, input_types
+from bnncc.topi_binary.signature import declare
+from bnncc.topi_binary.spec import Spec
+
+Buffer = Any
+Expr = Any
+
+
+class Operator:
+    """The function that is being written.
+
+    Parameters
+    ----------
+    spec : Spec
+        What it computes.
+
+    Attributes
+    ----------
+    n : Expr or int
+        The batch.
+    inputs, outputs : list of Buffer
+        Of the kernel, in order. An output that is stored over an input is a second view of it.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._builder = IRBuilder()
+        self._frame = T.prim_func(s_tir=True)
+
+    def __enter__(self) -> Operator:
+        """Open the function."""
+        self._builder.__enter__()
+        self._frame.__enter__()
+        self.n, buffers = declare(self._spec)
+        count = len(input_types(self._spec))
+        self.inputs, fresh = buffers[:count], iter(buffers[count:])
+        self.outputs = [
+            next(fresh) if i < 0 else T.decl_buffer(
+                list(self.inputs[i].shape), self.inputs[i].dtype, data=self.inputs[i].data
+            )
+            for i in aliases(self._spec)
+        ]  # fmt: skip
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self._frame.__exit__(kind, error, trace)
+        self._builder.__exit__(kind, error, trace)
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        """The finished function."""
+        return self._builder.get()
+
+
+def int64(value: int) -> Expr:
+    """Return an index."""
+    return tirx.IntImm("int64", value)
+
+
+def buffer(name: str, shape: Sequence[Any], dtype: str) -> Buffer:
+    """Declare a tensor between two blocks."""
+    made = T.sblock_alloc_buffer(tuple(shape), dtype)
+    IRBuilder.name(name, made)
+    return made
+
+
+def compute(
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    value: Callable[..., Expr],
+    at: Callable[..., Sequence[Expr]] | None = None,
+) -> Buffer:
+    """Write a block: ``target[at(*i)] = value(*i)`` for all `i` within `extents`.
+
+    Parameters
+    ----------
+    name : str
+        Of the block.
+    target : Buffer
+        What is written.
+    extents : sequence of int or Expr
+        Of the loops.
+    value : callable
+        Takes one index for each loop.
+    at : callable, optional
+        Where the value goes; ``i`` by default.
+
+    Returns
+    -------
+    Buffer
+        `target`.
+    """
+    with T.grid(*map(_extent, extents)) as loops, T.sblock(name):
+        axes = _axes("S" * len(extents), loops)
+        T.buffer_store(target, value(*axes), list(at(*axes) if at else axes))
+    return target
+
+
+def accumulate(
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    reduced: Sequence[Any],
+    start: Expr,
+    step: Callable[..., Expr],
+    at: Callable[..., Sequence[Expr]] | None = None,
+) -> Buffer:
+    """Write a reduction: ``target[at(*i)] = step(target[at(*i)], *i, *r)`` for all `r` in turn.
+
+    Parameters
+    ----------
+    name, target, extents
+        As for `compute`.
+    reduced : sequence of int
+        Extents of the loops that are reduced.
+    start : Expr
+        What the target begins with.
+    step : callable
+        Takes what there is so far, the indices, and the indices of the reduction.
+    at : callable, optional
+        As for `compute`.
+
+    Returns
+    -------
+    Buffer
+        `target`.
+    """
+    count = len(extents)
+    with T.grid(*map(_extent, [*extents, *reduced])) as loops, T.sblock(name):
+        axes = _axes("S" * count + "R" * len(reduced), loops)
+        here = list(at(*axes[:count]) if at else axes[:count])
+        with T.init():
+            T.buffer_store(target, start, here)
+        T.buffer_store(target, step(target[tuple(here)], *axes), here)
+    return target
+
+
+def _extent(value: Any) -> Any:
+    return int64(value) if isinstance(value, int) else value
+
+
+def _axes(kinds: str, loops: Any) -> list[Expr]:
+    # One loop is a variable, not a list of one.
+    loops = [loops] if len(kinds) == 1 else list(loops)
+    axes = T.axis.remap(kinds, loops)
+    return [axes] if len(kinds) == 1 else list(axes)
+
+
+def bit(word: Expr, number: Expr) -> Expr:
+    """Return one bit of a word, as a condition."""
+    moved = T.shift_right(word, T.Cast("uint32", number))
+    return T.bitwise_and(moved, T.uint32(1)) == T.uint32(1)
+
+
+def differ(one: Expr, other: Expr) -> Expr:
+    """Return whether two conditions differ."""
+    return T.Cast("int32", one) != T.Cast("int32", other)
+
+
+def bit_of(plane: Buffer, where: Sequence[Expr], channel: Expr) -> Expr:
+    """Return the bit of `channel` in packed words whose last axis follows `where`."""
+    word = plane[tuple([*where, channel // layout.WORD_BITS])]
+    return bit(word, channel % layout.WORD_BITS)
+
+
+def pack(
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    channels: int,
+    condition: Callable[..., Expr],
+    at: Callable[..., Sequence[Expr]] | None = None,
+) -> Buffer:
+    """Write packed bits of ``condition(*i, channel)``; those beyond the last channel are 0."""
+    extents = [*extents, layout.words(channels)]
+
+    def step(word: Expr, *axes: Expr) -> Expr:
+        *where, number, low = axes
+        channel = number * layout.WORD_BITS + low
+        last = T.min(channel, int64(channels - 1))
+        one = T.shift_left(T.Cast("uint32", condition(*where, last)), T.Cast("uint32", low))
+        return word | T.if_then_else(channel < channels, one, T.uint32(0))
+
+    return accumulate(name, target, extents, [layout.WORD_BITS], T.uint32(0), step, at)

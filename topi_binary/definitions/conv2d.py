@@ -1,0 +1,228 @@
+"""Float convolution: products of floats, of rounded operands, or of transforms of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary.build import output_hw, pool_of
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    Operator,
+    accumulate,
+    buffer,
+    compute,
+)
+from bnncc.topi_binary.definitions.epilogue import Pixels, applied, epilogue
+from bnncc.topi_binary.definitions.pooling import write_pool
+from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.weights import lane_major
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.step import step_inputs
+
+
+def conv2d(operator: Operator, spec: Conv2d) -> None:
+    """Write the sums of products, the pooling if there is one, and the epilogue."""
+    data, weight, *params = operator.inputs
+    extents = (operator.n, *output_hw(spec.unpooled), spec.out_channels)
+    if spec.method != "direct":
+        value = _filtered(operator, spec, data, weight, extents)
+    elif spec.operands != "float32":
+        value = _quantized(operator, spec, data, weight, extents)
+    else:
+        value = _direct(spec, data, weight, extents)
+    pixels = Pixels(extents, spec.rank)
+    if spec.pool is None:
+        epilogue(operator, spec.steps, params, pixels, value)
+        return
+    for number, step in enumerate(spec.pool.before):
+        taken = [params.pop(0) for _ in range(step_inputs(step))]
+        source, value = value, buffer(f"before_{number}", extents, "float32")
+        compute(f"before_{number}", value, extents, applied(step, source, taken, pixels.at()))
+    pool = pool_of(spec)
+    write_pool(operator, pool, value, (operator.n, *output_hw(spec), spec.out_channels), params)
+
+
+def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
+    depth, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
+    run = spec.kernel[0] * spec.kernel[1] * depth
+
+    def step(total: Expr, *i: Expr) -> Expr:
+        n, h, w, o, kh, kw, c = i
+        there = place(spec, h, w, kh, kw)
+        datum = data[tuple(pixel(spec, n, *clamped(spec, *there), o // per_out * depth + c))]
+        number = (kh * spec.kernel[1] + kw) * depth + c
+        product = datum * weight[lane_major(spec.out_channels, run, o, number)]
+        return total + T.if_then_else(inside(spec, *there), product, T.float32(0))
+
+    value = buffer("sum", extents, "float32")
+    return accumulate("sum", value, extents, (*spec.kernel, depth), T.float32(0), step)
+
+
+def _quantized(
+    operator: Operator, spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
+) -> Buffer:
+    """Write sums of products of operands as `quantization` rounds them."""
+    image = (operator.n, spec.height, spec.width, spec.channels)
+    unit = _unit(operator, spec, data) if _scaled(spec) else None
+
+    def rounded(n: Expr, h: Expr, w: Expr, c: Expr) -> Expr:
+        datum = data[tuple(pixel(spec, n, h, w, c))]
+        if spec.zero_points:
+            zero: Expr = T.int32(spec.zero_points[-1])
+            for number, one in enumerate(spec.zero_points[:-1]):
+                zero = T.if_then_else(c == number, T.int32(one), zero)
+            return T.Cast("float32", T.Cast("int32", datum) - zero)
+        if unit is not None:
+            return T.nearbyint(datum * (T.float32(quantization.LEVELS) / unit[n]))
+        bits = T.reinterpret("uint32", datum)
+        odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
+        kept = T.bitwise_and(bits + T.uint32(0x7FFF) + odd, tirx.IntImm("uint32", 0xFFFF0000))
+        return T.reinterpret("float32", kept)
+
+    operand = buffer("operand", image, "float32")
+    compute("operand", operand, image, rounded)
+
+    def step(total: Expr, *i: Expr) -> Expr:
+        n, h, w, o, kh, kw, c = i
+        there = place(spec, h, w, kh, kw)
+        number = (kh * spec.kernel[1] + kw) * spec.channels + c
+        row, column = clamped(spec, *there)
+        product = operand[n, row, column, c] * _operand_of_weight(spec, weight, o, number)
+        return total + T.if_then_else(inside(spec, *there), product, T.float32(0))
+
+    value = buffer("sum", extents, "float32")
+    accumulate("sum", value, extents, (*spec.kernel, spec.channels), T.float32(0), step)
+    if unit is None:
+        return value
+    scaled = buffer("scaled", extents, "float32")
+    worth = T.float32(quantization.LEVELS)
+    return compute("scaled", scaled, extents, lambda *i: value[i] * (unit[i[0]] / worth))
+
+
+def _scaled(spec: Conv2d) -> bool:
+    """Return whether integers are made of an image with a scale of its own."""
+    return spec.operands == "int8" and not spec.zero_points
+
+
+def _unit(operator: Operator, spec: Conv2d, data: Buffer) -> Buffer:
+    """Write the largest magnitude of each image."""
+
+    def step(top: Expr, n: Expr, *i: Expr) -> Expr:
+        return T.max(top, T.fabs(data[tuple(pixel(spec, n, *i))]))
+
+    unit = buffer("largest", (operator.n,), "float32")
+    reduced = (spec.height, spec.width, spec.channels)
+    least = T.float32(quantization.SMALLEST)
+    return accumulate("largest", unit, (operator.n,), reduced, least, step)
+
+
+def _operand_of_weight(spec: Conv2d, weight: Buffer, o: Expr, number: Expr) -> Expr:
+    """Return one weight, see `quantization.pack_weight`."""
+    rows = quantization.rows_of_weight(spec)
+    row = number // spec.packed + (rows - quantization.words(spec))
+    word = weight[(o // LANES * rows + row) * LANES + o % LANES]
+    if spec.packed == 1:
+        return word
+    bits = 32 // spec.packed
+    first = T.Cast("uint32", number % spec.packed * bits)
+    low = T.shift_left(T.shift_right(word, first), T.uint32(32 - bits))
+    if spec.packed == quantization.PACKED["bfloat16"]:
+        return T.reinterpret("float32", low)
+    return T.Cast("float32", T.shift_right(T.Cast("int32", low), T.int32(32 - bits)))
+
+
+def _filtered(
+    operator: Operator, spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
+) -> Buffer:
+    """Write Cook-Toom's products: transformed data times stored weights, transformed back."""
+    rows, columns = filtering.axes(spec)
+    high, wide = rows.outputs if rows else 1, columns.outputs
+    tiles = (operator.n, -(-extents[1] // high), -(-extents[2] // wide))
+    forward = _forward(operator, spec, data, tiles)
+    block, first = filtering.block_terms(spec), 0
+    products = []
+    for point, terms in filtering.places(spec):
+        made = buffer(f"point_{point[0]}_{point[1]}", (*tiles, spec.out_channels), "float32")
+        seen = [forward[part, point[0], other, point[1]] for part, other in terms]
+
+        def step(total: Expr, *i: Expr) -> Expr:
+            n, y, x, o, c = i
+            for number, datum in enumerate(seen):  # noqa: B023
+                where = o // LANES * block + (first + number * spec.channels) + c  # noqa: B023
+                total = total + datum[n, y, x, c] * weight[where * LANES + o % LANES]
+            return total
+
+        shape = (*tiles, spec.out_channels)
+        accumulate("products", made, shape, (spec.channels,), T.float32(0), step)
+        products.append((point, made))
+        first += len(terms) * spec.channels
+
+    def back(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
+        total: Expr = T.float32(0)
+        for (p, q), made in products:
+            down = _entry(rows.transform.inverse, h % high, p) if rows else T.float32(1)
+            along = _entry(columns.transform.inverse, w % wide, q)
+            total = total + made[n, h // high, w // wide, o] * (down * along)
+        return total
+
+    return compute("sum", buffer("sum", extents, "float32"), extents, back)
+
+
+def _forward(
+    operator: Operator, spec: Conv2d, data: Buffer, tiles: tuple[Any, ...]
+) -> dict[tuple[int, int, int, int], Buffer]:
+    """Write the data at each point, by row part, row point, column part and column point."""
+    rows, columns = filtering.axes(spec)
+    top, left = spec.pads[:2]
+    step = rows.step if rows else spec.strides[0]
+    # Every row that some tile reads, those of the padding included.
+    lines = (tiles[1] - 1) * step + (rows.points * rows.stride if rows else 0)
+    lines += spec.kernel[0] + spec.strides[0]
+    along = {}
+    for part, taps in enumerate(columns.parts):
+        for point, factors in enumerate(columns.transform.forward):
+
+            def line(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+                total: Expr = T.float32(0)
+                for k, factor in enumerate(factors):  # noqa: B023
+                    there = y - top, x * columns.step + (taps[0] + k * columns.stride - left)  # noqa: B023
+                    datum = data[tuple(pixel(spec, n, *clamped(spec, *there), c))]
+                    datum = T.if_then_else(inside(spec, *there), datum, T.float32(0))
+                    total = total + datum * T.float32(float(factor))
+                return total
+
+            shape = (operator.n, lines, tiles[2], spec.channels)
+            name = f"columns_{part}_{point}"
+            along[part, point] = compute(name, buffer(name, shape, "float32"), shape, line)
+    made = {}
+    for (other, q), plane in along.items():
+        parts = [part[0] for part in rows.parts] if rows else list(range(spec.kernel[0]))
+        matrix: Any = rows.transform.forward if rows else ((1,),)
+        for part, tap in enumerate(parts):
+            for p, factors in enumerate(matrix):
+
+                def cell(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+                    total: Expr = T.float32(0)
+                    for k, factor in enumerate(factors):  # noqa: B023
+                        row = y * step + (tap + k * spec.strides[0])  # noqa: B023
+                        total = total + plane[n, row, x, c] * T.float32(float(factor))  # noqa: B023
+                    return total
+
+                shape = (*tiles, spec.channels)
+                name = f"rows_{part}_{p}_{other}_{q}"
+                made[part, p, other, q] = compute(name, buffer(name, shape, "float32"), shape, cell)
+    return made
+
+
+def _entry(matrix: filtering.Matrix, row: Expr, column: int) -> Expr:
+    """Return an entry of a constant matrix whose row is known at run time."""
+    value: Expr = T.float32(float(matrix[-1][column]))
+    for number, line in enumerate(matrix[:-1]):
+        value = T.if_then_else(row == number, T.float32(float(line[column])), value)
+    return value

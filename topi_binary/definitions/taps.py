@@ -1,0 +1,46 @@
+"""Windows over an image: where a tap reads, and whether it is inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary.definitions.blocks import Expr, int64
+
+
+def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
+    """Return the row and column that a tap of the window at (h, w) reads."""
+    row = h * spec.strides[0] + kh * spec.dilations[0] - spec.pads[0]
+    column = w * spec.strides[1] + kw * spec.dilations[1] - spec.pads[1]
+    return row, column
+
+
+def inside(spec: Any, row: Expr, column: Expr) -> Expr:
+    """Return whether a place is in the image of `spec`."""
+    rows = T.And(row >= 0, row < spec.height)
+    return T.And(rows, T.And(column >= 0, column < spec.width))
+
+
+def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
+    """Return the nearest place in the image."""
+    low, high = int64(0), (int64(spec.height - 1), int64(spec.width - 1))
+    return T.max(low, T.min(row, high[0])), T.max(low, T.min(column, high[1]))
+
+
+def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequence[Expr]:
+    """Return the index of a datum in a tensor of `spec`'s rank and data layout."""
+    if getattr(spec, "rank", 4) == 2:
+        return n, channel
+    if getattr(spec, "data_layout", "NHWC") == "NCHW":
+        return n, channel, row, column
+    return n, row, column, channel
+
+
+def border_class(firsts: Sequence[int], position: Expr) -> Expr:
+    """Return which class a row or column is in, given the first one of each."""
+    number: Expr = int64(0)
+    for first in firsts[1:]:
+        number = number + T.Cast("int64", position >= first)
+    return number

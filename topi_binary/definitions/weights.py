@@ -1,0 +1,67 @@
+"""Where packed weights lie: one reader for each order."""
+
+from __future__ import annotations
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout, tiles
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, int64
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES, QUAD
+from bnncc.topi_binary.spec import BinaryConv2d
+
+
+def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
+    """Return word `c` of a tap of output channel `o`, see `layout.pack_conv_weight` and `tiles`."""
+    words = layout.words(spec.channels // spec.groups)
+    number = (kh * spec.kernel[1] + kw) * words + c
+    run = spec.kernel[0] * spec.kernel[1] * words
+    if spec.weight_order == "words":
+        return weight[lane_major(spec.out_channels, run, o, number)]
+    if spec.weight_order == "nibbles":
+        lane, block = o % NIBBLE_LANES, o // NIBBLE_LANES * run
+        column = lane % LANES * 2 + lane // LANES
+        made: Expr = T.uint32(0)
+        for byte in range(4):
+            where = ((block + number) * 4 + byte) * NIBBLE_LANES + column
+            one = T.shift_right(weight[where // 4], T.Cast("uint32", where % 4 * 8))
+            made = made | T.shift_left(T.bitwise_and(one, T.uint32(255)), T.uint32(8 * byte))
+        return made
+    if spec.weight_order in ("vectors", "halves"):
+        return weight[_quads(spec, words, o, kh, kw, c)]
+    return weight[_tiled(spec, o, number)]
+
+
+def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
+    """Return where element `number` of `run` of channel `o` is, in blocks of `LANES` channels.
+
+    A last block of fewer channels has just those lanes.
+    """
+    rest = out_channels % LANES
+    width: Expr = int64(LANES)
+    if rest:
+        width = T.if_then_else(o // LANES == out_channels // LANES, int64(rest), width)
+    return o // LANES * (LANES * run) + number * width + o % LANES
+
+
+def _quads(spec: BinaryConv2d, words: int, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
+    height, width = spec.kernel
+    unit = 4 if spec.weight_order == "vectors" else 2
+    count = -(-width * words // 4) if unit == 4 else width
+    place = kw * words + c if unit == 4 else kw * 2 + c
+    row = (o // QUAD * height + kh) * count + place // unit
+    return (row * QUAD + o % QUAD) * unit + place % unit
+
+
+def _tiled(spec: BinaryConv2d, o: Expr, number: Expr) -> Expr:
+    cut = tiles.of(spec)
+    if cut.kind == "strips":
+        return (o // cut.width * cut.filled + number) * cut.width + o % cut.width
+    channel, word = o % cut.width, number % 16
+    # The column of the tensor core's tile, `tiles.channel_of_column` turned round.
+    thread, rest = channel % 16 // 4, channel % 4
+    column = (channel // 16 * 2 + rest // 2) * 8 + thread * 2 + rest % 2
+    step = o // cut.width * cut.steps + number // 16
+    if cut.kind == "fragments":
+        lane = column % 8 * 4 + word // 4
+        return ((step * (cut.width // 8) + column // 8) * 32 + lane) * 4 + word % 4
+    return ((step * 4 + word % 4) * cut.width + column) * 4 + word // 4
