@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
@@ -154,3 +154,75 @@ def unsigned(value: Expr, bits: int, place: int) -> Expr:
     word = T.Cast("uint32", value)
     moved = T.shift_right(word, tirx.IntImm("uint32", place * bits))
     return T.Cast("int32", T.bitwise_and(moved, tirx.IntImm("uint32", 2**bits - 1)))
+
+
+@dataclass(frozen=True)
+class TensorPair:
+    """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
+
+    It changes its last operand in place: ``desc`` is a loop over the lanes of that one.
+
+    Attributes
+    ----------
+    name : str
+        Instruction set, operation, lanes and type.
+    operands : tuple of (int, str)
+        Elements and type of each operand in memory.
+    desc : callable
+        Takes the number of a lane and the buffers; returns what that lane becomes.
+    impl : callable
+        Takes the operands as vectors (of one element: as scalars), returns the last one anew.
+    """
+
+    name: str
+    operands: tuple[tuple[int, str], ...]
+    desc: Callable[..., Expr]
+    impl: Callable[..., Expr]
+
+    def register(self) -> str:
+        """Make TVM know it, once; return its name."""
+        if s_tir.TensorIntrin.get(self.name, allow_missing=True) is None:
+            s_tir.TensorIntrin.register(self.name, self.function("desc"), self.function("impl"))
+        return self.name
+
+    def function(self, half: str) -> tirx.PrimFunc:
+        """Return one half as a function of its own, whose parameters are the operands.
+
+        Parameters
+        ----------
+        half : {"desc", "impl"}
+            Which.
+
+        Returns
+        -------
+        tirx.PrimFunc
+            With one block.
+        """
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("main")
+                buffers = [
+                    T.arg(f"operand_{i}", T.buffer((count,), dtype, offset_factor=1))
+                    for i, (count, dtype) in enumerate(self.operands)
+                ]
+                with T.sblock("root"):
+                    whole = [
+                        b[0:count] for b, (count, _) in zip(buffers, self.operands, strict=True)
+                    ]
+                    T.reads(whole[-1], *whole[:-1])  # in the order in which TVM finds them
+                    T.writes(whole[-1])
+                    (self._loop if half == "desc" else self._vector)(buffers)
+            return builder.get()
+
+    def _loop(self, buffers: list[Buffer]) -> None:
+        with T.serial(self.operands[-1][0]) as loop, T.sblock("update"):
+            lane = T.axis.spatial(self.operands[-1][0], loop)
+            T.buffer_store(buffers[-1], self.desc(lane, *buffers), [lane])
+
+    def _vector(self, buffers: list[Buffer]) -> None:
+        values = [
+            buffer[T.Ramp(0, 1, count)] if count > 1 else buffer[0]
+            for buffer, (count, _) in zip(buffers, self.operands, strict=True)
+        ]
+        last = T.Ramp(0, 1, self.operands[-1][0])
+        T.buffer_store(buffers[-1], self.impl(*values), [last])

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, lanes
+from bnncc.schedules.intrin import Intrinsic, TensorPair, lanes
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -107,3 +107,20 @@ define linkonce_odr hidden <16 x i32> @bnncc_less(<16 x i32> %a, <16 x i32> %b) 
 """,
     bounds={0: (-(2**30), 2**30), 1: (-(2**30), 2**30)},
 )
+
+
+def _spread(word: Expr) -> Expr:
+    return T.Broadcast(word, LANES)
+
+
+XOR_POPCOUNT = TensorPair(
+    f"xor_popcount_add_1x{LANES}_u32",
+    ((1, "uint32"), (LANES, "uint32"), (LANES, "int32")),
+    lambda lane, data, weight, total: (
+        total[lane] + T.Cast("int32", T.popcount(data[0] ^ weight[lane]))
+    ),
+    lambda data, weight, total: total + T.Cast(I32, popcount(_spread(data) ^ weight)),
+)
+"""One data word meets the weight words of `LANES` output channels; differing bits are added.
+
+With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by bytes."""

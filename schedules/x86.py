@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules import arm, grain, sliced, x86_lookup
 from bnncc.schedules.columns import cut, shares
+from bnncc.schedules.intrin_portable import XOR_POPCOUNT
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.schedules.templates import carry_save_sums
@@ -136,7 +137,7 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, str(i), piece, tile, point)
+        _piece(sch, str(i), piece, tile, point, _uniform(spec))
     masked = spec.ternary or spec.weight_zeros
     for scope in ["ordinary", "with_zeros"][: 1 + masked]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
@@ -225,13 +226,19 @@ def accumulators(target: TargetSpec) -> int:
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
 
 
+def _uniform(spec: BinaryConv2d) -> bool:
+    """Return whether all lanes of a vector read the same data word."""
+    return spec.groups == 1 or (spec.out_channels // spec.groups) % layout.LANES == 0
+
+
 def _has_tail(spec: BinaryConv2d) -> bool:
     return spec.out_channels % layout.LANES > 0
 
 
 def _piece(
-    sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point
-) -> None:
+    sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point,
+    tensorized: bool,
+) -> None:  # fmt: skip
     divided = DIVIDED[point.get("divide", 0)]
     # 2 tile
     n, h, w, o = sch.get_loops(f"out_{name}")
@@ -263,8 +270,8 @@ def _piece(
         for loop in (w, o, part, *sch.get_loops(init)[-3:]):
             sch.unroll(loop)
         return
-    *_, w, o, lane, kh, kw, c = sch.get_loops(acc)
-    body = [kw, w, o, lane]
+    *_, w, o, kh, kw, c = sch.get_loops(acc)
+    body = [kw, w, o]
     if point["unroll"] > 1:
         c, inner = sch.split(c, [None, point["unroll"]])
         body = [inner, *body]
@@ -274,12 +281,11 @@ def _piece(
     sch.unroll(o)
     if not point["rolled"]:
         sch.unroll(kw)
-    sch.vectorize(lane)
     init = sch.decompose_reduction(acc, kh)
-    *_, w, o, lane = sch.get_loops(init)
-    sch.unroll(w)
-    sch.unroll(o)
-    sch.vectorize(lane)
+    for loop in sch.get_loops(init)[-2:]:
+        sch.unroll(loop)
+    # 4 tensorize
+    _lanes(sch, name, tensorized)
 
 
 def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
@@ -287,13 +293,19 @@ def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
     n, h, _, o = sch.get_loops(f"out_{name}")
     acc = sch.get_sblock(f"acc_{name}")
     sch.compute_at(acc, o, preserve_unit_loops=True)
-    *_, lane, kh, kw, c = sch.get_loops(acc)
-    sch.reorder(kh, kw, c, lane)
     if parallel:
         sch.parallel(sch.fuse(n, h))
-    sch.vectorize(lane)
-    init = sch.decompose_reduction(acc, kh)
-    sch.vectorize(sch.get_loops(init)[-1])
+    sch.decompose_reduction(acc, sch.get_loops(acc)[-3])
+    _lanes(sch, name, tensorized=False)
+
+
+def _lanes(sch: s_tir.Schedule, name: str, tensorized: bool) -> None:
+    """Turn the loop over lanes into instructions, named ones where there are any."""
+    lane = sch.get_loops(f"product_{name}")[-1]
+    if tensorized:
+        sch.tensorize(lane, XOR_POPCOUNT.register())
+    else:
+        sch.vectorize(lane)
 
 
 def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -280,36 +281,45 @@ def _piece(
 
 
 def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
-    """Write the block ``acc_i``: one lane and one word at a time, to be vectorized."""
-    spec = kernel.spec
-    extents = (kernel.n, kernel.height, piece.columns, piece.blocks, LANES)
-    acc = T.sblock_alloc_buffer(extents, "int32")
+    """Write the block ``acc_i``: a data word, and a loop over lanes, the block ``product_i``."""
+    extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
+    acc = T.sblock_alloc_buffer((*extents[:3], piece.blocks * LANES), "int32")
     IRBuilder.name(f"acc_{name}", acc)
     with T.grid(*extents, *kernel.reduction) as loops, T.sblock(f"acc_{name}"):
-        n, h, w, o, lane, kh, kw, c = T.axis.remap("SSSSSRRR", list(loops))
-        tap = Tap(kernel, piece, n, h, w + piece.column, o, lane, kh, kw, c)
-        here = (n, h, w, o, lane)
-        T.reads(*tap.regions(), *start.regions(o, lane, n))
-        T.writes(acc[here])
-        with T.init():
-            initial = start.value(h, w + piece.column, o, lane, n)
-            T.buffer_store(acc, initial, here)
+        n, h, w, o, kh, kw, c = T.axis.remap("SSSSRRR", list(loops))
+        column = w + piece.column
+        tap = Tap(kernel, piece, n, h, column, o, None, kh, kw, c)
+        T.reads(*tap.regions(), *start.regions(o, slice(0, LANES), n))
+        T.writes(acc[n, h, w, o * LANES : o * LANES + LANES])
+        with T.init(), T.vectorized(0, LANES) as lane:
+            initial = start.value(h, column, o, lane, n)
+            T.buffer_store(acc, initial, [n, h, w, o * LANES + lane])
 
-        def add(data: Expr, zero: Expr) -> None:
-            bits = tap.differ(data)
-            if masked and spec.weight_zeros:
-                zero = (data & tap.weight_zero) if spec.mode == "and" else zero | tap.weight_zero
-            if masked and spec.mode == "and":
-                bits = T.Cast("int32", popcount(bits)) + T.Cast("int32", popcount(zero))
-            elif masked:
-                bits = T.Cast("int32", popcount(bits & ~zero)) * 2
-                bits = bits + T.Cast("int32", popcount(zero))
-            else:
-                bits = T.Cast("int32", popcount(bits))
-            T.buffer_store(acc, acc[here] + bits, here)
+        def add(tap: Tap) -> None:
+            with T.serial(0, LANES) as loop, T.sblock(f"product_{name}"):
+                lane = T.axis.spatial(LANES, loop)
+                one = replace(tap, lane=lane)
+                here = (n, h, w, o * LANES + lane)
+                T.reads(acc[here], *one.regions())
+                T.writes(acc[here])
+                T.buffer_store(acc, acc[here] + _counted(one, masked), list(here))
 
         tap.visit(add)
     return acc
+
+
+def _counted(tap: Tap, masked: bool) -> Expr:
+    """Return what one word and one lane count; `masked` if planes of zeros are looked at."""
+    spec, data = tap.kernel.spec, tap.kernel.data[tap.index]
+    bits = tap.differ(data)
+    if not masked:
+        return T.Cast("int32", popcount(bits))
+    zero = T.uint32(0) if tap.kernel.zero is None else tap.kernel.zero[tap.index]
+    if spec.weight_zeros:
+        zero = (data & tap.weight_zero) if spec.mode == "and" else zero | tap.weight_zero
+    if spec.mode == "and":
+        return T.Cast("int32", popcount(bits)) + T.Cast("int32", popcount(zero))
+    return T.Cast("int32", popcount(bits & ~zero)) * 2 + T.Cast("int32", popcount(zero))
 
 
 def _write(
@@ -332,8 +342,8 @@ def _write(
         T.reads(carry_save_sums.region(acc, loops), *reads)
         raw = carry_save_sums.total(acc, loops)
     else:
-        T.reads(acc[n, h, w, o, 0:LANES], *reads)
-        raw = acc[n, h, w, o, T.Ramp(0, 1, LANES)]
+        T.reads(acc[n, h, w, o * LANES : o * LANES + LANES], *reads)
+        raw = acc[n, h, w, T.Ramp(o * LANES, 1, LANES)]
     _finish(kernel, piece, views, at, raw, masked)
 
 

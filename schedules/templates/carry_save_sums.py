@@ -9,7 +9,7 @@ instruction: 8 vector instructions for three products instead of 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -93,13 +93,10 @@ def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buff
         def add(count: Expr) -> None:
             T.buffer_store(acc, acc[here] + T.Cast(I32, count), here)
 
-        def adder(tap: Tap) -> Callable[[Expr, Expr], None]:
-            return lambda data, zero: add(popcount(tap.differ(data)))
-
         def single(taps: Sequence[Tap]) -> None:
             with T.If(part == 0), T.Then():
                 for tap in taps:
-                    tap.visit(adder(tap), rows=False)
+                    tap.visit(lambda t: add(popcount(t.differ(kernel.data[t.index]))), rows=False)
 
         def triple() -> None:
             weights = taps[0].weight ^ taps[1].weight ^ taps[2].weight

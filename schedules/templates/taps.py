@@ -247,8 +247,8 @@ class Tap:
         weights = [w for w in (kernel.weight, kernel.weight_zero) if w is not None]
         return [*(plane[self.index] for plane in planes), *(w[where] for w in weights)]
 
-    def visit(self, add: Callable[[Expr, Expr], None], rows: bool = True) -> None:
-        """Call `add` with the data word and zero word, under the test that the tap is inside.
+    def visit(self, add: Callable[[Tap], None], rows: bool = True) -> None:
+        """Call `add` with this product, under the test that the tap is inside.
 
         Parameters
         ----------
@@ -265,5 +265,4 @@ class Tap:
                 if test is not None:
                     stack.enter_context(T.If(test))
                     stack.enter_context(T.Then())
-            zero = T.uint32(0) if kernel.zero is None else kernel.zero[self.index]
-            add(kernel.data[self.index], zero)
+            add(self)
