@@ -10,7 +10,7 @@ Names say instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,27 +157,57 @@ def unsigned(value: Expr, bits: int, place: int) -> Expr:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """A tensor that an instruction reads or changes.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its extents.
+    dtype : str
+        Of an element.
+    strided : bool, default False
+        Whether rows may lie apart in memory; elements of the last axis never do.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    strided: bool = False
+
+
+@dataclass(frozen=True)
 class TensorPair:
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
 
-    It changes its last operand in place: ``desc`` is a loop over the lanes of that one.
+    It changes its last operand in place, which has one axis.
 
     Attributes
     ----------
     name : str
         Instruction set, operation, lanes and type.
-    operands : tuple of (int, str)
-        Elements and type of each operand in memory.
+    feature : str
+        The feature of a `TargetSpec` that it needs; empty for any machine.
+    operands : tuple of Operand
+        What it reads, then what it changes.
+    lanes : int
+        Extent of the loop in ``desc``.
     desc : callable
-        Takes the number of a lane and the buffers; returns what that lane becomes.
+        Takes the number of a lane and the buffers; returns which elements of the last one change,
+        and what they become, as pairs.
     impl : callable
-        Takes the operands as vectors (of one element: as scalars), returns the last one anew.
+        Takes the buffers; returns the same for whole vectors.
     """
 
     name: str
-    operands: tuple[tuple[int, str], ...]
-    desc: Callable[..., Expr]
-    impl: Callable[..., Expr]
+    feature: str
+    operands: tuple[Operand, ...]
+    lanes: int
+    desc: Callable[..., Sequence[tuple[Expr, Expr]]]
+    impl: Callable[..., Sequence[tuple[Expr, Expr]]]
+
+    def __post_init__(self) -> None:
+        """Enter it in `TENSOR_PAIRS`."""
+        TENSOR_PAIRS[self.name] = self
 
     def register(self) -> str:
         """Make TVM know it, once; return its name."""
@@ -202,27 +232,36 @@ class TensorPair:
             with T.prim_func(s_tir=True):
                 T.func_name("main")
                 buffers = [
-                    T.arg(f"operand_{i}", T.buffer((count,), dtype, offset_factor=1))
-                    for i, (count, dtype) in enumerate(self.operands)
+                    _declared(f"operand_{i}", operand) for i, operand in enumerate(self.operands)
                 ]
                 with T.sblock("root"):
-                    whole = [
-                        b[0:count] for b, (count, _) in zip(buffers, self.operands, strict=True)
-                    ]
+                    whole = [b[tuple(slice(0, e) for e in b.shape)] for b in buffers]
                     T.reads(whole[-1], *whole[:-1])  # in the order in which TVM finds them
                     T.writes(whole[-1])
-                    (self._loop if half == "desc" else self._vector)(buffers)
+                    if half == "desc":
+                        with T.serial(self.lanes) as loop, T.sblock("update"):
+                            _store(
+                                buffers[-1], self.desc(T.axis.spatial(self.lanes, loop), *buffers)
+                            )
+                    else:
+                        _store(buffers[-1], self.impl(*buffers))
             return builder.get()
 
-    def _loop(self, buffers: list[Buffer]) -> None:
-        with T.serial(self.operands[-1][0]) as loop, T.sblock("update"):
-            lane = T.axis.spatial(self.operands[-1][0], loop)
-            T.buffer_store(buffers[-1], self.desc(lane, *buffers), [lane])
 
-    def _vector(self, buffers: list[Buffer]) -> None:
-        values = [
-            buffer[T.Ramp(0, 1, count)] if count > 1 else buffer[0]
-            for buffer, (count, _) in zip(buffers, self.operands, strict=True)
-        ]
-        last = T.Ramp(0, 1, self.operands[-1][0])
-        T.buffer_store(buffers[-1], self.impl(*values), [last])
+TENSOR_PAIRS: dict[str, TensorPair] = {}
+"""Every pair of a loop and an instruction by its name; `every` fills it."""
+
+
+def _declared(name: str, operand: Operand) -> Buffer:
+    if not operand.strided:
+        return T.arg(name, T.buffer(operand.shape, operand.dtype, offset_factor=1))
+    strides = [tirx.Var(f"{name}_{i}", "int32") for i in range(len(operand.shape) - 1)]
+    handle = T.arg(name, T.handle())
+    return T.match_buffer(
+        handle, operand.shape, operand.dtype, strides=[*strides, 1], offset_factor=1
+    )
+
+
+def _store(buffer: Buffer, made: Sequence[tuple[Expr, Expr]]) -> None:
+    for where, value in made:
+        T.buffer_store(buffer, value, [where])

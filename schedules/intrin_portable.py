@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, TensorPair, lanes
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -109,17 +109,23 @@ define linkonce_odr hidden <16 x i32> @bnncc_less(<16 x i32> %a, <16 x i32> %b) 
 )
 
 
-def _spread(word: Expr) -> Expr:
-    return T.Broadcast(word, LANES)
+def _count(bits: Expr) -> Expr:
+    return T.Cast("int32", T.popcount(bits))
+
+
+def _met(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+    all_lanes = T.Ramp(0, 1, LANES)
+    differ = T.Broadcast(data[0], LANES) ^ weight[all_lanes]
+    return [(all_lanes, total[all_lanes] + T.Cast(I32, popcount(differ)))]
 
 
 XOR_POPCOUNT = TensorPair(
     f"xor_popcount_add_1x{LANES}_u32",
-    ((1, "uint32"), (LANES, "uint32"), (LANES, "int32")),
-    lambda lane, data, weight, total: (
-        total[lane] + T.Cast("int32", T.popcount(data[0] ^ weight[lane]))
-    ),
-    lambda data, weight, total: total + T.Cast(I32, popcount(_spread(data) ^ weight)),
+    "",
+    (Operand((1,), "uint32"), Operand((LANES,), "uint32"), Operand((LANES,), "int32")),
+    LANES,
+    lambda lane, data, weight, total: [(lane, total[lane] + _count(data[0] ^ weight[lane]))],
+    _met,
 )
 """One data word meets the weight words of `LANES` output channels; differing bits are added.
 

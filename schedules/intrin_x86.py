@@ -7,7 +7,8 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, signed, unsigned
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, signed, unsigned
+from bnncc.schedules.intrin_portable import popcount
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -194,3 +195,50 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 """,
 )
 """Two products of bfloat16, added to each lane. Data and weights are bfloat16 side by side."""
+
+
+def _carry_save(reach: int) -> TensorPair:
+    """Count three taps of a kernel row at once, `reach` columns apart.
+
+    Carries are worth 2 and lie behind the sums.
+    """
+    every, carries = T.Ramp(0, 1, LANES), T.Ramp(LANES, 1, LANES)
+
+    def desc(lane: Expr, xors: Any, weight: Any, data: Any, total: Any) -> Any:
+        x, y, z = (data[i * reach, 0] ^ weight[i, 0, lane] for i in range(3))
+        ones = xors[0] ^ (weight[0, 0, lane] ^ weight[1, 0, lane] ^ weight[2, 0, lane])
+        majority = (x & y) | ((x | y) & z)
+        return [
+            (lane, total[lane] + T.Cast("int32", T.popcount(ones))),
+            (lane + LANES, total[lane + LANES] + T.Cast("int32", T.popcount(majority))),
+        ]
+
+    def impl(xors: Any, weight: Any, data: Any, total: Any) -> Any:
+        rows = [weight[i, 0, every] for i in range(3)]
+        ones = T.Broadcast(xors[0], LANES) ^ (rows[0] ^ rows[1] ^ rows[2])
+        x, y = (T.Broadcast(data[i * reach, 0], LANES) ^ rows[i] for i in range(2))
+        carry = TERNARY[CARRY, LANES](x, y, ones)
+        return [
+            (every, total[every] + T.Cast(I32, popcount(ones))),
+            (carries, total[carries] + T.Cast(I32, popcount(carry))),
+        ]
+
+    return TensorPair(
+        f"avx512vpopcntdq_carry_save_3x{LANES}_u32_{reach}",
+        "avx512_vpopcntdq",
+        (
+            Operand((1,), "uint32"),
+            Operand((3, 1, LANES), "uint32", strided=True),
+            Operand((2 * reach + 1, 1), "uint32", strided=True),
+            Operand((2 * LANES,), "int32"),
+        ),
+        LANES,
+        desc,
+        impl,
+    )
+
+
+CARRY_SAVE = {reach: _carry_save(reach) for reach in (1, 2, 3, 4)}
+"""By the columns between two taps: three data words, whose XOR comes first, meet three rows of
+weight words. ``popcount(x) + popcount(y) + popcount(z)`` is ``popcount(x ^ y ^ z)``, the sums, and
+twice ``popcount(majority(x, y, z))``, the carries."""

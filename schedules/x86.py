@@ -137,7 +137,7 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, str(i), piece, tile, point, _uniform(spec))
+        _piece(sch, str(i), piece, tile, point, _uniform(spec), spec.dilations[1])
     masked = spec.ternary or spec.weight_zeros
     for scope in ["ordinary", "with_zeros"][: 1 + masked]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
@@ -237,7 +237,7 @@ def _has_tail(spec: BinaryConv2d) -> bool:
 
 def _piece(
     sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point,
-    tensorized: bool,
+    tensorized: bool, reach: int,
 ) -> None:  # fmt: skip
     divided = DIVIDED[point.get("divide", 0)]
     # 2 tile
@@ -264,11 +264,13 @@ def _piece(
     sch.unroll(w2)
     sch.unroll(o2)
     if point["carry_save"]:
-        *_, w, o, part, kh, c = sch.get_loops(acc)
-        sch.reorder(kh, c, w, o, part)
+        *_, w, o, kh, c = sch.get_loops(acc)
+        sch.reorder(kh, c, w, o)
         init = sch.decompose_reduction(acc, kh)
-        for loop in (w, o, part, *sch.get_loops(init)[-3:]):
+        for loop in (w, o, *sch.get_loops(init)[-2:]):
             sch.unroll(loop)
+        # 4 tensorize
+        carry_save_sums.schedule(sch, name, reach)
         return
     *_, w, o, kh, kw, c = sch.get_loops(acc)
     body = [kw, w, o]

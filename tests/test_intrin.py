@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import tvm
 
-from bnncc.schedules.intrin import Intrinsic, every, lanes, stored
+from bnncc.schedules.intrin import TENSOR_PAIRS, Intrinsic, every, lanes, stored
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from tests.kernel_harness import EMULATED, HERE, build
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCHES = 20
+HALVES = ("desc", "impl")
 
 
 def inputs(intrinsic: Intrinsic, rng: np.random.Generator) -> list[np.ndarray]:
@@ -71,6 +72,35 @@ def test_instructions_compute_what_is_said_of_them(name: str) -> None:
                 library[f"{half}_{i}"](*[tvm.runtime.tensor(x) for x in arrays], result)
                 results.append(result.numpy())
             np.testing.assert_array_equal(*results, err_msg=f"{intrinsic.name} of {arrays}")
+
+
+@pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED])
+def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
+    every()
+    target = catalog.resolve(name)
+    tried = [p for p in TENSOR_PAIRS.values() if not p.feature or p.feature in target.features]
+    assert tried
+    rng = np.random.default_rng(0)
+    functions = {f"{half}_{i}": p.function(half) for i, p in enumerate(tried) for half in HALVES}
+    library = build(functions, target)
+    for i, pair in enumerate(tried):
+        for _ in range(BATCHES):
+            arrays = [
+                rng.integers(0, 2**31, operand.shape).astype(operand.dtype)
+                if operand.dtype != "int32"
+                else rng.integers(-1000, 1000, operand.shape).astype("int32")
+                for operand in pair.operands
+            ]
+            if pair.name.startswith("avx512vpopcntdq_carry_save"):
+                apart = (len(arrays[2]) - 1) // 2  # the first operand is the XOR of the data
+                arrays[0][0] = np.bitwise_xor.reduce(arrays[2][::apart, 0])
+            results = []
+            for half in HALVES:
+                operands = [tvm.runtime.tensor(x) for x in arrays]
+                library[f"{half}_{i}"](*operands)
+                results.append(operands[-1].numpy())
+            assert (results[0] != arrays[-1]).any()
+            np.testing.assert_array_equal(*results, err_msg=pair.name)
 
 
 def test_every_instruction_is_in_some_target() -> None:

@@ -9,30 +9,29 @@ instruction: 8 vector instructions for three products instead of 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from tvm import s_tir
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules import intrin_x86
-from bnncc.schedules.intrin_portable import I32, popcount
+from bnncc.schedules.intrin_portable import XOR_POPCOUNT, popcount
+from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.templates.border_start import Start
-from bnncc.schedules.templates.taps import Kernel, Piece, Tap
+from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d
 
 Buffer = Any
 Expr = Any
 
-_MAJORITY = intrin_x86.TERNARY[intrin_x86.CARRY, LANES]
-
 
 def fits(spec: BinaryConv2d) -> bool:
     """Return whether `conv2d` can count `spec` in threes."""
     uniform = spec.groups == 1 or (spec.out_channels // spec.groups) % LANES == 0
-    reach = 2 * spec.dilations[1]
-    return spec.kernel[1] == 3 and uniform and spec.width > reach and spec.rank == 4
+    apart = spec.dilations[1]
+    wide = apart in CARRY_SAVE and spec.width > 2 * apart
+    return spec.kernel[1] == 3 and uniform and wide and spec.rank == 4
 
 
 def flat(kernel: Kernel) -> Buffer:
@@ -66,86 +65,115 @@ def _within(place: Expr, extent: int) -> Expr:
     return T.max(T.int32(0), T.min(place, T.int32(extent - 1)))
 
 
-def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buffer) -> Buffer:
-    """Write the block ``acc_i`` with carry-save counting, on vectors, after its sums of `rows`.
+def weights(kernel: Kernel, piece: Piece) -> Buffer:
+    """Declare the weights of a piece once more: block, kernel row, kernel column, word, lane.
 
-    The accumulator has one more axis: 0 counts the sums and single taps, 1 the carries.
+    Lanes of a last block of fewer channels reach into the word behind; what they count is dropped.
+    """
+    rows, columns, words = kernel.reduction
+    step, per_block = piece.lanes, rows * columns * words
+    strides = [per_block * LANES, columns * words * step, words * step, step, 1]
+    return T.decl_buffer(
+        (piece.blocks, rows, columns, words, LANES), "uint32", data=kernel.weight.data,
+        strides=strides, elem_offset=piece.block * per_block * LANES,
+    )  # fmt: skip
+
+
+def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buffer) -> Buffer:
+    """Write the block ``acc_i`` with carry-save counting, after its sums of `rows`.
+
+    Three taps are the block ``triple_i``. Where one of them is outside the image, the others are
+    the blocks ``single_i_k``. The accumulator's last axis holds the sums of a block of channels,
+    then its carries; single taps are counted with the sums.
     """
     xors = sums(kernel, name, rows)
-    outer = (kernel.n, kernel.height, piece.columns, piece.blocks, 2)
-    acc = T.sblock_alloc_buffer((*outer[:3], 2, piece.blocks * LANES), "int32")
+    weight = weights(kernel, piece)
+    outer = (kernel.n, kernel.height, piece.columns, piece.blocks)
+    acc = T.sblock_alloc_buffer((*outer[:3], piece.blocks * 2 * LANES), "int32")
     IRBuilder.name(f"acc_{name}", acc)
-    rows, _, words = kernel.reduction
-    data_words = kernel.data.shape[3]
-    with T.grid(*outer, rows, words) as loops, T.sblock(f"acc_{name}"):
-        n, h, w, o, part, kh, c = T.axis.remap("SSSSSRR", list(loops))
+    height, _, words = kernel.reduction
+    data, reach = kernel.data, kernel.spec.dilations[1]
+    with T.grid(*outer, height, words) as loops, T.sblock(f"acc_{name}"):
+        n, h, w, o, kh, c = T.axis.remap("SSSSRR", list(loops))
         column = w + piece.column
-        taps = [Tap(kernel, piece, n, h, column, o, None, kh, kw, c) for kw in range(3)]
-        reads = [region for tap in taps for region in tap.regions()]
         word = kernel.word(piece, o, 0, c)
-        first = kernel.position(1, column, 0)
-        at_left = _within(first, xors.shape[3] // data_words) * data_words
-        reads.append(xors[n, h, kh, at_left + word])
-        T.reads(*reads, *start.regions(o, slice(0, LANES)))
-        T.writes(acc[n, h, w, part, o * LANES : o * LANES + LANES])
-        here = (n, h, w, part, T.Ramp(o * LANES, 1, LANES))
+        row, first = kernel.position(0, h, kh), kernel.position(1, column, 0)
+        base = o * (2 * LANES)
+        three = [
+            data[n, row, first : first + 2 * reach + 1, word],
+            weight[o, kh, 0:3, c, 0:LANES],
+        ]
+        at_left = _within(first, xors.shape[3] // data.shape[3]) * data.shape[3]
+        T.reads(xors[n, h, kh, at_left + word], *three, *start.regions(o, slice(0, LANES)))
+        T.writes(acc[n, h, w, base : base + 2 * LANES])
+        with T.init():
+            with T.vectorized(0, LANES) as lane:
+                initial = start.value(h, column, o, lane)
+                T.buffer_store(acc, initial, [n, h, w, base + lane])
+            with T.vectorized(0, LANES) as lane:
+                T.buffer_store(acc, T.int32(0), [n, h, w, base + (lane + LANES)])
 
-        def add(count: Expr) -> None:
-            T.buffer_store(acc, acc[here] + T.Cast(I32, count), here)
+        def update(bits: Expr, here: Expr) -> None:
+            where = (n, h, w, base + here)
+            T.buffer_store(acc, acc[where] + T.Cast("int32", popcount(bits)), list(where))
 
-        def single(taps: Sequence[Tap]) -> None:
-            with T.If(part == 0), T.Then():
-                for tap in taps:
-                    tap.visit(lambda t: add(popcount(t.differ(kernel.data[t.index]))), rows=False)
+        def single(tap: int) -> None:
+            place = (n, row, kernel.position(1, column, tap), word)
+            with T.serial(0, LANES) as loop, T.sblock(f"single_{name}_{tap}"):
+                lane = T.axis.spatial(LANES, loop)
+                update(data[place] ^ weight[o, kh, tap, c, lane], lane)
 
         def triple() -> None:
-            weights = taps[0].weight ^ taps[1].weight ^ taps[2].weight
-            total = T.Broadcast(xors[n, h, kh, first * data_words + word], LANES) ^ weights
-            with T.If(part == 0):
-                with T.Then():
-                    add(popcount(total))
-                with T.Else():
-                    two = [tap.differ(kernel.data[tap.index]) for tap in taps[:2]]
-                    add(popcount(_MAJORITY(two[0], two[1], total)))
+            with T.serial(0, LANES) as loop, T.sblock(f"triple_{name}"):
+                lane = T.axis.spatial(LANES, loop)
+                own = [weight[o, kh, tap, c, lane] for tap in range(3)]
+                x, y, z = (data[n, row, first + i * reach, word] ^ own[i] for i in range(3))
+                total = xors[n, h, kh, first * data.shape[3] + word] ^ (own[0] ^ own[1] ^ own[2])
+                update(total, lane)
+                update((x & y) | ((x | y) & z), lane + LANES)
 
-        with T.init():
-            initial: Expr = T.Broadcast(T.int32(0), LANES)
-            first_part = start.value(h, column, o)
-            with T.If(part == 0):
-                with T.Then():
-                    T.buffer_store(acc, first_part, here)
-                with T.Else():
-                    T.buffer_store(acc, initial, here)
-
-        def row() -> None:
-            tests = [kernel.inside(1, column, kw, piece) for kw in (0, 2)]
-            tests = [test for test in tests if test is not None]
-            if not tests:
+        def along() -> None:
+            tests = [kernel.inside(1, column, tap, piece) for tap in range(3)]
+            ends = [test for test in (tests[0], tests[2]) if test is not None]
+            if not ends:
                 triple()
                 return
-            with T.If(T.And(*tests) if len(tests) == 2 else tests[0]):
+            with T.If(T.And(*ends) if len(ends) == 2 else ends[0]):
                 with T.Then():
                     triple()
                 with T.Else():
-                    single(taps)
+                    for tap, test in enumerate(tests):
+                        if test is None:
+                            single(tap)
+                            continue
+                        with T.If(test), T.Then():
+                            single(tap)
 
         test = kernel.inside(0, h, kh, piece)
         if test is None:
-            row()
+            along()
         else:
             with T.If(test), T.Then():
-                row()
+                along()
     return acc
+
+
+def schedule(sch: s_tir.Schedule, name: str, reach: int) -> None:
+    """Put instructions in the place of the loops over lanes of ``acc_i``."""
+    for block in sch.get_child_blocks(sch.get_sblock(f"acc_{name}_update")):
+        hint = sch.get(block).name_hint
+        pair = CARRY_SAVE[reach] if hint.startswith("triple") else XOR_POPCOUNT
+        sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
 def region(acc: Buffer, loops: tuple[Expr, Expr, Expr, Expr]) -> Expr:
     """Return the region of both parts of one vector of accumulators."""
     n, h, w, o = loops
-    return acc[n, h, w, 0:2, o * LANES : o * LANES + LANES]
+    return acc[n, h, w, o * (2 * LANES) : o * (2 * LANES) + 2 * LANES]
 
 
 def total(acc: Buffer, loops: tuple[Expr, Expr, Expr, Expr]) -> Expr:
     """Return one vector of accumulators: sums and twice the carries."""
     n, h, w, o = loops
-    lanes = T.Ramp(o * LANES, 1, LANES)
-    return acc[n, h, w, 0, lanes] + acc[n, h, w, 1, lanes] * T.Broadcast(T.int32(2), LANES)
+    sums, carries = (acc[n, h, w, T.Ramp(o * (2 * LANES) + i * LANES, 1, LANES)] for i in (0, 1))
+    return sums + carries * T.Broadcast(T.int32(2), LANES)
