@@ -15,7 +15,9 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules import arm, grain, sliced, x86_lookup
 from bnncc.schedules.columns import cut, shares
+from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
+from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.schedules.templates import carry_save_sums
@@ -137,7 +139,7 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
     for i, (piece, tile) in enumerate(
         zip(pieces(spec, columns, blocks or None), tiles, strict=True)
     ):
-        _piece(sch, str(i), piece, tile, point, _uniform(spec), spec.dilations[1])
+        _piece(sch, str(i), piece, tile, point, spec.dilations[1])
     masked = spec.ternary or spec.weight_zeros
     for scope in ["ordinary", "with_zeros"][: 1 + masked]:
         for block in sch.get_child_blocks(sch.get_sblock(scope)):
@@ -226,18 +228,13 @@ def accumulators(target: TargetSpec) -> int:
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
 
 
-def _uniform(spec: BinaryConv2d) -> bool:
-    """Return whether all lanes of a vector read the same data word."""
-    return spec.groups == 1 or (spec.out_channels // spec.groups) % layout.LANES == 0
-
-
 def _has_tail(spec: BinaryConv2d) -> bool:
     return spec.out_channels % layout.LANES > 0
 
 
 def _piece(
     sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point,
-    tensorized: bool, reach: int,
+    reach: int,
 ) -> None:  # fmt: skip
     divided = DIVIDED[point.get("divide", 0)]
     # 2 tile
@@ -270,7 +267,7 @@ def _piece(
         for loop in (w, o, *sch.get_loops(init)[-2:]):
             sch.unroll(loop)
         # 4 tensorize
-        carry_save_sums.schedule(sch, name, reach)
+        _tensorize(sch, name, CARRY_SAVE[reach])
         return
     *_, w, o, kh, kw, c = sch.get_loops(acc)
     body = [kw, w, o]
@@ -287,7 +284,7 @@ def _piece(
     for loop in sch.get_loops(init)[-2:]:
         sch.unroll(loop)
     # 4 tensorize
-    _lanes(sch, name, tensorized)
+    _tensorize(sch, name, XOR_POPCOUNT)
 
 
 def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
@@ -298,16 +295,12 @@ def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
     if parallel:
         sch.parallel(sch.fuse(n, h))
     sch.decompose_reduction(acc, sch.get_loops(acc)[-3])
-    _lanes(sch, name, tensorized=False)
 
 
-def _lanes(sch: s_tir.Schedule, name: str, tensorized: bool) -> None:
-    """Turn the loop over lanes into instructions, named ones where there are any."""
-    lane = sch.get_loops(f"product_{name}")[-1]
-    if tensorized:
-        sch.tensorize(lane, XOR_POPCOUNT.register())
-    else:
-        sch.vectorize(lane)
+def _tensorize(sch: s_tir.Schedule, name: str, pair: TensorPair) -> None:
+    """Put an instruction in the place of the loop over lanes, where that is a block."""
+    for block in sch.get_child_blocks(sch.get_sblock(f"acc_{name}_update")):
+        sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
 def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:

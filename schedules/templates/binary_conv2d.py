@@ -169,9 +169,9 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
         with _scope(kernel, views, "ordinary"):
             tables: dict[int, Tables] = {}
             # Before the pieces: nothing may come between loops that threads go through at once.
-            rows = carry_save_sums.flat(kernel) if carry_save else None
+            declared = carry_save_sums.views(kernel, parts) if carry_save else None
             for i, piece in enumerate(parts):
-                _piece(kernel, piece, str(i), views, tables, rows=rows)
+                _piece(kernel, piece, str(i), views, tables, declared=declared)
 
     planes = [plane for plane in (kernel.zero, kernel.weight_zero) if plane is not None]
     if not planes:
@@ -265,23 +265,28 @@ def _piece(
     views: Sequence[Buffer],
     tables: dict[int, Tables],
     masked: bool = False,
-    rows: Buffer | None = None,
+    declared: carry_save_sums.Views | None = None,
 ) -> None:
     if piece.block not in tables:
         tables[piece.block] = Tables(kernel, piece, f"of_{name}")
     start = Start(kernel, piece, tables[piece.block], masked)
-    if rows is None:
+    if declared is None:
         acc = _accumulate(kernel, piece, name, start, masked)
     else:
-        acc = carry_save_sums.accumulate(kernel, piece, name, start, rows)
+        acc = carry_save_sums.accumulate(kernel, piece, name, start, declared)
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
     with T.grid(*extents) as loops, T.sblock(f"out_{name}"):
         n, h, w, o = T.axis.remap("SSSS", list(loops))
-        _write(kernel, piece, views, acc, (n, h, w, o), masked, rows is not None)
+        _write(kernel, piece, views, acc, (n, h, w, o), masked, declared is not None)
 
 
 def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: bool) -> Buffer:
-    """Write the block ``acc_i``: a data word, and a loop over lanes, the block ``product_i``."""
+    """Write the block ``acc_i``: a data word, and a loop over lanes.
+
+    If all lanes count the same word, and no zeros, that loop is the block ``product_i``, to be
+    tensorized; else it is vectorized here.
+    """
+    plain = kernel.uniform and not masked
     extents = (kernel.n, kernel.height, piece.columns, piece.blocks)
     acc = T.sblock_alloc_buffer((*extents[:3], piece.blocks * LANES), "int32")
     IRBuilder.name(f"acc_{name}", acc)
@@ -295,14 +300,18 @@ def _accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, masked: b
             initial = start.value(h, column, o, lane, n)
             T.buffer_store(acc, initial, [n, h, w, o * LANES + lane])
 
+        def update(tap: Tap, lane: Expr) -> None:
+            here = (n, h, w, o * LANES + lane)
+            count = _counted(replace(tap, lane=lane), masked)
+            T.buffer_store(acc, acc[here] + count, list(here))
+
         def add(tap: Tap) -> None:
+            if not plain:
+                with T.vectorized(0, LANES) as lane:
+                    update(tap, lane)
+                return
             with T.serial(0, LANES) as loop, T.sblock(f"product_{name}"):
-                lane = T.axis.spatial(LANES, loop)
-                one = replace(tap, lane=lane)
-                here = (n, h, w, o * LANES + lane)
-                T.reads(acc[here], *one.regions())
-                T.writes(acc[here])
-                T.buffer_store(acc, acc[here] + _counted(one, masked), list(here))
+                update(tap, T.axis.spatial(LANES, loop))
 
         tap.visit(add)
     return acc

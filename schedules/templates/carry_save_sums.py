@@ -9,13 +9,13 @@ instruction: 8 vector instructions for three products instead of 9.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from tvm import s_tir
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import XOR_POPCOUNT, popcount
+from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.templates.border_start import Start
 from bnncc.schedules.templates.taps import Kernel, Piece
@@ -65,6 +65,26 @@ def _within(place: Expr, extent: int) -> Expr:
     return T.max(T.int32(0), T.min(place, T.int32(extent - 1)))
 
 
+class Views(NamedTuple):
+    """Tensors that are declared once more, before all pieces.
+
+    Attributes
+    ----------
+    rows : Buffer
+        The data, see `flat`.
+    weights : dict of int to Buffer
+        The weights from a block of channels on, see `weights`.
+    """
+
+    rows: Buffer
+    weights: dict[int, Buffer]
+
+
+def views(kernel: Kernel, pieces: Sequence[Piece]) -> Views:
+    """Declare what `accumulate` reads."""
+    return Views(flat(kernel), {piece.block: weights(kernel, piece) for piece in pieces})
+
+
 def weights(kernel: Kernel, piece: Piece) -> Buffer:
     """Declare the weights of a piece once more: block, kernel row, kernel column, word, lane.
 
@@ -79,15 +99,15 @@ def weights(kernel: Kernel, piece: Piece) -> Buffer:
     )  # fmt: skip
 
 
-def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buffer) -> Buffer:
-    """Write the block ``acc_i`` with carry-save counting, after its sums of `rows`.
+def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, declared: Views) -> Buffer:
+    """Write the block ``acc_i`` with carry-save counting, after its sums of three words.
 
-    Three taps are the block ``triple_i``. Where one of them is outside the image, the others are
-    the blocks ``single_i_k``. The accumulator's last axis holds the sums of a block of channels,
-    then its carries; single taps are counted with the sums.
+    Three taps are the block ``triple_i``, to be tensorized. Where one of them is outside the image,
+    the others are vectorized here: a second block that writes the accumulator would keep TVM from
+    seeing a reduction. The accumulator's last axis holds the sums of a block of channels, then its
+    carries; single taps are counted with the sums.
     """
-    xors = sums(kernel, name, rows)
-    weight = weights(kernel, piece)
+    xors, weight = sums(kernel, name, declared.rows), declared.weights[piece.block]
     outer = (kernel.n, kernel.height, piece.columns, piece.blocks)
     acc = T.sblock_alloc_buffer((*outer[:3], piece.blocks * 2 * LANES), "int32")
     IRBuilder.name(f"acc_{name}", acc)
@@ -119,8 +139,7 @@ def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buff
 
         def single(tap: int) -> None:
             place = (n, row, kernel.position(1, column, tap), word)
-            with T.serial(0, LANES) as loop, T.sblock(f"single_{name}_{tap}"):
-                lane = T.axis.spatial(LANES, loop)
+            with T.vectorized(0, LANES) as lane:
                 update(data[place] ^ weight[o, kh, tap, c, lane], lane)
 
         def triple() -> None:
@@ -156,14 +175,6 @@ def accumulate(kernel: Kernel, piece: Piece, name: str, start: Start, rows: Buff
             with T.If(test), T.Then():
                 along()
     return acc
-
-
-def schedule(sch: s_tir.Schedule, name: str, reach: int) -> None:
-    """Put instructions in the place of the loops over lanes of ``acc_i``."""
-    for block in sch.get_child_blocks(sch.get_sblock(f"acc_{name}_update")):
-        hint = sch.get(block).name_hint
-        pair = CARRY_SAVE[reach] if hint.startswith("triple") else XOR_POPCOUNT
-        sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
 def region(acc: Buffer, loops: tuple[Expr, Expr, Expr, Expr]) -> Expr:

@@ -58,6 +58,11 @@ class Kernel:
         return layout.words(self.group_channels)
 
     @property
+    def uniform(self) -> bool:
+        """Whether all channels of a vector read the same group."""
+        return self.spec.groups == 1 or (self.spec.out_channels // self.spec.groups) % LANES == 0
+
+    @property
     def reduction(self) -> tuple[int, int, int]:
         """Extents of the loops over taps: kernel row, kernel column, word."""
         return (*self.spec.kernel, self.group_words)
