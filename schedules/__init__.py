@@ -83,10 +83,10 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
     """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
-    from bnncc.schedules import x86_quantized
+    from bnncc.schedules import quantized_operands
 
-    lacking = x86_quantized.packed(operands, target) == 1
-    return x86_quantized.INSTRUCTION[operands] if lacking else ""
+    lacking = quantized_operands.packed(operands, target) == 1
+    return quantized_operands.INSTRUCTION[operands] if lacking else ""
 
 
 def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
@@ -94,24 +94,24 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
     Like `with_weight_order`, for convolutions whose operands are not float32.
     """
-    from bnncc.schedules import x86_quantized
+    from bnncc.schedules import quantized_operands
 
-    packed = x86_quantized.packed(spec.operands, target) if target is not None else 1
+    packed = quantized_operands.packed(spec.operands, target) if target is not None else 1
     return replace(spec, packed=packed)
 
 
 _RULES = {
-    "BinaryConv2d": ("x86", "space", "apply"),
-    "BitwiseMaxPool": ("x86_float", "bitwise_maxpool_space", "bitwise_maxpool"),
-    "ConcatBits": ("x86_bits", "moves_space", "moves"),
-    "Conv2d": ("x86_float", "conv2d_space", "conv2d"),
-    "Elementwise": ("x86_bits", "elementwise_space", "elementwise"),
-    "FewBitConv2d": ("few_bit", "space", "apply"),
-    "ImageBits": ("x86_bits", "moves_space", "image_bits"),
-    "PadBits": ("x86_bits", "moves_space", "moves"),
-    "Pool2d": ("x86_float", "pool2d_space", "pool2d"),
-    "SliceBits": ("x86_bits", "moves_space", "moves"),
-    "WeightsOfRows": ("x86_bits", "moves_space", "moves"),
+    "BinaryConv2d": ("binary_words", "space", "apply"),
+    "BitwiseMaxPool": ("float_layers", "bitwise_maxpool_space", "bitwise_maxpool"),
+    "ConcatBits": ("bit_layers", "moves_space", "moves"),
+    "Conv2d": ("float_layers", "conv2d_space", "conv2d"),
+    "Elementwise": ("bit_layers", "elementwise_space", "elementwise"),
+    "FewBitConv2d": ("few_bit_conv2d", "space", "apply"),
+    "ImageBits": ("bit_layers", "moves_space", "image_bits"),
+    "PadBits": ("bit_layers", "moves_space", "moves"),
+    "Pool2d": ("float_layers", "pool2d_space", "pool2d"),
+    "SliceBits": ("bit_layers", "moves_space", "moves"),
+    "WeightsOfRows": ("bit_layers", "moves_space", "moves"),
 }
 """Module of the rule for each class of spec, and its two functions.
 

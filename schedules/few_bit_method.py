@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from bnncc.schedules import few_bit as tiles
+from bnncc.schedules import few_bit_conv2d as tiles
 from bnncc.schedules.templates import few_bit_products
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.targets.spec import TargetSpec
 
 Block = Any
@@ -150,7 +150,7 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     steps = 1
     for loop in loops:
         steps *= _extent(sch, loop)
-    parallel = grain.steps_shared(steps, threads)
+    parallel = multithreading.steps_shared(steps, threads)
     if _REDUCE not in kinds:
         _elementwise(sch, loops, lanes if _regular(sch, block) else 0, parallel)
     elif sch.get(block).init is not None:

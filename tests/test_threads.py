@@ -15,7 +15,7 @@ import bnncc
 from bnncc.errors import UsageError
 from bnncc.options import CompileOptions
 from bnncc.runtime.threads import usable_cpus
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
 from tests.collection import handmade
@@ -109,7 +109,7 @@ def test_same_bits(name: str, target: str, tmp_path: Path, monkeypatch: pytest.M
     """Kernels cut for 1, 2, 3 and 5 threads, run by as many, make the same bytes."""
     if catalog.missing_features(catalog.resolve(target)):
         pytest.skip(f"this machine cannot run {target}")
-    monkeypatch.setattr(grain, "MIN_US", 0.0)  # the collection's kernels are all short
+    monkeypatch.setattr(multithreading, "MIN_US", 0.0)  # the collection's kernels are all short
     case = next(c for c in handmade.cases() if c.name == name)
     for count in COUNTS:
         bnncc.compile(case.model, target=target, threads=count).save(tmp_path / f"{count}.bnncc")
@@ -142,7 +142,7 @@ def test_one_region_per_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from bnncc import schedules
     from bnncc.topi_binary.build import prim_func
 
-    monkeypatch.setattr(grain, "MIN_US", 0.0)
+    monkeypatch.setattr(multithreading, "MIN_US", 0.0)
     steps = (Step("affine"), Step("store"), Step("bits"))
     for spec in (
         BinaryConv2d(1, 20, 20, 64, 72, (3, 3), pads=(1, 1, 1, 1), steps=steps),
@@ -170,13 +170,13 @@ def test_grain() -> None:
     layer = BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
     small = BinaryConv2d(1, 7, 7, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
     # 56 * 56 * 64 * 576 products at 1.2e6 a microsecond
-    assert grain.microseconds(layer, target) == pytest.approx(56 * 56 * 64 * 576 / 1.2e6)
-    assert grain.shared(layer, target, 2)
-    assert not grain.shared(layer, target, 1)
-    assert not grain.shared(small, target, 16)
+    assert multithreading.microseconds(layer, target) == pytest.approx(56 * 56 * 64 * 576 / 1.2e6)
+    assert multithreading.shared(layer, target, 2)
+    assert not multithreading.shared(layer, target, 1)
+    assert not multithreading.shared(small, target, 16)
     # moves 100 * 100 * 64 * (4 + 1/8) bytes at 1e4 a microsecond
     pack = Elementwise(1, 100, 100, 64, steps=(Step("bits"),))
-    assert grain.microseconds(pack, target) == pytest.approx(100 * 100 * (256 + 8) / 1e4)
+    assert multithreading.microseconds(pack, target) == pytest.approx(100 * 100 * (256 + 8) / 1e4)
 
 
 @pytest.mark.parametrize(
@@ -184,4 +184,4 @@ def test_grain() -> None:
     [(56, 2, True), (7, 2, False), (14, 2, True), (14, 4, False), (224, 16, True), (1, 2, False)],
 )
 def test_balanced(pieces: int, threads: int, even: bool) -> None:
-    assert grain.balanced(pieces, threads) == even
+    assert multithreading.balanced(pieces, threads) == even

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.schedules.columns import cut
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates import neon_tiling
@@ -34,7 +34,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         "unroll": (1, 2, 3),
         "flat": (0, 1),
     }
-    divided = grain.shared(spec, target, threads)
+    divided = multithreading.shared(spec, target, threads)
     return with_threads(choices, choose(spec, target), threads > 1, divided)
 
 

@@ -1,4 +1,4 @@
-"""Binary convolution and dense layers on x86: a register tile of columns x channel vectors.
+"""Binary convolution and dense layers on words: a register tile of columns x channel vectors.
 
 A tile of ``TW`` output columns and ``TO`` vectors of output channels keeps its accumulators in
 registers over the whole reduction (kernel row, word, kernel column). Each weight vector is loaded
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import arm, grain, sliced, x86_lookup
+from bnncc.schedules import binary_lookup, binary_neon, binary_sliced, multithreading
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
@@ -77,11 +77,11 @@ of a tile stay in the first-level cache from row to row."""
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for `spec`, whose weights are in any order."""
     if spec.weight_order == sliced_data.ORDER:
-        return sliced.space(spec, target, threads)
+        return binary_sliced.space(spec, target, threads)
     if spec.weight_order == "nibbles":
-        return x86_lookup.space(spec, target, threads)
+        return binary_lookup.space(spec, target, threads)
     if spec.weight_order != "words":
-        return arm.space(spec, target, threads)
+        return binary_neon.space(spec, target, threads)
     _, _, width = image(spec)
     full = max(1, spec.out_channels // layout.LANES)
     threed = _counts_threes(spec, target)
@@ -114,13 +114,13 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Schedule a binary convolution as `point` says."""
     if spec.weight_order == sliced_data.ORDER:
-        return sliced.apply(spec, target, threads, point)
+        return binary_sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
-        return x86_lookup.apply(spec, point)
+        return binary_lookup.apply(spec, point)
     if spec.weight_order != "words":
-        return arm.apply(spec, target, point)
+        return binary_neon.apply(spec, target, point)
     # 1 normalise: write the definition in pieces, borders apart from the rest
-    return grain.one_region(tiled(spec, point).mod["main"])
+    return multithreading.one_region(tiled(spec, point).mod["main"])
 
 
 def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
@@ -153,11 +153,11 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
 
 def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
     """Return what threads share: nothing, rows, or (where rows are few) also channel blocks."""
-    if not grain.shared(spec, target, threads):
+    if not multithreading.shared(spec, target, threads):
         return ""
     n, height, _ = image(spec)
     rows = (n if isinstance(n, int) else 1) * height
-    return "rows" if grain.balanced(rows, threads) else "blocks"
+    return "rows" if multithreading.balanced(rows, threads) else "blocks"
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates import lookup
@@ -42,7 +42,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         "unroll": powers(MAX_UNROLL),
         "shared": (0, 1),
     }
-    divided = grain.shared(spec, target, threads)
+    divided = multithreading.shared(spec, target, threads)
 
     def fits(point: Point) -> bool:
         size, lanes = point["bytes"], point["bytes"] * point["vectors"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates import bit_sliced
 from bnncc.targets.spec import TargetSpec
@@ -19,7 +19,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         {"lanes": powers(most)},
         {"lanes": most},
         threads > 1,
-        grain.shared(spec, target, threads),
+        multithreading.shared(spec, target, threads),
     )
 
 
@@ -32,4 +32,4 @@ def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) ->
         parallel=bool(point.get("divide", 0)),
         ternlog=target.vector_bits == 512,
     )
-    return grain.one_region(bit_sliced.conv2d(spec, tile))
+    return multithreading.one_region(bit_sliced.conv2d(spec, tile))

@@ -1,4 +1,4 @@
-"""Elementwise kernels and moves of bits on x86."""
+"""Elementwise kernels and moves of bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates import bit_moves
 from bnncc.schedules.templates import elementwise as template
@@ -30,14 +30,14 @@ def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Sp
         {"vectors": powers(min(MAX_VECTORS, blocks)) if template.in_vectors(spec) else ()},
         {"vectors": min(VECTORS, blocks)},
         threads > 1,
-        grain.shared(spec, target, threads),
+        multithreading.shared(spec, target, threads),
     )
 
 
 def elementwise(spec: Elementwise, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Unroll over a few channel vectors."""
     tile = template.Tile(point["vectors"], bool(point.get("divide", 0)))
-    return grain.one_region(template.elementwise(spec, tile))
+    return multithreading.one_region(template.elementwise(spec, tile))
 
 
 def moves_space(spec: Spec, target: TargetSpec, threads: int) -> Space:

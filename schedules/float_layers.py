@@ -1,4 +1,4 @@
-"""Float convolution, dense layers and pooling on x86: how many registers each tile takes.
+"""Float convolution, dense layers and pooling: how many registers each tile takes.
 
 The kernels are written as tiles already (`templates.float_conv2d`, `templates.pool`); a rule
 here chooses the sizes from the registers and caches of the target and writes them again.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tvm import tirx
 
-from bnncc.schedules import grain, x86_quantized
+from bnncc.schedules import multithreading, quantized_operands
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
 from bnncc.targets.spec import TargetSpec
@@ -58,6 +58,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     made = _one_thread(spec, target)
     if threads == 1:
         return made
+    divided = multithreading.shared(spec, target, threads)
     images = spec.n if isinstance(spec.n, int) else 1
     chunked = spec.method != "direct" or spec.operands != "float32" or spec.pool is not None
     chunks = _chunks(spec, threads) if chunked else 1
@@ -65,7 +66,11 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     fitting = [c for c in range(1, most + 1) if chunked and images * c <= MAX_SHARES * threads]
     return space(
         {**made.choices, "divide": (0, 1), "chunks": fitting},
-        {**made.default, "divide": int(grain.shared(spec, target, threads)), "chunks": chunks},
+        {
+            **made.default,
+            "divide": int(multithreading.shared(spec, target, threads)),
+            "chunks": chunks,
+        },
         made.fits,
     )
 
@@ -94,7 +99,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     )
     if parallel:
         tile = replace(tile, flat_rows=_flat_rows(spec, tile, threads))
-    return grain.one_region(float_conv2d.conv2d(spec, tile))
+    return multithreading.one_region(float_conv2d.conv2d(spec, tile))
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -108,10 +113,10 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
         return (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2)
 
     if spec.operands != "float32":
-        default = x86_quantized.choose(spec, target)
+        default = quantized_operands.choose(spec, target)
         most = output_hw(spec.unpooled)[1]
         sizes = tile_sizes(most, min(registers, MAX_COLUMNS))
-        vectors = range(1, min(blocks, x86_quantized.VECTORS) + 1)
+        vectors = range(1, min(blocks, quantized_operands.VECTORS) + 1)
         return space({"columns": sizes, "vectors": vectors}, default, held)
     if spec.method != "direct":
         _, across = filtering.axes(spec)
@@ -183,7 +188,7 @@ def _chunks(spec: Conv2d, threads: int) -> int:
     """Return into how many pieces to cut an image, if rows around a piece are computed again."""
     images = spec.n if isinstance(spec.n, int) else 1
     most = max(1, output_hw(spec)[0] // MIN_CHUNK)
-    return next((c for c in range(1, most) if grain.balanced(images * c, threads)), most)
+    return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
 
 def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
@@ -195,7 +200,9 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     images = spec.n if isinstance(spec.n, int) else 1
     blocks = images * -(-spec.out_channels // (layout.LANES * tile.vectors))
     fitting = [r for r in range(1, width // tile.columns + 1) if width % r == 0]
-    return next((r for r in fitting if grain.balanced(r * blocks, threads)), max([1, *fitting]))
+    return next(
+        (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
+    )
 
 
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
@@ -256,7 +263,7 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
         },
         default,
         threads > 1,
-        grain.shared(spec, target, threads),
+        multithreading.shared(spec, target, threads),
         lambda point: point["columns"] * point["vectors"] <= min(MAX_POOLED, most),
     )
 
@@ -273,7 +280,7 @@ def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int
         {"columns": tile_sizes(output_hw(spec)[1], MAX_POOLED)},
         {"columns": 4},
         threads > 1,
-        grain.shared(spec, target, threads),
+        multithreading.shared(spec, target, threads),
     )
 
 

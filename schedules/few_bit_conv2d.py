@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from bnncc.schedules import grain
+from bnncc.schedules import multithreading
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.schedules.templates import few_bit_conv2d, few_bit_products
 from bnncc.targets.spec import TargetSpec
@@ -38,7 +38,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
         },
         choose(spec, target),
         threads > 1,
-        grain.shared(spec, target, threads),
+        multithreading.shared(spec, target, threads),
         lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
     )
 
@@ -50,7 +50,7 @@ def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) ->
         ours = f"x86-{target.vector_bits}"
     outside, parallel = bool(point["rows_outside"]), bool(point.get("divide", 0))
     tile = few_bit_conv2d.Tile(point["columns"], point["vectors"], outside, parallel, ours)
-    return grain.one_region(few_bit_conv2d.conv2d(spec, tile))
+    return multithreading.one_region(few_bit_conv2d.conv2d(spec, tile))
 
 
 def machine(target: TargetSpec) -> str:
