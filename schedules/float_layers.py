@@ -68,7 +68,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
         {**made.choices, "divide": (0, 1), "chunks": fitting},
         {
             **made.default,
-            "divide": int(multithreading.shared(spec, target, threads)),
+            "divide": int(divided),
             "chunks": chunks,
         },
         made.fits,
