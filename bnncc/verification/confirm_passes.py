@@ -11,7 +11,7 @@ all behind it is exact in float32, nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +20,14 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.magnitude import PRODUCTS
 from bnncc.ir.spread import Spread, are_dyadic, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import evaluate_physical
 
 Array = np.ndarray[Any, Any]
-
-RELATIVE = 1e-4
-"""Of the largest value: how far floats may be apart."""
 
 TIE = 8 * float(np.finfo(np.float32).eps)
 """Times ``sum|terms|``: how near to its threshold a decision may fall either way."""
@@ -213,54 +212,104 @@ class _Run:
         producers = self.physical.producers()
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
-            read = self._read(maker, producers)
-            near = {form.tensor: self.wanted[form.tensor] for form in read}
-            whole = not _floating(maker)
-            dyadic = all(are_dyadic(np.array(form.values)) for form in read)
-            found = spread(
-                model, {**feeds, **near}, tensor,
-                near=TIE, whole=whole, dyadic=dyadic, relaxed=relaxed,
-            )  # fmt: skip
-            left = one.differs & ~_excused(found, one)
+            left = one.differs
+            if not _by_integers(*_kernel(one.name, producers)) or relaxed:
+                read, floating = self._read(maker, producers)
+                near = {name: self.wanted[name] for name in read}
+                found = spread(
+                    model, {**feeds, **self._elsewhere(model, read), **near}, tensor,
+                    near=TIE, whole=None if floating else _largest(read),
+                    dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
+                    relaxed=relaxed,
+                )  # fmt: skip
+                left = left & ~_allowed(found, one)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
 
-    def _read(self, node: Node | None, producers: Mapping[str, Node]) -> set[Form]:
-        """Return which tensors of the model `node` reads, in the forms nearest to it."""
-        found, stack, seen = set(), list(node.inputs) if node is not None else [], set()
+    def _read(
+        self, node: Node | None, producers: Mapping[str, Node]
+    ) -> tuple[dict[str, tuple[float, ...]], bool]:
+        """Return what `node` computes from, and whether products on the way are sums of floats.
+
+        The former are tensors of the model, those nearest to it, with the values that they hold.
+        Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
+        signs or levels is an integer.
+        """
+        found: dict[str, tuple[float, ...]] = {}
+        floating, seen = False, set()
+        stack = [node] if node is not None else []
         while stack:
-            name = stack.pop()
-            if name in self.forms:
-                found.add(self.forms[name])
-            elif name in producers and name not in seen:
-                seen.add(name)
-                stack += producers[name].inputs
-        return found
+            one = stack.pop()
+            spec = one.attrs.get("spec") if one.op == KERNEL else None
+            floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
+            for name in one.inputs:
+                if name in self.forms:
+                    found[self.forms[name].tensor] = self.forms[name].values
+                elif name in producers and name not in seen:
+                    seen.add(name)
+                    stack.append(producers[name])
+        return found, floating
+
+    def _elsewhere(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
+        """Return the tensors of the model that a kernel that reads `read` cannot compute.
+
+        If the model's value depends on such a one, it is another way to write what the kernel does
+        without it; no tie of it is an excuse.
+        """
+        if not read:
+            return {}
+        later = set(read)
+        for node in model.nodes:
+            if later.intersection(node.inputs):
+                later.update(node.outputs)
+        return {name: value for name, value in self.wanted.items() if name not in later}
 
 
-def _excused(found: Spread, one: _Suspect) -> Array:
-    """Return which elements may differ: those that depend on a tie, and floats within rounding."""
-    if one.form.values:  # another bit or level can be reached
-        gap = np.abs(np.diff(np.sort(one.form.values))).min()
-        return np.asarray(found.high.astype(np.float64) - found.low > gap / 2)
-    if one.value.dtype.kind != "f":
-        return np.asarray(found.low != found.high)
+def _kernel(name: str, producers: Mapping[str, Node]) -> tuple[Node | None, str]:
+    """Return which node made a tensor, and under which name, before it was given another shape."""
+    node = producers.get(name)
+    while node is not None and node.op == "bnncc.View":
+        name = node.inputs[0]
+        node = producers.get(name)
+    return node, name
+
+
+def _by_integers(node: Node | None, name: str) -> bool:
+    """Whether a tensor is decided by comparing integer accumulators: nothing of it is rounded."""
+    if node is None or node.op != KERNEL:
+        return False
+    steps = getattr(node.attrs["spec"], "steps", ())
+    made = [step for step in steps for _ in range(step_outputs(step))]
+    if not made:
+        return False
+    step = made[node.outputs.index(name)]
+    return step.op == "threshold" or (step.op == "levels" and step.way.startswith("acc"))
+
+
+def _allowed(found: Spread, one: _Suspect) -> Array:
+    """Return which elements are one of the values that rounding can make."""
+    low, high = found.low, found.high
+    if one.form.values:
+        low, high = (np.broadcast_to(end, one.differs.shape) for end in (low, high))
+        room = _OFF * max(map(abs, one.form.values))
+        held = _codes(one.value, one.form, one.differs.shape)
+        allowed = np.zeros(one.differs.shape, bool)
+        for level, value in enumerate(one.form.values):
+            reached = (value >= low - room) & (value <= high + room)
+            allowed |= reached & (held == _code(np.array(level), one.form))
+        return allowed
     have = one.value
     if one.form.kind == "NHWC" and have.ndim == 4:
         have = np.moveaxis(have, -1, 1)
     if have.shape != found.value.shape:
         return np.zeros(found.value.shape, bool)
-    slack = np.where((have == 0) == (found.value == 0), _slack(found.value), 0.0)
-    return np.asarray((have >= found.low - slack) & (have <= found.high + slack))
+    return np.asarray((have >= low) & (have <= high))
 
 
-def _floating(node: Node | None) -> bool:
-    """Whether products are sums of floats: kernels of layers that stay float, and TVM's operators.
-
-    Elsewhere a product of signs or levels is the integer that it is.
-    """
-    return node is not None and (node.op != KERNEL or isinstance(node.attrs["spec"], Conv2d))
+def _largest(read: Mapping[str, tuple[float, ...]]) -> float:
+    """Return the largest magnitude of values that are held as bits or levels."""
+    return max((abs(v) for values in read.values() for v in values), default=0.0)
 
 
 def encoded(value: Array, form: Form) -> tuple[Array, Array]:
@@ -290,16 +339,44 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
     level = order[np.searchsorted(middles, value)]
     off = ~(np.abs(values[level] - value) <= _OFF * np.abs(values).max())
     level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
-    if form.kind == "sign":
-        return _words(level > 0), off
-    if form.kind == "zero":
-        return _words(level == 1), off
-    if form.kind == "plane":
-        return _words(level >> form.number & 1 == 1), off
-    kind = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[form.kind]
+    code = _code(level, form)
+    if form.kind in _BITS:
+        return _words(code.astype(bool)), off
+    kind = _UNITS[form.kind]
     wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
-    wide[..., : level.shape[-1]] = level
+    wide[..., : level.shape[-1]] = code
     return wide.view("<f4" if form.kind == "floats" else "<u4"), off
+
+
+_BITS = ("sign", "zero", "plane")
+_UNITS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
+
+
+def _code(level: Array, form: Form) -> Array:
+    """Return what is stored for levels."""
+    if form.kind == "sign":
+        return level > 0
+    if form.kind == "zero":
+        return level == 1
+    return level >> form.number & 1 == 1 if form.kind == "plane" else level
+
+
+def _codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
+    """Return what a physical tensor of bits or levels stores for each element of the logical one.
+
+    Where something is stored beyond the last channel, which should hold nothing, it is nothing that
+    any level has.
+    """
+    if form.kind in _BITS:
+        words = np.ascontiguousarray(value).view(np.uint8)
+        every = np.unpackbits(words, axis=-1, bitorder="little").astype(np.int16)
+    else:
+        every = value.view(_UNITS[form.kind]).astype(np.float32)
+    channels = shape[1]
+    codes = every[..., :channels]
+    if every[..., channels:].any():
+        codes = np.full_like(codes, -1)
+    return np.moveaxis(codes, -1, 1) if len(shape) == 4 else codes
 
 
 def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> Array:
@@ -307,35 +384,16 @@ def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> 
     if form.kind in ("NCHW", "NHWC"):
         apart = _apart(value, right)
         return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
-    if value.dtype == np.uint32 and form.kind in ("sign", "zero", "plane"):
-        words = np.ascontiguousarray(value ^ right).view(np.uint8)
-        flags = np.unpackbits(words, axis=-1, bitorder="little").astype(bool)
-    else:
-        unit = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[form.kind]
-        flags = np.asarray(value.view(unit) != right.view(unit))
-    channels = shape[1]
-    flags = flags[..., :channels] | bool(flags[..., channels:].any())
-    return np.moveaxis(flags, -1, 1) if len(shape) == 4 else flags
+    if np.array_equal(value.view(np.uint32), right.view(np.uint32)):
+        return np.zeros(shape, bool)
+    return _codes(value, form, shape) != _codes(right, form, shape)
 
 
 def _apart(value: Array, right: Array) -> Array:
-    """Return which numbers are not the same: floats but for rounding, others exactly.
-
-    What is exactly 0 must stay that: a sign may look at it. Zeros that rounding makes are excused
-    later.
-    """
+    """Return which numbers are not the same."""
     if value.dtype.kind != "f":
         return np.asarray(value != right)
-    with np.errstate(all="ignore"):
-        gap = np.abs(value.astype(np.float64) - right)
-        gap = np.where((value == right) | (np.isnan(value) & np.isnan(right)), 0.0, gap)
-    return ~(gap <= _slack(right)) | ((value == 0) != (right == 0))
-
-
-def _slack(right: Array) -> float:
-    """Return how far floats may be apart, however they are rounded."""
-    top = float(np.abs(right[np.isfinite(right)], dtype=np.float64).max(initial=0.0))
-    return RELATIVE * max(top, 1e-30)
+    return ~((value == right) | (np.isnan(value) & np.isnan(right)))
 
 
 def _words(bits: Array) -> Array:
