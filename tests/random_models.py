@@ -30,14 +30,26 @@ class Tensor:
     size: tuple[int, int]
     kind: str = "float"
     values: tuple[float, ...] = ()
+    trail: frozenset[str] = frozenset()
+    """Features of the layer that made it."""
 
 
 @dataclass
 class Maker:
-    """Makes one network; `build` returns it, `features` says what is in it."""
+    """Makes one network; `build` returns it.
+
+    Attributes
+    ----------
+    features : set of str
+        Of the layer that is being made.
+    pairs : set of pairs of str
+        Features that are together in a layer: its data, weights, padding, groups and epilogue, and
+        the decision that its result is read by, with what that makes.
+    """
 
     seed: int
     features: set[str] = field(default_factory=set)
+    pairs: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -81,20 +93,51 @@ class Maker:
     # ---- data kinds -------------------------------------------------------------------------
 
     def quantize(self, x: Tensor) -> Tensor:
-        kind = self.take("data bits", "data three", "data levels", "data float")
-        made = {"data bits": self.bits, "data three": self.three, "data levels": self.levels}
-        out = made[kind](x) if kind in made else x
+        kind = str(self.pick("bits", "three", "levels", "float"))
+        out = getattr(self, kind)(x)
+        self.features |= {f"data {kind}"}
         self.exact = self.exact and all(v * 1024 == round(v * 1024) for v in out.values)
         self.net.channels[out.name] = out.channels
         return out
 
+    def decided(self, x: Tensor, at: str, to: str) -> None:
+        """Remember which decision reads a tensor, and what it makes."""
+        words = {*x.trail, at, to}
+        self.pairs.update(itertools.combinations(sorted(words), 2))
+
+    def decision(self, x: Tensor, to: str) -> str:
+        at = str(self.pick("at >=", "at >", "at half"))
+        self.decided(x, at, to)
+        return at
+
+    def compared(self, at: str, x: str, limit: str) -> str:
+        return self.net.op("GreaterOrEqual" if at == "at >=" else "Greater", x, limit)
+
+    def float(self, x: Tensor) -> Tensor:
+        """Leave it a number, or make another one by a decision."""
+        if self.chance(0.4):
+            self.decided(x, "at nothing", "to float")
+            return x
+        at = self.decision(x, "to float")
+        if at == "at half":
+            if self.chance(0.5):
+                return self.put(x, "Round", x.name)
+            four = self.constant(4.0)
+            return self.put(x, "Div", self.net.op("Round", self.net.op("Mul", x.name, four)), four)
+        flag = self.compared(at, x.name, self.constant(self.number(-1, 1)))
+        other = self.net.op("Mul", x.name, self.constant(self.number(-1, 1)))
+        return self.put(x, "Where", flag, x.name, other)
+
     def bits(self, x: Tensor) -> Tensor:
-        compare = self.take("at >=", "at >")
+        at = self.decision(x, "to bits")
+        if at == "at half":
+            name = self.net.op("Round", self.net.clip(x.name, 0, 1))
+            return Tensor(name, x.channels, x.size, "bits", (0.0, 1.0))
         limit = self.constant(0.0)
         if self.chance(0.3):
             limit = self.column(self.vector(x.channels, -1, 1))
         low, high = self.pick((-1, 1), (-1, 1), (0, 1), (1, -1), (-0.5, 0.5), (0, 0.3), (-0.3, 0.5))  # type: ignore[misc]
-        flag = self.net.op("GreaterOrEqual" if compare == "at >=" else "Greater", x.name, limit)
+        flag = self.compared(at, x.name, limit)
         if (low, high) == (0, 1) and self.chance(0.5):
             name = self.net.cast(flag)
         else:
@@ -102,6 +145,7 @@ class Maker:
         return Tensor(name, x.channels, x.size, "bits", (low, high))
 
     def three(self, x: Tensor) -> Tensor:
+        self.decided(x, "at sign", "to three")
         name = self.net.op("Sign", x.name)
         unit = 1.0
         if self.chance(0.3):
@@ -110,9 +154,11 @@ class Maker:
         return Tensor(name, x.channels, x.size, "three", (-unit, 0.0, unit))
 
     def levels(self, x: Tensor) -> Tensor:
-        self.features.add("at half")
+        at = self.decision(x, "to levels")
         top = int(self.pick(2, 3, 3, 7, 15))  # type: ignore[call-overload]
-        form = self.pick("unit", "symmetric", "bipolar", "floor", "qdq", "ternary")
+        form = str(self.pick("unit", "symmetric", "bipolar", "floor", "qdq"))
+        if at != "at half":
+            form = str(self.pick("ternary", "steps"))
         net, unit = self.net, float(self.pick(0.5, 0.25, 0.3, 1.0))  # type: ignore[arg-type]
         if form == "unit":
             scaled = net.op("Mul", net.clip(x.name, 0, 1), self.constant(float(top)))
@@ -132,10 +178,14 @@ class Maker:
             name = net.op("DequantizeLinear", limited, self.constant(unit), point)
             values = (np.arange(top + 1) - zero) * np.float32(unit)
         elif form == "ternary":
-            up = net.cast(net.op("Greater", x.name, self.constant(unit)))
-            down = net.cast(net.op("Less", x.name, self.constant(-unit)))
+            up = net.cast(self.compared(at, x.name, self.constant(unit)))
+            down = net.cast(self.compared(at, self.constant(-unit), x.name))
             name = net.op("Sub", up, down)
             values = np.array([-1.0, 0.0, 1.0])
+        elif form == "steps":
+            flags = [self.compared(at, x.name, self.constant(unit * k)) for k in range(3)]
+            name = net.op("Sum", *(net.where(flag, np.float32(unit), 0) for flag in flags))
+            values = np.arange(4) * np.float32(unit)
         else:
             low = -(top // 2) if form == "symmetric" else 0
             scaled = net.op("Div", x.name, self.constant(unit))
@@ -312,17 +362,17 @@ class Maker:
         ends: list[Tensor] = []
         for _ in range(int(self.rng.integers(3, 13))):
             source = self.tensors[-1 - int(self.rng.integers(min(3, len(self.tensors))))]
+            self.features = set()
             data = self.moved(self.quantize(source))
             if data.kind != "float" and self.chance(0.3):
                 self.tensors.append(data)  # also read as numbers
             made = self.product(data)
             for _ in range(int(self.rng.integers(0, 4))):
                 made = self.glue(made)
+            made.trail = frozenset(self.features)
             self.tensors.append(made)
             ends.append(made)
-        last = ends[-1]
-        out = self.take("to bits", "to levels", "to float")
-        last = {"to bits": self.bits, "to levels": self.levels, "to float": lambda x: x}[out](last)
+        last = getattr(self, str(self.pick("bits", "three", "levels", "float")))(ends[-1])
         names = {last.name}
         names.update(t.name for t in self.tensors[1:] if self.chance(0.15))
         for name in sorted(names):
@@ -332,17 +382,15 @@ class Maker:
             info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or TensorProto.FLOAT
         return model
 
-    def feeds(self) -> list[dict[str, np.ndarray]]:
-        """Return inputs: real ones, and small integers with many zeros."""
+    def feeds(self) -> dict[str, np.ndarray]:
+        """Return inputs: real ones, or small integers with many zeros; of two images, one each."""
         (info,) = (i for i in self.net.inputs if i.name == "x")
-        dims = info.type.tensor_type.shape.dim
-        shape = [d.dim_value or 2 for d in dims]
+        shape = [d.dim_value or 2 for d in info.type.tensor_type.shape.dim]
         rng = np.random.default_rng(self.seed)
         real = rng.standard_normal(shape) * 2
         if self.dyadic:
             real = np.round(real * 8) / 8
-        return [{"x": v.astype(np.float32)} for v in (real, rng.integers(-2, 3, shape))]
-
-    def pairs(self) -> set[tuple[str, str]]:
-        """Return the pairs of features that are in the network together."""
-        return set(itertools.combinations(sorted(self.features), 2))
+        whole = rng.integers(-2, 3, shape)
+        if shape[0] == 2:
+            return {"x": np.stack([real[0], whole[1]]).astype(np.float32)}
+        return {"x": (real if rng.random() < 0.5 else whole).astype(np.float32)}

@@ -44,31 +44,28 @@ class Outcome:
 def outcome(seed: int) -> Outcome:
     """Make the network of a seed and compare it, as compiled for one of the targets.
 
-    Three comparisons: our definition of right with the independent oracle; each tensor of the
-    physical graph with that definition; and, where all constants and levels are multiples of powers
-    of two and no layer stays float, outputs of the physical graph with the oracle. Elsewhere a sum
-    may be exactly at a threshold or not: there the tie rule needs to know what a layer is computed
-    from, and the second comparison does.
+    Three comparisons: our definition of right with the independent oracle, tensor by tensor, each
+    from the same inputs; each tensor of the physical graph with that definition; and outputs of the
+    whole physical graph with the oracle, where all constants and levels are multiples of powers of
+    two and no layer stays float. Elsewhere a sum may be exactly at a threshold or not: there the
+    tie rule needs to know what a layer is computed from, and the second comparison does.
     """
     maker = Maker(seed)
     model = maker.build()
     before, physical, layers = passed(model, TARGETS[seed % len(TARGETS)])
     kinds = tuple(layer.kind for layer in layers)
+    feeds = maker.feeds()
+    values = evaluate(before, feeds, [o for node in before.nodes for o in node.outputs if o])
     verdict = "right"
-    for feeds in maker.feeds():
-        right = oracle.evaluate(model, feeds)
-        own = oracle.judge(model, right, evaluate(before, feeds))
-        if own.kind == "wrong":
-            verdict = f"evaluate: {own.text}"
-        wrong = compare_passes(physical, before, feeds)
-        if wrong:
-            verdict = f"passes: {wrong[0]}"
-        made = oracle.judge(model, right, evaluated(physical, before, feeds))
-        if made.kind == "wrong" and maker.exact and "float" not in kinds:
-            verdict = f"outputs: {made.text}"
-        elif not made.right and verdict == "right":
-            verdict = "tie"
-    return Outcome(verdict, kinds, frozenset(maker.pairs()))
+    if text := oracle.first_difference(model, feeds, values):
+        verdict = f"evaluate: {text}"
+    elif wrong := compare_passes(physical, before, feeds, values=values):
+        verdict = f"passes: {wrong[0]}"
+    elif maker.exact and "float" not in kinds:
+        made = evaluated(physical, before, feeds)
+        found = oracle.judge(model, oracle.evaluate(model, feeds), made)
+        verdict = found.kind if found.kind != "wrong" else f"outputs: {found.text}"
+    return Outcome(verdict, kinds, frozenset(maker.pairs))
 
 
 def run_shards(numbers: Iterable[int], path: Path) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,11 +282,7 @@ def _of_integers(
     assert weight is not None
     if weight.ndim < 2:
         return None
-    axis: int | None = weight.ndim - 1
-    if node.op == "Conv" or node.attrs.get("transB"):
-        axis = 0
-    if node.op == "ConvTranspose" or (node.op == "MatMul" and weight.ndim != 2):
-        axis = None
+    axis = _filters_axis(node, weight)
     parts = [numeric.multiples(weight, axis), numeric.multiples(data)]
     if any(part is None for part in parts):
         return None
@@ -307,6 +303,45 @@ def _of_integers(
         return ZERO, terms
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
     return np.abs(out) + bias + np.where(bias != 0, terms, 0.0), terms
+
+
+def _filters_axis(node: Node, weight: Array) -> int | None:
+    """Return the axis of a product's output channels; None if there is none."""
+    if node.op == "ConvTranspose" or (node.op == "MatMul" and weight.ndim != 2):
+        return None
+    return 0 if node.op == "Conv" or node.attrs.get("transB") else weight.ndim - 1
+
+
+def exactly_whole(graph: Graph, known: Mapping[str, Array], name: str) -> bool:
+    """Whether the weights of products between `known` and `name` are exact multiples of scales.
+
+    Others are so but for rounding: then which scale they have is a matter of rounding, too.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    known : mapping of str to ndarray
+        As for `spread`.
+    name : str
+        The tensor asked for.
+    """
+    for node in _between(graph, known, name):
+        weight = graph.constants.get(node.inputs[1]) if node.op in PRODUCTS else None
+        if weight is None:
+            continue
+        parts = numeric.multiples(weight, _filters_axis(node, weight))
+        if parts is None or (parts[0] * parts[1] != weight).any():
+            return False
+    return True
+
+
+def are_multiples(values: Sequence[float]) -> bool:
+    """Whether float32 numbers are multiples of one of them, or of 1, with no rounding at all."""
+    numbers = np.array(values, np.float32).astype(np.float64)
+    sizes = np.abs(numbers[numbers != 0])
+    unit = 1.0 if (numbers == np.rint(numbers)).all() else sizes.min(initial=np.inf)
+    return bool((numbers / unit == np.rint(numbers / unit)).all())
 
 
 def are_dyadic(values: Array) -> bool:

@@ -17,7 +17,6 @@ from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import (
     REMAPS,
-    WEIGHT_TOLERANCE,
     TwoValued,
     copies_pixels,
     pools_images,
@@ -270,7 +269,8 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
     Returns
     -------
     Weights or None
-        With the smallest integers, within `WEIGHT_TOLERANCE` of the largest weight.
+        With the smallest integers, as near as `bnncc.ir.numeric.multiples` wants: filters of a
+        few real numbers are near multiples of something by chance.
     """
     flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
     if not flat.size:
@@ -304,4 +304,4 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
 
 def _near(ratio: np.ndarray, number: int) -> np.ndarray:
     scaled = ratio * number
-    return np.asarray((np.abs(scaled - np.rint(scaled)) <= WEIGHT_TOLERANCE * number).all(axis=1))
+    return np.asarray((np.abs(scaled - np.rint(scaled)) <= noise(number)).all(axis=1))

@@ -21,7 +21,7 @@ from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import PRODUCTS
-from bnncc.ir.spread import Spread, are_dyadic, spread
+from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_outputs
@@ -114,8 +114,9 @@ def confirm_passes(
 
 
 def compare_passes(
-    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact"
-) -> list[Difference]:
+    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact",
+    values: Mapping[str, Array] | None = None,
+) -> list[Difference]:  # fmt: skip
     """Compare a physical graph with its model, tensor by tensor.
 
     Parameters
@@ -126,6 +127,8 @@ def compare_passes(
         Inputs.
     sign_zero : str
         The option.
+    values : mapping of str to ndarray, optional
+        All tensors of the model, if they are known already.
 
     Returns
     -------
@@ -141,7 +144,8 @@ def compare_passes(
     ends = zip(physical.outputs, model.outputs, strict=True)
     forms.update({name: Form(tensor, "NCHW") for name, tensor in ends})
     tensors = {form.tensor for form in forms.values()}
-    run = _Run(physical, forms, evaluate(model, feeds, tensors))
+    wanted = evaluate(model, feeds, tensors) if values is None else values
+    run = _Run(physical, forms, {name: wanted[name] for name in tensors})
     run.go(feeds)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
@@ -213,11 +217,17 @@ class _Run:
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
-            if not _by_integers(*_kernel(one.name, producers)) or relaxed:
-                read, floating = self._read(maker, producers)
-                near = {name: self.wanted[name] for name in read}
+            read, floating = self._read(maker, producers)
+            near = {name: self.wanted[name] for name in read}
+            known = {**feeds, **self._elsewhere(model, read), **near}
+            enumerated = (
+                _by_integers(*_kernel(one.name, producers))
+                and all(map(are_multiples, read.values()))
+                and exactly_whole(model, known, tensor)
+            )
+            if not enumerated or relaxed:
                 found = spread(
-                    model, {**feeds, **self._elsewhere(model, read), **near}, tensor,
+                    model, known, tensor,
                     near=TIE, whole=None if floating else _largest(read),
                     dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
                     relaxed=relaxed,
