@@ -341,10 +341,12 @@ class _Fuser:
             data = self.look.constant_glue(node) or self._first_operand(node)
         n, channels, height, width, rank = self.physical.image(data)
         scale, offset = np.ones(channels), np.zeros(channels)
+        source = None
         if data in self.physical.planes and data not in self.physical.floats:
-            spec, inputs, value = self.physical.bits_source(data)
-            scale = scale * (value.hi - value.lo) / 2
-            offset = offset + (value.hi + value.lo) / 2
+            source = self.physical.bits_source(data)
+        if source is not None:
+            spec, inputs, (first, step) = source
+            scale, offset = scale * step, offset + first
         else:
             layout = self.physical.layout_of(data)
             spec = Elementwise(n, height, width, channels, layout, (), rank)

@@ -122,8 +122,10 @@ def exact_line(values: np.ndarray) -> tuple[float, float] | None:
     """
     first, count = np.float32(values[0]), len(values) - 1
     level = np.arange(count + 1).astype(np.float32)
-    for step in (np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first):
-        factor = np.float32(step)
+    steps = np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first
+    factors = [np.float32(step) for step in steps]
+    factors += [np.nextafter(factors[0], np.float32(end)) for end in (-np.inf, np.inf)]
+    for factor in factors:
         once = (level.astype(np.longdouble) * factor + first).astype(np.float32)
         if np.array_equal(level * factor + first, values) and np.array_equal(once, values):
             return float(first), float(factor)

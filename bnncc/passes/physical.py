@@ -263,31 +263,46 @@ class Physical:
         self.graph.nodes.append(Node("bnncc.View", [name], [out], {}, name))
         return out
 
-    def bits_source(self, name: str) -> tuple[Elementwise, list[str], TwoValued]:
-        """Return an anchor that reads the planes of `name` as float, without steps."""
+    def bits_source(
+        self, name: str
+    ) -> tuple[Elementwise, list[str], tuple[float, float]] | None:
+        """Return an anchor that reads the planes of `name`, without steps.
+
+        With (first, step): ``first + step * v`` is what the bits stand for, exactly. None if no
+        two numbers do that.
+        """
         planes = self.planes[name]
+        value = planes.value
         n, channels, height, width, rank = self.image(name)
         spec = Elementwise(
             n, height, width, channels, rank=rank, from_bits=True, ternary=planes.zero is not None
         )
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
-        return spec, inputs, planes.value
+        if value.bipolar:
+            return spec, inputs, (0.0, value.hi)
+        line = exact_line(np.array([value.lo, value.hi], np.float32))
+        return None if line is None else (replace(spec, mode="and"), inputs, line)
 
     def _from_bits(self, name: str, layout: str) -> str:
-        spec, inputs, value = self.bits_source(name)
-        half, middle = (value.hi - value.lo) / 2, (value.hi + value.lo) / 2
+        source = self.bits_source(name)
+        if source is None:
+            planes = self.planes[name]
+            return self._from_planes(
+                name, layout, [planes.sign], (planes.value.lo, planes.value.hi)
+            )
+        spec, inputs, (first, step) = source
         steps: tuple[Step, ...] = (Step("store", layout),)
-        if (half, middle) != (1.0, 0.0):
-            channels = spec.channels
+        if (first, step) != (0.0, 1.0):
             steps = (Step("affine"), *steps)
-            inputs = [
-                *inputs,
-                self.vector(np.full(channels, half, np.float32), "unit"),
-                self.vector(np.full(channels, middle, np.float32), "middle"),
-            ]
+            inputs += self._line(first, step, spec.channels)
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(replace(spec, steps=steps), inputs, [out], name)
         return out
+
+    def _line(self, first: float, step: float, channels: int) -> list[str]:
+        """Return the inputs of the step ``affine`` that is the same for all channels."""
+        pairs = ((step, "unit"), (first, "first"))
+        return [self.vector(np.full(channels, v, np.float32), what) for v, what in pairs]
 
     # ---- levels -----------------------------------------------------------------------------
 
@@ -326,19 +341,24 @@ class Physical:
         return forms[form]
 
     def _from_levels(self, name: str, layout: str) -> str:
-        known = self.lattices[name]
+        planes = self.level_form(name, "planes")
+        return self._from_planes(name, layout, planes, self.lattices[name].values)
+
+    def _from_planes(
+        self, name: str, layout: str, planes: list[str], held: tuple[float, ...]
+    ) -> str:
+        """Return as numbers what the planes of levels stand for."""
         n, channels, height, width, rank = self.image(name)
-        values = np.array(known.values, np.float32)
-        inputs = list(self.level_form(name, "planes"))
+        values, inputs = np.array(held, np.float32), list(planes)
         steps: tuple[Step, ...]
         if (line := exact_line(values)) is not None:
             steps = (Step("affine"), Step("store", layout))
-            for number, what in zip(reversed(line), ("unit", "first"), strict=True):
-                inputs.append(self.vector(np.full(channels, number, np.float32), what))
+            inputs += self._line(*line, channels)
         else:
-            steps = (Step("levels", layout, count=known.count, way="whole", forms=("table",)),)
+            count = len(held) - 1
+            steps = (Step("levels", layout, count=count, way="whole", forms=("table",)),)
             inputs.append(self.constant(values, f"{name}.values"))
-        spec = Elementwise(n, height, width, channels, rank=rank, planes=known.bits, steps=steps)
+        spec = Elementwise(n, height, width, channels, rank=rank, planes=len(planes), steps=steps)
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(spec, inputs, [out], name)
         return out
