@@ -57,6 +57,7 @@ class Maker:
         self.dyadic = self.chance(0.5)
         self.exact = self.dyadic  # all data, too
         self.tensors: list[Tensor] = []
+        self.quantized: list[Tensor] = []
 
     # ---- choosing ---------------------------------------------------------------------------
 
@@ -66,11 +67,8 @@ class Maker:
     def pick(self, *items: object) -> object:
         return items[int(self.rng.integers(len(items)))]
 
-    def take(self, *words: str) -> str:
-        """Pick a feature and remember it."""
-        chosen = str(self.pick(*words))
-        self.features.add(chosen)
-        return chosen
+    def choose(self, *words: str) -> str:
+        return str(self.pick(*words))
 
     def number(self, low: float, high: float) -> float:
         """Return a constant: a multiple of 1/4, or any."""
@@ -98,6 +96,7 @@ class Maker:
         self.features |= {f"data {kind}"}
         self.exact = self.exact and all(v * 1024 == round(v * 1024) for v in out.values)
         self.net.channels[out.name] = out.channels
+        self.quantized.append(out)
         return out
 
     def decided(self, x: Tensor, at: str, to: str) -> None:
@@ -200,7 +199,12 @@ class Maker:
 
     def moved(self, x: Tensor) -> Tensor:
         """Move or pool a tensor, or not; its kind stays."""
-        way = self.take("still", "still", "split", "shuffle", "max-pooled", "concat", "renamed")
+        way = self.choose("still", "still", "split", "shuffle", "max-pooled", "concat", "renamed")
+        out = self._moved(x, way)
+        self.features.add("still" if out is x else way)
+        return out
+
+    def _moved(self, x: Tensor, way: str) -> Tensor:
         if way == "max-pooled" and min(x.size) >= 3:
             return self.pooled(x, "MaxPool")
         if way == "split" and x.channels > 2:
@@ -209,17 +213,27 @@ class Maker:
             number = int(self.rng.integers(2))
             size = (first, x.channels - first)[number]
             return Tensor(parts[number], size, x.size, x.kind, x.values)
-        if way == "shuffle":
-            groups = int(self.pick(*[g for g in (2, 4, 3, x.channels) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+        ways = [g for g in (2, 4, 3) if x.channels % g == 0 and x.channels > g]
+        if way == "shuffle" and ways:
+            groups = int(self.pick(*ways))  # type: ignore[call-overload]
             cut = self.net.ints([0, groups, x.channels // groups, *x.size])
             turned = self.net.op(
                 "Transpose", self.net.op("Reshape", x.name, cut), perm=[0, 2, 1, 3, 4]
             )
             name = self.net.op("Reshape", turned, self.net.ints([0, x.channels, *x.size]))
             return Tensor(name, x.channels, x.size, x.kind, x.values)
-        if way == "concat" and 2 * x.channels <= MAX_CHANNELS:
-            self.net.channels[x.name] = x.channels
-            return Tensor(self.net.concat(x.name, x.name), 2 * x.channels, x.size, x.kind, x.values)
+        if way == "concat":
+            alike = [
+                t for t in (x, *self.quantized)
+                if t.size == x.size and t.kind == x.kind and t.channels + x.channels <= MAX_CHANNELS
+            ]  # fmt: skip
+            if alike:
+                other = alike[-1]
+                for one in (x, other):
+                    self.net.channels[one.name] = one.channels
+                values = x.values if other.values == x.values else ()
+                name = self.net.concat(x.name, other.name)
+                return Tensor(name, x.channels + other.channels, x.size, x.kind, values)
         if way == "renamed" and x.kind in ("bits", "three"):
             name = self.net.op("Neg", x.name)
             return Tensor(name, x.channels, x.size, x.kind, tuple(-v for v in x.values))
@@ -237,12 +251,16 @@ class Maker:
     def padded(self, x: Tensor, kernel: int, reach: int) -> tuple[Tensor, list[int]]:
         """Return what a convolution reads, and its own pads."""
         pads = [int(p) for p in self.rng.integers(0, max(1, reach) + 1, 4)]
-        way = self.take("unpadded", "zero pads", "value pads", "odd pads")
+        way = self.choose("unpadded", "zero pads", "zero pads", "value pads", "odd pads")
         if way == "unpadded" or kernel == 1:
+            self.features.add("unpadded")
             return x, [0] * 4
+        if way == "value pads" and not x.values:
+            way = "odd pads"
+        self.features.add(way)
         if way == "zero pads":
             return x, [reach // 2] * 4
-        if way == "odd pads" or not x.values:
+        if way == "odd pads":
             return x, pads
         value = float(self.pick(*x.values))  # type: ignore[arg-type]
         size = (x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3])
@@ -253,19 +271,22 @@ class Maker:
 
     def product(self, x: Tensor) -> Tensor:
         kernel = int(self.pick(1, 2, 3, 3))  # type: ignore[call-overload]
-        stride, dilation = int(self.pick(1, 1, 2)), int(self.pick(1, 1, 1, 2))  # type: ignore[call-overload]
+        stride, dilation = int(self.pick(1, 1, 1, 2)), int(self.pick(1, 1, 1, 2))  # type: ignore[call-overload]
         x, pads = self.padded(x, kernel, dilation * (kernel - 1))
         span = dilation * (kernel - 1) + 1
         high, wide = x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3]
         if high < span or wide < span:
             kernel = dilation = span = 1
-        way = self.take("one group", "one group", "groups", "depthwise")
-        groups = 1
-        if way == "groups":
-            groups = int(self.pick(*[g for g in (2, 3, 4) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+        way = self.choose("one group", "one group", "groups", "depthwise")
+        groups, ways = 1, [g for g in (2, 3, 4) if x.channels % g == 0]
+        if way == "groups" and ways:
+            groups = int(self.pick(*ways))  # type: ignore[call-overload]
         elif way == "depthwise":
             groups = x.channels
+        self.features.add(way if groups > 1 else "one group")
         units = int(self.rng.choice(CHANNELS))
+        if self.chance(0.4):  # as many as there are elsewhere: what is added must fit
+            units = int(self.pick(*(t.channels for t in self.tensors)))  # type: ignore[call-overload]
         if groups > 1:
             units = groups * int(self.pick(1, 1, 2, 16 if groups < 8 else 1))  # type: ignore[call-overload]
         weight = self.weights((units, x.channels // groups, kernel, kernel))
@@ -278,7 +299,8 @@ class Maker:
         return Tensor(name, units, size)
 
     def weights(self, shape: tuple[int, ...]) -> np.ndarray:
-        kind = self.take("signs", "signs", "ternary", "few bits", "real")
+        kind = self.choose("signs", "signs", "ternary", "few bits", "real")
+        self.features.add(f"weights {kind}")
         scale = self.rng.choice([1.0, 0.5, -0.25] if self.dyadic else [0.37, 1.3, -0.2], shape[0])
         scale[self.rng.random(shape[0]) < 0.05] = 0.0
         column = scale.reshape(-1, 1, 1, 1)
@@ -297,7 +319,14 @@ class Maker:
 
     def glue(self, x: Tensor) -> Tensor:
         """Append one elementwise operator, or a combination with another tensor."""
-        way = self.take("bn", "affine", "relu", "prelu", "clip", "residual", "gate", "neg", "pool")
+        way = self.choose("bn", "affine", "relu", "prelu", "clip", "residual", "residual", "gate",
+                          "neg", "pool")
+        out = self._glued(x, way)
+        if out is not x and way not in ("residual", "pool"):
+            self.features.add(way)
+        return out
+
+    def _glued(self, x: Tensor, way: str) -> Tensor:
         net, channels = self.net, x.channels
         if way == "bn":
             gamma = self.vector(channels, -1.5, 1.5)
@@ -329,7 +358,8 @@ class Maker:
         if way == "neg":
             return self.put(x, "Neg", x.name)
         if way == "pool" and min(x.size) >= 3:
-            kind = self.take("MaxPool", "AveragePool")
+            kind = self.choose("MaxPool", "AveragePool")
+            self.features.add(kind)
             return self.pooled(Tensor(x.name, channels, x.size), kind)
         return x
 
@@ -338,6 +368,7 @@ class Maker:
         same = [t for t in fitting if t.channels == x.channels and t.name != x.name]
         if same:
             other = same[int(self.rng.integers(len(same)))]
+            self.features.add("residual")
             operands = [x.name, other.name][:: 1 if self.chance(0.5) else -1]
             return self.put(x, str(self.pick("Add", "Add", "Sub", "Mul")), *operands)
         if fitting:
@@ -354,7 +385,7 @@ class Maker:
 
     def build(self) -> onnx.ModelProto:
         """Return the network."""
-        size = int(self.rng.integers(4, 10)), int(self.rng.integers(4, 10))
+        size = int(self.rng.integers(3, 8)), int(self.rng.integers(3, 8))
         channels = int(self.rng.choice(CHANNELS))
         batch = self.pick("N", 1, 1)
         self.net.input("x", [batch, channels, *size])  # type: ignore[list-item]
@@ -364,7 +395,7 @@ class Maker:
             source = self.tensors[-1 - int(self.rng.integers(min(3, len(self.tensors))))]
             self.features = set()
             data = self.moved(self.quantize(source))
-            if data.kind != "float" and self.chance(0.3):
+            if data.values and self.chance(0.3):
                 self.tensors.append(data)  # also read as numbers
             made = self.product(data)
             for _ in range(int(self.rng.integers(0, 4))):
@@ -377,7 +408,7 @@ class Maker:
         names.update(t.name for t in self.tensors[1:] if self.chance(0.15))
         for name in sorted(names):
             self.net.outputs.append(name)
-        model = self.net.model()
+        model = self.net.model(check=False)  # whoever loads it does that
         for info in model.graph.output:
             info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or TensorProto.FLOAT
         return model

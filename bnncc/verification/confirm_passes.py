@@ -255,7 +255,8 @@ class _Run:
             floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
             for name in one.inputs:
                 if name in self.forms:
-                    found[self.forms[name].tensor] = self.forms[name].values
+                    form = self.forms[name]
+                    found[form.tensor] = found.get(form.tensor, ()) or form.values
                 elif name in producers and name not in seen:
                     seen.add(name)
                     stack.append(producers[name])
