@@ -228,7 +228,7 @@ class Maker:
                 if t.size == x.size and t.kind == x.kind and t.channels + x.channels <= MAX_CHANNELS
             ]  # fmt: skip
             if alike:
-                other = alike[-1]
+                other = alike[int(self.rng.integers(len(alike)))]
                 for one in (x, other):
                     self.net.channels[one.name] = one.channels
                 values = x.values if other.values == x.values else ()

@@ -184,24 +184,33 @@ class Physical:
         self.graph.types[name] = TensorType(shape, dtype)
         return name
 
-    def forms(self) -> dict[str, Form]:
-        """Return what the tensors of the physical graph that hold logical ones stand for."""
-        table: dict[str, Form] = {}
+    def forms(self) -> dict[str, tuple[Form, ...]]:
+        """Return what the tensors of the physical graph that hold logical ones stand for.
+
+        One may stand for several, as where two comparisons of one tensor give the same bits.
+        """
+        table: dict[str, list[Form]] = {}
+
+        def put(name: str, form: Form) -> None:
+            table.setdefault(name, []).append(form)
+
         for tensor, made in self.floats.items():
             if tensor not in self.source.constants:
-                table.update({name: Form(tensor, layout) for layout, name in made.items()})
+                for layout, name in made.items():
+                    put(name, Form(tensor, layout))
         for tensor, planes in self.planes.items():
             lo, hi = planes.value.lo, planes.value.hi
             values: tuple[float, ...] = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
-            table[planes.sign] = Form(tensor, "sign", values)
+            put(planes.sign, Form(tensor, "sign", values))
             if planes.zero:
-                table[planes.zero] = Form(tensor, "zero", values)
+                put(planes.zero, Form(tensor, "zero", values))
         for tensor, kept in self.levels.items():
             values = self.lattices[tensor].values
             for kind, names in kept.items():
                 held = "plane" if kind == "planes" else kind
-                table.update({n: Form(tensor, held, values, j) for j, n in enumerate(names)})
-        return table
+                for number, name in enumerate(names):
+                    put(name, Form(tensor, held, values, number))
+        return {name: tuple(forms) for name, forms in table.items()}
 
     # ---- float forms ------------------------------------------------------------------------
 

@@ -137,13 +137,13 @@ def compare_passes(
     """
     known = {i for n in model.nodes for i in n.outputs if i}
     forms = {
-        name: form
-        for name, form in physical.forms.items()
-        if form.tensor in known and _comparable(physical, model, name, form)
+        name: tuple(f for f in held if f.tensor in known and _comparable(physical, model, name, f))
+        for name, held in physical.forms.items()
     }
-    ends = zip(physical.outputs, model.outputs, strict=True)
-    forms.update({name: Form(tensor, "NCHW") for name, tensor in ends})
-    tensors = {form.tensor for form in forms.values()}
+    for name, tensor in zip(physical.outputs, model.outputs, strict=True):
+        forms[name] = (Form(tensor, "NCHW"), *(f for f in forms.get(name, ()) if f.tensor != tensor))
+    forms = {name: held for name, held in forms.items() if held}
+    tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values
     run = _Run(physical, forms, {name: wanted[name] for name in tensors})
     run.go(feeds)
@@ -178,7 +178,7 @@ class _Run:
     """One evaluation: collects what differs, before ties are looked for."""
 
     physical: Graph
-    forms: Mapping[str, Form]
+    forms: Mapping[str, tuple[Form, ...]]
     wanted: Mapping[str, Array]
     suspects: list[_Suspect] = field(default_factory=list)
     unheld: bool = False
@@ -192,23 +192,23 @@ class _Run:
                 self._compare("output", name, outputs[name])
 
     def _seen(self, node: Node, name: str, value: Array) -> Array:
-        if name not in self.forms:
-            return value
-        return self._compare(node.name, name, value)
+        return self._compare(node.name, name, value) if name in self.forms else value
 
     def _compare(self, maker: str, name: str, value: Array) -> Array:
         """Return what `name` should be; keep what differs from that."""
-        form = self.forms[name]
-        want = self.wanted[form.tensor]
-        right, off = encoded(want, form)
-        if right.shape != value.shape or right.dtype != value.dtype:
-            self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
-            return value
-        self.unheld = self.unheld or bool(off.any())
-        differs = _differs(value, right, form, want.shape) | off
-        if differs.any():
-            self.suspects.append(_Suspect(name, form, maker, differs, value))
-        return right
+        rights = []
+        for form in self.forms[name]:
+            want = self.wanted[form.tensor]
+            right, off = encoded(want, form)
+            if right.shape != value.shape or right.dtype != value.dtype:
+                self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
+                continue
+            rights.append(right)
+            self.unheld = self.unheld or bool(off.any())
+            differs = _differs(value, right, form, want.shape) | off
+            if differs.any():
+                self.suspects.append(_Suspect(name, form, maker, differs, value))
+        return rights[0] if rights else value
 
     def judged(self, model: Graph, feeds: Mapping[str, Array], relaxed: bool) -> list[Difference]:
         """Return the differences that rounding does not explain."""
@@ -219,7 +219,7 @@ class _Run:
             left = one.differs
             read, floating = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
-            known = {**feeds, **self._elsewhere(model, read), **near}
+            known = {**feeds, **self._before(model, read), **near}
             enumerated = (
                 _by_integers(*_kernel(one.name, producers))
                 and all(map(are_multiples, read.values()))
@@ -255,26 +255,26 @@ class _Run:
             floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
             for name in one.inputs:
                 if name in self.forms:
-                    form = self.forms[name]
-                    found[form.tensor] = found.get(form.tensor, ()) or form.values
+                    for form in self.forms[name]:
+                        found[form.tensor] = found.get(form.tensor, ()) or form.values
                 elif name in producers and name not in seen:
                     seen.add(name)
                     stack.append(producers[name])
         return found, floating
 
-    def _elsewhere(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
-        """Return the tensors of the model that a kernel that reads `read` cannot compute.
+    def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
+        """Return the tensors of the model that `read` are computed from.
 
-        If the model's value depends on such a one, it is another way to write what the kernel does
-        without it; no tie of it is an excuse.
+        A kernel that reads the latter alone cannot compute those again. If the model's value
+        depends on one in another way, that is another way to write what the kernel does without
+        it; no tie before it is an excuse.
         """
-        if not read:
-            return {}
-        later = set(read)
-        for node in model.nodes:
-            if later.intersection(node.inputs):
-                later.update(node.outputs)
-        return {name: value for name, value in self.wanted.items() if name not in later}
+        wanted, before = set(read), set()
+        for node in reversed(model.nodes):
+            if wanted.intersection(node.outputs):
+                wanted.update(node.inputs)
+                before.update(node.inputs)
+        return {name: self.wanted[name] for name in before if name in self.wanted}
 
 
 def _kernel(name: str, producers: Mapping[str, Node]) -> tuple[Node | None, str]:

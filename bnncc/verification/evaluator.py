@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.errors import InputError
+from bnncc.errors import InputError, VerificationError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.passes.physical import KERNEL
-from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference_kernels import evaluate_kernel
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +49,8 @@ def evaluate_physical(
     ------
     InputError
         If an input is not given.
+    VerificationError
+        If a kernel reads a tensor of another shape or type than it takes.
     """
     for name in graph.inputs:
         if name not in inputs:
@@ -78,7 +80,9 @@ def _evaluate(
     graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int]
 ) -> list[Array]:
     if node.op == KERNEL:
-        return evaluate_kernel(node.attrs["spec"], [v for v in given if v is not None])
+        arrays = [v for v in given if v is not None]
+        _check(node, arrays, symbols)
+        return evaluate_kernel(node.attrs["spec"], arrays)
     if node.op == "bnncc.View":
         (data,) = given
         assert data is not None
@@ -87,6 +91,18 @@ def _evaluate(
     if node.op == "bnncc.FloatSign":
         return [_float_sign(node, given[0])]
     return evaluate_node(node, given, graph.types)
+
+
+def _check(node: Node, arrays: list[Array], symbols: Mapping[str, int]) -> None:
+    """Refuse what a kernel would read as something else than it is."""
+    wanted = input_types(node.attrs["spec"])
+    for place, ((shape, dtype), array) in enumerate(zip(wanted, arrays, strict=True)):
+        if array.dtype != dtype or array.shape != tuple(_extent(d, symbols) for d in shape):
+            raise VerificationError(
+                f"kernel `{node.name}` reads {dtype}{list(shape)} as its input {place}, but "
+                f"`{node.inputs[place]}` is {array.dtype}{list(array.shape)}",
+                hint="this is a bug in bnncc; please report it with the model",
+            )
 
 
 def _overwritten(node: Node) -> list[str]:
