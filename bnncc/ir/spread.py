@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,8 @@ def spread(
         How near, in units of the magnitude.
     whole : float, optional
         If given, products of small multiples of scales are sums of integers: exact, until a
-        constant is added to what is scaled. The number is the largest that data can hold.
+        constant is added to what is scaled. The number is the largest that data can hold. Else
+        operands may be no more than near such multiples, and sums of floats are right as well.
     dyadic : bool
         Whether also results of other operators are exact, where all numbers are multiples of a
         power of two: not so if data only happen to be that, and are computed as multiples of
@@ -91,6 +92,11 @@ def spread(
         outs = evaluate_node(node, ins, graph.types)
         around = _around(node, ins, errs, ends, near, relaxed)
         others = _outcomes(node, ins, around, outs)
+        if whole is None and node.op in PRODUCTS:
+            twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
+            floats = evaluate_node(twin, ins, graph.types)
+            if not np.array_equal(floats[0], outs[0]):
+                others.append(floats)
         for k, (made, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if not made or (made in known and made != name):
                 continue
