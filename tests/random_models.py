@@ -48,6 +48,8 @@ class Maker:
     """
 
     seed: int
+    most: int = 12
+    """Layers; there are 3 at least."""
     features: set[str] = field(default_factory=set)
     pairs: set[tuple[str, str]] = field(default_factory=set)
 
@@ -388,10 +390,11 @@ class Maker:
         size = int(self.rng.integers(3, 8)), int(self.rng.integers(3, 8))
         channels = int(self.rng.choice(CHANNELS))
         batch = self.pick("N", 1, 1)
+        self.dynamic = batch == "N"
         self.net.input("x", [batch, channels, *size])  # type: ignore[list-item]
         self.tensors.append(Tensor("x", channels, size))
         ends: list[Tensor] = []
-        for _ in range(int(self.rng.integers(3, 13))):
+        for _ in range(int(self.rng.integers(3, self.most + 1))):
             source = self.tensors[-1 - int(self.rng.integers(min(3, len(self.tensors))))]
             self.features = set()
             data = self.moved(self.quantize(source))

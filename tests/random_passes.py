@@ -16,7 +16,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,9 @@ def generator() -> str:
 
 
 def run_shards(
-    numbers: Iterable[int], path: Path, outcome: Callable[[int], Outcome], made_by: str
+    shards: Mapping[str, Iterable[int]], path: Path, outcome: Callable[[int], Outcome], made_by: str
 ) -> dict[str, Any]:
-    """Run shards that the tally at `path` does not have yet; return the tally.
+    """Run shards, seeds by name, that the tally at `path` does not have yet; return the tally.
 
     An exception counts as a failure: nothing in a random network may end in one.
     """
@@ -91,12 +91,12 @@ def run_shards(
         if tally["generator"] != made_by:
             raise SystemExit(f"error: {path} is of another generator: move it away")
     pairs = Counter(tally["pairs"])
-    for number in numbers:
-        if str(number) in tally["shards"]:
+    for name, seeds in shards.items():
+        if name in tally["shards"]:
             continue
         counts: Counter[str] = Counter()
         failures = {}
-        for seed in range(number * SHARD, (number + 1) * SHARD):
+        for seed in seeds:
             try:
                 result = outcome(seed)
             except Exception as error:  # any is a finding
@@ -109,12 +109,17 @@ def run_shards(
             if not result.right:
                 failures[str(seed)] = result.verdict
         counted: dict[str, Any] = dict(sorted(counts.items()))
-        tally["shards"][str(number)] = {**counted, **({"failures": failures} if failures else {})}
+        tally["shards"][name] = {**counted, **({"failures": failures} if failures else {})}
         tally["pairs"] = dict(sorted(pairs.items()))
         partial = path.with_suffix(".part")
         partial.write_text(_text(tally))
         os.replace(partial, path)
     return tally
+
+
+def numbered(first: int, end: int, size: int) -> dict[str, range]:
+    """Return shards of so many seeds, by number."""
+    return {str(n): range(n * size, (n + 1) * size) for n in range(first, end)}
 
 
 def _text(tally: dict[str, Any]) -> str:
@@ -145,7 +150,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # networks are small, and all of one dies together
-    print(summary(run_shards(range(first, end), options.tally, outcome, generator())))
+    shards = numbered(first, end, SHARD)
+    print(summary(run_shards(shards, options.tally, outcome, generator())))
 
 
 if __name__ == "__main__":

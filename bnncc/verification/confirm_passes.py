@@ -23,9 +23,10 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import PRODUCTS
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.passes.physical import KERNEL, Form
+from bnncc.topi_binary.reference_kernels import evaluate_kernel
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_outputs
-from bnncc.verification.evaluator import evaluate_physical
+from bnncc.verification.evaluator import Compute, evaluate_physical
 
 Array = np.ndarray[Any, Any]
 
@@ -115,7 +116,7 @@ def confirm_passes(
 
 def compare_passes(
     physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact",
-    values: Mapping[str, Array] | None = None,
+    values: Mapping[str, Array] | None = None, compute: Compute = evaluate_kernel,
 ) -> list[Difference]:  # fmt: skip
     """Compare a physical graph with its model, tensor by tensor.
 
@@ -129,6 +130,8 @@ def compare_passes(
         The option.
     values : mapping of str to ndarray, optional
         All tensors of the model, if they are known already.
+    compute : callable
+        Computes kernels: their oracles, or compiled code.
 
     Returns
     -------
@@ -146,7 +149,7 @@ def compare_passes(
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values
     run = _Run(physical, forms, {name: wanted[name] for name in tensors})
-    run.go(feeds)
+    run.go(feeds, compute)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
     return run.judged(model, feeds, sign_zero != "exact")
@@ -184,9 +187,9 @@ class _Run:
     unheld: bool = False
     """Whether the model had a value that bits or levels cannot hold."""
 
-    def go(self, feeds: Mapping[str, Array]) -> None:
+    def go(self, feeds: Mapping[str, Array], compute: Compute) -> None:
         """Evaluate everything."""
-        outputs = evaluate_physical(self.physical, feeds, self._seen)
+        outputs = evaluate_physical(self.physical, feeds, self._seen, compute)
         for name in self.physical.outputs:
             if name in self.physical.inputs or name in self.physical.constants:
                 self._compare("output", name, outputs[name])

@@ -8,7 +8,7 @@ cannot run on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,22 @@ from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference_kernels import evaluate_kernel
+from bnncc.topi_binary.spec import Spec
 
 Array = np.ndarray[Any, Any]
 
 Replace = Callable[[Node, str, Array], Array]
 """Sees each tensor that a node made; what it returns is what later nodes read."""
 
+Compute = Callable[[Spec, Sequence[Array]], list[Array]]
+"""Computes what a kernel makes; `evaluate_kernel` is one."""
+
 
 def evaluate_physical(
-    graph: Graph, inputs: Mapping[str, Array], replace: Replace | None = None
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    replace: Replace | None = None,
+    compute: Compute = evaluate_kernel,
 ) -> dict[str, Array]:
     """Evaluate a physical graph.
 
@@ -39,6 +46,8 @@ def evaluate_physical(
         The graph's inputs.
     replace : callable, optional
         Sees every tensor as it is made, and may put another one in its place.
+    compute : callable
+        Computes kernels.
 
     Returns
     -------
@@ -65,7 +74,7 @@ def evaluate_physical(
         given = [
             None if not i else values[i] if i in values else graph.constants[i] for i in node.inputs
         ]
-        made = _evaluate(graph, node, given, symbols)
+        made = _evaluate(graph, node, given, symbols, compute)
         for name in (*node.inputs, *_overwritten(node)):
             left[name] -= 1
             if left[name] <= 0:
@@ -77,12 +86,13 @@ def evaluate_physical(
 
 
 def _evaluate(
-    graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int]
-) -> list[Array]:
+    graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int],
+    compute: Compute,
+) -> list[Array]:  # fmt: skip
     if node.op == KERNEL:
         arrays = [v for v in given if v is not None]
         _check(node, arrays, symbols)
-        return evaluate_kernel(node.attrs["spec"], arrays)
+        return compute(node.attrs["spec"], arrays)
     if node.op == "bnncc.View":
         (data,) = given
         assert data is not None
