@@ -162,10 +162,12 @@ def _one(vector: Array, change: Callable[[Array], Array]) -> Array:
     return vector
 
 
-def _next(value: Array, count: int = 1) -> Array:
-    for _ in range(count):
-        value = np.nextafter(value, np.float32(np.inf))
-    return value
+def _next(value: Array) -> Array:
+    return np.nextafter(value, np.float32(np.inf))
+
+
+def _nearly(value: Array) -> Array:
+    return value * np.float32(1 + 1e-5)
 
 
 def _within(vector: Array, change: Callable[[Array], Array]) -> Array:
@@ -180,13 +182,17 @@ PLANTED |= {
     "thresholds one too high": _constant("threshold", 0, lambda v: _within(v, lambda t: t + 1)),
     "thresholds one too low": _constant("threshold", 0, lambda v: _within(v, lambda t: t - 1)),
     "thresholds of the next channel": _constant("threshold", 0, lambda v: np.roll(v, 1)),
-    "levels of sums one too high": _constant("levels", 0, lambda v: _within(v, lambda t: t + 1), "acc"),
-    "levels of sums one too low": _constant("levels", 0, lambda v: _within(v, lambda t: t - 1), "acc"),
+    "levels of sums one too high": _constant(
+        "levels", 0, lambda v: _within(v, lambda t: t + 1), "acc"
+    ),
+    "levels of sums one too low": _constant(
+        "levels", 0, lambda v: _within(v, lambda t: t - 1), "acc"
+    ),
     "the highest level never": _constant(
         "levels", 0, lambda v: np.concatenate([v[:-1], v[-1:] + 1000]) if v.ndim == 2 else v, "acc"
     ),
     "levels of values a last bit off": _constant("levels", 0, _next, "value"),
-}  # fmt: skip
+}
 
 
 @planted("> for >=")
@@ -211,11 +217,11 @@ def _(graph: Graph, rng: np.random.Generator) -> bool:
 PLANTED |= {
     "scales of the next channel": _constant("affine", 0, lambda v: np.roll(v, 1)),
     "offsets of the next channel": _constant("affine", 1, lambda v: np.roll(v, 1)),
-    "one scale 1e-5 off": _constant("affine", 0, lambda v: _one(v, lambda s: s * np.float32(1 + 1e-5))),
-    "one offset 1e-5 off": _constant("affine", 1, lambda v: _one(v, lambda s: s * np.float32(1 + 1e-5))),
+    "one scale 1e-5 off": _constant("affine", 0, lambda v: _one(v, _nearly)),
+    "one offset 1e-5 off": _constant("affine", 1, lambda v: _one(v, _nearly)),
     "slopes of the next channel": _constant("prelu", 0, lambda v: np.roll(v, 1)),
     "factors negated": _constant("scale", 0, np.negative),
-}  # fmt: skip
+}
 
 
 def _dropped(op: str) -> Mistake:
@@ -265,13 +271,19 @@ PLANTED |= {
     ),
     "pooling a row off": _field(
         BitwiseMaxPool,
-        lambda s: {"pads": (s.pads[0] + 1, s.pads[1], s.pads[2] - 1, s.pads[3])} if s.pads[2] else None,
+        lambda s: (
+            {"pads": (s.pads[0] + 1, s.pads[1], s.pads[2] - 1, s.pads[3])} if s.pads[2] else None
+        ),
     ),
-    "averages with padding": _field(Pool2d, lambda s: {"kind": "avg_full"} if s.kind == "avg" and any(s.pads) else None),
+    "averages with padding": _field(
+        Pool2d, lambda s: {"kind": "avg_full"} if s.kind == "avg" and any(s.pads) else None
+    ),
     "channels moved by one": _field(SliceBits, lambda s: {"index": (*s.index[1:], s.index[0])}),
     "padding a plane by the other bit": _field(PadBits, lambda s: {"bit": 1 - s.bit}),
-    "bits as 1 and 0": _field(Elementwise, lambda s: {"mode": "and"} if s.from_bits and s.mode == "xor" else None),
-}  # fmt: skip
+    "bits as 1 and 0": _field(
+        Elementwise, lambda s: {"mode": "and"} if s.from_bits and s.mode == "xor" else None
+    ),
+}
 
 
 def _weights(kinds: tuple[type, ...], change: Callable[[Array], Array]) -> Mistake:

@@ -187,7 +187,9 @@ def c_functions(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[str, t
 def shards(family: str, first: int, end: int) -> dict[str, range]:
     """Return shards of a family; each has seeds of its own."""
     base = 3_000_000 + 100_000 * list(FAMILIES).index(family)
-    return {f"{family} {n}": range(base + n * SHARD, base + (n + 1) * SHARD) for n in range(first, end)}
+    return {
+        f"{family} {n}": range(base + n * SHARD, base + (n + 1) * SHARD) for n in range(first, end)
+    }
 
 
 def main() -> None:

@@ -321,8 +321,9 @@ class Maker:
 
     def glue(self, x: Tensor) -> Tensor:
         """Append one elementwise operator, or a combination with another tensor."""
-        way = self.choose("bn", "affine", "relu", "prelu", "clip", "residual", "residual", "gate",
-                          "neg", "pool")
+        way = self.choose(
+            "bn", "affine", "relu", "prelu", "clip", "residual", "residual", "gate", "neg", "pool"
+        )
         out = self._glued(x, way)
         if out is not x and way not in ("residual", "pool"):
             self.features.add(way)

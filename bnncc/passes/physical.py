@@ -26,6 +26,11 @@ from bnncc.topi_binary.step import Step
 KERNEL = "bnncc.Kernel"
 """Operator name of a fused kernel; its attribute ``spec`` says all."""
 
+Line = tuple[float, float]
+"""First value and step."""
+
+Values = tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class Planes:
@@ -200,7 +205,7 @@ class Physical:
                     put(name, Form(tensor, layout))
         for tensor, planes in self.planes.items():
             lo, hi = planes.value.lo, planes.value.hi
-            values: tuple[float, ...] = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
+            values: Values = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
             put(planes.sign, Form(tensor, "sign", values))
             if planes.zero:
                 put(planes.zero, Form(tensor, "zero", values))
@@ -272,9 +277,7 @@ class Physical:
         self.graph.nodes.append(Node("bnncc.View", [name], [out], {}, name))
         return out
 
-    def bits_source(
-        self, name: str
-    ) -> tuple[Elementwise, list[str], tuple[float, float]] | None:
+    def bits_source(self, name: str) -> tuple[Elementwise, list[str], Line] | None:
         """Return an anchor that reads the planes of `name`, without steps.
 
         With (first, step): ``first + step * v`` is what the bits stand for, exactly. None if no
@@ -299,18 +302,18 @@ class Physical:
             return self._from_planes(
                 name, layout, [planes.sign], (planes.value.lo, planes.value.hi)
             )
-        spec, inputs, (first, step) = source
+        spec, inputs, line = source
         steps: tuple[Step, ...] = (Step("store", layout),)
-        if (first, step) != (0.0, 1.0):
+        if line != (0.0, 1.0):
             steps = (Step("affine"), *steps)
-            inputs += self._line(first, step, spec.channels)
+            inputs += self._line(line, spec.channels)
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(replace(spec, steps=steps), inputs, [out], name)
         return out
 
-    def _line(self, first: float, step: float, channels: int) -> list[str]:
+    def _line(self, line: Line, channels: int) -> list[str]:
         """Return the inputs of the step ``affine`` that is the same for all channels."""
-        pairs = ((step, "unit"), (first, "first"))
+        pairs = ((line[1], "unit"), (line[0], "first"))
         return [self.vector(np.full(channels, v, np.float32), what) for v, what in pairs]
 
     # ---- levels -----------------------------------------------------------------------------
@@ -353,16 +356,14 @@ class Physical:
         planes = self.level_form(name, "planes")
         return self._from_planes(name, layout, planes, self.lattices[name].values)
 
-    def _from_planes(
-        self, name: str, layout: str, planes: list[str], held: tuple[float, ...]
-    ) -> str:
+    def _from_planes(self, name: str, layout: str, planes: list[str], held: Values) -> str:
         """Return as numbers what the planes of levels stand for."""
         n, channels, height, width, rank = self.image(name)
         values, inputs = np.array(held, np.float32), list(planes)
         steps: tuple[Step, ...]
         if (line := exact_line(values)) is not None:
             steps = (Step("affine"), Step("store", layout))
-            inputs += self._line(*line, channels)
+            inputs += self._line(line, channels)
         else:
             count = len(held) - 1
             steps = (Step("levels", layout, count=count, way="whole", forms=("table",)),)

@@ -144,7 +144,10 @@ def compare_passes(
         for name, held in physical.forms.items()
     }
     for name, tensor in zip(physical.outputs, model.outputs, strict=True):
-        forms[name] = (Form(tensor, "NCHW"), *(f for f in forms.get(name, ()) if f.tensor != tensor))
+        forms[name] = (
+            Form(tensor, "NCHW"),
+            *(f for f in forms.get(name, ()) if f.tensor != tensor),
+        )
     forms = {name: held for name, held in forms.items() if held}
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values
