@@ -63,6 +63,12 @@ FAMILIES = {
 }
 """Families of code, with the target that stands for each."""
 
+MAIN = ("words", "lookup-avx2", "lookup-sse", "neon", "c", "gpu")
+"""Those of which most networks are compiled."""
+
+EMULATED = ("neon", "neon-32", "dotprod")
+"""Those that run in an emulated processor."""
+
 LAYERS = 5
 SHARD = 10
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
@@ -76,7 +82,7 @@ def specs_of(physical: Graph) -> list[Spec]:
     return list(dict.fromkeys(n.attrs["spec"] for n in physical.nodes if n.op == KERNEL))
 
 
-def _run(
+def run_kernel(
     spec: Spec, inputs: Sequence[Array], call: Callable[[list[Array], int], None]
 ) -> list[Array]:
     """Call a kernel on copies; outputs start as garbage, so that what is not written shows."""
@@ -110,7 +116,7 @@ def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Ar
             for array, tensor in zip(arrays, tensors, strict=True):
                 array[...] = tensor.numpy()
 
-        return _run(spec, inputs, call)
+        return run_kernel(spec, inputs, call)
 
     return compute
 
@@ -130,7 +136,7 @@ def emulated_gpu(
     library = Emulated(list(kernels.values()), _ARCH[target])
 
     def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:
-        return _run(
+        return run_kernel(
             spec, inputs, lambda arrays, batch: library.run(kernels[spec], arrays, batch, seed=1)
         )
 
@@ -184,12 +190,15 @@ def c_functions(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[str, t
     return ("tie" if excused else f"C: {done.stdout}{done.stderr}"), kinds
 
 
+def first_seed(family: str) -> int:
+    """Return the first seed of a family: each has others."""
+    return 3_000_000 + 100_000 * list(FAMILIES).index(family)
+
+
 def shards(family: str, first: int, end: int) -> dict[str, range]:
-    """Return shards of a family; each has seeds of its own."""
-    base = 3_000_000 + 100_000 * list(FAMILIES).index(family)
-    return {
-        f"{family} {n}": range(base + n * SHARD, base + (n + 1) * SHARD) for n in range(first, end)
-    }
+    """Return shards of a family."""
+    places = ((n, first_seed(family) + n * SHARD) for n in range(first, end))
+    return {f"{family} {n}": range(start, start + SHARD) for n, start in places}
 
 
 def main() -> None:
