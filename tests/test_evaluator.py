@@ -259,8 +259,8 @@ def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
     net.channels[x] = 16
     signs = net.op("Sign", x)
     net.channels[signs] = 16
-    made = net.bconv(signs, 16)
-    arrays = np.full(16, 1e30), np.full(16, 0.5), np.repeat([0.0, 2.0], 8), np.full(16, 1.3)
+    made = net.conv(signs, net.rng.integers(-1, 2, (16, 16, 1, 1)).astype(np.float32))
+    arrays = np.full(16, 1e30), np.full(16, 0.5), np.zeros(16), np.full(16, 1.3)
     constants = [net.const(v.astype(np.float32)) for v in arrays]
     net.output(net.op("BatchNormalization", made, *constants))
     feeds = {"x": np.random.default_rng(0).integers(-1, 2, (1, 16, 5, 5)).astype(np.float32)}
