@@ -24,6 +24,7 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes import grouped
 from bnncc.passes.byte_signs import write_image_bits
+from bnncc.passes.forms import held_forms
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.interleave import interleave
 from bnncc.passes.kinds import Kinds
@@ -149,7 +150,7 @@ class _Fuser:
         out = self.physical.graph
         out.outputs = [self._output(name) for name in self.graph.outputs]
         out.prune()
-        held = self.physical.forms()
+        held = held_forms(self.physical)
         out.forms = {name: form for name, form in held.items() if name in out.types}
         return out
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Node
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
-from bnncc.passes.affine import Affine, affine_of, channel_vector
+from bnncc.passes.affine import affine_of, channel_vector
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
@@ -294,7 +294,7 @@ def _write_node(event: Event, writer: _Writer) -> None:
     if event.kind == "tensor":
         _write_tensor(event, writer)
         return
-    if (affine := _affine_or_none(node, graph, group.channels, rank)) is not None:
+    if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)
         return
     writer.flush()
@@ -320,12 +320,6 @@ def _write_node(event: Event, writer: _Writer) -> None:
         writer.step(
             Step("prelu"), [physical.vector(slope.astype(np.float32), f"{event.tensor}.slope")], []
         )
-
-
-def _affine_or_none(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
-    if node.op in ("Relu", "Clip", "PRelu", "LeakyRelu"):
-        return None
-    return affine_of(node, graph, channels, rank)
 
 
 def _write_tensor(event: Event, writer: _Writer) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.passes.forms import Values
 from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.values import TwoValued
 from bnncc.schedules import with_weight_order
@@ -29,8 +30,6 @@ KERNEL = "bnncc.Kernel"
 Line = tuple[float, float]
 """First value and step."""
 
-Values = tuple[float, ...]
-
 
 @dataclass(frozen=True)
 class Planes:
@@ -39,29 +38,6 @@ class Planes:
     sign: str
     zero: str | None
     value: TwoValued
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tensor of the physical graph holds a tensor of the logical one.
-
-    Attributes
-    ----------
-    tensor : str
-        The logical tensor.
-    kind : str
-        ``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
-        ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`.
-    values : tuple of float
-        What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one.
-    number : int
-        Of a ``plane``.
-    """
-
-    tensor: str
-    kind: str
-    values: tuple[float, ...] = ()
-    number: int = 0
 
 
 class Physical:
@@ -188,34 +164,6 @@ class Physical:
         name = self.graph.fresh(stem)
         self.graph.types[name] = TensorType(shape, dtype)
         return name
-
-    def forms(self) -> dict[str, tuple[Form, ...]]:
-        """Return what the tensors of the physical graph that hold logical ones stand for.
-
-        One may stand for several, as where two comparisons of one tensor give the same bits.
-        """
-        table: dict[str, list[Form]] = {}
-
-        def put(name: str, form: Form) -> None:
-            table.setdefault(name, []).append(form)
-
-        for tensor, made in self.floats.items():
-            if tensor not in self.source.constants:
-                for layout, name in made.items():
-                    put(name, Form(tensor, layout))
-        for tensor, planes in self.planes.items():
-            lo, hi = planes.value.lo, planes.value.hi
-            values: Values = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
-            put(planes.sign, Form(tensor, "sign", values))
-            if planes.zero:
-                put(planes.zero, Form(tensor, "zero", values))
-        for tensor, kept in self.levels.items():
-            values = self.lattices[tensor].values
-            for kind, names in kept.items():
-                held = "plane" if kind == "planes" else kind
-                for number, name in enumerate(names):
-                    put(name, Form(tensor, held, values, number))
-        return {name: tuple(forms) for name, forms in table.items()}
 
     # ---- float forms ------------------------------------------------------------------------
 

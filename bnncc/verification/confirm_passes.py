@@ -22,20 +22,16 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import PRODUCTS
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
-from bnncc.passes.physical import KERNEL, Form
+from bnncc.ir.ties import TIE
+from bnncc.passes.forms import Form, Values
+from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.reference_kernels import evaluate_kernel
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
+from bnncc.verification.held import OFF, code, codes, differs, encoded
 
 Array = np.ndarray[Any, Any]
-
-TIE = 8 * float(np.finfo(np.float32).eps)
-"""Times ``sum|terms|``: how near to its threshold a decision may fall either way."""
-
-_OFF = 1e-4
-"""Part of the largest value by which a value of the model may be off the one that bits hold."""
-
 
 _PER_SECOND = 2.5e9, 2e7
 """Products, and elements of tensors, that are evaluated and compared in a second of one core."""
@@ -211,9 +207,9 @@ class _Run:
                 continue
             rights.append(right)
             self.unheld = self.unheld or bool(off.any())
-            differs = _differs(value, right, form, want.shape) | off
-            if differs.any():
-                self.suspects.append(_Suspect(name, form, maker, differs, value))
+            apart = differs(value, right, form, want.shape) | off
+            if apart.any():
+                self.suspects.append(_Suspect(name, form, maker, apart, value))
         return rights[0] if rights else value
 
     def judged(self, model: Graph, feeds: Mapping[str, Array], relaxed: bool) -> list[Difference]:
@@ -245,14 +241,14 @@ class _Run:
 
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
-    ) -> tuple[dict[str, tuple[float, ...]], bool]:
+    ) -> tuple[dict[str, Values], bool]:
         """Return what `node` computes from, and whether products on the way are sums of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
         Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
         signs or levels is an integer.
         """
-        found: dict[str, tuple[float, ...]] = {}
+        found: dict[str, Values] = {}
         floating, seen = False, set()
         stack = [node] if node is not None else []
         while stack:
@@ -309,12 +305,12 @@ def _allowed(found: Spread, one: _Suspect) -> Array:
     low, high = found.low, found.high
     if one.form.values:
         low, high = (np.broadcast_to(end, one.differs.shape) for end in (low, high))
-        room = _OFF * max(map(abs, one.form.values))
-        held = _codes(one.value, one.form, one.differs.shape)
+        room = OFF * max(map(abs, one.form.values))
+        held = codes(one.value, one.form, one.differs.shape)
         allowed = np.zeros(one.differs.shape, bool)
         for level, value in enumerate(one.form.values):
             reached = (value >= low - room) & (value <= high + room)
-            allowed |= reached & (held == _code(np.array(level), one.form))
+            allowed |= reached & (held == code(np.array(level), one.form))
         return allowed
     have = one.value
     if one.form.kind == "NHWC" and have.ndim == 4:
@@ -324,98 +320,6 @@ def _allowed(found: Spread, one: _Suspect) -> Array:
     return np.asarray((have >= low) & (have <= high))
 
 
-def _largest(read: Mapping[str, tuple[float, ...]]) -> float:
+def _largest(read: Mapping[str, Values]) -> float:
     """Return the largest magnitude of values that are held as bits or levels."""
     return max((abs(v) for values in read.values() for v in values), default=0.0)
-
-
-def encoded(value: Array, form: Form) -> tuple[Array, Array]:
-    """Return what a physical tensor should hold.
-
-    Parameters
-    ----------
-    value : ndarray
-        The logical tensor.
-    form : Form
-        How it is held.
-
-    Returns
-    -------
-    right : ndarray
-        The physical tensor.
-    off : ndarray of bool
-        Which elements of `value` are none of those that the form can hold.
-    """
-    last = np.moveaxis(value, 1, -1) if value.ndim == 4 else value
-    if form.kind in ("NCHW", "NHWC"):
-        right = last if form.kind == "NHWC" else value
-        return np.asarray(right, order="C"), np.zeros(value.shape, bool)
-    values = np.array(form.values)
-    order = np.argsort(values)
-    middles = (values[order][1:] + values[order][:-1]) / 2
-    level = order[np.searchsorted(middles, value)]
-    off = ~(np.abs(values[level] - value) <= _OFF * np.abs(values).max())
-    level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
-    code = _code(level, form)
-    if form.kind in _BITS:
-        return _words(code.astype(bool)), off
-    kind = _UNITS[form.kind]
-    wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
-    wide[..., : level.shape[-1]] = code
-    return wide.view("<f4" if form.kind == "floats" else "<u4"), off
-
-
-_BITS = ("sign", "zero", "plane")
-_UNITS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
-
-
-def _code(level: Array, form: Form) -> Array:
-    """Return what is stored for levels."""
-    if form.kind == "sign":
-        return level > 0
-    if form.kind == "zero":
-        return level == 1
-    return level >> form.number & 1 == 1 if form.kind == "plane" else level
-
-
-def _codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
-    """Return what a physical tensor of bits or levels stores for each element of the logical one.
-
-    Where something is stored beyond the last channel, which should hold nothing, it is nothing that
-    any level has.
-    """
-    if form.kind in _BITS:
-        words = np.ascontiguousarray(value).view(np.uint8)
-        every = np.unpackbits(words, axis=-1, bitorder="little").astype(np.int16)
-    else:
-        every = value.view(_UNITS[form.kind]).astype(np.float32)
-    channels = shape[1]
-    codes = every[..., :channels]
-    if every[..., channels:].any():
-        codes = np.full_like(codes, -1)
-    return np.moveaxis(codes, -1, 1) if len(shape) == 4 else codes
-
-
-def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> Array:
-    """Return which elements of the logical tensor differ."""
-    if form.kind in ("NCHW", "NHWC"):
-        apart = _apart(value, right)
-        return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
-    if np.array_equal(value.view(np.uint32), right.view(np.uint32)):
-        return np.zeros(shape, bool)
-    return _codes(value, form, shape) != _codes(right, form, shape)
-
-
-def _apart(value: Array, right: Array) -> Array:
-    """Return which numbers are not the same."""
-    if value.dtype.kind != "f":
-        return np.asarray(value != right)
-    return ~((value == right) | (np.isnan(value) & np.isnan(right)))
-
-
-def _words(bits: Array) -> Array:
-    """Pack the last axis, 32 to a word, the first in the lowest bit."""
-    count = -(-bits.shape[-1] // 32) * 32
-    full = np.zeros((*bits.shape[:-1], count), bool)
-    full[..., : bits.shape[-1]] = bits
-    return np.packbits(full, axis=-1, bitorder="little").view("<u4")
