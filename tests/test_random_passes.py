@@ -65,13 +65,14 @@ def test_a_tally_is_of_one_generator(tmp_path: Path) -> None:
 
 
 def test_the_committed_tally_has_no_difference() -> None:
-    """It is of networks of this generator, each pair of features often enough."""
+    """It is of networks of this generator, each pair of features 50 times in 100,000 or more."""
     tally = json.loads((Path(__file__).parent / "random_passes_tally.json").read_text())
     assert tally["generator"] == random_passes.generator()
     for shard in tally["shards"].values():
         assert sum(shard.get(k, 0) for k in ("right", "tie")) == random_passes.SHARD
         assert "failures" not in shard
-    assert min(tally["pairs"].values()) >= 50
+    count = random_passes.SHARD * len(tally["shards"])
+    assert min(tally["pairs"].values()) >= 50 * min(1, count / 100_000)
 
 
 @pytest.mark.slow

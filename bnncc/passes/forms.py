@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bnncc.passes.physical import Physical
 
-Values = tuple[float, ...]
+Held = tuple[float, ...]
 """What bits or levels stand for, by number."""
 
 
@@ -31,7 +31,7 @@ class Form:
 
     tensor: str
     kind: str
-    values: Values = ()
+    values: Held = ()
     number: int = 0
 
 
@@ -56,7 +56,7 @@ def held_forms(physical: Physical) -> dict[str, tuple[Form, ...]]:
                 put(name, Form(tensor, layout))
     for tensor, planes in physical.planes.items():
         lo, hi = planes.value.lo, planes.value.hi
-        values: Values = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
+        values: Held = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
         put(planes.sign, Form(tensor, "sign", values))
         if planes.zero:
             put(planes.zero, Form(tensor, "zero", values))

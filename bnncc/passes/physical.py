@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
-from bnncc.passes.forms import Values
+from bnncc.passes.forms import Held
 from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.values import TwoValued
 from bnncc.schedules import with_weight_order
@@ -304,7 +304,7 @@ class Physical:
         planes = self.level_form(name, "planes")
         return self._from_planes(name, layout, planes, self.lattices[name].values)
 
-    def _from_planes(self, name: str, layout: str, planes: list[str], held: Values) -> str:
+    def _from_planes(self, name: str, layout: str, planes: list[str], held: Held) -> str:
         """Return as numbers what the planes of levels stand for."""
         n, channels, height, width, rank = self.image(name)
         values, inputs = np.array(held, np.float32), list(planes)

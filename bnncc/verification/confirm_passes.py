@@ -11,7 +11,7 @@ all behind it is exact in float32, nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import PRODUCTS
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.ir.ties import TIE
-from bnncc.passes.forms import Form, Values
+from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.reference_kernels import evaluate_kernel
 from bnncc.topi_binary.spec import Conv2d
@@ -32,6 +32,7 @@ from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded
 
 Array = np.ndarray[Any, Any]
+Values = Callable[[Iterable[str]], Mapping[str, Array]]
 
 _PER_SECOND = 2.5e9, 2e7
 """Products, and elements of tensors, that are evaluated and compared in a second of one core."""
@@ -124,8 +125,8 @@ def compare_passes(
         Inputs.
     sign_zero : str
         The option.
-    values : mapping of str to ndarray, optional
-        All tensors of the model, if they are known already.
+    values : callable, optional
+        Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
     compute : callable
         Computes kernels: their oracles, or compiled code.
 
@@ -146,7 +147,7 @@ def compare_passes(
         )
     forms = {name: held for name, held in forms.items() if held}
     tensors = {form.tensor for held in forms.values() for form in held}
-    wanted = evaluate(model, feeds, tensors) if values is None else values
+    wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
     run = _Run(physical, forms, {name: wanted[name] for name in tensors})
     run.go(feeds, compute)
     if sign_zero != "exact" and run.unheld:
@@ -241,14 +242,14 @@ class _Run:
 
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
-    ) -> tuple[dict[str, Values], bool]:
+    ) -> tuple[dict[str, Held], bool]:
         """Return what `node` computes from, and whether products on the way are sums of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
         Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
         signs or levels is an integer.
         """
-        found: dict[str, Values] = {}
+        found: dict[str, Held] = {}
         floating, seen = False, set()
         stack = [node] if node is not None else []
         while stack:
@@ -320,6 +321,6 @@ def _allowed(found: Spread, one: _Suspect) -> Array:
     return np.asarray((have >= low) & (have <= high))
 
 
-def _largest(read: Mapping[str, Values]) -> float:
+def _largest(read: Mapping[str, Held]) -> float:
     """Return the largest magnitude of values that are held as bits or levels."""
     return max((abs(v) for values in read.values() for v in values), default=0.0)
