@@ -113,7 +113,7 @@ def confirm_passes(
 
 def compare_passes(
     physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact",
-    values: Mapping[str, Array] | None = None, compute: Compute = evaluate_kernel,
+    values: Values | None = None, compute: Compute = evaluate_kernel,
 ) -> list[Difference]:  # fmt: skip
     """Compare a physical graph with its model, tensor by tensor.
 
