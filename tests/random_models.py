@@ -8,149 +8,32 @@ between integers; features that were used are remembered, so that a run can say 
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from tests.collection.builder import Net
+from tests.random_quantizers import Quantizers, Tensor
 
 CHANNELS = (1, 3, 8, 16, 31, 32, 33, 48, 64, 70)
 MAX_CHANNELS = 140
 
 
-@dataclass(eq=False)
-class Tensor:
-    """An image on the way; `kind` says what it holds: a data kind of `Maker.quantize`."""
-
-    name: str
-    channels: int
-    size: tuple[int, int]
-    kind: str = "float"
-    values: tuple[float, ...] = ()
-
-
 @dataclass
-class Maker:
-    """Makes one network; `build` returns it, `features` says what is in it."""
-
-    seed: int
-    features: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-        self.net = Net(seed=self.seed)
-        self.dyadic = self.chance(0.5)
-        self.exact = self.dyadic  # all data, too
-        self.tensors: list[Tensor] = []
-
-    # ---- choosing ---------------------------------------------------------------------------
-
-    def chance(self, part: float) -> bool:
-        return bool(self.rng.random() < part)
-
-    def pick(self, *items: object) -> object:
-        return items[int(self.rng.integers(len(items)))]
-
-    def take(self, *words: str) -> str:
-        """Pick a feature and remember it."""
-        chosen = str(self.pick(*words))
-        self.features.add(chosen)
-        return chosen
-
-    def number(self, low: float, high: float) -> float:
-        """Return a constant: a multiple of 1/4, or any."""
-        value = self.rng.uniform(low, high)
-        return float(np.round(value * 4) / 4 if self.dyadic else np.float32(value))
-
-    def vector(self, channels: int, low: float, high: float) -> np.ndarray:
-        return np.array([self.number(low, high) for _ in range(channels)], np.float32)
-
-    def put(self, x: Tensor, kind: str, *inputs: str, **attrs: object) -> Tensor:
-        """Append an operator that keeps shape; the result is of unknown kind."""
-        return Tensor(self.net.op(kind, *inputs, **attrs), x.channels, x.size)
-
-    def constant(self, value: object) -> str:
-        return self.net.const(value)
-
-    def column(self, values: np.ndarray) -> str:
-        return self.net.const(values.reshape(-1, 1, 1))
-
-    # ---- data kinds -------------------------------------------------------------------------
-
-    def quantize(self, x: Tensor) -> Tensor:
-        kind = self.take("data bits", "data three", "data levels", "data float")
-        made = {"data bits": self.bits, "data three": self.three, "data levels": self.levels}
-        out = made[kind](x) if kind in made else x
-        self.exact = self.exact and all(v * 1024 == round(v * 1024) for v in out.values)
-        self.net.channels[out.name] = out.channels
-        return out
-
-    def bits(self, x: Tensor) -> Tensor:
-        compare = self.take("at >=", "at >")
-        limit = self.constant(0.0)
-        if self.chance(0.3):
-            limit = self.column(self.vector(x.channels, -1, 1))
-        low, high = self.pick((-1, 1), (-1, 1), (0, 1), (1, -1), (-0.5, 0.5), (0, 0.3), (-0.3, 0.5))  # type: ignore[misc]
-        flag = self.net.op("GreaterOrEqual" if compare == "at >=" else "Greater", x.name, limit)
-        if (low, high) == (0, 1) and self.chance(0.5):
-            name = self.net.cast(flag)
-        else:
-            name = self.net.where(flag, np.float32(high), np.float32(low))
-        return Tensor(name, x.channels, x.size, "bits", (low, high))
-
-    def three(self, x: Tensor) -> Tensor:
-        name = self.net.op("Sign", x.name)
-        unit = 1.0
-        if self.chance(0.3):
-            unit = self.pick(0.5, 0.3, -1.0)  # type: ignore[assignment]
-            name = self.net.op("Mul", name, self.constant(unit))
-        return Tensor(name, x.channels, x.size, "three", (-unit, 0.0, unit))
-
-    def levels(self, x: Tensor) -> Tensor:
-        self.features.add("at half")
-        top = int(self.pick(2, 3, 3, 7, 15))  # type: ignore[call-overload]
-        form = self.pick("unit", "symmetric", "bipolar", "floor", "qdq", "ternary")
-        net, unit = self.net, float(self.pick(0.5, 0.25, 0.3, 1.0))  # type: ignore[arg-type]
-        if form == "unit":
-            scaled = net.op("Mul", net.clip(x.name, 0, 1), self.constant(float(top)))
-            name = net.op("Div", net.op("Round", scaled), self.constant(float(top)))
-            values = np.arange(top + 1) / np.float32(top)
-        elif form == "bipolar":
-            scaled = net.op("Mul", net.clip(x.name, -1, 1), self.constant(top / 2))
-            shifted = net.op("Add", scaled, self.constant(top / 2))
-            whole = net.op("Mul", net.op("Round", shifted), self.constant(2 / top))
-            name = net.op("Sub", whole, self.constant(1.0))
-            values = np.arange(top + 1) * np.float32(2 / top) - 1
-        elif form == "qdq":
-            zero = int(self.rng.integers(0, top + 1))
-            point = net.const(zero, np.uint8)
-            whole = net.op("QuantizeLinear", x.name, self.constant(unit), point)
-            limited = net.op("Clip", whole, net.const(0, np.uint8), net.const(top, np.uint8))
-            name = net.op("DequantizeLinear", limited, self.constant(unit), point)
-            values = (np.arange(top + 1) - zero) * np.float32(unit)
-        elif form == "ternary":
-            up = net.cast(net.op("Greater", x.name, self.constant(unit)))
-            down = net.cast(net.op("Less", x.name, self.constant(-unit)))
-            name = net.op("Sub", up, down)
-            values = np.array([-1.0, 0.0, 1.0])
-        else:
-            low = -(top // 2) if form == "symmetric" else 0
-            scaled = net.op("Div", x.name, self.constant(unit))
-            limited = net.clip(scaled, low, low + top)
-            half = net.op("Add", limited, self.constant(0.5))
-            whole = net.op("Floor", half) if form == "floor" else net.op("Round", limited)
-            name = net.op("Mul", whole, self.constant(unit))
-            values = np.arange(low, low + top + 1) * np.float32(unit)
-        return Tensor(name, x.channels, x.size, "levels", tuple(values.tolist()))
+class Maker(Quantizers):
+    """Makes one network; `build` returns it, `pairs` says what is in it."""
 
     # ---- moves ------------------------------------------------------------------------------
 
     def moved(self, x: Tensor) -> Tensor:
         """Move or pool a tensor, or not; its kind stays."""
-        way = self.take("still", "still", "split", "shuffle", "max-pooled", "concat", "renamed")
+        way = self.choose("still", "still", "split", "shuffle", "max-pooled", "concat", "renamed")
+        out = self._moved(x, way)
+        self.features.add("still" if out is x else way)
+        return out
+
+    def _moved(self, x: Tensor, way: str) -> Tensor:
         if way == "max-pooled" and min(x.size) >= 3:
             return self.pooled(x, "MaxPool")
         if way == "split" and x.channels > 2:
@@ -159,17 +42,27 @@ class Maker:
             number = int(self.rng.integers(2))
             size = (first, x.channels - first)[number]
             return Tensor(parts[number], size, x.size, x.kind, x.values)
-        if way == "shuffle":
-            groups = int(self.pick(*[g for g in (2, 4, 3, x.channels) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+        ways = [g for g in (2, 4, 3) if x.channels % g == 0 and x.channels > g]
+        if way == "shuffle" and ways:
+            groups = int(self.pick(*ways))  # type: ignore[call-overload]
             cut = self.net.ints([0, groups, x.channels // groups, *x.size])
             turned = self.net.op(
                 "Transpose", self.net.op("Reshape", x.name, cut), perm=[0, 2, 1, 3, 4]
             )
             name = self.net.op("Reshape", turned, self.net.ints([0, x.channels, *x.size]))
             return Tensor(name, x.channels, x.size, x.kind, x.values)
-        if way == "concat" and 2 * x.channels <= MAX_CHANNELS:
-            self.net.channels[x.name] = x.channels
-            return Tensor(self.net.concat(x.name, x.name), 2 * x.channels, x.size, x.kind, x.values)
+        if way == "concat":
+            alike = [
+                t for t in (x, *self.quantized)
+                if t.size == x.size and t.kind == x.kind and t.channels + x.channels <= MAX_CHANNELS
+            ]  # fmt: skip
+            if alike:
+                other = alike[int(self.rng.integers(len(alike)))]
+                for one in (x, other):
+                    self.net.channels[one.name] = one.channels
+                values = x.values if other.values == x.values else ()
+                name = self.net.concat(x.name, other.name)
+                return Tensor(name, x.channels + other.channels, x.size, x.kind, values)
         if way == "renamed" and x.kind in ("bits", "three"):
             name = self.net.op("Neg", x.name)
             return Tensor(name, x.channels, x.size, x.kind, tuple(-v for v in x.values))
@@ -187,12 +80,16 @@ class Maker:
     def padded(self, x: Tensor, kernel: int, reach: int) -> tuple[Tensor, list[int]]:
         """Return what a convolution reads, and its own pads."""
         pads = [int(p) for p in self.rng.integers(0, max(1, reach) + 1, 4)]
-        way = self.take("unpadded", "zero pads", "value pads", "odd pads")
+        way = self.choose("unpadded", "zero pads", "zero pads", "value pads", "odd pads")
         if way == "unpadded" or kernel == 1:
+            self.features.add("unpadded")
             return x, [0] * 4
+        if way == "value pads" and not x.values:
+            way = "odd pads"
+        self.features.add(way)
         if way == "zero pads":
             return x, [reach // 2] * 4
-        if way == "odd pads" or not x.values:
+        if way == "odd pads":
             return x, pads
         value = float(self.pick(*x.values))  # type: ignore[arg-type]
         size = (x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3])
@@ -203,19 +100,22 @@ class Maker:
 
     def product(self, x: Tensor) -> Tensor:
         kernel = int(self.pick(1, 2, 3, 3))  # type: ignore[call-overload]
-        stride, dilation = int(self.pick(1, 1, 2)), int(self.pick(1, 1, 1, 2))  # type: ignore[call-overload]
+        stride, dilation = int(self.pick(1, 1, 1, 2)), int(self.pick(1, 1, 1, 2))  # type: ignore[call-overload]
         x, pads = self.padded(x, kernel, dilation * (kernel - 1))
         span = dilation * (kernel - 1) + 1
         high, wide = x.size[0] + pads[0] + pads[2], x.size[1] + pads[1] + pads[3]
         if high < span or wide < span:
             kernel = dilation = span = 1
-        way = self.take("one group", "one group", "groups", "depthwise")
-        groups = 1
-        if way == "groups":
-            groups = int(self.pick(*[g for g in (2, 3, 4) if x.channels % g == 0], 1))  # type: ignore[call-overload]
+        way = self.choose("one group", "one group", "groups", "depthwise")
+        groups, ways = 1, [g for g in (2, 3, 4) if x.channels % g == 0]
+        if way == "groups" and ways:
+            groups = int(self.pick(*ways))  # type: ignore[call-overload]
         elif way == "depthwise":
             groups = x.channels
+        self.features.add(way if groups > 1 else "one group")
         units = int(self.rng.choice(CHANNELS))
+        if self.chance(0.4):  # as many as there are elsewhere: what is added must fit
+            units = int(self.pick(*(t.channels for t in self.tensors)))  # type: ignore[call-overload]
         if groups > 1:
             units = groups * int(self.pick(1, 1, 2, 16 if groups < 8 else 1))  # type: ignore[call-overload]
         weight = self.weights((units, x.channels // groups, kernel, kernel))
@@ -228,7 +128,8 @@ class Maker:
         return Tensor(name, units, size)
 
     def weights(self, shape: tuple[int, ...]) -> np.ndarray:
-        kind = self.take("signs", "signs", "ternary", "few bits", "real")
+        kind = self.choose("signs", "signs", "ternary", "few bits", "real")
+        self.features.add(f"weights {kind}")
         scale = self.rng.choice([1.0, 0.5, -0.25] if self.dyadic else [0.37, 1.3, -0.2], shape[0])
         scale[self.rng.random(shape[0]) < 0.05] = 0.0
         column = scale.reshape(-1, 1, 1, 1)
@@ -247,7 +148,15 @@ class Maker:
 
     def glue(self, x: Tensor) -> Tensor:
         """Append one elementwise operator, or a combination with another tensor."""
-        way = self.take("bn", "affine", "relu", "prelu", "clip", "residual", "gate", "neg", "pool")
+        way = self.choose(
+            "bn", "affine", "relu", "prelu", "clip", "residual", "residual", "gate", "neg", "pool"
+        )
+        out = self._glued(x, way)
+        if out is not x and way not in ("residual", "pool"):
+            self.features.add(way)
+        return out
+
+    def _glued(self, x: Tensor, way: str) -> Tensor:
         net, channels = self.net, x.channels
         if way == "bn":
             gamma = self.vector(channels, -1.5, 1.5)
@@ -279,7 +188,8 @@ class Maker:
         if way == "neg":
             return self.put(x, "Neg", x.name)
         if way == "pool" and min(x.size) >= 3:
-            kind = self.take("MaxPool", "AveragePool")
+            kind = self.choose("MaxPool", "AveragePool")
+            self.features.add(kind)
             return self.pooled(Tensor(x.name, channels, x.size), kind)
         return x
 
@@ -288,6 +198,7 @@ class Maker:
         same = [t for t in fitting if t.channels == x.channels and t.name != x.name]
         if same:
             other = same[int(self.rng.integers(len(same)))]
+            self.features.add("residual")
             operands = [x.name, other.name][:: 1 if self.chance(0.5) else -1]
             return self.put(x, str(self.pick("Add", "Add", "Sub", "Mul")), *operands)
         if fitting:
@@ -304,45 +215,44 @@ class Maker:
 
     def build(self) -> onnx.ModelProto:
         """Return the network."""
-        size = int(self.rng.integers(4, 10)), int(self.rng.integers(4, 10))
+        size = int(self.rng.integers(3, 8)), int(self.rng.integers(3, 8))
         channels = int(self.rng.choice(CHANNELS))
         batch = self.pick("N", 1, 1)
+        self.dynamic = batch == "N"
         self.net.input("x", [batch, channels, *size])  # type: ignore[list-item]
         self.tensors.append(Tensor("x", channels, size))
         ends: list[Tensor] = []
-        for _ in range(int(self.rng.integers(3, 13))):
+        for _ in range(int(self.rng.integers(3, self.most + 1))):
             source = self.tensors[-1 - int(self.rng.integers(min(3, len(self.tensors))))]
+            self.features = set()
             data = self.moved(self.quantize(source))
-            if data.kind != "float" and self.chance(0.3):
+            if data.values and self.chance(0.3):
                 self.tensors.append(data)  # also read as numbers
             made = self.product(data)
             for _ in range(int(self.rng.integers(0, 4))):
                 made = self.glue(made)
+            made.trail = frozenset(self.features)
             self.tensors.append(made)
             ends.append(made)
-        last = ends[-1]
-        out = self.take("to bits", "to levels", "to float")
-        last = {"to bits": self.bits, "to levels": self.levels, "to float": lambda x: x}[out](last)
+        last = getattr(self, str(self.pick("bits", "three", "levels", "float")))(ends[-1])
         names = {last.name}
         names.update(t.name for t in self.tensors[1:] if self.chance(0.15))
         for name in sorted(names):
             self.net.outputs.append(name)
-        model = self.net.model()
+        model = self.net.model(check=False)  # whoever loads it does that
         for info in model.graph.output:
             info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or TensorProto.FLOAT
         return model
 
-    def feeds(self) -> list[dict[str, np.ndarray]]:
-        """Return inputs: real ones, and small integers with many zeros."""
+    def feeds(self) -> dict[str, np.ndarray]:
+        """Return inputs: real ones, or small integers with many zeros; of two images, one each."""
         (info,) = (i for i in self.net.inputs if i.name == "x")
-        dims = info.type.tensor_type.shape.dim
-        shape = [d.dim_value or 2 for d in dims]
+        shape = [d.dim_value or 2 for d in info.type.tensor_type.shape.dim]
         rng = np.random.default_rng(self.seed)
         real = rng.standard_normal(shape) * 2
         if self.dyadic:
             real = np.round(real * 8) / 8
-        return [{"x": v.astype(np.float32)} for v in (real, rng.integers(-2, 3, shape))]
-
-    def pairs(self) -> set[tuple[str, str]]:
-        """Return the pairs of features that are in the network together."""
-        return set(itertools.combinations(sorted(self.features), 2))
+        whole = rng.integers(-2, 3, shape)
+        if shape[0] == 2:
+            return {"x": np.stack([real[0], whole[1]]).astype(np.float32)}
+        return {"x": (real if rng.random() < 0.5 else whole).astype(np.float32)}

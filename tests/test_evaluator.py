@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -175,6 +176,106 @@ def test_a_tie_is_excused_and_nothing_else() -> None:
         for way in (-moved, moved):
             physical.constants[bias] = np.full_like(physical.constants[bias], offset + way)
             assert bool(compare_passes(physical, before, feeds)) == (not tie and way > 0)
+
+
+def quantized_sum(offset: float) -> tuple[onnx.ModelProto, Arrays]:
+    """Return a rounding of ``10 * conv(x)`` to 0..15, and an input that makes 1.3 + `offset`."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 4, 1, 1])
+    weight = np.array([0.1, 0.2, 0.3, 0.7], np.float32).reshape(1, 4, 1, 1)
+    moved = net.op("Add", net.conv(x, weight), net.const(offset))
+    level = net.op("Round", net.clip(net.op("Mul", moved, net.const(10.0)), 0, 15))
+    net.channels[level] = 1
+    net.output(net.conv(level, np.full((1, 1, 1, 1), 3, np.float32)))
+    return net.model(), {"x": np.ones((1, 4, 1, 1), np.float32)}
+
+
+def test_a_tie_excuses_the_levels_beside_it_and_no_others() -> None:
+    """The sum is 12.5 but for rounding: level 12 or 13."""
+    model, feeds = quantized_sum(-0.05)
+    before, physical, _ = passed(model, "arm64")
+    (node,) = kernels(physical, "Conv2d")
+    (limits,) = (i for i in node.inputs if i.endswith(("value", "search")) or ".value." in i)
+    right = physical.constants[limits]
+    for moved, noticed in ((-1e-7, False), (1e-7, False), (0.2, True), (-0.2, True)):
+        physical.constants[limits] = (right + np.float32(moved)).astype(np.float32)
+        assert bool(compare_passes(physical, before, feeds)) == noticed
+
+
+def test_a_float_may_be_off_by_its_own_rounding_only() -> None:
+    """What another channel holds, a million times as large, is no excuse."""
+    net = Net(seed=3)
+    x = net.input("x", [1, 4, 3, 3])
+    weight = net.normal((2, 4, 1, 1)) * np.float32([1e-6, 1.0]).reshape(2, 1, 1, 1)
+    net.output(net.conv(x, weight.astype(np.float32), np.float32([1e-6, 1.0])))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 4, 3, 3)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, feeds)
+    (node,) = kernels(physical, "Conv2d")
+    bias = physical.constants[node.inputs[2]].copy()
+    bias[0] *= np.float32(1 + 1e-4)
+    physical.constants[node.inputs[2]] = bias
+    assert compare_passes(physical, before, feeds)
+
+
+def test_floats_that_are_near_multiples_may_be_added_as_floats() -> None:
+    """1.5e-8 is within 1e-5 of nothing times 0.9; a layer that stays float reads what it is."""
+    net = Net(seed=6)
+    x = net.input("x", [1, 2, 1, 1])
+    weight = np.float32([-1, -1]).reshape(2, 1, 1, 1)
+    net.output(net.op("Sign", net.conv(x, weight, group=2)))
+    feeds = {"x": np.float32([0.9, 1.5e-8]).reshape(1, 2, 1, 1)}
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, feeds)
+
+
+def test_decisions_by_integers_have_no_ties() -> None:
+    """The sum is exactly at the threshold of a batch normalization with any constants."""
+    net = Net(seed=4)
+    x = net.input("x", [1, 32, 5, 5])
+    net.channels[x] = 32
+    bits = net.sign(x)
+    made = net.bconv(bits, 16)
+    gamma, mean = net.const(np.full(16, 0.37, np.float32)), net.const(np.full(16, 4.0, np.float32))
+    zero, one = net.const(np.zeros(16, np.float32)), net.const(np.full(16, 1.7, np.float32))
+    normal = net.op("BatchNormalization", made, gamma, zero, mean, one)
+    up = net.op("GreaterOrEqual", normal, net.const(0.0))
+    net.channels[last := net.where(up, 1.0, -1.0)] = 16
+    net.output(net.bconv(last, 16))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 5, 5)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, feeds)
+    node = kernels(physical, "BinaryConv2d")[0]
+    name = next(i for i in node.inputs if i in physical.constants and "threshold" in i)
+    inside = np.abs(physical.constants[name].astype(np.int64)) < 2**30
+    physical.constants[name] = np.where(inside, physical.constants[name] - 1, 0).astype(np.int32)
+    assert compare_passes(physical, before, feeds)
+
+
+def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
+    """``1e30 * (dot - mean) + 0.5`` where the sum is the mean: the terms are 1e31."""
+    net = Net(seed=5)
+    x = net.input("x", [1, 16, 5, 5])
+    net.channels[x] = 16
+    signs = net.op("Sign", x)
+    net.channels[signs] = 16
+    made = net.conv(signs, net.rng.integers(-1, 2, (16, 16, 1, 1)).astype(np.float32))
+    arrays = np.full(16, 1e30), np.full(16, 0.5), np.zeros(16), np.full(16, 1.3)
+    constants = [net.const(v.astype(np.float32)) for v in arrays]
+    net.output(net.op("BatchNormalization", made, *constants))
+    feeds = {"x": np.random.default_rng(0).integers(-1, 2, (1, 16, 5, 5)).astype(np.float32)}
+    for target in TARGETS:
+        before, physical, _ = passed(net.model(), target)
+        assert not compare_passes(physical, before, feeds)
+
+
+def test_shapes_are_those_that_kernels_read() -> None:
+    before, physical, _ = passed(network())
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
+    (node,) = kernels(physical, "BinaryConv2d")
+    node.attrs["spec"] = replace(node.attrs["spec"], height=8)
+    with pytest.raises(VerificationError, match=r"kernel `.*` reads uint32.* as its input 0"):
+        compare_passes(physical, before, feeds)
 
 
 def test_dynamic_batch() -> None:

@@ -10,7 +10,7 @@ import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Node
 from bnncc.ir.numeric import multiples
-from bnncc.passes.lattices import as_multiples, exact_line
+from bnncc.passes.lattices import as_multiples, exact_line, few_bit_weights
 from bnncc.passes.monotone import chain_direction
 from bnncc.verification.confirm_passes import compare_passes
 from tests.collection import oracle
@@ -236,3 +236,57 @@ def test_levels_around_any_zero_point_are_multiples_of_the_step(zero: int) -> No
     first, step, unit = found
     assert (first, step) == (-128 - zero, 1)
     assert unit == pytest.approx(0.2, rel=1e-6)
+
+
+def two(net: Net, x: str, high: float, low: float) -> str:
+    return net.where(net.op("GreaterOrEqual", x, net.const(0.0)), np.float32(high), np.float32(low))
+
+
+@pytest.mark.parametrize("pair", [(0.15, 0.5), (-0.3432031, 1.0), (0.5, -0.3), (-1.0, 1e-9)])
+def test_two_values_are_read_as_exactly_what_they_are(pair: tuple[float, float]) -> None:
+    """As numbers and compared with themselves; of the last pair no sum gives both."""
+    net = Net(seed=pair)
+    x = net.input("x", [1, 8, 4, 4])
+    bits = two(net, x, *pair)
+    net.channels[bits] = 8
+    numbers = net.op("Mul", bits, net.op("Sigmoid", net.reduce_mean(x, [2, 3])))
+    level = net.cast(net.op("Greater", net.op("Mul", bits, net.op("Abs", bits)), net.const(0.0)))
+    net.output(net.bconv(bits, 16), net.op("MaxPool", bits, kernel_shape=[2, 2]), numbers, level)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 4, 4)).astype(np.float32)}
+    for target in TARGETS:
+        before, physical, _ = passed(net.model(), target)
+        made = evaluated(physical, before, feeds)
+        right = oracle.run(net.model(), feeds)
+        held = made[net.outputs[1]]
+        assert np.array_equal(held, right[net.outputs[1]])
+        assert set(np.unique(held)) <= set(np.float32(pair))
+    made = bnncc.compile(net.model(), threads=1).run(feeds)
+    assert np.array_equal(made[net.outputs[1]], right[net.outputs[1]])
+
+
+def test_offsets_turn_with_weights_that_are_stored_negated() -> None:
+    """A sign that falls with the sum has channels negated; levels of the same sum go with them."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 8, 5, 5])
+    bits = two(net, x, 0.5, -0.3)
+    weight = net.signs((32, 8, 1, 1)) * net.rng.choice([0.25, 0.5], (32, 1, 1, 1))
+    net.channels[bits] = 8
+    bias = (net.rng.integers(-4, 5, 32) / 4).astype(np.float32)
+    made = net.op("Neg", net.conv(bits, weight.astype(np.float32), bias))
+    net.channels[made] = 32
+    level = net.op("Round", net.clip(made, -1, 2))
+    net.channels[level] = 32
+    sign = net.op("Sign", made)
+    net.channels[sign] = 32
+    net.output(net.bconv(level, 16), net.bconv(sign, 16))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 8, 5, 5)))
+
+
+def test_real_filters_of_two_weights_are_no_multiples() -> None:
+    """73 and 3 units are within 1e-5 of the larger one, but not as near as float32 can be."""
+    weight = np.array([[1.0, 3 / 73 + 5e-6], [1.0, 5 / 67 - 5e-6]], np.float32)
+    assert few_bit_weights(weight) is None
+    whole = np.array([[7, -3, 1], [100, 3, -77]]) * np.array([[0.3], [0.0171]])
+    found = few_bit_weights(whole.astype(np.float32))
+    assert found is not None
+    assert np.abs(found.whole).tolist() == [[7, 3, 1], [100, 3, 77]]

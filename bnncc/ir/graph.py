@@ -92,9 +92,9 @@ class Graph:
     in_file : dict of str to tuple
         By name, what layers that were rewritten are in the file: operator, shapes of the result and
         of the weights; for the report.
-    forms : dict of str to Form
+    forms : dict of str to tuple of Form
         Of a physical graph: which tensor of the model some of its tensors hold, and how; see
-        `bnncc.passes.physical.Form`.
+        `bnncc.passes.forms.Form`.
     """
 
     nodes: list[Node]

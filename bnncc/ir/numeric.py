@@ -23,6 +23,9 @@ UNITS = (*range(1, 129), 255)
 _FEWEST = 4
 """Fewer numbers than this are multiples of anything small by chance."""
 
+FLOAT_SUM = "float_sum"
+"""Attribute of a product that adds floats also where operands are multiples of a scale."""
+
 _CHUNK_BYTES = 1 << 24
 
 
@@ -101,6 +104,8 @@ def product(
     w_axis: int | None,
     multiply: Callable[[Array, Array], Array],
     spread: Callable[[Array], Array],
+    *,
+    whole: bool = True,
 ) -> Array:
     """Multiply and accumulate `x` and `w` into float64, exactly where both hold multiples.
 
@@ -114,13 +119,15 @@ def product(
         The bilinear operator.
     spread : callable
         Reshapes the scale of `w` so that it broadcasts against the result.
+    whole : bool
+        Whether to look for multiples.
 
     Returns
     -------
     ndarray of float64
         The product, not yet rounded to the dtype of `x`.
     """
-    wm = multiples(w, w_axis)
+    wm = multiples(w, w_axis) if whole else None
     xm = None if wm is None else multiples(x)
     if xm is None or wm is None:
         return multiply(x.astype(np.float64), w.astype(np.float64))
@@ -222,6 +229,7 @@ def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array
         0,
         lambda a, b: convolve(a, b, attrs),
         lambda s: s.reshape(column) if s.size > 1 else s.reshape(-1)[0],
+        whole=not attrs.get(FLOAT_SUM),
     )
     if bias is not None:
         y = y + bias.reshape(column).astype(np.float64)
@@ -254,7 +262,8 @@ def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]
     filters = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
     filters = np.flip(filters.reshape(-1, *filters.shape[2:]), tuple(range(2, 2 + rank)))
     plain = {"strides": ones, "dilations": dilations, "pads": zeros * 2, "group": group}
-    return conv(stuffed[inside], filters, bias, {**plain, "auto_pad": "NOTSET"})
+    plain |= {"auto_pad": "NOTSET", FLOAT_SUM: attrs.get(FLOAT_SUM)}
+    return conv(stuffed[inside], filters, bias, plain)
 
 
 def transposed_pads(
@@ -270,19 +279,21 @@ def transposed_pads(
     return [*first, *(t - f for t, f in zip(total, first, strict=True))]
 
 
-def matmul(a: Array, b: Array) -> Array:
+def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
     axis = b.ndim - 1 if b.ndim == 2 else None
-    return product(
-        a, b, axis, np.matmul, lambda s: s.reshape(-1) if s.size > 1 else s.reshape(-1)[0]
-    )
+
+    def spread(scale: Array) -> Array:
+        return scale.reshape(-1) if scale.size > 1 else np.asarray(scale.reshape(-1)[0])
+
+    return product(a, b, axis, np.matmul, spread, whole=whole)
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
     """Evaluate ONNX Gemm; `alpha`, `beta` and C join before the one rounding."""
     a = a.T if attrs.get("transA") else a
     b = b.T if attrs.get("transB") else b
-    y = matmul(a, b) * np.float64(attrs.get("alpha", 1.0))
+    y = matmul(a, b, whole=not attrs.get(FLOAT_SUM)) * np.float64(attrs.get("alpha", 1.0))
     if c is not None:
         y = y + np.float64(attrs.get("beta", 1.0)) * c.astype(np.float64)
     return y.astype(a.dtype)

@@ -206,7 +206,8 @@ def _gemm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 
 
 def _matmul(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    return [np.asarray(numeric.matmul(ins[0], ins[1])).astype(ins[0].dtype)]
+    whole = not attrs.get(numeric.FLOAT_SUM)
+    return [np.asarray(numeric.matmul(ins[0], ins[1], whole=whole)).astype(ins[0].dtype)]
 
 
 def _max_pool(attrs: dict[str, Any], ins: list[Any], count: int) -> list[Array]:

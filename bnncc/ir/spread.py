@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def spread(
     name: str,
     *,
     near: float,
-    whole: bool = False,
+    whole: float | None = None,
     dyadic: bool = False,
     relaxed: bool = False,
 ) -> Spread:
@@ -67,12 +67,14 @@ def spread(
         The tensor asked for, computed even if it is known.
     near : float
         How near, in units of the magnitude.
-    whole : bool
-        Whether products of small multiples of scales are sums of integers: where such a sum is 0,
-        nothing was rounded.
+    whole : float, optional
+        If given, products of small multiples of scales are sums of integers: exact, until a
+        constant is added to what is scaled. The number is the largest that data can hold. Else
+        operands may be no more than near such multiples, and sums of floats are right as well.
     dyadic : bool
-        Whether also other sums are exact, where all numbers are multiples of a power of two: not so
-        if data only happen to be that, and are computed as multiples of something else.
+        Whether also results of other operators are exact, where all numbers are multiples of a
+        power of two: not so if data only happen to be that, and are computed as multiples of
+        something else.
     relaxed : bool
         Whether decisions on exact zeros may fall either way, too.
 
@@ -82,6 +84,7 @@ def spread(
     """
     values: dict[str, Array] = {**graph.constants, **known}
     sizes: dict[str, Array] = {}
+    owed: dict[str, Array] = {}
     ends: dict[str, tuple[Array, Array]] = {}
     for node in _between(graph, known, name):
         ins = [values[i] if i else None for i in node.inputs]
@@ -89,12 +92,16 @@ def spread(
         outs = evaluate_node(node, ins, graph.types)
         around = _around(node, ins, errs, ends, near, relaxed)
         others = _outcomes(node, ins, around, outs)
+        if whole is None and node.op in PRODUCTS:
+            twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
+            floats = evaluate_node(twin, ins, graph.types)
+            if not np.array_equal(floats[0], outs[0]):
+                others.append(floats)
         for k, (made, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if not made or (made in known and made != name):
                 continue
             values[made] = out
-            size = _of_integers(node, ins, errs, out, dyadic) if whole else None
-            sizes[made] = magnitude(node, ins, errs, out, k) if size is None else size
+            sizes[made] = _size(node, ins, errs, out, k, whole, dyadic, owed)
             if others:
                 with np.errstate(all="ignore"):
                     low = np.minimum.reduce([out, *(o[k] for o in others)])
@@ -171,43 +178,184 @@ _MOST_LOOSE = 3
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
+def _size(
+    node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int,
+    whole: float | None, dyadic: bool, owed: dict[str, Array],
+) -> Array:  # fmt: skip
+    """Return the magnitude of a result of kernels whose accumulators are integers.
+
+    Parameters
+    ----------
+    node, ins, errs, out, index
+        As for `magnitude`.
+    whole, dyadic
+        As for `spread`.
+    owed : dict of str to ndarray
+        By tensor that is an integer product, but for operators with constants: the terms of
+        that product, which count where a constant is added. The two constants become one, the
+        other being what stands between the accumulator and the product (the K of ``K - 2 * acc``,
+        the levels that are no multiples of their step).
+    """
+    size, terms = None, None
+    held = [k for k, name in enumerate(node.inputs) if name in owed]
+    if whole is not None and node.op in PRODUCTS:
+        found = _of_integers(node, ins, errs, out, whole, dyadic)
+        if found is not None:
+            size, terms = found
+    elif held and _is_affine(node, ins, held[0]):
+        scale, offset = _affine(node, ins, out, held[0])
+        rounded = owed[node.inputs[held[0]]]
+        terms = rounded * np.abs(scale)
+        errs = list(errs)
+        errs[held[0]] = errs[held[0]] + np.where(offset != 0, rounded, 0.0)
+    elif held == [0] and node.op in _MOVES:
+        data = ins[0]
+        assert data is not None
+        terms = evaluate_node(node, [np.broadcast_to(owed[node.inputs[0]], data.shape), *ins[1:]])[
+            index
+        ]
+    if terms is not None:
+        owed[node.outputs[index]] = terms
+    if size is None:
+        size = magnitude(node, ins, errs, out, index)
+    if dyadic and node.op in _EXACT and np.any(size):
+        size = np.where(_all_dyadic(node, ins, errs, out), 0.0, size)
+    return size
+
+
+_EXACT = frozenset(("Add", "Sub", "Sum", "Mul", "BatchNormalization", "PRelu", "LeakyRelu"))
+"""Operators whose results are exact, in whatever order, where all they meet is dyadic."""
+
+
+_MOVES = frozenset((
+    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity",
+))  # fmt: skip
+
+
+def _is_affine(node: Node, ins: list[Array | None], data: int) -> bool:
+    """Whether an input is only scaled and shifted, by one number or by those of one axis."""
+    if node.op in ("Neg", "BatchNormalization"):
+        return data == 0
+    other = ins[1 - data] if len(ins) == 2 else None
+    if node.op not in ("Add", "Sub", "Mul", "Div") or other is None or (node.op == "Div" and data):
+        return False
+    return sum(extent > 1 for extent in other.shape) <= 1
+
+
+def _affine(node: Node, ins: list[Array | None], out: Array, data: int) -> tuple[Array, Array]:
+    """Return scale and offset of such a node, in float64; they broadcast to its result."""
+    if node.op == "Neg":
+        return -np.ones(()), ZERO
+    if node.op == "BatchNormalization":
+        column = (1, -1) + (1,) * (out.ndim - 2)
+        gamma, beta, mean, var = (np.asarray(v, np.float64).reshape(column) for v in ins[1:5])
+        scale = gamma / np.sqrt(var + float(np.float32(node.attrs.get("epsilon", 1e-5))))
+        return scale, beta - mean * scale
+    other = np.asarray(ins[1 - data], np.float64)
+    if node.op in ("Add", "Sub"):
+        return np.ones(()), other
+    with np.errstate(all="ignore"):
+        return other if node.op == "Mul" else 1 / other, ZERO
+
+
+def _all_dyadic(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Return which elements are made of dyadic numbers alone."""
+    values = [np.asarray(v) for v in ins if v is not None]
+    if node.op == "BatchNormalization":
+        scale, offset = _affine(node, ins, out, 0)
+        values = [values[0], scale, offset]
+    elif node.op == "LeakyRelu":
+        values.append(np.float64(node.attrs.get("alpha", 0.01)))
+    exact = _dyadic(out)
+    for value in values:
+        exact = exact & _dyadic(value)
+    for err in errs:
+        exact = exact & (err == 0)
+    return np.asarray(exact)
+
+
 def _of_integers(
-    node: Node, ins: list[Array | None], errs: list[Array], out: Array, dyadic: bool
-) -> Array | None:
-    """Return the magnitude of a product of small multiples of scales; None if it is none.
+    node: Node, ins: list[Array | None], errs: list[Array], out: Array, whole: float, dyadic: bool
+) -> tuple[Array, Array] | None:
+    """Return magnitude and terms of a product of small multiples of scales; None if it is none.
 
     Its accumulator is an exact integer: where that is 0, the result is the bias, or exactly 0.
     """
-    if node.op in ("Add", "Sub", "Sum") and dyadic:
-        values = [v for v in ins if v is not None]
-        return sum(errs, ZERO) if all(map(are_dyadic, (*values, out))) else None
-    if node.op not in PRODUCTS or any(e.any() for e in errs):
+    if any(e.any() for e in errs):
         return None
     data, weight = ins[:2]
     assert data is not None
     assert weight is not None
     if weight.ndim < 2:
         return None
-    axis: int | None = weight.ndim - 1
-    if node.op == "Conv" or node.attrs.get("transB"):
-        axis = 0
-    if node.op == "ConvTranspose" or (node.op == "MatMul" and weight.ndim != 2):
-        axis = None
+    axis = _filters_axis(node, weight)
     parts = [numeric.multiples(weight, axis), numeric.multiples(data)]
     if any(part is None for part in parts):
         return None
+    top = max(whole, float(np.abs(data).max(initial=0.0)))
+    size = np.abs(weight.astype(np.float64)) * top
+    column = (1, -1) + (1,) * (out.ndim - 2) if node.op == "Conv" else (1, -1)
+    if axis is None:
+        terms = size.sum(keepdims=True).reshape((1,) * out.ndim)
+    else:
+        terms = np.moveaxis(size, axis, 0).reshape(size.shape[axis], -1).sum(axis=1)
+        terms = terms.reshape(column)
+    terms = terms * abs(float(node.attrs.get("alpha", 1.0)))
     bias = np.zeros(1) if len(ins) < 3 or ins[2] is None else np.asarray(ins[2])
     if node.op in ("Conv", "ConvTranspose"):
         bias = bias.reshape((1, -1) + (1,) * (out.ndim - 2))
     exact = all(part is not None and powers_of_two(part[1]) for part in parts)
     if dyadic and exact and are_dyadic(bias) and are_dyadic(out):
-        return ZERO
+        return ZERO, terms
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
-    return np.abs(out) + np.broadcast_to(bias, out.shape)
+    return np.abs(out) + bias + np.where(bias != 0, terms, 0.0), terms
+
+
+def _filters_axis(node: Node, weight: Array) -> int | None:
+    """Return the axis of a product's output channels; None if there is none."""
+    if node.op == "ConvTranspose" or (node.op == "MatMul" and weight.ndim != 2):
+        return None
+    return 0 if node.op == "Conv" or node.attrs.get("transB") else weight.ndim - 1
+
+
+def exactly_whole(graph: Graph, known: Mapping[str, Array], name: str) -> bool:
+    """Whether the weights of products between `known` and `name` are exact multiples of scales.
+
+    Others are so but for rounding: then which scale they have is a matter of rounding, too.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    known : mapping of str to ndarray
+        As for `spread`.
+    name : str
+        The tensor asked for.
+    """
+    for node in _between(graph, known, name):
+        weight = graph.constants.get(node.inputs[1]) if node.op in PRODUCTS else None
+        if weight is None:
+            continue
+        parts = numeric.multiples(weight, _filters_axis(node, weight))
+        if parts is None or (parts[0] * parts[1] != weight).any():
+            return False
+    return True
+
+
+def are_multiples(values: Sequence[float]) -> bool:
+    """Whether float32 numbers are multiples of one of them, or of 1, with no rounding at all."""
+    numbers = np.array(values, np.float32).astype(np.float64)
+    sizes = np.abs(numbers[numbers != 0])
+    unit = 1.0 if (numbers == np.rint(numbers)).all() else sizes.min(initial=np.inf)
+    return bool((numbers / unit == np.rint(numbers / unit)).all())
 
 
 def are_dyadic(values: Array) -> bool:
     """Whether float32 sums of such values are exact: multiples of 1/1024, not too large."""
-    scaled = values.astype(np.float64) * 1024
-    small = np.abs(scaled).max(initial=0.0) < EXACT_BELOW
-    return bool(small) and bool((np.rint(scaled) == scaled).all())
+    return bool(_dyadic(values).all())
+
+
+def _dyadic(values: Array) -> Array:
+    """Return which numbers are such."""
+    scaled = np.asarray(values, np.float64) * 1024
+    return np.asarray((np.abs(scaled) < EXACT_BELOW) & (np.rint(scaled) == scaled))

@@ -24,6 +24,7 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes import grouped
 from bnncc.passes.byte_signs import write_image_bits
+from bnncc.passes.forms import held_forms
 from bnncc.passes.groups import Event, Group, realise
 from bnncc.passes.interleave import interleave
 from bnncc.passes.kinds import Kinds
@@ -149,7 +150,7 @@ class _Fuser:
         out = self.physical.graph
         out.outputs = [self._output(name) for name in self.graph.outputs]
         out.prune()
-        held = self.physical.forms()
+        held = held_forms(self.physical)
         out.forms = {name: form for name, form in held.items() if name in out.types}
         return out
 
@@ -341,10 +342,12 @@ class _Fuser:
             data = self.look.constant_glue(node) or self._first_operand(node)
         n, channels, height, width, rank = self.physical.image(data)
         scale, offset = np.ones(channels), np.zeros(channels)
+        source = None
         if data in self.physical.planes and data not in self.physical.floats:
-            spec, inputs, value = self.physical.bits_source(data)
-            scale = scale * (value.hi - value.lo) / 2
-            offset = offset + (value.hi + value.lo) / 2
+            source = self.physical.bits_source(data)
+        if source is not None:
+            spec, inputs, (first, step) = source
+            scale, offset = scale * step, offset + first
         else:
             layout = self.physical.layout_of(data)
             spec = Elementwise(n, height, width, channels, layout, (), rank)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Node
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
-from bnncc.passes.affine import Affine, affine_of, channel_vector
+from bnncc.passes.affine import affine_of, channel_vector
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
@@ -113,6 +113,15 @@ class Group:
             self.dot = a * self.step, np.full(self.channels, b) * self.step + self.first
             self.top = 2 * self.spec.taps
 
+    def negate(self, flip: np.ndarray) -> None:
+        """Store the weights of some channels of a binary layer negated."""
+        if flip.any():
+            assert self.bits is not None
+            sign = np.where(flip, -1, 1)
+            self.bits = self.bits ^ flip[:, None, None, None]
+            self.scale, self.first = self.scale * sign, self.first * sign
+            self.__post_init__()
+
     @property
     def channels(self) -> int:
         """Channels of the result."""
@@ -196,13 +205,14 @@ def realise(group: Group, physical: Physical) -> None:
     physical : Physical
         The graph being built.
     """
-    writer = _Writer(physical, group)
     spec = group.spec
     signs, flip = sign_tables.plan(group, physical.source)
+    group.negate(flip)
+    writer = _Writer(physical, group)
     writer.affine(group.scale, group.offset)
     done: dict[object, Planes] = {}
     stored: list[tuple[str, str, str]] = []
-    chain = level_steps.Chain(group, physical.source, flip)
+    chain = level_steps.Chain(group, physical.source)
     for event in group.events:
         chain.follow(event)
         if event.kind == "levels":
@@ -224,7 +234,7 @@ def realise(group: Group, physical: Physical) -> None:
     spec = replace(spec, steps=tuple(writer.steps))
     if isinstance(spec, BinaryConv2d):
         spec = physical.ordered(spec)
-    inputs = [*group.inputs, *_weights(spec, group, flip, writer), *writer.inputs]
+    inputs = [*group.inputs, *_weights(spec, group, writer), *writer.inputs]
     physical.kernel(spec, inputs, writer.outputs, group.name, group.covers)
     for tensor, layout, name in stored:
         forms = physical.floats.setdefault(tensor, {})
@@ -240,12 +250,12 @@ def realise(group: Group, physical: Physical) -> None:
             )
 
 
-def _weights(spec: Anchor, group: Group, flip: np.ndarray, writer: _Writer) -> list[str]:
+def _weights(spec: Anchor, group: Group, writer: _Writer) -> list[str]:
     """Return the packed weight of a binary layer; thresholds that depend on it are changed."""
     if not isinstance(spec, BinaryConv2d) or spec.per_image:
         return []
     assert group.bits is not None
-    physical, bits = writer.physical, group.bits ^ flip[:, None, None, None]
+    physical, bits = writer.physical, group.bits
     if sliced_data.limited(spec):
         writer.inputs = [
             physical.constant(
@@ -284,7 +294,7 @@ def _write_node(event: Event, writer: _Writer) -> None:
     if event.kind == "tensor":
         _write_tensor(event, writer)
         return
-    if (affine := _affine_or_none(node, graph, group.channels, rank)) is not None:
+    if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)
         return
     writer.flush()
@@ -310,12 +320,6 @@ def _write_node(event: Event, writer: _Writer) -> None:
         writer.step(
             Step("prelu"), [physical.vector(slope.astype(np.float32), f"{event.tensor}.slope")], []
         )
-
-
-def _affine_or_none(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
-    if node.op in ("Relu", "Clip", "PRelu", "LeakyRelu"):
-        return None
-    return affine_of(node, graph, channels, rank)
 
 
 def _write_tensor(event: Event, writer: _Writer) -> None:

@@ -17,7 +17,6 @@ from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import (
     REMAPS,
-    WEIGHT_TOLERANCE,
     TwoValued,
     copies_pixels,
     pools_images,
@@ -123,8 +122,10 @@ def exact_line(values: np.ndarray) -> tuple[float, float] | None:
     """
     first, count = np.float32(values[0]), len(values) - 1
     level = np.arange(count + 1).astype(np.float32)
-    for step in (np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first):
-        factor = np.float32(step)
+    steps = np.float64(values[-1]) / count - np.float64(first) / count, values[1] - first
+    factors = [np.float32(step) for step in steps]
+    factors += [np.nextafter(factors[0], np.float32(end)) for end in (-np.inf, np.inf)]
+    for factor in factors:
         once = (level.astype(np.longdouble) * factor + first).astype(np.float32)
         if np.array_equal(level * factor + first, values) and np.array_equal(once, values):
             return float(first), float(factor)
@@ -270,7 +271,8 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
     Returns
     -------
     Weights or None
-        With the smallest integers, within `WEIGHT_TOLERANCE` of the largest weight.
+        With the smallest integers, as near as `bnncc.ir.numeric.multiples` wants: filters of a
+        few real numbers are near multiples of something by chance.
     """
     flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
     if not flat.size:
@@ -304,4 +306,4 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
 
 def _near(ratio: np.ndarray, number: int) -> np.ndarray:
     scaled = ratio * number
-    return np.asarray((np.abs(scaled - np.rint(scaled)) <= WEIGHT_TOLERANCE * number).all(axis=1))
+    return np.asarray((np.abs(scaled - np.rint(scaled)) <= noise(number)).all(axis=1))

@@ -58,15 +58,13 @@ class Chain:
         Being realised.
     graph : Graph
         The logical graph.
-    flip : ndarray of bool, shape (channels,)
-        Channels of a binary layer whose weights are stored negated.
     """
 
-    def __init__(self, group: Group, graph: Graph, flip: Array) -> None:
+    def __init__(self, group: Group, graph: Graph) -> None:
         self.group, self.graph = group, graph
         self.nodes: list[Node] = []
         self.pure = isinstance(group.spec, (BinaryConv2d, FewBitConv2d))
-        self.scale, self.offset = np.where(flip, -1.0, 1.0) * group.scale, group.offset
+        self.scale, self.offset = group.scale, group.offset
         self.low, self.high = -group.top, group.top
 
     def follow(self, event: Event) -> None:

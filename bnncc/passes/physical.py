@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.passes.forms import Held
 from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.values import TwoValued
 from bnncc.schedules import with_weight_order
@@ -26,6 +27,9 @@ from bnncc.topi_binary.step import Step
 KERNEL = "bnncc.Kernel"
 """Operator name of a fused kernel; its attribute ``spec`` says all."""
 
+Line = tuple[float, float]
+"""First value and step."""
+
 
 @dataclass(frozen=True)
 class Planes:
@@ -34,29 +38,6 @@ class Planes:
     sign: str
     zero: str | None
     value: TwoValued
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tensor of the physical graph holds a tensor of the logical one.
-
-    Attributes
-    ----------
-    tensor : str
-        The logical tensor.
-    kind : str
-        ``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
-        ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`.
-    values : tuple of float
-        What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one.
-    number : int
-        Of a ``plane``.
-    """
-
-    tensor: str
-    kind: str
-    values: tuple[float, ...] = ()
-    number: int = 0
 
 
 class Physical:
@@ -184,25 +165,6 @@ class Physical:
         self.graph.types[name] = TensorType(shape, dtype)
         return name
 
-    def forms(self) -> dict[str, Form]:
-        """Return what the tensors of the physical graph that hold logical ones stand for."""
-        table: dict[str, Form] = {}
-        for tensor, made in self.floats.items():
-            if tensor not in self.source.constants:
-                table.update({name: Form(tensor, layout) for layout, name in made.items()})
-        for tensor, planes in self.planes.items():
-            lo, hi = planes.value.lo, planes.value.hi
-            values: tuple[float, ...] = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
-            table[planes.sign] = Form(tensor, "sign", values)
-            if planes.zero:
-                table[planes.zero] = Form(tensor, "zero", values)
-        for tensor, kept in self.levels.items():
-            values = self.lattices[tensor].values
-            for kind, names in kept.items():
-                held = "plane" if kind == "planes" else kind
-                table.update({n: Form(tensor, held, values, j) for j, n in enumerate(names)})
-        return table
-
     # ---- float forms ------------------------------------------------------------------------
 
     def layout_of(self, name: str, prefer: str = "NHWC") -> str:
@@ -263,31 +225,44 @@ class Physical:
         self.graph.nodes.append(Node("bnncc.View", [name], [out], {}, name))
         return out
 
-    def bits_source(self, name: str) -> tuple[Elementwise, list[str], TwoValued]:
-        """Return an anchor that reads the planes of `name` as float, without steps."""
+    def bits_source(self, name: str) -> tuple[Elementwise, list[str], Line] | None:
+        """Return an anchor that reads the planes of `name`, without steps.
+
+        With (first, step): ``first + step * v`` is what the bits stand for, exactly. None if no
+        two numbers do that.
+        """
         planes = self.planes[name]
+        value = planes.value
         n, channels, height, width, rank = self.image(name)
         spec = Elementwise(
             n, height, width, channels, rank=rank, from_bits=True, ternary=planes.zero is not None
         )
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
-        return spec, inputs, planes.value
+        if value.bipolar:
+            return spec, inputs, (0.0, value.hi)
+        line = exact_line(np.array([value.lo, value.hi], np.float32))
+        return None if line is None else (replace(spec, mode="and"), inputs, line)
 
     def _from_bits(self, name: str, layout: str) -> str:
-        spec, inputs, value = self.bits_source(name)
-        half, middle = (value.hi - value.lo) / 2, (value.hi + value.lo) / 2
+        source = self.bits_source(name)
+        if source is None:
+            planes = self.planes[name]
+            return self._from_planes(
+                name, layout, [planes.sign], (planes.value.lo, planes.value.hi)
+            )
+        spec, inputs, line = source
         steps: tuple[Step, ...] = (Step("store", layout),)
-        if (half, middle) != (1.0, 0.0):
-            channels = spec.channels
+        if line != (0.0, 1.0):
             steps = (Step("affine"), *steps)
-            inputs = [
-                *inputs,
-                self.vector(np.full(channels, half, np.float32), "unit"),
-                self.vector(np.full(channels, middle, np.float32), "middle"),
-            ]
+            inputs += self._line(line, spec.channels)
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(replace(spec, steps=steps), inputs, [out], name)
         return out
+
+    def _line(self, line: Line, channels: int) -> list[str]:
+        """Return the inputs of the step ``affine`` that is the same for all channels."""
+        pairs = ((line[1], "unit"), (line[0], "first"))
+        return [self.vector(np.full(channels, v, np.float32), what) for v, what in pairs]
 
     # ---- levels -----------------------------------------------------------------------------
 
@@ -326,19 +301,22 @@ class Physical:
         return forms[form]
 
     def _from_levels(self, name: str, layout: str) -> str:
-        known = self.lattices[name]
+        planes = self.level_form(name, "planes")
+        return self._from_planes(name, layout, planes, self.lattices[name].values)
+
+    def _from_planes(self, name: str, layout: str, planes: list[str], held: Held) -> str:
+        """Return as numbers what the planes of levels stand for."""
         n, channels, height, width, rank = self.image(name)
-        values = np.array(known.values, np.float32)
-        inputs = list(self.level_form(name, "planes"))
+        values, inputs = np.array(held, np.float32), list(planes)
         steps: tuple[Step, ...]
         if (line := exact_line(values)) is not None:
             steps = (Step("affine"), Step("store", layout))
-            for number, what in zip(reversed(line), ("unit", "first"), strict=True):
-                inputs.append(self.vector(np.full(channels, number, np.float32), what))
+            inputs += self._line(line, channels)
         else:
-            steps = (Step("levels", layout, count=known.count, way="whole", forms=("table",)),)
+            count = len(held) - 1
+            steps = (Step("levels", layout, count=count, way="whole", forms=("table",)),)
             inputs.append(self.constant(values, f"{name}.values"))
-        spec = Elementwise(n, height, width, channels, rank=rank, planes=known.bits, steps=steps)
+        spec = Elementwise(n, height, width, channels, rank=rank, planes=len(planes), steps=steps)
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(spec, inputs, [out], name)
         return out

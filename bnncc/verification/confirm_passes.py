@@ -11,7 +11,7 @@ all behind it is exact in float32, nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,22 +20,19 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.spread import Spread, are_dyadic, spread
-from bnncc.passes.physical import KERNEL, Form
+from bnncc.ir.magnitude import PRODUCTS
+from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
+from bnncc.ir.ties import TIE
+from bnncc.passes.forms import Form, Held
+from bnncc.passes.physical import KERNEL
+from bnncc.topi_binary.reference_kernels import evaluate_kernel
 from bnncc.topi_binary.spec import Conv2d
-from bnncc.verification.evaluator import evaluate_physical
+from bnncc.topi_binary.step import step_outputs
+from bnncc.verification.evaluator import Compute, evaluate_physical
+from bnncc.verification.held import OFF, code, codes, differs, encoded
 
 Array = np.ndarray[Any, Any]
-
-RELATIVE = 1e-4
-"""Of the largest value: how far floats may be apart."""
-
-TIE = 8 * float(np.finfo(np.float32).eps)
-"""Times ``sum|terms|``: how near to its threshold a decision may fall either way."""
-
-_OFF = 1e-4
-"""Part of the largest value by which a value of the model may be off the one that bits hold."""
-
+Values = Callable[[Iterable[str]], Mapping[str, Array]]
 
 _PER_SECOND = 2.5e9, 2e7
 """Products, and elements of tensors, that are evaluated and compared in a second of one core."""
@@ -115,8 +112,9 @@ def confirm_passes(
 
 
 def compare_passes(
-    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact"
-) -> list[Difference]:
+    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact",
+    values: Values | None = None, compute: Compute = evaluate_kernel,
+) -> list[Difference]:  # fmt: skip
     """Compare a physical graph with its model, tensor by tensor.
 
     Parameters
@@ -127,6 +125,10 @@ def compare_passes(
         Inputs.
     sign_zero : str
         The option.
+    values : callable, optional
+        Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
+    compute : callable
+        Computes kernels: their oracles, or compiled code.
 
     Returns
     -------
@@ -135,15 +137,19 @@ def compare_passes(
     """
     known = {i for n in model.nodes for i in n.outputs if i}
     forms = {
-        name: form
-        for name, form in physical.forms.items()
-        if form.tensor in known and _comparable(physical, model, name, form)
+        name: tuple(f for f in held if f.tensor in known and _comparable(physical, model, name, f))
+        for name, held in physical.forms.items()
     }
-    ends = zip(physical.outputs, model.outputs, strict=True)
-    forms.update({name: Form(tensor, "NCHW") for name, tensor in ends})
-    tensors = {form.tensor for form in forms.values()}
-    run = _Run(physical, forms, evaluate(model, feeds, tensors))
-    run.go(feeds)
+    for name, tensor in zip(physical.outputs, model.outputs, strict=True):
+        forms[name] = (
+            Form(tensor, "NCHW"),
+            *(f for f in forms.get(name, ()) if f.tensor != tensor),
+        )
+    forms = {name: held for name, held in forms.items() if held}
+    tensors = {form.tensor for held in forms.values() for form in held}
+    wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
+    run = _Run(physical, forms, {name: wanted[name] for name in tensors})
+    run.go(feeds, compute)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
     return run.judged(model, feeds, sign_zero != "exact")
@@ -175,37 +181,37 @@ class _Run:
     """One evaluation: collects what differs, before ties are looked for."""
 
     physical: Graph
-    forms: Mapping[str, Form]
+    forms: Mapping[str, tuple[Form, ...]]
     wanted: Mapping[str, Array]
     suspects: list[_Suspect] = field(default_factory=list)
     unheld: bool = False
     """Whether the model had a value that bits or levels cannot hold."""
 
-    def go(self, feeds: Mapping[str, Array]) -> None:
+    def go(self, feeds: Mapping[str, Array], compute: Compute) -> None:
         """Evaluate everything."""
-        outputs = evaluate_physical(self.physical, feeds, self._seen)
+        outputs = evaluate_physical(self.physical, feeds, self._seen, compute)
         for name in self.physical.outputs:
             if name in self.physical.inputs or name in self.physical.constants:
                 self._compare("output", name, outputs[name])
 
     def _seen(self, node: Node, name: str, value: Array) -> Array:
-        if name not in self.forms:
-            return value
-        return self._compare(node.name, name, value)
+        return self._compare(node.name, name, value) if name in self.forms else value
 
     def _compare(self, maker: str, name: str, value: Array) -> Array:
         """Return what `name` should be; keep what differs from that."""
-        form = self.forms[name]
-        want = self.wanted[form.tensor]
-        right, off = encoded(want, form)
-        if right.shape != value.shape or right.dtype != value.dtype:
-            self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
-            return value
-        self.unheld = self.unheld or bool(off.any())
-        differs = _differs(value, right, form, want.shape) | off
-        if differs.any():
-            self.suspects.append(_Suspect(name, form, maker, differs, value))
-        return right
+        rights = []
+        for form in self.forms[name]:
+            want = self.wanted[form.tensor]
+            right, off = encoded(want, form)
+            if right.shape != value.shape or right.dtype != value.dtype:
+                self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
+                continue
+            rights.append(right)
+            self.unheld = self.unheld or bool(off.any())
+            apart = differs(value, right, form, want.shape) | off
+            if apart.any():
+                self.suspects.append(_Suspect(name, form, maker, apart, value))
+        return rights[0] if rights else value
 
     def judged(self, model: Graph, feeds: Mapping[str, Array], relaxed: bool) -> list[Difference]:
         """Return the differences that rounding does not explain."""
@@ -213,134 +219,108 @@ class _Run:
         producers = self.physical.producers()
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
-            read = self._read(maker, producers)
-            near = {form.tensor: self.wanted[form.tensor] for form in read}
-            whole = not _floating(maker)
-            dyadic = all(are_dyadic(np.array(form.values)) for form in read)
-            found = spread(
-                model, {**feeds, **near}, tensor,
-                near=TIE, whole=whole, dyadic=dyadic, relaxed=relaxed,
-            )  # fmt: skip
-            left = one.differs & ~_excused(found, one)
+            left = one.differs
+            read, floating = self._read(maker, producers)
+            near = {name: self.wanted[name] for name in read}
+            known = {**feeds, **self._before(model, read), **near}
+            enumerated = (
+                _by_integers(*_kernel(one.name, producers))
+                and all(map(are_multiples, read.values()))
+                and exactly_whole(model, known, tensor)
+            )
+            if not enumerated or relaxed:
+                found = spread(
+                    model, known, tensor,
+                    near=TIE, whole=None if floating else _largest(read),
+                    dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
+                    relaxed=relaxed,
+                )  # fmt: skip
+                left = left & ~_allowed(found, one)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
 
-    def _read(self, node: Node | None, producers: Mapping[str, Node]) -> set[Form]:
-        """Return which tensors of the model `node` reads, in the forms nearest to it."""
-        found, stack, seen = set(), list(node.inputs) if node is not None else [], set()
+    def _read(
+        self, node: Node | None, producers: Mapping[str, Node]
+    ) -> tuple[dict[str, Held], bool]:
+        """Return what `node` computes from, and whether products on the way are sums of floats.
+
+        The former are tensors of the model, those nearest to it, with the values that they hold.
+        Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
+        signs or levels is an integer.
+        """
+        found: dict[str, Held] = {}
+        floating, seen = False, set()
+        stack = [node] if node is not None else []
         while stack:
-            name = stack.pop()
-            if name in self.forms:
-                found.add(self.forms[name])
-            elif name in producers and name not in seen:
-                seen.add(name)
-                stack += producers[name].inputs
-        return found
+            one = stack.pop()
+            spec = one.attrs.get("spec") if one.op == KERNEL else None
+            floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
+            for name in one.inputs:
+                if name in self.forms:
+                    for form in self.forms[name]:
+                        found[form.tensor] = found.get(form.tensor, ()) or form.values
+                elif name in producers and name not in seen:
+                    seen.add(name)
+                    stack.append(producers[name])
+        return found, floating
+
+    def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
+        """Return the tensors of the model that `read` are computed from.
+
+        A kernel that reads the latter alone cannot compute those again. If the model's value
+        depends on one in another way, that is another way to write what the kernel does without
+        it; no tie before it is an excuse.
+        """
+        wanted, before = set(read), set()
+        for node in reversed(model.nodes):
+            if wanted.intersection(node.outputs):
+                wanted.update(node.inputs)
+                before.update(node.inputs)
+        return {name: self.wanted[name] for name in before if name in self.wanted}
 
 
-def _excused(found: Spread, one: _Suspect) -> Array:
-    """Return which elements may differ: those that depend on a tie, and floats within rounding."""
-    if one.form.values:  # another bit or level can be reached
-        gap = np.abs(np.diff(np.sort(one.form.values))).min()
-        return np.asarray(found.high.astype(np.float64) - found.low > gap / 2)
-    if one.value.dtype.kind != "f":
-        return np.asarray(found.low != found.high)
+def _kernel(name: str, producers: Mapping[str, Node]) -> tuple[Node | None, str]:
+    """Return which node made a tensor, and under which name, before it was given another shape."""
+    node = producers.get(name)
+    while node is not None and node.op == "bnncc.View":
+        name = node.inputs[0]
+        node = producers.get(name)
+    return node, name
+
+
+def _by_integers(node: Node | None, name: str) -> bool:
+    """Whether a tensor is decided by comparing integer accumulators: nothing of it is rounded."""
+    if node is None or node.op != KERNEL:
+        return False
+    steps = getattr(node.attrs["spec"], "steps", ())
+    made = [step for step in steps for _ in range(step_outputs(step))]
+    if not made:
+        return False
+    step = made[node.outputs.index(name)]
+    return step.op == "threshold" or (step.op == "levels" and step.way.startswith("acc"))
+
+
+def _allowed(found: Spread, one: _Suspect) -> Array:
+    """Return which elements are one of the values that rounding can make."""
+    low, high = found.low, found.high
+    if one.form.values:
+        low, high = (np.broadcast_to(end, one.differs.shape) for end in (low, high))
+        room = OFF * max(map(abs, one.form.values))
+        held = codes(one.value, one.form, one.differs.shape)
+        allowed = np.zeros(one.differs.shape, bool)
+        for level, value in enumerate(one.form.values):
+            reached = (value >= low - room) & (value <= high + room)
+            allowed |= reached & (held == code(np.array(level), one.form))
+        return allowed
     have = one.value
     if one.form.kind == "NHWC" and have.ndim == 4:
         have = np.moveaxis(have, -1, 1)
     if have.shape != found.value.shape:
         return np.zeros(found.value.shape, bool)
-    slack = np.where((have == 0) == (found.value == 0), _slack(found.value), 0.0)
-    return np.asarray((have >= found.low - slack) & (have <= found.high + slack))
+    return np.asarray((have >= low) & (have <= high))
 
 
-def _floating(node: Node | None) -> bool:
-    """Whether products are sums of floats: kernels of layers that stay float, and TVM's operators.
-
-    Elsewhere a product of signs or levels is the integer that it is.
-    """
-    return node is not None and (node.op != KERNEL or isinstance(node.attrs["spec"], Conv2d))
-
-
-def encoded(value: Array, form: Form) -> tuple[Array, Array]:
-    """Return what a physical tensor should hold.
-
-    Parameters
-    ----------
-    value : ndarray
-        The logical tensor.
-    form : Form
-        How it is held.
-
-    Returns
-    -------
-    right : ndarray
-        The physical tensor.
-    off : ndarray of bool
-        Which elements of `value` are none of those that the form can hold.
-    """
-    last = np.moveaxis(value, 1, -1) if value.ndim == 4 else value
-    if form.kind in ("NCHW", "NHWC"):
-        right = last if form.kind == "NHWC" else value
-        return np.asarray(right, order="C"), np.zeros(value.shape, bool)
-    values = np.array(form.values)
-    order = np.argsort(values)
-    middles = (values[order][1:] + values[order][:-1]) / 2
-    level = order[np.searchsorted(middles, value)]
-    off = ~(np.abs(values[level] - value) <= _OFF * np.abs(values).max())
-    level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
-    if form.kind == "sign":
-        return _words(level > 0), off
-    if form.kind == "zero":
-        return _words(level == 1), off
-    if form.kind == "plane":
-        return _words(level >> form.number & 1 == 1), off
-    kind = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[form.kind]
-    wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
-    wide[..., : level.shape[-1]] = level
-    return wide.view("<f4" if form.kind == "floats" else "<u4"), off
-
-
-def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> Array:
-    """Return which elements of the logical tensor differ."""
-    if form.kind in ("NCHW", "NHWC"):
-        apart = _apart(value, right)
-        return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
-    if value.dtype == np.uint32 and form.kind in ("sign", "zero", "plane"):
-        words = np.ascontiguousarray(value ^ right).view(np.uint8)
-        flags = np.unpackbits(words, axis=-1, bitorder="little").astype(bool)
-    else:
-        unit = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[form.kind]
-        flags = np.asarray(value.view(unit) != right.view(unit))
-    channels = shape[1]
-    flags = flags[..., :channels] | bool(flags[..., channels:].any())
-    return np.moveaxis(flags, -1, 1) if len(shape) == 4 else flags
-
-
-def _apart(value: Array, right: Array) -> Array:
-    """Return which numbers are not the same: floats but for rounding, others exactly.
-
-    What is exactly 0 must stay that: a sign may look at it. Zeros that rounding makes are excused
-    later.
-    """
-    if value.dtype.kind != "f":
-        return np.asarray(value != right)
-    with np.errstate(all="ignore"):
-        gap = np.abs(value.astype(np.float64) - right)
-        gap = np.where((value == right) | (np.isnan(value) & np.isnan(right)), 0.0, gap)
-    return ~(gap <= _slack(right)) | ((value == 0) != (right == 0))
-
-
-def _slack(right: Array) -> float:
-    """Return how far floats may be apart, however they are rounded."""
-    top = float(np.abs(right[np.isfinite(right)], dtype=np.float64).max(initial=0.0))
-    return RELATIVE * max(top, 1e-30)
-
-
-def _words(bits: Array) -> Array:
-    """Pack the last axis, 32 to a word, the first in the lowest bit."""
-    count = -(-bits.shape[-1] // 32) * 32
-    full = np.zeros((*bits.shape[:-1], count), bool)
-    full[..., : bits.shape[-1]] = bits
-    return np.packbits(full, axis=-1, bitorder="little").view("<u4")
+def _largest(read: Mapping[str, Held]) -> float:
+    """Return the largest magnitude of values that are held as bits or levels."""
+    return max((abs(v) for values in read.values() for v in values), default=0.0)

@@ -8,26 +8,33 @@ cannot run on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bnncc.errors import InputError
+from bnncc.errors import InputError, VerificationError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.passes.physical import KERNEL
-from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference import evaluate_kernel
+from bnncc.topi_binary.spec import Spec
 
 Array = np.ndarray[Any, Any]
 
 Replace = Callable[[Node, str, Array], Array]
 """Sees each tensor that a node made; what it returns is what later nodes read."""
 
+Compute = Callable[[Spec, Sequence[Array]], list[Array]]
+"""Computes what a kernel makes; `evaluate_kernel` is one."""
+
 
 def evaluate_physical(
-    graph: Graph, inputs: Mapping[str, Array], replace: Replace | None = None
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    replace: Replace | None = None,
+    compute: Compute = evaluate_kernel,
 ) -> dict[str, Array]:
     """Evaluate a physical graph.
 
@@ -39,6 +46,8 @@ def evaluate_physical(
         The graph's inputs.
     replace : callable, optional
         Sees every tensor as it is made, and may put another one in its place.
+    compute : callable
+        Computes kernels.
 
     Returns
     -------
@@ -49,6 +58,8 @@ def evaluate_physical(
     ------
     InputError
         If an input is not given.
+    VerificationError
+        If a kernel reads a tensor of another shape or type than it takes.
     """
     for name in graph.inputs:
         if name not in inputs:
@@ -63,7 +74,7 @@ def evaluate_physical(
         given = [
             None if not i else values[i] if i in values else graph.constants[i] for i in node.inputs
         ]
-        made = _evaluate(graph, node, given, symbols)
+        made = _evaluate(graph, node, given, symbols, compute)
         for name in (*node.inputs, *_overwritten(node)):
             left[name] -= 1
             if left[name] <= 0:
@@ -75,10 +86,13 @@ def evaluate_physical(
 
 
 def _evaluate(
-    graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int]
-) -> list[Array]:
+    graph: Graph, node: Node, given: list[Array | None], symbols: Mapping[str, int],
+    compute: Compute,
+) -> list[Array]:  # fmt: skip
     if node.op == KERNEL:
-        return evaluate_kernel(node.attrs["spec"], [v for v in given if v is not None])
+        arrays = [v for v in given if v is not None]
+        _check(node, arrays, symbols)
+        return compute(node.attrs["spec"], arrays)
     if node.op == "bnncc.View":
         (data,) = given
         assert data is not None
@@ -87,6 +101,18 @@ def _evaluate(
     if node.op == "bnncc.FloatSign":
         return [_float_sign(node, given[0])]
     return evaluate_node(node, given, graph.types)
+
+
+def _check(node: Node, arrays: list[Array], symbols: Mapping[str, int]) -> None:
+    """Refuse what a kernel would read as something else than it is."""
+    wanted = input_types(node.attrs["spec"])
+    for place, ((shape, dtype), array) in enumerate(zip(wanted, arrays, strict=True)):
+        if array.dtype != dtype or array.shape != tuple(_extent(d, symbols) for d in shape):
+            raise VerificationError(
+                f"kernel `{node.name}` reads {dtype}{list(shape)} as its input {place}, but "
+                f"`{node.inputs[place]}` is {array.dtype}{list(array.shape)}",
+                hint="this is a bug in bnncc; please report it with the model",
+            )
 
 
 def _overwritten(node: Node) -> list[str]:

@@ -288,6 +288,36 @@ def evaluate(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray
     return done
 
 
+def first_difference(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]
+) -> str:
+    """Compare another evaluation of `model` with this one, tensor by tensor.
+
+    Each node computes from the other's values, so nothing is excused: what decides must decide the
+    same, and other floats may differ by their own rounding alone.
+    """
+    done = {t.name: Value(numpy_helper.to_array(t)) for t in model.graph.initializer}
+    done.update({name: Value(array) for name, array in feeds.items()})
+    with np.errstate(all="ignore"):
+        for node in model.graph.node:
+            outs = _Node(node, model)([done[n] if n else None for n in node.input], [])
+            for name, out in zip(node.output, outs, strict=True):
+                done[name] = out
+                if name not in values:
+                    continue
+                other, want = values[name], out.data
+                if other.shape != want.shape or other.dtype != want.dtype:
+                    return f"`{name}`: {other.dtype}{other.shape}, wanted {want.dtype}{want.shape}"
+                same = (other == want) | ((other != other) & (want != want))
+                if not same.all():
+                    gap = np.abs(other.astype(np.float64) - want)
+                    same |= gap <= TIE * np.asarray(out.err)
+                if not same.all():
+                    return f"`{name}`: {int((~same).sum())} of {same.size} elements differ"
+                done[name] = Value(other)
+    return ""
+
+
 def run(
     model: onnx.ModelProto | str | Path,
     feeds: Mapping[str, np.ndarray],

@@ -1,0 +1,134 @@
+"""Tensors of the model as a physical graph holds them: what should be there, what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.numeric import NOISE
+from bnncc.passes.forms import Form
+
+Array = np.ndarray[Any, Any]
+
+OFF = NOISE
+"""Part of the largest value by which a value of the model may be off the one that bits hold."""
+
+
+def encoded(value: Array, form: Form) -> tuple[Array, Array]:
+    """Return what a physical tensor should hold.
+
+    Parameters
+    ----------
+    value : ndarray
+        The logical tensor.
+    form : Form
+        How it is held.
+
+    Returns
+    -------
+    right : ndarray
+        The physical tensor.
+    off : ndarray of bool
+        Which elements of `value` are none of those that the form can hold.
+    """
+    last = np.moveaxis(value, 1, -1) if value.ndim == 4 else value
+    if form.kind in ("NCHW", "NHWC"):
+        right = last if form.kind == "NHWC" else value
+        return np.asarray(right, order="C"), np.zeros(value.shape, bool)
+    values = np.array(form.values)
+    order = np.argsort(values)
+    middles = (values[order][1:] + values[order][:-1]) / 2
+    level = order[np.searchsorted(middles, value)]
+    off = ~(np.abs(values[level] - value) <= OFF * np.abs(values).max())
+    level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
+    stored = code(level, form)
+    if form.kind in _BITS:
+        return _words(stored.astype(bool)), off
+    kind = _UNITS[form.kind]
+    wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
+    wide[..., : level.shape[-1]] = stored
+    return wide.view("<f4" if form.kind == "floats" else "<u4"), off
+
+
+_BITS = ("sign", "zero", "plane")
+_UNITS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
+
+
+def code(level: Array, form: Form) -> Array:
+    """Return what is stored for levels.
+
+    Parameters
+    ----------
+    level : ndarray of int
+        Numbers of values of the form.
+    form : Form
+        How they are held.
+    """
+    if form.kind == "sign":
+        return level > 0
+    if form.kind == "zero":
+        return level == 1
+    return level >> form.number & 1 == 1 if form.kind == "plane" else level
+
+
+def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
+    """Return what a physical tensor of bits or levels stores for each element of the logical one.
+
+    Where something is stored beyond the last channel, which should hold nothing, it is nothing that
+    any level has.
+
+    Parameters
+    ----------
+    value : ndarray
+        The physical tensor.
+    form : Form
+        How it holds the logical one.
+    shape : tuple of int
+        Of the logical tensor.
+    """
+    if form.kind in _BITS:
+        words = np.ascontiguousarray(value).view(np.uint8)
+        every = np.unpackbits(words, axis=-1, bitorder="little").astype(np.int16)
+    else:
+        every = value.view(_UNITS[form.kind]).astype(np.float32)
+    channels = shape[1]
+    made = every[..., :channels]
+    if every[..., channels:].any():
+        made = np.full_like(made, -1)
+    return np.moveaxis(made, -1, 1) if len(shape) == 4 else made
+
+
+def differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> Array:
+    """Return which elements of the logical tensor differ.
+
+    Parameters
+    ----------
+    value, right : ndarray
+        Physical tensors of one type.
+    form : Form
+        How they hold the logical one.
+    shape : tuple of int
+        Of the logical tensor.
+    """
+    if form.kind in ("NCHW", "NHWC"):
+        apart = _apart(value, right)
+        return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
+    if np.array_equal(value.view(np.uint32), right.view(np.uint32)):
+        return np.zeros(shape, bool)
+    return codes(value, form, shape) != codes(right, form, shape)
+
+
+def _apart(value: Array, right: Array) -> Array:
+    """Return which numbers are not the same."""
+    if value.dtype.kind != "f":
+        return np.asarray(value != right)
+    return ~((value == right) | (np.isnan(value) & np.isnan(right)))
+
+
+def _words(bits: Array) -> Array:
+    """Pack the last axis, 32 to a word, the first in the lowest bit."""
+    count = -(-bits.shape[-1] // 32) * 32
+    full = np.zeros((*bits.shape[:-1], count), bool)
+    full[..., : bits.shape[-1]] = bits
+    return np.packbits(full, axis=-1, bitorder="little").view("<u4")

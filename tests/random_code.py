@@ -1,0 +1,220 @@
+"""Random networks compiled and run: the kernels of each family of code, from right inputs.
+
+    python -m tests.random_code words --shards 0:30 --tally tests/random_code_tally.json
+
+The networks are those of `random_models`, of fewer layers. All kernels of one are compiled
+together, and take the places of their oracles in the evaluation that every compilation does: so
+what machine code makes is compared with the model's own values, kernel by kernel, by the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import io
+import subprocess
+import tarfile
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bnncc import schedules
+from bnncc.codegen import c_network
+from bnncc.codegen.c_text import CHECK
+from bnncc.driver import compile_c
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph
+from bnncc.ir.ties import tied
+from bnncc.options import CompileOptions
+from bnncc.passes.physical import KERNEL
+from bnncc.schedules import cuda
+from bnncc.schedules.cuda import binary
+from bnncc.targets.catalog import resolve
+from bnncc.topi_binary import tiles
+from bnncc.topi_binary.build import aliases, output_types, prim_func
+from bnncc.topi_binary.spec import BinaryConv2d, Spec
+from bnncc.verification.confirm_passes import compare_passes
+from tests.cuda_emulator import Emulated
+from tests.kernel_harness import build
+from tests.physical_networks import passed
+from tests.random_models import Maker
+from tests.random_passes import Outcome, generator, run_shards, summary
+
+Array = np.ndarray[Any, Any]
+
+FAMILIES = {
+    "words": "x86-64-v4-vpopcntdq",
+    "lookup-avx2": "x86-64-v3",
+    "lookup-sse": "x86-64-v2",
+    "neon": "arm64",
+    "neon-32": "armv7",
+    "c": "armv7",
+    "dotprod": "arm64-dotprod",
+    "avx512": "x86-64-v4",
+    "gpu": "cuda-sm80",
+    "gpu-75": "cuda-sm75",
+}
+"""Families of code, with the target that stands for each."""
+
+MAIN = ("words", "lookup-avx2", "lookup-sse", "neon", "c", "gpu")
+"""Those of which most networks are compiled."""
+
+EMULATED = ("neon", "neon-32", "dotprod")
+"""Those that run in an emulated processor."""
+
+LAYERS = 5
+SHARD = 10
+COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
+"""For the family ``c``: whole networks as C (packages gcc-arm-linux-gnueabihf, qemu-user)."""
+
+_ARCH = {"cuda-sm75": 750, "cuda-sm80": 800}
+
+
+def specs_of(physical: Graph) -> list[Spec]:
+    """Return the different kernels of a physical graph."""
+    return list(dict.fromkeys(n.attrs["spec"] for n in physical.nodes if n.op == KERNEL))
+
+
+def run_kernel(
+    spec: Spec, inputs: Sequence[Array], call: Callable[[list[Array], int], None]
+) -> list[Array]:
+    """Call a kernel on copies; outputs start as garbage, so that what is not written shows."""
+    given = [np.array(x, order="C") for x in inputs]
+    batch = given[0].shape[0]
+    outputs, fresh = [], []
+    for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
+        if over >= 0:
+            outputs.append(given[over])
+            continue
+        extents = [batch if isinstance(d, str) else d for d in shape]
+        outputs.append(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype))
+        fresh.append(outputs[-1])
+    call([*given, *fresh], batch)
+    return outputs
+
+
+def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Array]], list[Array]]:
+    """Compile kernels for a processor, this one or an emulated one."""
+    import tvm
+
+    chosen = resolve(target)
+    names = {spec: f"kernel_{number}" for number, spec in enumerate(specs)}
+    made = {n: schedules.schedule(prim_func(s), chosen, 1) for s, n in names.items()}
+    library = build(made, chosen)
+
+    def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:
+        def call(arrays: list[Array], _: int) -> None:
+            tensors = [tvm.runtime.tensor(a) for a in arrays]
+            library[names[spec]](*tensors)
+            for array, tensor in zip(arrays, tensors, strict=True):
+                array[...] = tensor.numpy()
+
+        return run_kernel(spec, inputs, call)
+
+    return compute
+
+
+def emulated_gpu(
+    specs: Sequence[Spec], target: str
+) -> Callable[[Spec, Sequence[Array]], list[Array]]:
+    """Compile the text of kernels for GPUs for this machine."""
+    engine = resolve(target).engine
+
+    def text(spec: Spec) -> Any:
+        if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
+            return cuda.kernel(spec, binary.default_cut(spec, engine))
+        return cuda.kernel(spec)
+
+    kernels = {spec: text(spec) for spec in specs}
+    library = Emulated(list(kernels.values()), _ARCH[target])
+
+    def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:
+        return run_kernel(
+            spec, inputs, lambda arrays, batch: library.run(kernels[spec], arrays, batch, seed=1)
+        )
+
+    return compute
+
+
+def outcome(family: str, seed: int) -> Outcome:
+    """Compile the network of a seed for a family and compare what its kernels make."""
+    target = FAMILIES[family]
+    maker = Maker(seed, LAYERS)
+    if family == "c":
+        model, feeds = maker.build(), maker.feeds()
+        one = {name: value[:1] if maker.dynamic else value for name, value in feeds.items()}
+        verdict, kinds = c_functions(model, one)
+        return Outcome(verdict, kinds, frozenset(maker.pairs))
+    before, physical, layers = passed(maker.build(), target)
+    make = emulated_gpu if target in _ARCH else processor
+    compute = make(specs_of(physical), target)
+    wrong = compare_passes(physical, before, maker.feeds(), compute=compute)
+    kinds = tuple(layer.kind for layer in layers)
+    return Outcome(f"code: {wrong[0]}" if wrong else "right", kinds, frozenset(maker.pairs))
+
+
+def c_functions(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[str, tuple[str, ...]]:
+    """Compile a network to C, run it in an emulator; return the verdict and what became of layers.
+
+    The whole network is compared, so what depends on a tie (`bnncc.ir.ties`) is not.
+    """
+    graph = load(model)
+    network = compile_c(model, CompileOptions(target="armv7"))
+    files = dict(network.files)
+    right, ties = evaluate(graph, feeds), tied(graph, feeds)
+    for name, value in {**feeds, **right}.items():
+        assert f"{CHECK}{name}.bin" in files
+        files[f"{CHECK}{name}.bin"] = np.ascontiguousarray(value).tobytes()
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(c_network.archive(files))) as tar:
+            tar.extractall(folder, filter="data")
+        sources = ("check.c", "network.c", "kernels.o")
+        command = [COMPILER, "-std=c11", "-O1", "-static", *sources, "-lm", "-o", "check.out"]
+        subprocess.run(command, cwd=folder, check=True, timeout=300, capture_output=True)
+        done = subprocess.run(
+            [EMULATOR, "./check.out"], cwd=folder, capture_output=True, text=True, timeout=300
+        )
+    kinds = tuple(layer["kind"] for layer in network.report["layers"])
+    wrong = [line for line in done.stdout.splitlines() if ": 0 of " not in line]
+    if not wrong and done.returncode == 0:
+        return "right", kinds
+    names = [line.split(":")[0] for line in wrong]
+    excused = names and all(name in ties and ties[name].any() for name in names)
+    return ("tie" if excused else f"C: {done.stdout}{done.stderr}"), kinds
+
+
+def first_seed(family: str) -> int:
+    """Return the first seed of a family: each has others."""
+    return 3_000_000 + 100_000 * list(FAMILIES).index(family)
+
+
+def shards(family: str, first: int, end: int) -> dict[str, range]:
+    """Return shards of a family."""
+    places = ((n, first_seed(family) + n * SHARD) for n in range(first, end))
+    return {f"{family} {n}": range(start, start + SHARD) for n, start in places}
+
+
+def main() -> None:
+    """Run shards from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("--shards", default="0:1", help="first:end")
+    parser.add_argument("--tally", type=Path, required=True)
+    options = parser.parse_args()
+    first, end = (int(part) for part in options.shards.split(":"))
+    warnings.simplefilter("ignore")
+    gc.freeze()
+    todo = shards(options.family, first, end)
+    run = functools.partial(outcome, options.family)
+    print(summary(run_shards(todo, options.tally, run, generator())))
+
+
+if __name__ == "__main__":
+    main()
