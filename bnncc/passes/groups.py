@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import Affine, affine_of, channel_vector
@@ -284,6 +285,8 @@ def _write_node(event: Event, writer: _Writer) -> None:
     if event.kind == "tensor":
         _write_tensor(event, writer)
         return
+    if node.op == ROUND:  # decides in thresholds only: what is stored is computed in float32
+        return
     if (affine := _affine_or_none(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)
         return
@@ -313,7 +316,7 @@ def _write_node(event: Event, writer: _Writer) -> None:
 
 
 def _affine_or_none(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
-    if node.op in ("Relu", "Clip", "PRelu", "LeakyRelu"):
+    if node.op in ("Relu", "Clip", "PRelu", "LeakyRelu", ROUND):
         return None
     return affine_of(node, graph, channels, rank)
 

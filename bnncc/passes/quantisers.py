@@ -18,6 +18,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 from bnncc.passes.lattices import lattice
 
@@ -29,7 +30,7 @@ MAX_COUNT = 255
 _MONOTONE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "Clip", "Min", "Max", "Identity", "Floor", "Ceil",
     "Round", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear", QUANT,
-    MULTI_THRESHOLD,
+    MULTI_THRESHOLD, ROUND,
 }  # fmt: skip
 """Rising or falling where their other operands are constants."""
 
@@ -108,6 +109,8 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
             continue
         before = chains.get(data)
         if before is None:
+            if graph.types[data].dtype != "float32":
+                continue  # what reads the Cast of an input may begin a chain
             before = _Chain(data, (), False)
         if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
             entry = _by_channel(node, data, graph)
@@ -122,7 +125,7 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
         rounds = before.rounds or _rounds(node, graph)
         chain = _Chain(before.source, (*before.nodes, node), rounds)
         chains[node.outputs[0]] = chain
-        if not rounds or graph.types[chain.source].dtype != "float32":
+        if not rounds:
             continue
         steps = _steps(chain.nodes, graph)
         if steps is not None:

@@ -25,12 +25,13 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import ROUND
 
 _COMPARES = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
 _ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sign", "Relu", "Clip", "Where", "Cast", "Not", "And",
     "Or", "Xor", "Min", "Max", "Identity", "Floor", "Ceil", "Round", "LeakyRelu", "Tanh", "Sum",
-    "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", *_COMPARES,
+    "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", ROUND, *_COMPARES,
 }  # fmt: skip
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}

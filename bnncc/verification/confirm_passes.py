@@ -20,6 +20,7 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import is_float
 from bnncc.ir.spread import Spread, are_dyadic, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
@@ -244,14 +245,14 @@ def _excused(found: Spread, one: _Suspect) -> Array:
     if one.form.values:  # another bit or level can be reached
         gap = np.abs(np.diff(np.sort(one.form.values))).min()
         return np.asarray(found.high.astype(np.float64) - found.low > gap / 2)
-    if one.value.dtype.kind != "f":
+    if not is_float(one.value):
         return np.asarray(found.low != found.high)
-    have = one.value
+    have = one.value.astype(np.float64)
     if one.form.kind == "NHWC" and have.ndim == 4:
         have = np.moveaxis(have, -1, 1)
     if have.shape != found.value.shape:
         return np.zeros(found.value.shape, bool)
-    slack = np.where((have == 0) == (found.value == 0), _slack(found.value), 0.0)
+    slack = np.where((have == 0) == (found.value == 0), _slack(found.value.astype(np.float64)), 0.0)
     return np.asarray((have >= found.low - slack) & (have <= found.high + slack))
 
 
@@ -324,8 +325,9 @@ def _apart(value: Array, right: Array) -> Array:
     What is exactly 0 must stay that: a sign may look at it. Zeros that rounding makes are excused
     later.
     """
-    if value.dtype.kind != "f":
+    if not is_float(value):
         return np.asarray(value != right)
+    value, right = value.astype(np.float64), right.astype(np.float64)
     with np.errstate(all="ignore"):
         gap = np.abs(value.astype(np.float64) - right)
         gap = np.where((value == right) | (np.isnan(value) & np.isnan(right)), 0.0, gap)
