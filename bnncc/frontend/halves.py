@@ -105,9 +105,7 @@ def _inside(name: str, graph: Graph) -> str:
     return name
 
 
-def _give_back(
-    name: str, kind: str, held: dict[str, str], graph: Graph, nodes: list[Node]
-) -> None:
+def _give_back(name: str, kind: str, held: dict[str, str], graph: Graph, nodes: list[Node]) -> None:
     """Let an output have its type."""
     if name in graph.constants:
         return

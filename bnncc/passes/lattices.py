@@ -29,6 +29,9 @@ UNEVEN = 1e-6
 MAX_WEIGHT = 128
 """Largest magnitude of integer weights: they have up to 8 bits."""
 
+MAX_FILLED = 16
+"""Evenly spaced values of which some do not occur: how many there may be."""
+
 SAMPLE = 64
 """Weights of each filter that are looked at first."""
 
@@ -139,6 +142,36 @@ def lattice(values: np.ndarray) -> Lattice | None:
     if np.abs(values - even).max() > UNEVEN * np.abs(values).max():
         return None
     return Lattice(tuple(float(v) for v in values))
+
+
+def evenly(values: np.ndarray) -> np.ndarray | None:
+    """Return evenly spaced numbers that include `values`, as few as there can be.
+
+    Parameters
+    ----------
+    values : ndarray
+        At least two different numbers, in any order.
+
+    Returns
+    -------
+    ndarray or None
+        Ascending; no more than `MAX_FILLED`, or as many as there are values.
+
+    Examples
+    --------
+    >>> evenly(np.array([1.0, -1.0, -0.5]))
+    array([-1. , -0.5,  0. ,  0.5,  1. ])
+    """
+    held = np.unique(values.astype(np.float64))
+    if len(held) < 2 or not np.isfinite(held).all():
+        return None
+    for count in range(len(held), max(MAX_FILLED, len(held)) + 1):
+        full = np.linspace(held[0], held[-1], count)
+        place = np.rint((held - held[0]) / (held[-1] - held[0]) * (count - 1)).astype(int)
+        full[place] = held
+        if lattice(full) is not None and len(set(place.tolist())) == len(held):
+            return full
+    return None
 
 
 def lattices(graph: Graph, two: dict[str, TwoValued]) -> dict[str, Lattice]:

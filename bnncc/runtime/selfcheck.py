@@ -147,7 +147,8 @@ class Expected:
         if made.shape != self.shape or made.dtype != self.values.dtype:
             return result
         mine = made if self.where is None else made.reshape(-1)[self.where]
-        result.update(right=agree(mine, self.values, self.top, self.relative), difference=gap(mine, self.values))
+        right = agree(mine, self.values, self.top, self.relative)
+        result.update(right=right, difference=gap(mine, self.values))
         return result
 
 
@@ -170,9 +171,7 @@ class Stored:
     style: str = ""
 
 
-def agree(
-    mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE
-) -> bool:
+def agree(mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE) -> bool:
     """Whether `mine` is `wanted`: integers exactly, floats but for rounding.
 
     Parameters

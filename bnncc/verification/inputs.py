@@ -225,8 +225,16 @@ def _steps(node: Node, graph: Graph) -> list[float]:
 
 def _onward(node: Node, data: str, ways: tuple[_Way, ...], graph: Graph) -> tuple[_Way, ...]:
     """Return the ways to the outputs of `node`: none if it is no function of single values."""
-    if node.op in _MOVES or node.op in ("Relu", "Clip", "LeakyRelu", "PRelu", "Abs", "Max", "Min",
-                                    ROUND):
+    if node.op in _MOVES or node.op in (
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "PRelu",
+        "Abs",
+        "Max",
+        "Min",
+        ROUND,
+    ):
         return ways if graph.types[node.outputs[0]].dtype[0] == "f" else ()
     if node.op in _ROUNDING:  # by at most a half: good enough for ranges
         return tuple(replace(w, exact=False) for w in ways)

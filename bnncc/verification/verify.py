@@ -386,9 +386,7 @@ def _relative(wanted: Array, name: str, coarse: Mapping[str, float]) -> float:
     return max(coarse.get(name, RELATIVE), COARSE.get(wanted.dtype.name, 0.0))
 
 
-def _compared(
-    name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]
-) -> dict[str, Any]:
+def _compared(name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]) -> dict[str, Any]:
     """Compare two tensors: integers and truth values exactly, floats to `RELATIVE` or `coarse`."""
     result: dict[str, Any] = {"name": name, "difference": 0.0, "relative": 0.0, "right": True}
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
