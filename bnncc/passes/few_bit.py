@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.passes.borders import outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.lattices import Lattice, Weights, as_multiples, few_bit_weights, of_signs
 from bnncc.passes.operands import (
@@ -74,8 +75,8 @@ def attempt(
     few: dict[str, Lattice],
     producers: dict[str, Node],
     choose: Choose | None,
-) -> Node | tuple[str, str] | None:
-    """Return `node` as a few-bit layer, or why it is none and the remedy.
+) -> list[Node] | tuple[str, str] | None:
+    """Return `node` as a few-bit layer and what follows it, or why it is none and the remedy.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def attempt(
 
     Returns
     -------
-    Node, tuple of str, or None
+    list of Node, tuple of str, or None
         None if neither data nor weights say that it should be one.
     """
     weight = graph.constants.get(node.inputs[1])
@@ -139,11 +140,7 @@ def attempt(
         unit = np.repeat(factor, filters.shape[0] // factor.size)
         found = replace(found, scale=found.scale * unit)
     outside = known.level_of(pad_value) if any(pads) else 0.0
-    if outside is None:
-        return (
-            f"it pads by {pad_value:g}, which lies between the levels of its data",
-            "choose a zero point that is a whole number, so that 0 is a level",
-        )
+    between, outside = outside is None, outside or 0.0
     whole = channels_last(node, found.whole, image)
     candidates = _candidates(node, graph, name, known, found, whole, pads, outside)
     if not candidates:
@@ -155,7 +152,25 @@ def attempt(
     if chosen is None:
         return "the target has no kernel for such a few-bit layer", "compile for a CPU"
     spec, why = chosen
-    return _made(node, graph, name, known, found, spec, whole, outside, why)
+    made = _made(node, graph, name, known, found, spec, whole, outside, why)
+    return _padded_between(node, graph, made, found, known, pads, pad_value) if between else [made]
+
+
+def _padded_between(
+    node: Node, graph: Graph, made: Node, found: Weights, known: Lattice,
+    pads: tuple[int, int, int, int], pad_value: float,
+) -> list[Node]:  # fmt: skip
+    """Return a layer that is padded by level 0, and a constant that makes the padding right."""
+    sums = outside_sums(node, found.whole, pads, graph.types[node.outputs[0]])
+    scale, step = np.asarray(made.attrs["scale"], np.float64), made.attrs["dot"][0]
+    multiples = as_multiples(known.values)
+    if multiples is None or multiples[1] != step or not np.asarray(made.attrs["dot"][1]).any():
+        border, unit = sums * (pad_value - known.values[0]), found.scale
+        return with_border(made, border, graph, exact=False, unit=unit)
+    first, _, unit_of_data = multiples
+    border = sums * (pad_value / unit_of_data - first)
+    exact = bool((np.rint(border) == border).all())
+    return with_border(made, border, graph, exact=exact, unit=scale)
 
 
 def _fills_words(image: tuple[int, int, int]) -> bool:

@@ -202,7 +202,7 @@ def lattices(graph: Graph, two: dict[str, TwoValued]) -> dict[str, Lattice]:
 
 def of_signs(two: TwoValued) -> Lattice:
     """Return a two- or three-valued tensor as a lattice."""
-    middle = (0.0,) if two.zero else ()
+    middle = ((two.lo + two.hi) / 2,) if two.zero else ()
     return Lattice((two.lo, *middle, two.hi), signs=True)
 
 

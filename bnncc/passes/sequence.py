@@ -14,6 +14,7 @@ from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
+from bnncc.passes.offsets import split_offsets
 from bnncc.passes.plain import write_plain
 from bnncc.passes.products import pair_products
 from bnncc.passes.quantisers import recognise_quantisers
@@ -70,6 +71,7 @@ def to_physical(
         pair_products(graph)
     commute_pads(graph)
     compare_bytes(graph)
+    split_offsets(graph)
     slices = partial(in_slices, target=target)
     layers = binarize(graph, chooser(target, options.few_bit), slices)
     commute_pools(graph)

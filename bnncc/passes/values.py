@@ -20,6 +20,10 @@ WEIGHT_TOLERANCE = 1e-5
 left in trained weights measure up to 4e-6; a larger bound would change results."""
 
 
+_UNEVEN = 1e-6
+"""Part of the largest value by which a middle one may be off the middle: float32 rounds."""
+
+
 @dataclass(frozen=True)
 class TwoValued:
     """The value set ``{lo, hi}``, or ``{lo, (lo + hi) / 2, hi}`` if `zero`.
@@ -29,7 +33,7 @@ class TwoValued:
     lo, hi : float
         Value of bit 0 and of bit 1.
     zero : bool
-        Whether the middle value may occur (then ``lo == -hi``).
+        Whether the middle value may occur.
     """
 
     lo: float
@@ -287,7 +291,7 @@ def _remap(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued |
     low, middle, high = (float(v) for v in evaluate_node(node, args)[0])
     if low == high or not np.isfinite(low) or not np.isfinite(high):
         return None
-    if value.zero and (middle != 0.0 or low != -high):
+    if value.zero and abs(middle - (low + high) / 2) > _UNEVEN * max(abs(low), abs(high)):
         return None
     return TwoValued(low, high, value.zero)
 
