@@ -20,7 +20,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import MAX_FILLED, evenly, lattices
+from bnncc.passes.lattices import MAX_FILLED, UNEVEN, evenly, lattices, unevenness
 from bnncc.passes.values import copies_pixels, pools_images, value_sets
 
 Array = np.ndarray[Any, Any]
@@ -54,8 +54,8 @@ def few_values(graph: Graph) -> dict[str, Array]:
         if graph.types[name].dtype == "bool":
             table[name] = np.array([False, True])
         elif kind is not None and 1 < kind.count <= MAX_FILLED:
-            values = kind.low + kind.step * np.arange(kind.count)
-            table[name] = values.astype(graph.types[name].dtype)
+            declared = kind.low + kind.step * np.arange(kind.count)
+            table[name] = declared.astype(graph.types[name].dtype)
     for node in graph.nodes:
         values = _held(node, graph, table)
         if values is None:
@@ -162,19 +162,21 @@ def read_again(graph: Graph) -> None:
     """
     two = value_sets(graph)
     known = {*two, *lattices(graph, two)}
-    held = few_values(graph)
+    held, uneven = few_values(graph), unevenness(graph)
+    full = {name: evenly(v, uneven.get(name, UNEVEN)) for name, v in held.items()}
     producers = graph.producers()
     renamed: dict[str, str] = {}
     behind: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.op not in _LAYERS or node.inputs[1] not in graph.constants:
             continue
-        name = _first_usable(node.inputs[0], graph, producers, held, known)
-        if name is None or name in renamed:
+        name = _first_usable(node.inputs[0], graph, producers, full, known)
+        values = None if name is None else full[name]
+        if name is None or name in renamed or values is None:
             continue
         made = graph.fresh(f"{name}.again")
         graph.types[made] = graph.types[name]
-        behind[name] = _decided(name, made, held[name], graph, producers)
+        behind[name] = _decided(name, made, values, graph, producers)
         renamed[name] = made
     if not renamed:
         return
@@ -190,14 +192,18 @@ def read_again(graph: Graph) -> None:
 
 
 def _first_usable(
-    name: str, graph: Graph, producers: dict[str, Node], held: dict[str, Array], known: set[str]
+    name: str,
+    graph: Graph,
+    producers: dict[str, Node],
+    full: dict[str, Array | None],
+    known: set[str],
 ) -> str | None:
     """Return the first tensor on the way to a layer that can be read again, if none is known."""
     found = None
-    while name in held and name not in known:
-        kind = graph.types[name]
-        full = evenly(held[name]) if kind.dtype == "float32" else None
-        if full is not None and (len(kind.shape) in (2, 4) or len(held[name]) == 2):
+    while name in full and name not in known:
+        kind, values = graph.types[name], full[name]
+        usable = kind.dtype == "float32" and values is not None
+        if usable and values is not None and (len(kind.shape) in (2, 4) or len(values) == 2):
             found = name
         node = producers.get(name)
         if node is None or node.op not in _MOVES:
@@ -211,9 +217,7 @@ def _decided(
 ) -> list[Node]:
     """Return the nodes that give the values of `name` again, from thresholds between them."""
     label = producers[name].name if name in producers else name
-    full = evenly(values)
-    assert full is not None
-    full = full.astype(np.float32)
+    full = values.astype(np.float32)
     middles = (full[:-1] + full[1:]) / 2
     if len(full) > 2:
         attrs = {"thresholds": middles, "values": full}

@@ -18,7 +18,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
-from bnncc.passes.lattices import lattice
+from bnncc.passes.lattices import UNEVEN, lattice, unevenness
 from bnncc.passes.steps import evaluate_at, float_at, monotone_operand, place_of
 
 Array = np.ndarray
@@ -55,6 +55,7 @@ def recognise_quantisers(graph: Graph) -> None:
         After `recognise_signs`; rewritten in place.
     """
     found = _find(graph)
+    uneven = unevenness(graph)
     consumers = graph.consumers()
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -64,10 +65,12 @@ def recognise_quantisers(graph: Graph) -> None:
         tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
         kind = graph.types[out]
         usable = kind.dtype == "float32" and len(kind.shape) in (2, 4)
-        if entry is None or not tip or not usable or lattice(entry[1].values) is None:
+        held = None if entry is None else lattice(entry[1].values, uneven.get(out, UNEVEN))
+        if entry is None or not tip or not usable or held is None:
             nodes.append(node)
             continue
         chain, steps = entry
+        steps = _Steps(steps.thresholds, np.array(held.values, np.float32))
         nodes += _replaced(node, chain.source, steps, graph)
     graph.nodes = nodes
     graph.sort()

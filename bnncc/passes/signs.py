@@ -28,7 +28,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import UNEVEN, evenly
+from bnncc.passes.lattices import UNEVEN, evenly, unevenness
 from bnncc.passes.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
@@ -46,7 +46,11 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
     """
     steps = analyse(graph)
     consumers, producers = graph.consumers(), graph.producers()
-    forms = {name: _form(step, name, graph, producers, sign_zero) for name, step in steps.items()}
+    uneven = unevenness(graph)
+    forms = {
+        name: _form(step, name, graph, producers, sign_zero, uneven.get(name, UNEVEN))
+        for name, step in steps.items()
+    }
     longer = _parts_of_longer(graph, consumers, forms)
     new_nodes: list[Node] = []
     made = False
@@ -99,8 +103,9 @@ def _parts_of_longer(
 
 
 def _form(
-    step: StepFunction, name: str, graph: Graph, producers: dict[str, Node], sign_zero: str
-) -> _Form | None:
+    step: StepFunction, name: str, graph: Graph, producers: dict[str, Node], sign_zero: str,
+    uneven: float,
+) -> _Form | None:  # fmt: skip
     kind = graph.types[name]
     if kind.dtype != "float32" or graph.types[step.source].dtype != "float32":
         return None
@@ -116,10 +121,10 @@ def _form(
         zero, cut = _side(float(cuts[0]))
         return _Form("bnncc.Sign", {"lo": below, "hi": above, "zero": zero}, cut)
     if len(values) == 3 and below != above and cuts[1] == np.nextafter(cuts[0], FAR):
-        return _at_one_point(below, float(values[1]), above, float(cuts[0]), sign_zero)
+        return _at_one_point(below, float(values[1]), above, float(cuts[0]), sign_zero, uneven)
     if len(kind.shape) not in (2, 4):
         return None
-    full = evenly(values)
+    full = evenly(values, uneven)
     if full is None:
         return None
     level = np.rint((values - full[0]) / (full[-1] - full[0]) * (len(full) - 1)).astype(int)
@@ -139,14 +144,14 @@ def _side(cut: float) -> tuple[str, float]:
 
 
 def _at_one_point(
-    below: float, at: float, above: float, cut: float, sign_zero: str
+    below: float, at: float, above: float, cut: float, sign_zero: str, uneven: float
 ) -> _Form | None:
     """Return what takes a value of its own at one point only: a `Sign`, scaled and shifted."""
     attrs = {"lo": below, "hi": above, "zero": "mid"}
     upper = "ge" if above > below else "gt"
     if np.isnan(at):  # x / |x|: no number there, so that any bit will do
         return _Form("bnncc.Sign", {**attrs, "zero": upper}, cut, _NO_NUMBER)
-    if abs(at - (below + above) / 2) > UNEVEN * max(abs(below), abs(above)):
+    if abs(at - (below + above) / 2) > uneven * max(abs(below), abs(above)):
         return None
     if sign_zero == "exact":
         return _Form("bnncc.Sign", attrs, cut)

@@ -21,6 +21,7 @@ from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import is_float
+from bnncc.ir.magnitude import coarseness
 from bnncc.ir.spread import Spread, are_dyadic, spread
 from bnncc.passes.physical import KERNEL, Form
 from bnncc.topi_binary.spec import Conv2d
@@ -143,7 +144,7 @@ def compare_passes(
     ends = zip(physical.outputs, model.outputs, strict=True)
     forms.update({name: Form(tensor, "NCHW") for name, tensor in ends})
     tensors = {form.tensor for form in forms.values()}
-    run = _Run(physical, forms, evaluate(model, feeds, tensors))
+    run = _Run(physical, forms, evaluate(model, feeds, tensors), coarseness(model))
     run.go(feeds)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
@@ -178,6 +179,7 @@ class _Run:
     physical: Graph
     forms: Mapping[str, Form]
     wanted: Mapping[str, Array]
+    coarse: Mapping[str, float]
     suspects: list[_Suspect] = field(default_factory=list)
     unheld: bool = False
     """Whether the model had a value that bits or levels cannot hold."""
@@ -198,7 +200,7 @@ class _Run:
         """Return what `name` should be; keep what differs from that."""
         form = self.forms[name]
         want = self.wanted[form.tensor]
-        right, off = encoded(want, form)
+        right, off = encoded(want, form, self.coarse.get(form.tensor, _OFF))
         if right.shape != value.shape or right.dtype != value.dtype:
             self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
             return value
@@ -264,7 +266,7 @@ def _floating(node: Node | None) -> bool:
     return node is not None and (node.op != KERNEL or isinstance(node.attrs["spec"], Conv2d))
 
 
-def encoded(value: Array, form: Form) -> tuple[Array, Array]:
+def encoded(value: Array, form: Form, near: float = _OFF) -> tuple[Array, Array]:
     """Return what a physical tensor should hold.
 
     Parameters
@@ -273,6 +275,8 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
         The logical tensor.
     form : Form
         How it is held.
+    near : float
+        Part of the largest value by which one may be off the value that is held.
 
     Returns
     -------
@@ -289,7 +293,7 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
     order = np.argsort(values)
     middles = (values[order][1:] + values[order][:-1]) / 2
     level = order[np.searchsorted(middles, value)]
-    off = ~(np.abs(values[level] - value) <= _OFF * np.abs(values).max())
+    off = ~(np.abs(values[level] - value) <= near * np.abs(values).max())
     level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
     if form.kind == "sign":
         return _words(level > 0), off
