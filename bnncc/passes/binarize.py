@@ -23,7 +23,9 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.borders import in_units, outside_sums, with_border
+from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
+from bnncc.passes.few_values import few_values
 from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
 from bnncc.passes.offsets import PART
 from bnncc.passes.operands import (
@@ -70,7 +72,7 @@ def binarize(
         One per Conv, Gemm and MatMul of the file, in order.
     """
     values = value_sets(graph)
-    few = lattices(graph, values)
+    few, held = lattices(graph, values), few_values(graph)
     producers = graph.producers()
     layers = []
     behind: dict[int, list[Node]] = {}
@@ -83,7 +85,7 @@ def binarize(
             layers.append(_rounded_layer(node, graph))
         if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
-        made = _try_binary(node, graph, values, producers)
+        made = _try_binary(node, graph, values, held, producers)
         if not isinstance(made, list):
             made = attempt(node, graph, values, few, producers, choose) or made
         if isinstance(made, list):
@@ -161,7 +163,11 @@ def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
 
 
 def _try_binary(
-    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+    node: Node,
+    graph: Graph,
+    values: dict[str, TwoValued],
+    held: dict[str, Array],
+    producers: dict[str, Node],
 ) -> list[Node] | tuple[str, str]:
     """Return the binary node and what follows it, or why there is none and the remedy."""
     weight = graph.constants.get(node.inputs[1])
@@ -193,8 +199,32 @@ def _try_binary(
     if signs is None:
         return _weight_reason(filters)
     if isinstance(data, tuple):
-        return data
+        return _why_real(node, graph, values, held, producers) or data
     return _make(node, graph, data, *signs, filters)
+
+
+def _why_real(
+    node: Node,
+    graph: Graph,
+    values: dict[str, TwoValued],
+    held: dict[str, Array],
+    producers: dict[str, Node],
+) -> tuple[str, str] | None:
+    """Say why data of few values are no bits; None if they have many."""
+    name = padded_source(node, graph, producers)[0] if node.op == "Conv" else node.inputs[0]
+    scaled = scaled_source(name, graph, producers)
+    if scaled is not None and scaled[0] in values:
+        return (
+            "its data have a scale of their own in each channel, and its sums go over channels",
+            "give all channels one scale, or put it behind the layer; depthwise ones can have both",
+        )
+    count = len(held.get(name, ()))
+    if count < 3:
+        return None
+    return (
+        f"its data take {count} values that are not evenly spaced",
+        "space them evenly, or let there be two",
+    )
 
 
 def _weight_reason(filters: Array) -> tuple[str, str]:

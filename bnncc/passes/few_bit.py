@@ -119,7 +119,7 @@ def attempt(
     factor = None
     if name not in two and name not in few:
         multiple = scaled_source(name, graph, producers)
-        if multiple is not None and multiple[0] in few:
+        if multiple is not None and (multiple[0] in few or _one_each(node, multiple, two)):
             name, factor = multiple
     known = of_signs(two[name]) if name in two else few.get(name)
     if known is None:
@@ -171,6 +171,11 @@ def _padded_between(
     border = sums * (pad_value / unit_of_data - first)
     exact = bool((np.rint(border) == border).all())
     return with_border(made, border, graph, exact=exact, unit=scale)
+
+
+def _one_each(node: Node, multiple: tuple[str, np.ndarray], two: dict[str, TwoValued]) -> bool:
+    """Whether a layer has a group for each of the scales of two-valued data."""
+    return multiple[0] in two and int(node.attrs.get("group", 1)) == multiple[1].size
 
 
 def _fills_words(image: tuple[int, int, int]) -> bool:

@@ -34,8 +34,10 @@ def write_plain(graph: Graph) -> None:
     for node in graph.nodes:
         node.inputs = [same.get(i, i) for i in node.inputs]
         if node.op == ROUND and not rounds_integer_sums(node, graph, producers):
-            same[node.outputs[0]] = node.inputs[0]
-            continue
+            if node.outputs[0] not in graph.outputs:
+                same[node.outputs[0]] = node.inputs[0]
+                continue
+            node.op, node.attrs = "Identity", {}
         rule = _RULES.get(node.op)
         if rule is None:
             nodes.append(node)

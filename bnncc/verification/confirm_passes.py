@@ -183,6 +183,8 @@ class _Run:
     suspects: list[_Suspect] = field(default_factory=list)
     unheld: bool = False
     """Whether the model had a value that bits or levels cannot hold."""
+    undefined: bool = False
+    """Whether it had no number where a decision was to be: what follows from that says nothing."""
 
     def go(self, feeds: Mapping[str, Array]) -> None:
         """Evaluate everything."""
@@ -204,8 +206,13 @@ class _Run:
         if right.shape != value.shape or right.dtype != value.dtype:
             self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
             return value
+        none = np.isnan(want) if is_float(want) else np.zeros(want.shape, bool)
+        self.undefined = self.undefined or bool(form.values and none.any())
+        off &= ~none
         self.unheld = self.unheld or bool(off.any())
         differs = _differs(value, right, form, want.shape) | off
+        if self.undefined:
+            differs &= ~none
         if differs.any():
             self.suspects.append(_Suspect(name, form, maker, differs, value))
         return right
@@ -224,7 +231,7 @@ class _Run:
                 model, {**feeds, **near}, tensor,
                 near=TIE, whole=whole, dyadic=dyadic, relaxed=relaxed,
             )  # fmt: skip
-            left = one.differs & ~_excused(found, one)
+            left = one.differs & ~_excused(found, one, tensor in self.coarse)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
@@ -242,8 +249,11 @@ class _Run:
         return found
 
 
-def _excused(found: Spread, one: _Suspect) -> Array:
-    """Return which elements may differ: those that depend on a tie, and floats within rounding."""
+def _excused(found: Spread, one: _Suspect, coarse: bool) -> Array:
+    """Return which elements may differ: those that depend on a tie, and floats within rounding.
+
+    A 0 must be one, but not of numbers of half precision, whose levels are even but for rounding.
+    """
     if one.form.values:  # another bit or level can be reached
         gap = np.abs(np.diff(np.sort(one.form.values))).min()
         return np.asarray(found.high.astype(np.float64) - found.low > gap / 2)
@@ -254,7 +264,9 @@ def _excused(found: Spread, one: _Suspect) -> Array:
         have = np.moveaxis(have, -1, 1)
     if have.shape != found.value.shape:
         return np.zeros(found.value.shape, bool)
-    slack = np.where((have == 0) == (found.value == 0), _slack(found.value.astype(np.float64)), 0.0)
+    slack = np.where(
+        coarse | ((have == 0) == (found.value == 0)), _slack(found.value.astype(np.float64)), 0.0
+    )
     return np.asarray((have >= found.low - slack) & (have <= found.high + slack))
 
 
