@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from bnncc.driver import compile_model, lowered
 from bnncc.frontend.onnx import load
@@ -207,6 +208,9 @@ def inputs(dtype: str = "float32", shape: tuple[int, ...] = SHAPE, zeros: bool =
 
 
 def runtime(model: onnx.ModelProto, x: Array) -> Array:
+    """Return what ONNX Runtime computes, or onnx.reference: the first has no Conv of float64."""
+    if model.graph.output[0].type.tensor_type.elem_type == TensorProto.DOUBLE:
+        return np.asarray(ReferenceEvaluator(model).run(None, {"x": x})[0])
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -279,6 +283,48 @@ def test_a_threshold_of_float16_is_that_of_its_own_arithmetic() -> None:
     assert [layer.kind for layer in found(model)] == ["binary"] * 2
     made = next(iter(compile_model(model, CompileOptions(threads=1)).run({"x": x}).values()))
     assert (made == -16).all()
+
+
+DOUBLE = ["where", "difference of comparisons", "table", "argmax of two", "PACT", "sum of signs"]
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_spellings_in_float64(name: str) -> None:
+    """Layers are as in float32, and results those of float64."""
+    spelling, kind = SPELLINGS[name]
+    check(network(spelling, "float64"), [kind] * 2, inputs("float64"), near=1e-12)
+
+
+def test_a_threshold_of_float64_is_that_of_its_own_arithmetic() -> None:
+    g = Network("float64")
+    sums = g.layer(where(g, "x"), np.ones((16, 16, 3, 3)))
+    moved = g("Sub", g("Add", g("Mul", sums, 2.0**20), 2.0**-20), 144 * 2.0**20 + 2.0**-20)
+    model = g.model(g.layer(where(g, moved), np.ones((8, 16, 1, 1))), SHAPE)
+    check(model, ["binary"] * 2, np.ones(SHAPE), near=0)
+
+
+@pytest.mark.parametrize("pads", [0, 1])
+def test_any_two_values_in_float64(pads: int) -> None:
+    g = Network("float64")
+    weight = WEIGHTS["two values of each filter"](g.rng)
+    out = g("Conv", DATA["AdaBin"][0](g, "x"), weight, g.rng.normal(0, 1, 24),
+            kernel_shape=[3, 3], pads=[pads] * 4)  # fmt: skip
+    check(g.model(out, SHAPE), ["few_bit"], inputs("float64"), near=1e-12)
+
+
+def test_a_float64_network_with_real_layers() -> None:
+    g = Network("float64")
+    stem = g.norm(g.layer("x", g.rng.normal(0, 0.2, (16, 3, 3, 3)), pads=1))
+    pooled = g("MaxPool", where(g, stem), kernel_shape=[2, 2], strides=[2, 2])
+    inner = g.norm(g.layer(pooled, signs(g.rng, 16, 16, 3, 3) * 0.05, pads=1))
+    rows = g("Flatten", where(g, inner))
+    dense = g("MatMul", rows, signs(g.rng, 16 * 36, 10) * 0.1)
+    out = g("Gemm", dense, g.rng.normal(0, 0.3, (10, 10)), g.rng.normal(0, 1, 10))
+    model = g.model(out, (1, 3, 12, 12))
+    x = inputs("float64", (1, 3, 12, 12))
+    check(model, ["float", "binary", "binary", "float"], x, near=1e-12)
+    result = verify(model, compile_model(model, CompileOptions(threads=1)))
+    assert result["right"], result
 
 
 @pytest.mark.parametrize("spelling", [shifted_sign, pact])

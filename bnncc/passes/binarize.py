@@ -24,6 +24,7 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.borders import in_units, outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
+from bnncc.passes.doubles import DOUBLE, in_double, meanings, number_doubles
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.passes.few_values import few_values
 from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
@@ -71,8 +72,12 @@ def binarize(
     list of Layer
         One per Conv, Gemm and MatMul of the file, in order.
     """
+    held = few_values(graph)
+    numbered = number_doubles(graph, held)
     values = value_sets(graph)
-    few, held = lattices(graph, values), few_values(graph)
+    few = lattices(graph, values)
+    for table, more in zip((values, few), meanings(numbered), strict=True):
+        table.update(more)  # type: ignore[attr-defined]
     producers = graph.producers()
     layers = []
     behind: dict[int, list[Node]] = {}
@@ -88,6 +93,8 @@ def binarize(
         made = _try_binary(node, graph, values, held, producers)
         if not isinstance(made, list):
             made = attempt(node, graph, values, few, producers, choose) or made
+        if isinstance(made, list) and made[0].inputs[0] in numbered:
+            made = in_double(made, graph, numbered)
         if isinstance(made, list):
             graph.nodes[position], *behind[position] = made
             producers.update({o: one for one in made for o in one.outputs})
@@ -173,7 +180,7 @@ def _try_binary(
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return why_not(node, graph, values, producers)
-    if graph.types[node.inputs[0]].dtype != "float32":
+    if graph.types[node.inputs[0]].dtype not in ("float32", DOUBLE):
         return f"its data is {graph.types[node.inputs[0]].dtype}", "compute it in float32"
     rank = len(graph.types[node.inputs[0]].shape)
     if (node.op == "Conv" and rank != 4) or (node.op != "Conv" and rank != 2):

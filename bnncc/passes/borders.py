@@ -114,6 +114,6 @@ def with_border(made: Node, border: Array, graph: Graph, *, exact: bool, unit: A
     nodes = [made]
     for (op, value), source, target in zip(steps, names, [*names[1:], out], strict=True):
         shaped: Any = value if value.ndim == 4 else value.reshape(column)
-        constant = graph.constant(shaped.astype(np.float32), f"{out}.border")
+        constant = graph.constant(shaped.astype(graph.types[out].dtype), f"{out}.border")
         nodes.append(Node(op, [source, constant], [target], {}, made.name))
     return nodes

@@ -101,7 +101,8 @@ def attempt(
     weight = graph.constants.get(node.inputs[1])
     shape = graph.types[node.inputs[0]].shape
     rank = 4 if node.op == "Conv" else 2
-    if weight is None or len(shape) != rank or graph.types[node.inputs[0]].dtype != "float32":
+    dtype = graph.types[node.inputs[0]].dtype
+    if weight is None or len(shape) != rank or dtype not in ("float32", "float64"):
         return None
     if not all(isinstance(d, int) for d in shape[1:]):
         return None

@@ -21,6 +21,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.lattices import MAX_FILLED, UNEVEN, evenly, lattices, unevenness
+from bnncc.passes.step_functions import interval
 from bnncc.passes.values import copies_pixels, pools_images, value_sets
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +33,10 @@ _MOVES = {
     "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Flatten", "Identity",
     "SpaceToDepth", "DepthToSpace", "Expand", "Tile", "MaxPool", "Pad", "Resize",
 }  # fmt: skip
+_ROUNDINGS = {"Round", "Floor", "Ceil"}
+_ROUNDED = 1e-5
+"""Part of a bound by which rounding may move what it bounds, and more."""
+
 _LAYERS = {"Conv", "Gemm", "MatMul"}
 
 
@@ -49,6 +54,7 @@ def few_values(graph: Graph) -> dict[str, Array]:
         Of each such tensor, all that it can hold, ascending, at most `MAX_FILLED`.
     """
     table: dict[str, Array] = {}
+    producers = graph.producers()
     for name in graph.inputs:
         kind = graph.datatypes.get(name)
         if graph.types[name].dtype == "bool":
@@ -57,7 +63,7 @@ def few_values(graph: Graph) -> dict[str, Array]:
             declared = kind.low + kind.step * np.arange(kind.count)
             table[name] = declared.astype(graph.types[name].dtype)
     for node in graph.nodes:
-        values = _held(node, graph, table)
+        values = _held(node, graph, table, producers)
         if values is None:
             continue
         values = np.unique(values)
@@ -68,7 +74,9 @@ def few_values(graph: Graph) -> dict[str, Array]:
     return table
 
 
-def _held(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
+def _held(
+    node: Node, graph: Graph, table: dict[str, Array], producers: dict[str, Node]
+) -> Array | None:
     a, dtype = node.attrs, graph.types[node.outputs[0]].dtype
     if node.op == "bnncc.Sign":
         middle = [(a["lo"] + a["hi"]) / 2] if a["zero"] == "mid" else []
@@ -85,8 +93,8 @@ def _held(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
         parts = [_of(i, graph, table) for i in node.inputs]
         held = [p for p in parts if p is not None]
         return np.concatenate(held) if len(held) == len(parts) else None
-    made = None
-    if node.op in ELEMENTWISE or node.op in (ROUND, "Gather"):
+    made = _rounded(node, graph, producers) if node.op in _ROUNDINGS else None
+    if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, "Gather")):
         made = _combined(node, graph, table)
     if made is not None:
         return made
@@ -95,6 +103,17 @@ def _held(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
     if node.op in _BOOLEAN or (node.op == "Cast" and dtype == "bool"):
         return np.array([False, True])
     return None
+
+
+def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | None:
+    """Return the integers that a number between bounds is rounded to, or one more at the ends."""
+    dtype = graph.types[node.inputs[0]].dtype
+    bounds = np.array(interval(node.inputs[0], graph, producers))
+    if dtype not in ("float32", "float64") or not np.isfinite(bounds).all():
+        return None
+    wide = bounds + _ROUNDED * np.abs(bounds) * [-1, 1]
+    low, high = evaluate_node(node, [wide])[0]
+    return None if high - low >= MAX_FILLED else np.arange(low, high + 1).astype(dtype)
 
 
 def _kind(dtype: str) -> str:

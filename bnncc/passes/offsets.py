@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.passes.lattices import few_bit_weights, lattices
+from bnncc.passes.few_values import few_values
+from bnncc.passes.lattices import evenly, few_bit_weights, lattices
 from bnncc.passes.operands import filters_of, flattened_source, padded_source
 from bnncc.passes.values import WEIGHT_TOLERANCE, binary_weight, value_sets
 
@@ -31,6 +32,9 @@ def split_offsets(graph: Graph) -> None:
     """
     two = value_sets(graph)
     held = {*two, *lattices(graph, two)}
+    for name, values in few_values(graph).items():
+        if graph.types[name].dtype == "float64" and evenly(values) is not None:
+            held.add(name)
     producers = graph.producers()
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -72,7 +76,7 @@ def _split(
     if node.op not in ("Conv", "Gemm", "MatMul"):
         return None
     weight, kind = graph.constants.get(node.inputs[1]), graph.types[node.outputs[0]]
-    if weight is None or kind.dtype != "float32" or weight.ndim < 2:
+    if weight is None or kind.dtype not in ("float32", "float64") or weight.ndim < 2:
         return None
     if not (held & _sources(node, graph, producers)):
         return None
@@ -90,7 +94,7 @@ def _split(
     turned = node.op == "MatMul" or (node.op == "Gemm" and not node.attrs.get("transB"))
 
     def stored(values: Array, what: str) -> str:
-        value = values.astype(np.float32)
+        value = values.astype(kind.dtype)
         return graph.constant(np.ascontiguousarray(value.T if turned else value), what)
 
     (out,) = node.outputs
@@ -98,7 +102,7 @@ def _split(
     graph.types[inner] = graph.types[shifted] = kind
     graph.types[total] = TensorType((kind.shape[0], 1, *kind.shape[2:]), kind.dtype)
     rest = (1, -1) + (1,) * (len(kind.shape) - 2)
-    factor = graph.constant(middle.reshape(rest).astype(np.float32), f"{node.name}.middle")
+    factor = graph.constant(middle.reshape(rest).astype(kind.dtype), f"{node.name}.middle")
     ones = stored(np.ones((1, *filters.shape[1:])), f"{node.name}.ones")
     attrs = {k: v for k, v in node.attrs.items() if k != "beta"}
     first = [node.inputs[0], stored(signs, f"{node.name}.signs"), *node.inputs[2:]]

@@ -263,7 +263,7 @@ def _start_division(node: Node, graph: Graph, producers: dict[str, Node]) -> Ste
 def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
     """Return the step function of rounding where the range holds one step: DoReFa's 1-bit form."""
     source = node.inputs[0]
-    low, high = _interval(source, graph, producers)
+    low, high = interval(source, graph, producers)
     if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
         return None
     ends = evaluate_node(node, [np.array([low, high], np.float32)])[0]
@@ -274,8 +274,23 @@ def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> Ste
     return _around(source, float(cut), np.array([ends[0], at, ends[1]], np.float32))
 
 
-def _interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
-    """Return bounds of a tensor's values, from clips and the like above it."""
+def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
+    """Return bounds of a tensor's values, from clips and the like above it.
+
+    Parameters
+    ----------
+    name : str
+        The tensor.
+    graph : Graph
+        Its graph.
+    producers : dict of str to Node
+        Of the graph.
+
+    Returns
+    -------
+    tuple of float
+        Infinities where nothing is known; to within rounding.
+    """
     low, high = -np.inf, np.inf
     factor = 1.0
     while (node := producers.get(name)) is not None:
