@@ -80,7 +80,7 @@ class SelfCheck:
         return sources(self._graph, self.infos)
 
     @functools.cached_property
-    def _coarse(self) -> dict[str, float]:
+    def coarse(self) -> dict[str, float]:
         """How far outputs may be off that depend on tensors of half precision."""
         table = coarseness(self._graph)
         return {name: table[name] for name in self._graph.outputs if name in table}
@@ -116,7 +116,7 @@ class SelfCheck:
         """Return the check of a number; every one is another."""
         feeds = self.inputs(number)
         made = evaluate(self._graph, feeds)
-        return Check(feeds, made, *self._drawn(number), coarse=self._coarse)
+        return Check(feeds, made, *self._drawn(number), coarse=self.coarse)
 
     def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return inputs and right outputs by name; every `number` gives others."""
