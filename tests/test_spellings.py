@@ -186,6 +186,13 @@ SPELLINGS: dict[str, tuple[Spelling, str]] = {
     "sum of steps": (
         lambda g, x: g("Sub", g("Add", above(g, x, -0.3), above(g, x, 0.4)), 0.5), "few_bit",
     ),
+    "a level that does not occur": (
+        lambda g, x: g("Sub", g("Add", above(g, x, -0.5), g("Mul", above(g, x, 0.5), 2.0)), 1.0),
+        "few_bit",
+    ),
+    "falling levels": (
+        lambda g, x: g("Add", below(g, x, -0.3), below(g, x, 0.4)), "few_bit",
+    ),
     "two sources": (two_sources, "few_bit"),
     "signs and zeros and ones": (joined(where, lambda g, x: above(g, x, 0.1)), "few_bit"),
     "signs of two sizes": (

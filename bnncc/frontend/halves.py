@@ -71,6 +71,8 @@ def widen(graph: Graph) -> None:
         node.inputs = [single(i) for i in node.inputs]
         if node.op == "Cast" and made:
             node.attrs = {**node.attrs, "to": TensorProto.FLOAT}
+        if made:
+            node.attrs.pop("output_dtype", None)  # DequantizeLinear's
         rounds = node.op not in _EXACT and not (node.op == "Cast" and source in _HELD)
         after: list[Node] = []
         for name in made:

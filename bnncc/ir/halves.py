@@ -23,6 +23,12 @@ ROUND = "bnncc.Round"
 KINDS: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 """Types of half precision."""
 
+_BETWEEN = frozenset((
+    "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
+    "MaxPool", ROUND,
+))  # fmt: skip
+"""What may lie between a sum of integers and a decision that becomes a threshold of it."""
+
 COARSE: Mapping[str, float] = {"float16": 2.0**-7, "bfloat16": 2.0**-4}
 """How far results may be off, of their largest value: eight roundings."""
 
@@ -58,6 +64,8 @@ def rounds_integer_sums(node: Node, graph: Graph, producers: Mapping[str, Node])
     while name is not None and (made := producers.get(name)) is not None:
         if made.op.startswith("bnncc.") and made.op.endswith("Conv"):
             return True
+        if made.op not in _BETWEEN:
+            return False
         data = [i for i in made.inputs if i and i not in graph.constants]
         name = data[0] if len(data) == 1 else None
     return False
