@@ -18,8 +18,14 @@ from onnx.reference import ReferenceEvaluator
 
 from bnncc.driver import compile_model, lowered
 from bnncc.frontend.onnx import load
-from bnncc.ir.evaluate import evaluate
+from bnncc.ir.evaluate import evaluate, evaluate_node
+from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
+from bnncc.passes.few_values import read_again
+from bnncc.passes.quantisers import recognise_quantisers
+from bnncc.passes.ramps import recognise_ramps
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
 from bnncc.report import Layer
 from bnncc.verification.verify import verify
 
@@ -498,3 +504,71 @@ def test_zero_of_a_shifted_sign_is_its_middle() -> None:
     g = Network()
     model = g.model(g.layer(shifted_sign(g, "x"), signs(g.rng, 8, 16, 3, 3), pads=1), SHAPE)
     check(model, ["binary"], np.full(SHAPE, 0.3, np.float32))
+
+
+def _decision(g: Network, rng: np.random.Generator) -> str:
+    """Return a random decision on ``x``, or on a rising or falling function of it, as a float."""
+    x = "x"
+    for _ in range(rng.integers(3)):
+        op = rng.choice(["Mul", "Add", "Neg", "Clip", "Sub", "Div"])
+        number = float(rng.choice([0.5, -2.0, 3.0, 0.1, -0.7]))
+        x = {
+            "Neg": lambda x=x: g("Neg", x),
+            "Clip": lambda x=x: g("Clip", x, -0.5, 0.7),
+            "Sub": lambda x=x, number=number: g("Sub", number, x),
+        }.get(op, lambda x=x, op=op, number=number: g(op, x, number))()
+    cut = float(rng.choice(CUTS))
+    kind = rng.integers(7)
+    if kind == 0:
+        return g("Sign", x)
+    if kind == 1:
+        return g("Round", g("Clip", g("Mul", x, 2.0), -1.0, 2.0))
+    names = ["Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"]
+    made = g(names[kind - 2], x, cut)
+    if rng.random() < 0.3:
+        return g("Where", made, float(rng.choice(CUTS)), 0.25)
+    if rng.random() < 0.2:
+        return g("Gather", np.array([0.5, -1.0]), g.cast(made, TensorProto.INT64))
+    return g.cast(g("Not", made) if rng.random() < 0.3 else made)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_decisions_are_what_they_were_at_every_number(seed: int) -> None:
+    """Passes alone, at all cuts and the numbers beside them: exactly the same, but for -0."""
+    rng = np.random.default_rng(seed)
+    g = Network()
+    y = _decision(g, rng)
+    for _ in range(rng.integers(1, 5)):
+        op = str(rng.choice(["Add", "Sub", "Mul", "Max", "Min", "Where"]))
+        other = _decision(g, rng)
+        if op == "Where":
+            y = g("Where", g("Greater", other, 0.5), y, float(rng.choice(CUTS)))
+        else:
+            y = g(op, y, other)
+    out = g("MatMul", y, np.eye(400, dtype=np.float32))
+    graph = load(g.model(out, (1, 400)))
+    points = np.concatenate([CUTS, CUTS / 2, CUTS / 3, CUTS * 2, (0.7 - CUTS) / 3, [1e-45, 3e38]])
+    near = np.float32(points)
+    near = np.concatenate([near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf)])
+    x = np.concatenate([near, -near, rng.normal(0, 1, 400)])[:400].astype(np.float32)[None]
+    want = evaluate(graph, {"x": x})[out]
+    simplify(graph)
+    recognise_ramps(graph)
+    recognise_signs(graph)
+    recognise_quantisers(graph)
+    read_again(graph)
+    np.testing.assert_array_equal(_evaluated(graph, x)[out], want)
+
+
+def _evaluated(graph: Graph, x: Array) -> dict[str, Array]:
+    values = {**graph.constants, "x": x}
+    for node in graph.nodes:
+        ins = [values[i] if i else None for i in node.inputs]
+        if node.op == "bnncc.Sign":
+            lo, hi, zero = (node.attrs[k] for k in ("lo", "hi", "zero"))
+            at = {"ge": hi, "gt": lo, "mid": (lo + hi) / 2}[zero]
+            made = [np.select([ins[0] < 0, ins[0] > 0], [lo, hi], at).astype(np.float32)]
+        else:
+            made = evaluate_node(node, ins)
+        values.update(zip(node.outputs, made, strict=True))
+    return values

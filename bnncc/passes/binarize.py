@@ -24,7 +24,7 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
 from bnncc.passes.borders import in_units, outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
-from bnncc.passes.doubles import DOUBLE, in_double, meanings, number_doubles
+from bnncc.passes.doubles import DOUBLE, EXACT, in_double, meanings, number_doubles
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.passes.few_values import few_values
 from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
@@ -357,6 +357,8 @@ def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Ar
     two, signs = data.value, 2.0 * bits - 1
     padding = [data.pad_value] if any(data.pads) else []
     whole = in_units([two.lo, two.hi, *padding])
+    if whole is not None and 4 * max(map(abs, whole[0])) * signs[0].size >= EXACT:
+        whole = None
     numbers, unit = whole or ([two.lo, two.hi, *padding], 1.0)
     lo, hi, pad = (2 * v for v in (*numbers, 0.0)[:3])  # so that the middle is whole, too
     center, half, unit = (lo + hi) / 2, (hi - lo) / 2, unit / 2

@@ -20,9 +20,23 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import MAX_FILLED, UNEVEN, evenly, lattices, unevenness
+from bnncc.passes.lattices import (
+    MAX_FILLED,
+    UNEVEN,
+    evenly,
+    few_bit_weights,
+    lattices,
+    unevenness,
+)
+from bnncc.passes.operands import filters_of
 from bnncc.passes.step_functions import interval
-from bnncc.passes.values import copies_pixels, pools_images, value_sets
+from bnncc.passes.values import (
+    binary_weight,
+    copies_pixels,
+    pools_images,
+    two_valued_filters,
+    value_sets,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -191,7 +205,7 @@ def read_again(graph: Graph) -> None:
             continue
         name = _first_usable(node.inputs[0], graph, producers, full, known)
         values = None if name is None else full[name]
-        if name is None or name in renamed or values is None:
+        if name is None or name in renamed or values is None or not _counted(node, graph):
             continue
         made = graph.fresh(f"{name}.again")
         graph.types[made] = graph.types[name]
@@ -208,6 +222,14 @@ def read_again(graph: Graph) -> None:
         for out in node.outputs:
             nodes += behind.pop(out, [])
     graph.nodes = nodes
+
+
+def _counted(node: Node, graph: Graph) -> bool:
+    """Whether the weights of a layer are such that data of few values make it one of bits."""
+    filters = filters_of(node, graph.constants[node.inputs[1]])
+    if isinstance(filters, tuple):
+        return False
+    return any(f(filters) is not None for f in (binary_weight, few_bit_weights, two_valued_filters))
 
 
 def _first_usable(

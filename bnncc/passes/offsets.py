@@ -14,7 +14,7 @@ from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.passes.few_values import few_values
 from bnncc.passes.lattices import evenly, few_bit_weights, lattices
 from bnncc.passes.operands import filters_of, flattened_source, padded_source
-from bnncc.passes.values import WEIGHT_TOLERANCE, binary_weight, value_sets
+from bnncc.passes.values import binary_weight, two_valued_filters, value_sets
 
 Array = np.ndarray
 
@@ -40,34 +40,6 @@ def split_offsets(graph: Graph) -> None:
     for node in graph.nodes:
         nodes += _split(node, graph, producers, held) or [node]
     graph.nodes = nodes
-
-
-def two_valued_filters(filters: Array) -> tuple[Array, Array, Array] | None:
-    """Return filters of two values each as signs around a middle.
-
-    Parameters
-    ----------
-    filters : ndarray, shape (out_channels, ...)
-        Weights.
-
-    Returns
-    -------
-    tuple or None
-        Bits of the shape of `filters`; half the distance and the middle of each filter, float64.
-    """
-    flat = filters.reshape(len(filters), -1).astype(np.float64)
-    if not flat.size:
-        return None
-    low, high = flat.min(axis=1), flat.max(axis=1)
-    bits = flat > ((low + high) / 2)[:, None]
-    near = WEIGHT_TOLERANCE * np.maximum(np.abs(low), np.abs(high))[:, None]
-    if (np.abs(flat - np.where(bits, high[:, None], low[:, None])) > near).any():
-        return None
-    count = bits.sum(axis=1)
-    upper = np.where(count, (flat * bits).sum(axis=1) / np.maximum(count, 1), high)
-    rest = flat.shape[1] - count
-    lower = np.where(rest, (flat * ~bits).sum(axis=1) / np.maximum(rest, 1), low)
-    return bits.reshape(filters.shape), (upper - lower) / 2, (upper + lower) / 2
 
 
 def _split(

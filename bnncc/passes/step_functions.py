@@ -199,6 +199,8 @@ def _moved_up(
     inside = high <= place_of(_LARGEST)  # others are never reached
     if not inside.all():
         high, values = high[inside], values[np.append(True, inside)]
+    if not len(high):
+        return StepFunction(source, step.cuts[:0], values[:1])
     cuts, first = np.unique(high, return_index=True)
     # Of pieces that shrink to nothing the last one stays.
     last = np.append(first[1:], len(high)) - 1

@@ -73,6 +73,34 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return weight > 0, scale
 
 
+def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return filters of two values each as signs around a middle.
+
+    Parameters
+    ----------
+    filters : ndarray, shape (out_channels, ...)
+        Weights.
+
+    Returns
+    -------
+    tuple or None
+        Bits of the shape of `filters`; half the distance and the middle of each filter, float64.
+    """
+    flat = filters.reshape(len(filters), -1).astype(np.float64)
+    if not flat.size:
+        return None
+    low, high = flat.min(axis=1), flat.max(axis=1)
+    bits = flat > ((low + high) / 2)[:, None]
+    near = WEIGHT_TOLERANCE * np.maximum(np.abs(low), np.abs(high))[:, None]
+    if (np.abs(flat - np.where(bits, high[:, None], low[:, None])) > near).any():
+        return None
+    count = bits.sum(axis=1)
+    upper = np.where(count, (flat * bits).sum(axis=1) / np.maximum(count, 1), high)
+    rest = flat.shape[1] - count
+    lower = np.where(rest, (flat * ~bits).sum(axis=1) / np.maximum(rest, 1), low)
+    return bits.reshape(filters.shape), (upper - lower) / 2, (upper + lower) / 2
+
+
 def value_sets(graph: Graph) -> dict[str, TwoValued]:
     """Return the two- and three-valued tensors of `graph`.
 
