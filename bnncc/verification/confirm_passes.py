@@ -210,7 +210,8 @@ class _Run:
         self.undefined = self.undefined or bool(form.values and none.any())
         off &= ~none
         self.unheld = self.unheld or bool(off.any())
-        differs = _differs(value, right, form, want.shape) | off
+        near = self.coarse.get(form.tensor, RELATIVE)
+        differs = _differs(value, right, form, want.shape, near) | off
         if self.undefined:
             differs &= ~none
         if differs.any():
@@ -319,10 +320,10 @@ def encoded(value: Array, form: Form, near: float = _OFF) -> tuple[Array, Array]
     return wide.view("<f4" if form.kind == "floats" else "<u4"), off
 
 
-def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> Array:
+def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...], near: float) -> Array:
     """Return which elements of the logical tensor differ."""
     if form.kind in ("NCHW", "NHWC"):
-        apart = _apart(value, right)
+        apart = _apart(value, right, near)
         return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
     if value.dtype == np.uint32 and form.kind in ("sign", "zero", "plane"):
         words = np.ascontiguousarray(value ^ right).view(np.uint8)
@@ -335,7 +336,7 @@ def _differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> 
     return np.moveaxis(flags, -1, 1) if len(shape) == 4 else flags
 
 
-def _apart(value: Array, right: Array) -> Array:
+def _apart(value: Array, right: Array, near: float) -> Array:
     """Return which numbers are not the same: floats but for rounding, others exactly.
 
     What is exactly 0 must stay that: a sign may look at it. Zeros that rounding makes are excused
@@ -347,7 +348,7 @@ def _apart(value: Array, right: Array) -> Array:
     with np.errstate(all="ignore"):
         gap = np.abs(value.astype(np.float64) - right)
         gap = np.where((value == right) | (np.isnan(value) & np.isnan(right)), 0.0, gap)
-    return ~(gap <= _slack(right)) | ((value == 0) != (right == 0))
+    return ~(gap <= near / RELATIVE * _slack(right)) | ((value == 0) != (right == 0))
 
 
 def _slack(right: Array) -> float:
