@@ -235,6 +235,7 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
     files, scratch = c_network.make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(0),
+        coarse=network.checks.coarse,
     )  # fmt: skip
     content = report.build(
         _plan(made, scratch), model=network.name, target=target.name,

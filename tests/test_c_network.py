@@ -154,3 +154,28 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = ("--target", "armv7", "-o", str(output))
     assert cli.main(["compile", str(DIGITS / "digits.onnx"), *target]) == 0
     assert "TVM has no runtime for armv7 on PyPI" in capsys.readouterr().err
+
+
+@needs_tools
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_networks_of_half_precision_are_compared_by_their_type(kind: str, tmp_path: Path) -> None:
+    code = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[kind]
+    rng = np.random.default_rng(0)
+    weight = np.where(rng.random((16, 32, 3, 3)) < 0.5, -0.1, 0.1)
+    dtype = helper.tensor_dtype_to_np_dtype(code)
+    nodes = [
+        helper.make_node("Sign", ["x"], ["s"]),
+        helper.make_node("Conv", ["s", "w"], ["c"]),
+        helper.make_node("Tanh", ["c"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "half", [helper.make_tensor_value_info("x", code, (1, 32, 5, 5))],
+        [helper.make_tensor_value_info("y", code, None)],
+        [onnx.numpy_helper.from_array(weight.astype(dtype), "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = compile_c(model, ARMV7)
+    assert [layer["kind"] for layer in network.report["layers"]] == ["binary"]
+    folder = built(unpacked(c_network.archive(network.files), tmp_path))
+    status, said = checked(folder)
+    assert status == 0, said

@@ -61,6 +61,7 @@ def make(
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
     selfcheck: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    coarse: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, bytes], dict[str, int]]:
     """Build a scheduled network.
 
@@ -76,6 +77,8 @@ def make(
         Of ``main``, in order.
     selfcheck : pair of mapping of str to ndarray
         Inputs and right outputs.
+    coarse : mapping of str to float, optional
+        How far outputs that depend on half precision may be off, of their size.
 
     Returns
     -------
@@ -105,7 +108,7 @@ def make(
     text = {
         "network.h": c_text.header(prefix, name, target.name, order, sizes, *ios),
         "network.c": c_text.source(prefix, order, sizes, *ios),
-        "check.c": c_text.program(prefix, *ios),
+        "check.c": c_text.program(prefix, *ios, coarse or {}),
         "README.md": c_text.readme(prefix, name, target.name, sizes, *ios),
     }
     weights = b"".join(_padded(w.tobytes()) for w in order.weights)

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from bnncc._version import __version__
+from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
 
 ALIGNMENT = 64
 """Of every tensor, in bytes; it is TVM's."""
 
 C_TYPES = {
-    "float32": "float", "float64": "double", "float16": "uint16_t", "bool": "uint8_t",
+    "float32": "float", "float64": "double", "float16": "uint16_t", "bfloat16": "uint16_t",
+    "bool": "uint8_t",
     **{f"{u}int{bits}": f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 
@@ -226,8 +228,33 @@ static void *content(const char *path, size_t bytes) {
 """
 
 
-def program(prefix: str, given: Named, made: Named) -> str:
-    """Return the program that runs the pair of inputs and outputs."""
+_HALVES = {
+    "float16": """\
+static double float16(uint16_t bits) {
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double size = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+  if (exponent == 31) size = fraction ? NAN : INFINITY;
+  return bits >> 15 ? -size : size;
+}
+
+""",
+    "bfloat16": """\
+static double bfloat16(uint16_t bits) {
+  uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+""",
+}
+
+
+def program(prefix: str, given: Named, made: Named, coarse: Mapping[str, float]) -> str:
+    """Return the program that runs the pair of inputs and outputs.
+
+    `coarse` says how far outputs of half precision may be off.
+    """
     upper = prefix.upper()
     lines = [
         "int main(void) {",
@@ -245,15 +272,21 @@ def program(prefix: str, given: Named, made: Named) -> str:
     lines += [f"  int wrong = 0, failed = {prefix}_run({names});", "  if (failed) return 2;"]
     for name, tensor in made:
         close = f"{name}[i] != {name}_right[i]"
-        if tensor.dtype in ("float32", "float64"):
-            close = f"!(fabs({name}[i] - {name}_right[i]) <= 1e-4 * (1 + fabs({name}_right[i])))"
+        if "float" in tensor.dtype:
+            value, right = f"{name}[i]", f"{name}_right[i]"
+            near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
+            if tensor.dtype in COARSE:
+                value, right = f"{tensor.dtype}({value})", f"{tensor.dtype}({right})"
+            close = f"!(fabs({value} - {right}) <= {near} * (1 + fabs({right})))"
         lines += [
             f"  size_t {name}_wrong = 0;",
             f"  for (size_t i = 0; i < {_elements(tensor)}; ++i) {name}_wrong += {close};",
             f'  printf("{name}: %zu of {_elements(tensor)} values wrong\\n", {name}_wrong);',
             f"  wrong |= {name}_wrong > 0;",
         ]
-    return _PROGRAM + "\n".join([*lines, "  return wrong;", "}", ""])
+    kinds = {tensor.dtype for _, tensor in made}
+    halves = "".join(text for kind, text in _HALVES.items() if kind in kinds)
+    return _PROGRAM + halves + "\n".join([*lines, "  return wrong;", "}", ""])
 
 
 def _elements(tensor: TensorInfo) -> int:

@@ -17,6 +17,7 @@ from bnncc.frontend import checks
 from bnncc.frontend.annotations import declared, rounded_input
 from bnncc.frontend.external import to_array
 from bnncc.frontend.fold import Folder
+from bnncc.frontend.halves import widen
 from bnncc.frontend.inline import inline, local_functions
 from bnncc.frontend.narrow import CARRIERS
 from bnncc.frontend.reader import Reader, graph_nodes
@@ -116,6 +117,7 @@ def _load(
     for name in graph.outputs:
         reader.narrow_output(name)
     graph = folding.finish()
+    widen(graph)
     checks.check_finite(graph, infinities=True)
     return graph
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import COARSE, KINDS, ROUND, is_float, spacing
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -97,7 +98,7 @@ def magnitude(
     ndarray
         That broadcasts to the shape of `out`.
     """
-    if out.dtype.kind != "f" or node.op in DECISIONS:
+    if not is_float(out) or node.op in DECISIONS:
         return ZERO
     rule = _RULES.get(node.op)
     if rule is not None:
@@ -109,9 +110,33 @@ def magnitude(
     return _anything(ins, errs, out)
 
 
+def coarseness(graph: Graph) -> dict[str, float]:
+    """Return how far computed tensors may be off, of their largest value, where that is coarse.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+
+    Returns
+    -------
+    dict of str to float
+        Of the tensors that depend on rounded ones, with no decision between: eight roundings.
+    """
+    table: dict[str, float] = {}
+    for node in graph.nodes:
+        slack = max((table.get(i, 0.0) for i in node.inputs), default=0.0)
+        if node.op == ROUND:
+            slack = max(slack, COARSE[str(node.attrs["to"])])
+        if slack and node.op not in DECISIONS:
+            floats = [o for o in node.outputs if o and "float" in graph.types[o].dtype]
+            table.update(dict.fromkeys(floats, slack))
+    return table
+
+
 def _moved(node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int) -> Array:
-    if node.op == "Cast" and out.dtype != np.float16:
-        return errs[0]
+    if node.op == "Cast":
+        return _narrowed(ins[0], errs[0], out, out.dtype.name)
     if not any(e.any() for e in errs):
         return ZERO
     data = len(ins) if node.op == "Concat" else 1
@@ -198,6 +223,20 @@ def _rounded(node: Node, ins: list[Array | None], errs: list[Array], out: Array)
     return evaluate_node(twin, [data, weight])[0].astype(np.float64)
 
 
+def _to_half(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    return _narrowed(ins[0], errs[0], out, str(node.attrs["to"]))
+
+
+def _narrowed(x: Array | None, err: Array, out: Array, kind: str) -> Array:
+    """Return the magnitude of what a type of half precision holds of `x`: it has fewer digits."""
+    if kind not in KINDS:
+        return err
+    wide = out.astype(np.float64)
+    changed = (err > 0) | (np.asarray(x, np.float64) != wide)
+    digits = spacing(kind) / float(np.finfo(np.float32).eps)
+    return err + np.where(changed, digits * np.abs(wide), 0.0)
+
+
 def _chosen(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     return np.where(np.asarray(ins[0]), errs[1], errs[2])
 
@@ -223,6 +262,7 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "LeakyRelu": _rectified,
     "Where": _chosen,
     QUANTIZED_CONV: _rounded,
+    ROUND: _to_half,
 }
 
 

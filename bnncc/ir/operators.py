@@ -11,6 +11,7 @@ from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric, shaping
+from bnncc.ir.halves import ROUND, round_to
 from bnncc.ir.image_bits import IMAGE_BITS, image_bits
 from bnncc.ir.quantized import QUANTIZED_CONV, quantized_conv
 from bnncc.ir.quantizers import (
@@ -357,6 +358,7 @@ FUNCTIONS: dict[str, Function] = {
     "Where": _where,
     IMAGE_BITS: image_bits,
     QUANTIZED_CONV: quantized_conv,
+    ROUND: round_to,
     QUANT: quant,
     MULTI_THRESHOLD: multi_threshold,
     LEVELS: levels,

@@ -109,7 +109,10 @@ def spread(
                 ends[made] = low, high
     out, room = values[name], near * sizes.get(name, ZERO)
     low, high = ends.get(name, (out, out))
-    return Spread(out, low - room, high + room) if np.any(room) else Spread(out, low, high)
+    if not np.any(room):
+        return Spread(out, low, high)
+    with np.errstate(invalid="ignore"):  # an infinity has no bound
+        return Spread(out, low - room, high + room)
 
 
 def _between(graph: Graph, known: Mapping[str, Array], name: str) -> list[Node]:

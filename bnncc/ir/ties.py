@@ -13,6 +13,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.ir.magnitude import magnitude
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -33,7 +34,7 @@ _ELEMENTWISE = frozenset((
     "Xor", "PRelu", "Clip", "BatchNormalization", "DequantizeLinear", *_COMPARISONS, *_STEPS,
     "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
     "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
-    "Sin", "Cos", "Tan", "Identity", "Dropout", "Mish", "Swish", "ThresholdedRelu",
+    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", "ThresholdedRelu",
 ))  # fmt: skip
 _MOVES = frozenset((
     "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "GatherElements",

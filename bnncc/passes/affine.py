@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 
 Affine = tuple[np.ndarray, np.ndarray]
 """Scale and bias, float64, one per channel."""
@@ -61,7 +62,7 @@ def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | No
 def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> bool:
     """Whether `node` applies a per-channel function made of constants that a step can do."""
     consts = [i in graph.constants for i in node.inputs[1:] if i]
-    if node.op in ("Relu", "Neg", "LeakyRelu"):
+    if node.op in ("Relu", "Neg", "LeakyRelu", ROUND):
         return True
     if node.op == "BatchNormalization":
         return all(consts) and len([o for o in node.outputs if o]) == 1

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
+from bnncc.passes.borders import in_units, outside_sums, with_border
+from bnncc.passes.channel_scales import scaled_source
+from bnncc.passes.doubles import DOUBLE, EXACT, in_double, meanings, number_doubles
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
+from bnncc.passes.few_values import few_values
 from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
+from bnncc.passes.offsets import PART
 from bnncc.passes.operands import (
     bias_of,
     channels_last,
@@ -66,10 +72,15 @@ def binarize(
     list of Layer
         One per Conv, Gemm and MatMul of the file, in order.
     """
+    held = few_values(graph)
+    numbered = number_doubles(graph, held)
     values = value_sets(graph)
     few = lattices(graph, values)
+    for table, more in zip((values, few), meanings(numbered), strict=True):
+        table.update(more)  # type: ignore[attr-defined]
     producers = graph.producers()
     layers = []
+    behind: dict[int, list[Node]] = {}
     for position, node in enumerate(graph.nodes):
         if node.op == "ConvTranspose":
             layers.append(_layer(node, graph, (transposed.why_not(node, graph), _TRANSPOSED)))
@@ -79,13 +90,17 @@ def binarize(
             layers.append(_rounded_layer(node, graph))
         if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
-        made = _try_binary(node, graph, values, producers)
-        if not isinstance(made, Node):
+        made = _try_binary(node, graph, values, held, producers)
+        if not isinstance(made, list):
             made = attempt(node, graph, values, few, producers, choose) or made
-        if isinstance(made, Node):
-            graph.nodes[position] = made
-            producers.update({o: made for o in made.outputs})
-        layers.append(_layer(node, graph, made, slices))
+        if isinstance(made, list) and made[0].inputs[0] in numbered:
+            made = in_double(made, graph, numbered)
+        if isinstance(made, list):
+            graph.nodes[position], *behind[position] = made
+            producers.update({o: one for one in made for o in one.outputs})
+        if not node.attrs.pop(PART, False):
+            layers.append(_layer(node, graph, made[0] if isinstance(made, list) else made, slices))
+    graph.nodes = [one for k, n in enumerate(graph.nodes) for one in (n, *behind.get(k, ()))]
     graph.prune()
     return transposed.joined(layers, graph)
 
@@ -155,13 +170,17 @@ def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
 
 
 def _try_binary(
-    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
-) -> Node | tuple[str, str]:
-    """Return the binary node, or why there is none and what would change that."""
+    node: Node,
+    graph: Graph,
+    values: dict[str, TwoValued],
+    held: dict[str, Array],
+    producers: dict[str, Node],
+) -> list[Node] | tuple[str, str]:
+    """Return the binary node and what follows it, or why there is none and the remedy."""
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return why_not(node, graph, values, producers)
-    if graph.types[node.inputs[0]].dtype != "float32":
+    if graph.types[node.inputs[0]].dtype not in ("float32", DOUBLE):
         return f"its data is {graph.types[node.inputs[0]].dtype}", "compute it in float32"
     rank = len(graph.types[node.inputs[0]].shape)
     if (node.op == "Conv" and rank != 4) or (node.op != "Conv" and rank != 2):
@@ -187,8 +206,32 @@ def _try_binary(
     if signs is None:
         return _weight_reason(filters)
     if isinstance(data, tuple):
-        return data
+        return _why_real(node, graph, values, held, producers) or data
     return _make(node, graph, data, *signs, filters)
+
+
+def _why_real(
+    node: Node,
+    graph: Graph,
+    values: dict[str, TwoValued],
+    held: dict[str, Array],
+    producers: dict[str, Node],
+) -> tuple[str, str] | None:
+    """Say why data of few values are no bits; None if they have many."""
+    name = padded_source(node, graph, producers)[0] if node.op == "Conv" else node.inputs[0]
+    scaled = scaled_source(name, graph, producers)
+    if scaled is not None and scaled[0] in values:
+        return (
+            "its data have a scale of their own in each channel, and its sums go over channels",
+            "give all channels one scale, or put it behind the layer; depthwise ones can have both",
+        )
+    count = len(held.get(name, ()))
+    if count < 3:
+        return None
+    return (
+        f"its data take {count} values that are not evenly spaced",
+        "space them evenly, or let there be two",
+    )
 
 
 def _weight_reason(filters: Array) -> tuple[str, str]:
@@ -217,6 +260,8 @@ class _Data:
     pad_value: float
     image: tuple[int, int, int] | None = None
     """Channels, height and width if the layer reads a flattened image."""
+    centered: bool = False
+    """Whether its bits are taken for signs around the middle of both values."""
 
 
 def _data(
@@ -235,12 +280,8 @@ def _data(
     if any(pads):
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)
         if pad_value not in allowed or (not two.bipolar and two.lo != 0.0):
-            return (
-                f"it pads by {pad_value:g}, which is not a value of its data "
-                f"{{{two.lo:g}, {two.hi:g}}}",
-                "pad by one of the data's values, or by 0 around signs",
-            )
-    return _Data(name, two, pads, pad_value)
+            return _Data(name, two, pads, pad_value, centered=True)
+    return _Data(name, two, pads, pad_value, centered=two.zero and not two.bipolar)
 
 
 def _maker(name: str, producers: dict[str, Node]) -> str:
@@ -259,11 +300,15 @@ def _row_data(
         )
     if (flattened := flattened_source(name, graph, producers)) is not None:
         source, image = flattened
-        return _Data(source, two, (0, 0, 0, 0), 0.0, image)
-    return _Data(name, two, (0, 0, 0, 0), 0.0)
+        return _Data(source, two, (0, 0, 0, 0), 0.0, image, two.zero and not two.bipolar)
+    return _Data(name, two, (0, 0, 0, 0), 0.0, None, two.zero and not two.bipolar)
 
 
-def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array) -> Node:
+def _make(
+    node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array
+) -> list[Node]:
+    if data.centered:
+        return _make_centered(node, graph, data, bits, scale)
     two = data.value
     unit = two.hi if two.bipolar else two.hi - two.lo
     bias = bias_of(node, graph, filters.shape[0])
@@ -280,16 +325,52 @@ def _make(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filt
     if not two.bipolar and data.pad_value == two.lo:
         pad_value = 0
     attrs = {
-        "bits": channels_last(node, bits, data.image),
         "step": step,
         "first": first,
         "scale": scale * unit,
         "bias": bias,
+        "pad_value": pad_value,
+        "mode": "xor" if two.bipolar else "and",
+    }
+    return [_conv(node, data, bits, attrs)]
+
+
+def _conv(node: Node, data: _Data, bits: Array, attrs: dict[str, Any]) -> Node:
+    shared = {
+        "bits": channels_last(node, bits, data.image),
         "strides": tuple(node.attrs.get("strides", (1, 1))),
         "dilations": tuple(node.attrs.get("dilations", (1, 1))),
         "pads": data.pads,
-        "pad_value": pad_value,
         "groups": int(node.attrs.get("group", 1)),
-        "mode": "xor" if two.bipolar else "and",
     }
+    attrs = {**shared, **attrs}
     return Node("bnncc.BinaryConv", [data.name], list(node.outputs), attrs, node.name, (node.name,))
+
+
+def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array) -> list[Node]:
+    """Return a layer whose data are ``center + half * s`` with signs s, padded by any number.
+
+    ``sum(w * x)`` is ``half * sum(w * s) + center * sum(w)``, s being 0 outside the image. Where
+    the padding is not the center, a constant of each place makes up for it. If center, half and
+    padding are multiples of one unit, they are counted in it: then the sum stays an integer.
+    """
+    two, signs = data.value, 2.0 * bits - 1
+    padding = [data.pad_value] if any(data.pads) else []
+    whole = in_units([two.lo, two.hi, *padding])
+    if whole is not None and 4 * max(map(abs, whole[0])) * signs[0].size >= EXACT:
+        whole = None
+    numbers, unit = whole or ([two.lo, two.hi, *padding], 1.0)
+    lo, hi, pad = (2 * v for v in (*numbers, 0.0)[:3])  # so that the middle is whole, too
+    center, half, unit = (lo + hi) / 2, (hi - lo) / 2, unit / 2
+    bias, sums = bias_of(node, graph, len(bits)), signs.reshape(len(bits), -1).sum(axis=1)
+    attrs = {"pad_value": 0, "mode": "xor", "scale": scale * unit, "bias": bias}
+    if whole is None:
+        attrs |= {"step": 1, "first": 0.0 * sums, "scale": scale * unit * half}
+        attrs["bias"] = bias + scale * unit * center * sums
+    else:
+        attrs |= {"step": int(half), "first": center * sums}
+    made = _conv(node, data, bits, attrs)
+    if not padding or pad == center:
+        return [made]
+    border = (pad - center) * outside_sums(node, signs, data.pads, graph.types[node.outputs[0]])
+    return with_border(made, border, graph, exact=whole is not None, unit=scale * unit)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bnncc.errors import ShapeError
 from bnncc.frontend.shaperules import broadcast
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.passes.rewrite import Result, Walk, walk
 
-_LINEAR = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,)}
+_LINEAR = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,), ROUND: (1,)}
 _MAX_TERMS = 16
 _MAX_LEFT = 3
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.passes.borders import outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.lattices import Lattice, Weights, as_multiples, few_bit_weights, of_signs
 from bnncc.passes.operands import (
@@ -74,8 +75,8 @@ def attempt(
     few: dict[str, Lattice],
     producers: dict[str, Node],
     choose: Choose | None,
-) -> Node | tuple[str, str] | None:
-    """Return `node` as a few-bit layer, or why it is none and the remedy.
+) -> list[Node] | tuple[str, str] | None:
+    """Return `node` as a few-bit layer and what follows it, or why it is none and the remedy.
 
     Parameters
     ----------
@@ -94,13 +95,14 @@ def attempt(
 
     Returns
     -------
-    Node, tuple of str, or None
+    list of Node, tuple of str, or None
         None if neither data nor weights say that it should be one.
     """
     weight = graph.constants.get(node.inputs[1])
     shape = graph.types[node.inputs[0]].shape
     rank = 4 if node.op == "Conv" else 2
-    if weight is None or len(shape) != rank or graph.types[node.inputs[0]].dtype != "float32":
+    dtype = graph.types[node.inputs[0]].dtype
+    if weight is None or len(shape) != rank or dtype not in ("float32", "float64"):
         return None
     if not all(isinstance(d, int) for d in shape[1:]):
         return None
@@ -118,7 +120,7 @@ def attempt(
     factor = None
     if name not in two and name not in few:
         multiple = scaled_source(name, graph, producers)
-        if multiple is not None and multiple[0] in few:
+        if multiple is not None and (multiple[0] in few or _one_each(node, multiple, two)):
             name, factor = multiple
     known = of_signs(two[name]) if name in two else few.get(name)
     if known is None:
@@ -139,11 +141,7 @@ def attempt(
         unit = np.repeat(factor, filters.shape[0] // factor.size)
         found = replace(found, scale=found.scale * unit)
     outside = known.level_of(pad_value) if any(pads) else 0.0
-    if outside is None:
-        return (
-            f"it pads by {pad_value:g}, which lies between the levels of its data",
-            "choose a zero point that is a whole number, so that 0 is a level",
-        )
+    between, outside = outside is None, outside or 0.0
     whole = channels_last(node, found.whole, image)
     candidates = _candidates(node, graph, name, known, found, whole, pads, outside)
     if not candidates:
@@ -155,7 +153,30 @@ def attempt(
     if chosen is None:
         return "the target has no kernel for such a few-bit layer", "compile for a CPU"
     spec, why = chosen
-    return _made(node, graph, name, known, found, spec, whole, outside, why)
+    made = _made(node, graph, name, known, found, spec, whole, outside, why)
+    return _padded_between(node, graph, made, found, known, pads, pad_value) if between else [made]
+
+
+def _padded_between(
+    node: Node, graph: Graph, made: Node, found: Weights, known: Lattice,
+    pads: tuple[int, int, int, int], pad_value: float,
+) -> list[Node]:  # fmt: skip
+    """Return a layer that is padded by level 0, and a constant that makes the padding right."""
+    sums = outside_sums(node, found.whole, pads, graph.types[node.outputs[0]])
+    scale, step = np.asarray(made.attrs["scale"], np.float64), made.attrs["dot"][0]
+    multiples = as_multiples(known.values)
+    if multiples is None or multiples[1] != step or not np.asarray(made.attrs["dot"][1]).any():
+        border, unit = sums * (pad_value - known.values[0]), found.scale
+        return with_border(made, border, graph, exact=False, unit=unit)
+    first, _, unit_of_data = multiples
+    border = sums * (pad_value / unit_of_data - first)
+    exact = bool((np.rint(border) == border).all())
+    return with_border(made, border, graph, exact=exact, unit=scale)
+
+
+def _one_each(node: Node, multiple: tuple[str, np.ndarray], two: dict[str, TwoValued]) -> bool:
+    """Whether a layer has a group for each of the scales of two-valued data."""
+    return multiple[0] in two and int(node.attrs.get("group", 1)) == multiple[1].size
 
 
 def _fills_words(image: tuple[int, int, int]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bnncc.ir.graph import Node
+from bnncc.ir.halves import ROUND
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import affine_of, channel_vector
@@ -293,6 +294,8 @@ def _write_node(event: Event, writer: _Writer) -> None:
     graph, rank = physical.source, group.rank
     if event.kind == "tensor":
         _write_tensor(event, writer)
+        return
+    if node.op == ROUND:  # decides in thresholds only: what is stored is computed in float32
         return
     if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)

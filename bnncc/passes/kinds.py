@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
@@ -33,6 +34,7 @@ _CONSTANT_OPS = {
     "PRelu",
     "Clip",
     "BatchNormalization",
+    ROUND,
 }
 _RELAYOUTS: dict[tuple[int, ...], tuple[str, str]] = {
     (0, 3, 1, 2): ("NCHW", "NHWC"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.magnitude import coarseness
 from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import (
@@ -27,6 +28,9 @@ UNEVEN = 1e-6
 
 MAX_WEIGHT = 128
 """Largest magnitude of integer weights: they have up to 8 bits."""
+
+MAX_FILLED = 16
+"""Evenly spaced values of which some do not occur: how many there may be."""
 
 SAMPLE = 64
 """Weights of each filter that are looked at first."""
@@ -132,14 +136,56 @@ def exact_line(values: np.ndarray) -> tuple[float, float] | None:
     return None
 
 
-def lattice(values: np.ndarray) -> Lattice | None:
-    """Return `values` as a lattice, if they are evenly spaced."""
+def unevenness(graph: Graph) -> dict[str, float]:
+    """Return by tensor how far its values may be off an even spacing, where that is not `UNEVEN`.
+
+    Products of levels and a scale are rounded to the type of the network: levels of half precision
+    are even but for two roundings, and taken for what was rounded.
+    """
+    return {name: slack / 8 for name, slack in coarseness(graph).items()}
+
+
+def lattice(values: np.ndarray, uneven: float = UNEVEN) -> Lattice | None:
+    """Return `values` as a lattice, if they are evenly spaced to a part of the largest one."""
     if not 2 <= len(values) <= 256 or not np.isfinite(values).all() or values[0] == values[-1]:
         return None
     even = np.linspace(values[0], values[-1], len(values))
-    if np.abs(values - even).max() > UNEVEN * np.abs(values).max():
+    if np.abs(values - even).max() > uneven * np.abs(values).max():
         return None
-    return Lattice(tuple(float(v) for v in values))
+    return Lattice(tuple(float(v) for v in (values if uneven == UNEVEN else even)))
+
+
+def evenly(values: np.ndarray, uneven: float = UNEVEN) -> np.ndarray | None:
+    """Return evenly spaced numbers that include `values`, as few as there can be.
+
+    Parameters
+    ----------
+    values : ndarray
+        At least two different numbers, in any order.
+    uneven : float
+        Part of the largest by which one may be off.
+
+    Returns
+    -------
+    ndarray or None
+        Ascending; no more than `MAX_FILLED`, or as many as there are values.
+
+    Examples
+    --------
+    >>> evenly(np.array([1.0, -1.0, -0.5]))
+    array([-1. , -0.5,  0. ,  0.5,  1. ])
+    """
+    held = np.unique(values.astype(np.float64))
+    if len(held) < 2 or not np.isfinite(held).all():
+        return None
+    for count in range(len(held), max(MAX_FILLED, len(held)) + 1):
+        full = np.linspace(held[0], held[-1], count)
+        place = np.rint((held - held[0]) / (held[-1] - held[0]) * (count - 1)).astype(int)
+        full[place] = held
+        known = lattice(full, uneven)
+        if known is not None and len(set(place.tolist())) == len(held):
+            return np.array(known.values)
+    return None
 
 
 def lattices(graph: Graph, two: dict[str, TwoValued]) -> dict[str, Lattice]:
@@ -170,7 +216,7 @@ def lattices(graph: Graph, two: dict[str, TwoValued]) -> dict[str, Lattice]:
 
 def of_signs(two: TwoValued) -> Lattice:
     """Return a two- or three-valued tensor as a lattice."""
-    middle = (0.0,) if two.zero else ()
+    middle = ((two.lo + two.hi) / 2,) if two.zero else ()
     return Lattice((two.lo, *middle, two.hi), signs=True)
 
 

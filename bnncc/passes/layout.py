@@ -15,9 +15,10 @@ import numpy as np
 
 from bnncc.frontend.infer import BROADCAST, COMPARE, UNARY, infer_into
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.passes.rewrite import Result, Walk, walk
 
-_ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf"}
+_ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND}
 _SEVERAL = BROADCAST | COMPARE | {"Where"}
 _REDUCE = {f"Reduce{k}" for k in ("Max", "Mean", "Min", "Prod", "L1", "L2", "Sum", "SumSquare")}
 

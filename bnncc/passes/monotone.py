@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.passes.affine import channel_vector
 
-_RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round"))
+_RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND))
 
 
 def direction(node: Node, graph: Graph, channels: int, rank: int) -> np.ndarray | None:

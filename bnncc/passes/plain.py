@@ -1,9 +1,11 @@
-"""Write quantisers that no kernel took in ONNX's own operators.
+"""Write what no kernel took of our own operators in ONNX's, or leave it out.
 
     before: y = bnncc.Quant(x, s, z, bits)    after: y = (Round(Clip(x / s + z)) - z) * s
     before: y = bnncc.MultiThreshold(x, T)    after: y = a * ReduceSum(Cast(x[..., None] >= T)) + b
+    before: m = Mul(x, s); y = bnncc.Round(m)  after: y = Mul(x, s)
 
-Operator for operator this is what `bnncc.ir.quantizers` evaluates, so it is exact, in float32.
+Operator for operator this is what `bnncc.ir.quantizers` evaluates, so it is exact, in float32;
+without its rounding to half precision a number is as near to that as the type can say.
 """
 
 from __future__ import annotations
@@ -16,13 +18,26 @@ from bnncc.frontend.infer import infer_into
 from bnncc.frontend.pieces import Pieces
 from bnncc.frontend.rounding import rounded
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND, rounds_integer_sums
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range
 
 
 def write_plain(graph: Graph) -> None:
-    """Replace internal quantisers of `graph` in place."""
+    """Replace internal quantisers of `graph` in place; drop roundings that decide on no integers.
+
+    Sums of floats have no one way to be rounded: they are computed in float32, which is nearer to
+    what the model means. Where a decision on an exact sum depends on a rounding, it stays.
+    """
     nodes: list[Node] = []
+    producers = graph.producers()
+    same: dict[str, str] = {}
     for node in graph.nodes:
+        node.inputs = [same.get(i, i) for i in node.inputs]
+        if node.op == ROUND and not rounds_integer_sums(node, graph, producers):
+            if node.outputs[0] not in graph.outputs:
+                same[node.outputs[0]] = node.inputs[0]
+                continue
+            node.op, node.attrs = "Identity", {}
         rule = _RULES.get(node.op)
         if rule is None:
             nodes.append(node)
@@ -31,6 +46,8 @@ def write_plain(graph: Graph) -> None:
             infer_into(piece, graph)
             nodes.append(piece)
     graph.nodes = nodes
+    if same:
+        graph.prune()
 
 
 def _quant(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:

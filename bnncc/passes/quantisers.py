@@ -16,22 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
-from bnncc.passes.lattices import lattice
+from bnncc.passes.lattices import UNEVEN, lattice, unevenness
+from bnncc.passes.steps import evaluate_at, float_at, monotone_operand, place_of
 
 Array = np.ndarray
 
 MAX_COUNT = 255
 """Thresholds of a quantiser of 8 bits."""
-
-_MONOTONE = {
-    "Add", "Sub", "Mul", "Div", "Neg", "Relu", "Clip", "Min", "Max", "Identity", "Floor", "Ceil",
-    "Round", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear", QUANT,
-    MULTI_THRESHOLD,
-}  # fmt: skip
-"""Rising or falling where their other operands are constants."""
 
 _ROUNDING = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
 
@@ -62,6 +55,7 @@ def recognise_quantisers(graph: Graph) -> None:
         After `recognise_signs`; rewritten in place.
     """
     found = _find(graph)
+    uneven = unevenness(graph)
     consumers = graph.consumers()
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -71,10 +65,12 @@ def recognise_quantisers(graph: Graph) -> None:
         tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
         kind = graph.types[out]
         usable = kind.dtype == "float32" and len(kind.shape) in (2, 4)
-        if entry is None or not tip or not usable or lattice(entry[1].values) is None:
+        held = None if entry is None else lattice(entry[1].values, uneven.get(out, UNEVEN))
+        if entry is None or not tip or not usable or held is None:
             nodes.append(node)
             continue
         chain, steps = entry
+        steps = _Steps(steps.thresholds, np.array(held.values, np.float32))
         nodes += _replaced(node, chain.source, steps, graph)
     graph.nodes = nodes
     graph.sort()
@@ -103,11 +99,13 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
     chains: dict[str, _Chain] = {}
     found: dict[str, tuple[_Chain, _Steps]] = {}
     for node in graph.nodes:
-        data = _operand(node, graph)
+        data = monotone_operand(node, graph)
         if data is None:
             continue
         before = chains.get(data)
         if before is None:
+            if graph.types[data].dtype != "float32":
+                continue  # what reads the Cast of an input may begin a chain
             before = _Chain(data, (), False)
         if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
             entry = _by_channel(node, data, graph)
@@ -122,7 +120,7 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
         rounds = before.rounds or _rounds(node, graph)
         chain = _Chain(before.source, (*before.nodes, node), rounds)
         chains[node.outputs[0]] = chain
-        if not rounds or graph.types[chain.source].dtype != "float32":
+        if not rounds:
             continue
         steps = _steps(chain.nodes, graph)
         if steps is not None:
@@ -136,58 +134,13 @@ def _rounds(node: Node, graph: Graph) -> bool:
     return node.op in _ROUNDING
 
 
-def _operand(node: Node, graph: Graph) -> str | None:
-    """Return the tensor that `node` is a rising or falling function of, element by element."""
-    if node.op not in _MONOTONE or len([o for o in node.outputs if o]) != 1:
-        return None
-    data = [i for i in node.inputs if i and i not in graph.constants]
-    if len(data) != 1 or (node.op == "Div" and node.inputs[0] != data[0]):
-        return None
-    if node.op not in ("Add", "Sub", "Mul", "Min", "Max") and node.inputs[0] != data[0]:
-        return None
-    if graph.types[data[0]].shape != graph.types[node.outputs[0]].shape:
-        return None
-    others = [graph.constants[i] for i in node.inputs if i and i != data[0]]
-    if node.op == MULTI_THRESHOLD:
-        return data[0]
-    if any(v.size != 1 for v in others):
-        return None
-    kind = graph.types[data[0]].dtype
-    if np.dtype(_numpy_name(kind)).kind == "b":
-        return None
-    if not all(np.isfinite(np.asarray(v, np.float64)).all() for v in others):
-        return None
-    return data[0]
-
-
-def _numpy_name(dtype: str) -> str:
-    return dtype if hasattr(np, dtype) else "int8"
-
-
-def _evaluate(nodes: Sequence[Node], x: Array, graph: Graph) -> Array:
-    value = x
-    for node in nodes:
-        args = [
-            None if not i else np.asarray(graph.constants[i]).reshape(_shape(node, i, graph))
-            if i in graph.constants else value
-            for i in node.inputs
-        ]  # fmt: skip
-        value = np.asarray(evaluate_node(node, args)[0])
-    return value
-
-
-def _shape(node: Node, name: str, graph: Graph) -> tuple[int, ...]:
-    return graph.constants[name].shape if node.op == MULTI_THRESHOLD else ()
-
-
 def _steps(nodes: Sequence[Node], graph: Graph) -> _Steps | None:
     """Find all steps of a chain by bisection; None if there are none, or too many."""
-    top = int(np.array(np.finfo(np.float32).max).view(np.int32))
+    top = place_of(float(np.finfo(np.float32).max))
     low, high = np.array([-top], np.int64), np.array([top], np.int64)
 
     def at(places: Array) -> Array:
-        values = _evaluate(nodes, _float_of(places).reshape(-1, 1), graph)
-        return values.reshape(-1).astype(np.float32)
+        return evaluate_at(nodes, float_at(places), graph).astype(np.float32)
 
     left, right = at(low), at(high)
     if not np.isfinite([left[0], right[0]]).all() or left[0] == right[0]:
@@ -213,13 +166,7 @@ def _steps(nodes: Sequence[Node], graph: Graph) -> _Steps | None:
     change = np.diff(values)
     if not ((change > 0).all() or (change < 0).all()):
         return None
-    return _Steps(_float_of(np.array([c for c, _ in cuts], np.int64)), values)
-
-
-def _float_of(places: Array) -> Array:
-    """Return the float32 numbers that are so many steps above (or below) 0."""
-    bits = np.where(places >= 0, places, -places + (1 << 31)).astype(np.uint32)
-    return bits.view(np.float32)
+    return _Steps(float_at(np.array([c for c, _ in cuts], np.int64)), values)
 
 
 def _by_channel(node: Node, data: str, graph: Graph) -> tuple[_Chain, _Steps] | None:
@@ -238,7 +185,7 @@ def _mapped(
 ) -> tuple[_Chain, _Steps] | None:
     """Return the step function of `node` on the values of another one."""
     chain, steps = before
-    values = _evaluate([node], steps.values.reshape(-1, 1), graph).reshape(-1).astype(np.float32)
+    values = evaluate_at([node], steps.values, graph).astype(np.float32)
     change = np.diff(values)
     if not np.isfinite(values).all() or not ((change > 0).all() or (change < 0).all()):
         return None

@@ -11,12 +11,15 @@ from bnncc.passes.binarize import binarize
 from bnncc.passes.byte_signs import compare_bytes
 from bnncc.passes.channel_scales import split_channel_scales
 from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
+from bnncc.passes.few_values import read_again
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.merge import merge_siblings
+from bnncc.passes.offsets import split_offsets
 from bnncc.passes.plain import write_plain
 from bnncc.passes.products import pair_products
 from bnncc.passes.quantisers import recognise_quantisers
+from bnncc.passes.ramps import recognise_ramps
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
@@ -58,11 +61,13 @@ def to_physical(
         The physical graph.
     """
     simplify(graph)
+    recognise_ramps(graph)
     dump.graph("simplify", graph)
 
     recognise_signs(graph, sign_zero=options.sign_zero)
     split_channel_scales(graph)
     recognise_quantisers(graph)
+    read_again(graph)
     split_transposed(graph)
     flatten_rows(graph)
     commute_moves(graph)
@@ -70,6 +75,7 @@ def to_physical(
         pair_products(graph)
     commute_pads(graph)
     compare_bytes(graph)
+    split_offsets(graph)
     slices = partial(in_slices, target=target)
     layers = binarize(graph, chooser(target, options.few_bit), slices)
     commute_pools(graph)

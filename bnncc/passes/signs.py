@@ -1,16 +1,19 @@
-"""Recognise signs in all their spellings.
+"""Recognise decisions in all their spellings.
 
     before: c = GreaterOrEqual(x, 0); y = Where(c, 1, -1)    after: y = bnncc.Sign(x)
     before: s = Sign(x); t = Add(s, 0.1); y = Sign(t)        after: y = bnncc.Sign(x)
     before: c = Greater(x, T); f = Cast(c)                   after: d = Sub(x, T); f = bnncc.Sign(d)
+    before: a = Greater(x, t); b = Less(x, u); y = Sub(a, b)      after: y = bnncc.Levels(x)
 
 A tensor is looked at as a *step function* of one real source tensor: constant on the pieces into
-which a few cut points divide the real line. Comparisons and `Sign` start one; any elementwise
-operator over step functions of the same source (and scalar constants) gives another, computed by
-evaluating the operator on the pieces. No operator name but the starting ones matters, so every
-spelling made of `Where`, `Cast`, `Not`, `Mul`, `Add`, `Clip`, `Equal`, ... is found. The outermost
-tensor of such a chain that takes two values becomes a `bnncc.Sign` node, as does one that takes
-three values in the order of sign(x).
+which a few cuts divide the real line. Comparisons and `Sign` start one; any elementwise operator
+over step functions of the same source (and scalar constants), or a table looked up by one, gives
+another, computed by evaluating the operator on the pieces. Where sources differ but are rising or
+falling functions of one tensor, cuts are found in that. No operator name but the starting ones
+matters, so every spelling made of `Where`, `Cast`, `Not`, `Mul`, `Add`, `Clip`, `Equal`, ... is
+found. The outermost tensor of such a chain that takes two values becomes a `bnncc.Sign` node, as
+does one that takes a third one at a single point, half-way; one of evenly spaced values becomes a
+`bnncc.Levels` node.
 
 `bnncc.Sign` has attributes ``lo`` and ``hi``, its values for negative and positive input, and
 ``zero``: ``ge`` (0 gives `hi`), ``gt`` (0 gives `lo`) or ``mid`` (0 gives ``(lo + hi) / 2``: ONNX
@@ -23,43 +26,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.ir.evaluate import evaluate_node
-from bnncc.ir.graph import Graph, Node, TensorType
-
-_COMPARES = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
-_ELEMENTWISE = {
-    "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sign", "Relu", "Clip", "Where", "Cast", "Not", "And",
-    "Or", "Xor", "Min", "Max", "Identity", "Floor", "Ceil", "Round", "LeakyRelu", "Tanh", "Sum",
-    "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", *_COMPARES,
-}  # fmt: skip
-_ROUNDINGS = {"Round", "Floor", "Ceil"}
-_SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}
-"""Strictly increasing operators with f(0) = 0 that cannot round a nonzero value to zero."""
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantizers import LEVELS
+from bnncc.passes.lattices import UNEVEN, evenly, unevenness
+from bnncc.passes.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
 
 
-@dataclass(frozen=True)
-class StepFunction:
-    """A piecewise constant function of one source tensor.
-
-    Attributes
-    ----------
-    source : str
-        The real tensor.
-    cut : float
-        The one point where the value may change.
-    values : ndarray, shape (3,)
-        Value below, at and above `cut`.
-    """
-
-    source: str
-    cut: float
-    values: np.ndarray
-
-
 def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
-    """Replace every sign chain in `graph` by one `bnncc.Sign` node.
+    """Replace every sign chain in `graph` by one `bnncc.Sign` node, or `bnncc.Levels` node.
 
     Parameters
     ----------
@@ -68,220 +44,120 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
     sign_zero : {"exact", "+1", "-1"}
         What a three-valued sign gives for zero: ``exact`` keeps the graph's own 0.
     """
-    steps = _analyse(graph)
-    consumers = graph.consumers()
-    made: dict[str, Node] = {}
+    steps = analyse(graph)
+    consumers, producers = graph.consumers(), graph.producers()
+    uneven = unevenness(graph)
+    forms = {
+        name: _form(step, name, graph, producers, sign_zero, uneven.get(name, UNEVEN))
+        for name, step in steps.items()
+    }
+    longer = _parts_of_longer(graph, consumers, forms)
     new_nodes: list[Node] = []
+    made = False
     for node in graph.nodes:
-        new_nodes.append(node)
         out = node.outputs[0]
-        step = steps.get(out)
-        if step is None or graph.types[out].dtype != "float32":
+        form = forms.get(out)
+        if form is None or (out in longer and out not in graph.outputs):
+            new_nodes.append(node)
             continue
-        if not _is_tip(out, graph, consumers, steps):
-            continue
-        sign = _sign_attrs(step, graph, sign_zero)
-        if sign is None:
-            continue
-        if sign_zero != "exact" and _sign_attrs(step, graph, "exact") != sign:
-            graph.sign_zero[node.name] = f"taken as {sign_zero}, by option"
-        source = step.source
-        if step.cut != 0.0:
-            cut = graph.constant(np.float32(step.cut).reshape(()), f"{source}.cut")
+        made = True
+        if form.note:
+            graph.sign_zero[node.name] = form.note
+        source = steps[out].source
+        if form.cut != 0.0:
+            cut = graph.constant(np.float32(form.cut).reshape(()), f"{source}.cut")
             shifted = graph.fresh(f"{source}.minus_cut")
             graph.types[shifted] = graph.types[source]
-            new_nodes.insert(
-                len(new_nodes) - 1, Node("Sub", [source, cut], [shifted], {}, node.name)
-            )
+            new_nodes.append(Node("Sub", [source, cut], [shifted], {}, node.name))
             source = shifted
-        made[out] = Node("bnncc.Sign", [source], [out], sign, node.name)
-        new_nodes[-1] = made[out]
+        new_nodes.append(Node(form.op, [source], [out], form.attrs, node.name))
     graph.nodes = new_nodes
     if made:
         graph.sort()
         graph.prune()
 
 
-def _is_tip(
-    out: str, graph: Graph, consumers: dict[str, list[Node]], steps: dict[str, StepFunction]
-) -> bool:
-    """Whether some reader of `out` is not itself part of a longer step function."""
-    if out in graph.outputs:
-        return True
-    readers = consumers.get(out, [])
-    return any(
-        r.outputs[0] not in steps or len(set(steps[r.outputs[0]].values.tolist())) < 2
-        for r in readers
-    )
+@dataclass(frozen=True)
+class _Form:
+    """What a step function is written as: an operator on the source less `cut`."""
+
+    op: str
+    attrs: dict[str, object]
+    cut: float = 0.0
+    note: str = ""
 
 
-def _sign_attrs(step: StepFunction, graph: Graph, sign_zero: str) -> dict[str, object] | None:
-    below, at, above = (float(v) for v in step.values)
-    producer = graph.producers().get(step.source)
-    if step.cut == 0.0 and producer is not None and producer.op in _NON_NEGATIVE:
-        below = at  # unreachable
-    if not all(np.isfinite((below, at, above))) or below == above:
+def _parts_of_longer(
+    graph: Graph, consumers: dict[str, list[Node]], forms: dict[str, _Form | None]
+) -> set[str]:
+    """Return the step functions that only others read which are written, or parts of such ones."""
+    parts: set[str] = set()
+    for node in reversed(graph.nodes):
+        out = node.outputs[0]
+        if out in forms and all(
+            r.outputs[0] in parts or forms.get(r.outputs[0]) is not None
+            for r in consumers.get(out, [])
+        ):
+            parts.add(out)
+    return parts
+
+
+def _form(
+    step: StepFunction, name: str, graph: Graph, producers: dict[str, Node], sign_zero: str,
+    uneven: float,
+) -> _Form | None:  # fmt: skip
+    kind = graph.types[name]
+    if kind.dtype != "float32" or graph.types[step.source].dtype != "float32":
         return None
-    if at == above:
-        return {"lo": below, "hi": above, "zero": "ge"}
-    if at == below:
-        return {"lo": below, "hi": above, "zero": "gt"}
-    if below == -above and at == 0.0:
-        zero = {
-            "exact": "mid",
-            "+1": "ge" if above > 0 else "gt",
-            "-1": "gt" if above > 0 else "ge",
-        }
-        return {"lo": below, "hi": above, "zero": zero[sign_zero]}
-    return None
-
-
-def _analyse(graph: Graph) -> dict[str, StepFunction]:
-    """Compute the step function of every tensor that is one."""
-    steps: dict[str, StepFunction] = {}
-    producers = graph.producers()
-    rewritten: list[Node] = []
-    for node in graph.nodes:
-        step = None
-        if len([o for o in node.outputs if o]) == 1 and node.op in _ELEMENTWISE:
-            step = _compose(node, graph, steps) or _start(node, graph, producers, rewritten)
-        if step is not None:
-            steps[node.outputs[0]] = step
-        rewritten.append(node)
-    graph.nodes = rewritten
-    return steps
-
-
-def _scalar(graph: Graph, name: str) -> np.ndarray | None:
-    value = graph.constants.get(name)
-    if value is None or value.size == 0:
+    cuts, values = step.cuts, step.values.astype(np.float64)
+    producer = producers.get(step.source)
+    if producer is not None and producer.op in _NON_NEGATIVE:  # what is below 0 is not reached
+        first = int(np.searchsorted(cuts, 0.0, side="right"))
+        cuts, values = cuts[first:], values[first:]
+    if not np.isfinite(values[[0, -1]]).all() or len(values) < 2:
         return None
-    if value.size == 1 or (value == value.flat[0]).all():
-        return value.reshape(-1)[:1]
-    return None
-
-
-def _compose(node: Node, graph: Graph, steps: dict[str, StepFunction]) -> StepFunction | None:
-    """Return the step function of an operator over step functions of one source."""
-    own = [steps[i] for i in node.inputs if i in steps]
-    if not own or any(s.source != own[0].source or s.cut != own[0].cut for s in own):
+    below, above = float(values[0]), float(values[-1])
+    if len(values) == 2:
+        zero, cut = _side(float(cuts[0]))
+        return _Form("bnncc.Sign", {"lo": below, "hi": above, "zero": zero}, cut)
+    if len(values) == 3 and below != above and cuts[1] == np.nextafter(cuts[0], FAR):
+        return _at_one_point(below, float(values[1]), above, float(cuts[0]), sign_zero, uneven)
+    if len(kind.shape) not in (2, 4):
         return None
-    args: list[np.ndarray | None] = []
-    out_shape = graph.types[node.outputs[0]].shape
-    if out_shape != graph.types[own[0].source].shape:
+    full = evenly(values, uneven)
+    if full is None:
         return None
-    for name in node.inputs:
-        if not name:
-            args.append(None)
-        elif name in steps:
-            args.append(steps[name].values)
-        else:
-            value = _scalar(graph, name)
-            if value is None:
-                return None
-            args.append(value.reshape(()) if node.op == "Clip" else value)
-    with np.errstate(all="ignore"):
-        values = np.asarray(evaluate_node(node, args)[0])
-    if values.size == 1:
-        values = np.broadcast_to(values.reshape(-1), (3,))
-    if values.shape != (3,):
+    level = np.rint((values - full[0]) / (full[-1] - full[0]) * (len(full) - 1)).astype(int)
+    rise = np.diff(level)
+    if (rise <= 0).any():
         return None
-    return StepFunction(own[0].source, own[0].cut, values)
+    limits = np.repeat(cuts, rise).astype(np.float32)
+    return _Form(LEVELS, {"thresholds": limits, "values": full.astype(np.float32)})
 
 
-def _start(
-    node: Node, graph: Graph, producers: dict[str, Node], rewritten: list[Node]
-) -> StepFunction | None:
-    """Return the step function that a `Sign` or a comparison with a constant starts."""
-    if node.op == "Sign":
-        source = _through_monotone(node.inputs[0], graph, producers)
-        if graph.types[source].dtype != "float32":
-            return None
-        return StepFunction(source, 0.0, np.array([-1, 0, 1], np.float32))
-    if node.op in _ROUNDINGS:
-        return _start_rounding(node, graph, producers)
-    if node.op not in _COMPARES:
+def _side(cut: float) -> tuple[str, float]:
+    """Return a step at `cut` as ``x - c >= 0`` or ``x - c > 0``, by which number is shorter."""
+    before = float(np.nextafter(np.float32(cut), -FAR))
+    digits = [int(np.array(v, np.float32).view(np.uint32)) for v in (cut, before)]
+    zeros = [32 if not d & 0x7FFFFFFF else (d & -d).bit_length() for d in digits]
+    return ("ge", cut) if zeros[0] >= zeros[1] else ("gt", before)
+
+
+def _at_one_point(
+    below: float, at: float, above: float, cut: float, sign_zero: str, uneven: float
+) -> _Form | None:
+    """Return what takes a value of its own at one point only: a `Sign`, scaled and shifted."""
+    attrs = {"lo": below, "hi": above, "zero": "mid"}
+    upper = "ge" if above > below else "gt"
+    if np.isnan(at):  # x / |x|: no number there, so that any bit will do
+        return _Form("bnncc.Sign", {**attrs, "zero": upper}, cut, _NO_NUMBER)
+    if abs(at - (below + above) / 2) > uneven * max(abs(below), abs(above)):
         return None
-    left, right = node.inputs
-    swap = left in graph.constants
-    data, bound = (right, left) if swap else (left, right)
-    if data in graph.constants or graph.types[data].dtype != "float32":
-        return None
-    if graph.types[node.outputs[0]].shape != graph.types[data].shape:
-        return None
-    if bound in graph.constants and (cut := _scalar(graph, bound)) is not None:
-        if not np.isfinite(cut[0]):
-            return None
-        point = float(cut[0])
-        source = _through_monotone(data, graph, producers) if point == 0.0 else data
-    else:  # x >= t is exactly x - t >= 0 in IEEE arithmetic with subnormals
-        source, point = graph.fresh(f"{data}.minus"), 0.0
-        graph.types[source] = TensorType(graph.types[data].shape, "float32")
-        rewritten.append(Node("Sub", [data, bound], [source], {}, node.name))
-    around = np.array([-1, 0, 1], np.float32)
-    zero = np.zeros(1, np.float32)
-    args: list[np.ndarray | None] = [zero, around] if swap else [around, zero]
-    return StepFunction(source, point, np.asarray(evaluate_node(node, args)[0]).reshape(-1))
+    if sign_zero == "exact":
+        return _Form("bnncc.Sign", attrs, cut)
+    lower = "gt" if above > below else "ge"
+    zero = upper if sign_zero == "+1" else lower
+    return _Form("bnncc.Sign", {**attrs, "zero": zero}, cut, f"taken as {sign_zero}, by option")
 
 
-def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
-    """Return the step function of rounding where the range holds one step: DoReFa's 1-bit form."""
-    source = node.inputs[0]
-    low, high = _interval(source, graph, producers)
-    if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
-        return None
-    ends = evaluate_node(node, [np.array([low, high], np.float32)])[0]
-    if ends[1] - ends[0] != 1:
-        return None
-    cut = {"Round": (ends[0] + ends[1]) / 2, "Floor": ends[1], "Ceil": ends[0]}[node.op]
-    at = evaluate_node(node, [np.array([cut], np.float32)])[0][0]
-    return StepFunction(source, float(cut), np.array([ends[0], at, ends[1]], np.float32))
-
-
-def _interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
-    """Return bounds of a tensor's values, from clips and the like above it."""
-    low, high = -np.inf, np.inf
-    factor = 1.0
-    while (node := producers.get(name)) is not None:
-        scalars = [s for i in node.inputs[1:] if i and (s := _scalar(graph, i)) is not None]
-        if node.op in ("Relu", "Abs"):
-            low = max(low, 0.0)
-        elif node.op in ("Sigmoid", "HardSigmoid"):
-            low, high = max(low, 0.0), min(high, 1.0 * factor)
-            break
-        elif node.op == "Clip":
-            bounds = [_scalar(graph, i) if i else None for i in [*node.inputs[1:], "", ""][:2]]
-            low = low if bounds[0] is None else max(low, float(bounds[0][0]) * factor)
-            high = high if bounds[1] is None else min(high, float(bounds[1][0]) * factor)
-        elif node.op in ("Min", "Max") and len(node.inputs) == 2 and scalars:
-            bound = float(scalars[0][0]) * factor
-            low, high = (low, min(high, bound)) if node.op == "Min" else (max(low, bound), high)
-        elif node.op == "Mul" and scalars and scalars[0][0] > 0:
-            factor *= float(scalars[0][0])
-        else:
-            break
-        if np.isfinite(low) and np.isfinite(high):
-            break
-        name = node.inputs[0]
-    return low, high
-
-
-def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> str:
-    """Skip operators that keep the sign of every value: hardtanh before a sign, for one."""
-    while (node := producers.get(name)) is not None:
-        clip = node.op == "Clip" and _straddles_zero(node, graph)
-        if not clip and node.op not in _SIGN_PRESERVING:
-            break
-        name = node.inputs[0]
-    return name
-
-
-def _straddles_zero(node: Node, graph: Graph) -> bool:
-    names = [*node.inputs[1:], "", ""][:2]
-    bounds = [graph.constants.get(i) if i else None for i in names]
-    if any(i and b is None for i, b in zip(names, bounds, strict=True)):
-        return False
-    low, high = bounds
-    return (low is None or float(low.reshape(-1)[0]) < 0) and (
-        high is None or float(high.reshape(-1)[0]) > 0
-    )
+_NO_NUMBER = "the model divides 0 by 0 where it meets an exact 0: taken as the upper value there"

@@ -16,6 +16,7 @@ from bnncc.passes.cancel import cancel
 from bnncc.passes.dense import dense_bias, gemm
 from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
 from bnncc.passes.lines import lift_lines
+from bnncc.passes.pairs import larger_of_two, with_negative
 from bnncc.passes.rewrite import Result, Walk, alias_outputs, settle_outputs, walk
 
 _ROUNDS = 12
@@ -256,6 +257,8 @@ def _not(node: Node, state: Walk) -> Result:
 def _compare(node: Node, state: Walk) -> Result:
     """Put the constant on the right."""
     a, b = node.inputs
+    if (compared := with_negative(node, state)) is not None:
+        return compared
     if state.value(a) is None or state.value(b) is not None:
         return None
     return [Node(_MIRRORED[node.op], [b, a], node.outputs, {}, node.name)]
@@ -326,6 +329,8 @@ def _batch_norm(node: Node, state: Walk) -> Result:
 
 _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Add": _neutral(0, (0, 1)),
+    "ArgMax": larger_of_two,
+    "ArgMin": larger_of_two,
     "AveragePool": _unpooled,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.affine import channel_vector
 from bnncc.report import Layer
@@ -33,7 +34,7 @@ i`` and columns ``b + strides[1] * j``."""
 
 _ALIKE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
-    "bnncc.Sign", LEVELS,
+    "bnncc.Sign", LEVELS, ROUND,
 }  # fmt: skip
 """Operators that treat all places alike, if their constants do."""
 

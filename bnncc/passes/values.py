@@ -20,6 +20,10 @@ WEIGHT_TOLERANCE = 1e-5
 left in trained weights measure up to 4e-6; a larger bound would change results."""
 
 
+_UNEVEN = 1e-6
+"""Part of the largest value by which a middle one may be off the middle: float32 rounds."""
+
+
 @dataclass(frozen=True)
 class TwoValued:
     """The value set ``{lo, hi}``, or ``{lo, (lo + hi) / 2, hi}`` if `zero`.
@@ -29,7 +33,7 @@ class TwoValued:
     lo, hi : float
         Value of bit 0 and of bit 1.
     zero : bool
-        Whether the middle value may occur (then ``lo == -hi``).
+        Whether the middle value may occur.
     """
 
     lo: float
@@ -67,6 +71,34 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     exact = (flat == top[:, None]).all(axis=1)
     scale = np.where(exact, top, flat.mean(axis=1))
     return weight > 0, scale
+
+
+def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return filters of two values each as signs around a middle.
+
+    Parameters
+    ----------
+    filters : ndarray, shape (out_channels, ...)
+        Weights.
+
+    Returns
+    -------
+    tuple or None
+        Bits of the shape of `filters`; half the distance and the middle of each filter, float64.
+    """
+    flat = filters.reshape(len(filters), -1).astype(np.float64)
+    if not flat.size:
+        return None
+    low, high = flat.min(axis=1), flat.max(axis=1)
+    bits = flat > ((low + high) / 2)[:, None]
+    near = WEIGHT_TOLERANCE * np.maximum(np.abs(low), np.abs(high))[:, None]
+    if (np.abs(flat - np.where(bits, high[:, None], low[:, None])) > near).any():
+        return None
+    count = bits.sum(axis=1)
+    upper = np.where(count, (flat * bits).sum(axis=1) / np.maximum(count, 1), high)
+    rest = flat.shape[1] - count
+    lower = np.where(rest, (flat * ~bits).sum(axis=1) / np.maximum(rest, 1), low)
+    return bits.reshape(filters.shape), (upper - lower) / 2, (upper + lower) / 2
 
 
 def value_sets(graph: Graph) -> dict[str, TwoValued]:
@@ -287,7 +319,7 @@ def _remap(node: Node, graph: Graph, table: dict[str, TwoValued]) -> TwoValued |
     low, middle, high = (float(v) for v in evaluate_node(node, args)[0])
     if low == high or not np.isfinite(low) or not np.isfinite(high):
         return None
-    if value.zero and (middle != 0.0 or low != -high):
+    if value.zero and abs(middle - (low + high) / 2) > _UNEVEN * max(abs(low), abs(high)):
         return None
     return TwoValued(low, high, value.zero)
 

@@ -24,6 +24,7 @@ from bnncc.errors import ArtifactError, InputError
 from bnncc.files import npz_bytes, read_npz
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
+from bnncc.ir.halves import COARSE, is_float
 
 if TYPE_CHECKING:
     from bnncc.runtime.manifest import TensorInfo
@@ -32,8 +33,6 @@ Array = np.ndarray[Any, Any]
 
 RELATIVE = 1e-4
 """How far floats may be apart, of the largest value of their tensor."""
-
-_HALVES = {"float16": 2.0**-7, "bfloat16": 2.0**-4}  # eight roundings
 
 STYLES = ("ordinary", "edges", "zeros", "wide")
 """What checks are made of, in turn.
@@ -103,6 +102,8 @@ class Check:
         To draw them from.
     sure : dict of str to ndarray of bool, optional
         Which elements of outputs are to be compared; by default all.
+    coarse : dict of str to float
+        How far outputs that depend on tensors of half precision may be apart, of the largest value.
     """
 
     inputs: Mapping[str, Array]
@@ -110,6 +111,7 @@ class Check:
     style: str = ""
     seed: int = 0
     sure: Mapping[str, Array] | None = None
+    coarse: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Expected:
         Of the output.
     top : float
         Its largest finite magnitude.
+    relative : float
+        How far floats may be apart, of that.
     """
 
     name: str
@@ -135,6 +139,7 @@ class Expected:
     where: Array | None
     shape: tuple[int, ...]
     top: float
+    relative: float = RELATIVE
 
     def compare(self, made: Array) -> dict[str, Any]:
         """Return ``name``, whether `made` is ``right``, and the largest ``difference``."""
@@ -142,7 +147,8 @@ class Expected:
         if made.shape != self.shape or made.dtype != self.values.dtype:
             return result
         mine = made if self.where is None else made.reshape(-1)[self.where]
-        result.update(right=agree(mine, self.values, self.top), difference=gap(mine, self.values))
+        right = agree(mine, self.values, self.top, self.relative)
+        result.update(right=right, difference=gap(mine, self.values))
         return result
 
 
@@ -165,7 +171,7 @@ class Stored:
     style: str = ""
 
 
-def agree(mine: Array, wanted: Array, top: float | None = None) -> bool:
+def agree(mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE) -> bool:
     """Whether `mine` is `wanted`: integers exactly, floats but for rounding.
 
     Parameters
@@ -174,17 +180,21 @@ def agree(mine: Array, wanted: Array, top: float | None = None) -> bool:
         To compare.
     top : float, optional
         What rounding is measured by; the largest value of `wanted` if not given.
+    relative : float
+        How far floats may be apart, in its units; types of half precision have their own bound.
     """
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
         return False
-    return not differs(mine, wanted, top).any()
+    return not differs(mine, wanted, top, relative).any()
 
 
-def differs(mine: Array, wanted: Array, top: float | None = None) -> Array:
+def differs(
+    mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE
+) -> Array:
     """Return where two tensors of one type and shape disagree, as `agree` has it."""
-    if not _floating(mine.dtype):
+    if not is_float(mine):
         return np.asarray(mine != wanted)
-    relative = _HALVES.get(mine.dtype.name, RELATIVE)
+    relative = max(relative, COARSE.get(mine.dtype.name, 0.0))
     a, b = mine.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
         off = np.where(a == b, 0.0, np.abs(a - b))
@@ -192,10 +202,6 @@ def differs(mine: Array, wanted: Array, top: float | None = None) -> Array:
     if top is None:
         top = largest(wanted)
     return ~(off <= relative * max(top, 1e-30))
-
-
-def _floating(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def largest(values: Array) -> float:
@@ -342,8 +348,11 @@ def pack(
                 arrays[_name("input", i, number)] = check.inputs[info.name]
         for j, info in enumerate(outputs):
             value = np.asarray(check.outputs[info.name])
-            top = largest(value) if _floating(value.dtype) else 0.0
-            entry["outputs"].append({"shape": list(value.shape), "top": top})
+            top = largest(value) if is_float(value) else 0.0
+            said = {"shape": list(value.shape), "top": top}
+            if info.name in check.coarse:
+                said["relative"] = check.coarse[info.name]
+            entry["outputs"].append(said)
             room = share // len(outputs)
             sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
             if value.nbytes > room or (sure is not None and sure.size < value.size):
@@ -492,4 +501,5 @@ def _expected(
     )  # fmt: skip
     if not fits or values.dtype != info.dtype:
         raise InputError(f"{_MEMBER}: output `{info.name}` is not of its own shape")
-    return Expected(info.name, values, where, shape, float(said["top"]))
+    relative = min(max(RELATIVE, float(said.get("relative", RELATIVE))), max(COARSE.values()))
+    return Expected(info.name, values, where, shape, float(said["top"]), relative)

@@ -21,10 +21,22 @@ from bnncc.codegen.link import normal_arch
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import is_float
+from bnncc.ir.magnitude import coarseness
 from bnncc.ir.ties import TIE, tied
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import infos
-from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, differs, draw, pack
+from bnncc.runtime.selfcheck import (
+    LEAST_BYTES,
+    RELATIVE,
+    SHARE,
+    STYLES,
+    Check,
+    Source,
+    differs,
+    draw,
+    pack,
+)
 from bnncc.targets.catalog import missing_features
 from bnncc.targets.gpus import missing
 from bnncc.targets.spec import TargetSpec
@@ -68,6 +80,12 @@ class SelfCheck:
         return sources(self._graph, self.infos)
 
     @functools.cached_property
+    def coarse(self) -> dict[str, float]:
+        """How far outputs may be off that depend on tensors of half precision."""
+        table = coarseness(self._graph)
+        return {name: table[name] for name in self._graph.outputs if name in table}
+
+    @functools.cached_property
     def checks(self) -> list[Check]:
         """All checks: as many as can be had in the time, by the size of the graph alone.
 
@@ -97,7 +115,8 @@ class SelfCheck:
     def check(self, number: int) -> Check:
         """Return the check of a number; every one is another."""
         feeds = self.inputs(number)
-        return Check(feeds, evaluate(self._graph, feeds), *self._drawn(number))
+        made = evaluate(self._graph, feeds)
+        return Check(feeds, made, *self._drawn(number), coarse=self.coarse)
 
     def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return inputs and right outputs by name; every `number` gives others."""
@@ -137,7 +156,7 @@ def _elements(graph: Graph, name: str) -> float:
 
 
 def _finite(values: np.ndarray) -> bool:
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+    return not is_float(values) or bool(np.isfinite(values.astype(np.float64)).all())
 
 
 def copy_of(graph: Graph) -> Graph:
@@ -279,7 +298,10 @@ _FIRST_SPARE, _SPARES = 32, 3
 def _wrong(artifact: Artifact, check: Check) -> dict[str, np.ndarray]:
     """Return where outputs disagree, by name, of those that do."""
     made = artifact.run(check.inputs)
-    masks = {name: _differs(made[name], wanted) for name, wanted in check.outputs.items()}
+    masks = {
+        name: _differs(made[name], wanted, check.coarse.get(name, RELATIVE))
+        for name, wanted in check.outputs.items()
+    }
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
@@ -296,7 +318,7 @@ def _disagreement(check: Check, name: str, count: int, size: int, judge: Judge) 
     )
 
 
-def _differs(mine: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _differs(mine: np.ndarray, wanted: np.ndarray, relative: float) -> np.ndarray:
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
         return np.ones(wanted.shape, bool)
-    return differs(mine, wanted)
+    return differs(mine, wanted, relative=relative)

@@ -20,12 +20,13 @@ import numpy as np
 from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.magnitude import PRODUCTS
+from bnncc.ir.halves import is_float
+from bnncc.ir.magnitude import PRODUCTS, coarseness
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.ir.ties import TIE
 from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
-from bnncc.topi_binary.reference_kernels import evaluate_kernel
+from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
@@ -148,7 +149,7 @@ def compare_passes(
     forms = {name: held for name, held in forms.items() if held}
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
-    run = _Run(physical, forms, {name: wanted[name] for name in tensors})
+    run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
     run.go(feeds, compute)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
@@ -183,9 +184,12 @@ class _Run:
     physical: Graph
     forms: Mapping[str, tuple[Form, ...]]
     wanted: Mapping[str, Array]
+    coarse: Mapping[str, float]
     suspects: list[_Suspect] = field(default_factory=list)
     unheld: bool = False
     """Whether the model had a value that bits or levels cannot hold."""
+    undefined: bool = False
+    """Whether it had no number where a decision was to be: what follows from that says nothing."""
 
     def go(self, feeds: Mapping[str, Array], compute: Compute) -> None:
         """Evaluate everything."""
@@ -202,13 +206,18 @@ class _Run:
         rights = []
         for form in self.forms[name]:
             want = self.wanted[form.tensor]
-            right, off = encoded(want, form)
+            right, off = encoded(want, form, self.coarse.get(form.tensor, OFF))
             if right.shape != value.shape or right.dtype != value.dtype:
                 self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
                 continue
             rights.append(right)
+            none = np.isnan(want) if is_float(want) else np.zeros(want.shape, bool)
+            self.undefined = self.undefined or bool(form.values and none.any())
+            off &= ~none
             self.unheld = self.unheld or bool(off.any())
             apart = differs(value, right, form, want.shape) | off
+            if self.undefined:
+                apart &= ~none
             if apart.any():
                 self.suspects.append(_Suspect(name, form, maker, apart, value))
         return rights[0] if rights else value
@@ -223,6 +232,8 @@ class _Run:
             read, floating = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
             known = {**feeds, **self._before(model, read), **near}
+            # Levels of half precision are multiples of their step but for rounding.
+            coarse = self.coarse.get(tensor, 0.0)
             enumerated = (
                 _by_integers(*_kernel(one.name, producers))
                 and all(map(are_multiples, read.values()))
@@ -231,11 +242,11 @@ class _Run:
             if not enumerated or relaxed:
                 found = spread(
                     model, known, tensor,
-                    near=TIE, whole=None if floating else _largest(read),
+                    near=TIE, whole=None if floating or coarse else _largest(read),
                     dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
                     relaxed=relaxed,
                 )  # fmt: skip
-                left = left & ~_allowed(found, one)
+                left = left & ~_allowed(found, one, max(coarse, OFF))
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
@@ -301,12 +312,15 @@ def _by_integers(node: Node | None, name: str) -> bool:
     return step.op == "threshold" or (step.op == "levels" and step.way.startswith("acc"))
 
 
-def _allowed(found: Spread, one: _Suspect) -> Array:
-    """Return which elements are one of the values that rounding can make."""
+def _allowed(found: Spread, one: _Suspect, room: float) -> Array:
+    """Return which elements are one of the values that rounding can make.
+
+    A value that is held may be off by `room` of the largest.
+    """
     low, high = found.low, found.high
     if one.form.values:
         low, high = (np.broadcast_to(end, one.differs.shape) for end in (low, high))
-        room = OFF * max(map(abs, one.form.values))
+        room = room * max(map(abs, one.form.values))
         held = codes(one.value, one.form, one.differs.shape)
         allowed = np.zeros(one.differs.shape, bool)
         for level, value in enumerate(one.form.values):

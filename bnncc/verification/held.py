@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
 from bnncc.passes.forms import Form
 
@@ -15,7 +16,7 @@ OFF = NOISE
 """Part of the largest value by which a value of the model may be off the one that bits hold."""
 
 
-def encoded(value: Array, form: Form) -> tuple[Array, Array]:
+def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     """Return what a physical tensor should hold.
 
     Parameters
@@ -24,6 +25,8 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
         The logical tensor.
     form : Form
         How it is held.
+    near : float
+        Part of the largest value by which one may be off the value that is held.
 
     Returns
     -------
@@ -40,7 +43,7 @@ def encoded(value: Array, form: Form) -> tuple[Array, Array]:
     order = np.argsort(values)
     middles = (values[order][1:] + values[order][:-1]) / 2
     level = order[np.searchsorted(middles, value)]
-    off = ~(np.abs(values[level] - value) <= OFF * np.abs(values).max())
+    off = ~(np.abs(values[level] - value) <= near * np.abs(values).max())
     level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
     stored = code(level, form)
     if form.kind in _BITS:
@@ -121,8 +124,9 @@ def differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> A
 
 def _apart(value: Array, right: Array) -> Array:
     """Return which numbers are not the same."""
-    if value.dtype.kind != "f":
+    if not is_float(value):
         return np.asarray(value != right)
+    value, right = value.astype(np.float64), right.astype(np.float64)
     return ~((value == right) | (np.isnan(value) & np.isnan(right)))
 
 

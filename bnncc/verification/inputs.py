@@ -18,6 +18,7 @@ import numpy as np
 from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, integer_range
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import STYLES, Source, draw
@@ -224,7 +225,16 @@ def _steps(node: Node, graph: Graph) -> list[float]:
 
 def _onward(node: Node, data: str, ways: tuple[_Way, ...], graph: Graph) -> tuple[_Way, ...]:
     """Return the ways to the outputs of `node`: none if it is no function of single values."""
-    if node.op in _MOVES or node.op in ("Relu", "Clip", "LeakyRelu", "PRelu", "Abs", "Max", "Min"):
+    if node.op in _MOVES or node.op in (
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "PRelu",
+        "Abs",
+        "Max",
+        "Min",
+        ROUND,
+    ):
         return ways if graph.types[node.outputs[0]].dtype[0] == "f" else ()
     if node.op in _ROUNDING:  # by at most a half: good enough for ranges
         return tuple(replace(w, exact=False) for w in ways)

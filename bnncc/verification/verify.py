@@ -31,15 +31,16 @@ from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
+from bnncc.ir.halves import COARSE, is_float
 from bnncc.ir.image_bits import image_bits
-from bnncc.ir.magnitude import magnitudes
+from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
 from bnncc.passes.image import channel_axis
 from bnncc.passes.transforms import InputTransform
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.runner import random_inputs
-from bnncc.runtime.selfcheck import differs
+from bnncc.runtime.selfcheck import RELATIVE, differs, largest
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
 from bnncc.verification.recorded import options_of, transform_of, uint8_input
@@ -48,7 +49,6 @@ from bnncc.verification.relaxed import FirstLayer
 Array = np.ndarray[Any, Any]
 
 FORMAT = 1
-RELATIVE = 1e-4
 _EXAMPLES = 3
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -96,7 +96,8 @@ def verify(
         if n in wanted_shapes and n not in uint8 and all(isinstance(d, int) for d in s)
     }
     _check_names(model, artifact)
-    load(model, input_shapes=fixed_shapes)  # refuses what the reference would choke on
+    # This refuses what the reference would choke on.
+    coarse = coarseness(load(model, input_shapes=fixed_shapes))
     proto = reference.read_model(model)
     arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
     feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
@@ -114,15 +115,15 @@ def verify(
     pixels = {n: a for n, a in arrays.items() if n in uint8}
     first = FirstLayer.of(operands, proto, feeds, pixels, tuple(uint8.values()))
     wanted = exact if first is None else first.run(proto, feeds)
-    outputs = [_compared(t.name, ours[t.name], wanted[t.name]) for t in artifact.outputs]
-    deviation = [_compared(t.name, ours[t.name], exact[t.name]) for t in artifact.outputs]
+    outputs = [_compared(t.name, ours[t.name], wanted[t.name], coarse) for t in artifact.outputs]
+    deviation = [_compared(t.name, ours[t.name], exact[t.name], coarse) for t in artifact.outputs]
 
-    layers, note = _layers(proto, artifact, feeds, runner, first)
+    layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
     kernels, missing, said = _kernels(model, artifact, arrays)
     ties = [tie for layer in layers for tie in layer.pop("ties")]
     inside = all(item["right"] for item in (*layers, *kernels)) and not missing
     if not inside or not all(o["right"] or o["excused"] for o in _excused(
-        outputs, ours, wanted, proto, feeds, artifact, first
+        outputs, ours, wanted, proto, feeds, artifact, first, coarse
     )):  # fmt: skip
         verdict = "wrong"
     elif all(o["right"] for o in outputs):
@@ -155,6 +156,7 @@ def _excused(
     feeds: Mapping[str, Array],
     artifact: Artifact,
     first: FirstLayer | None,
+    coarse: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Add to each output that differs whether all that differs depends on a tie."""
     sure: Mapping[str, Array] = {}
@@ -169,7 +171,8 @@ def _excused(
             graph, fed = (first or reference.Reference()).loaded(proto, feeds)
             near = TIE * LOOSER.get(semantics["float_conv"], 1)
             sure = tied(graph, fed, near=near, zeros=semantics["sign_zero"] != "exact")
-        off = differs(ours[name], wanted[name]) & ~sure[name]
+        slack = coarse.get(name, RELATIVE)
+        off = differs(ours[name], wanted[name], relative=slack) & ~sure[name]
         item["excused"] = not off.any()
     return outputs
 
@@ -242,6 +245,7 @@ def _layers(
     feeds: Mapping[str, Array],
     runner: reference.Reference,
     first: FirstLayer | None,
+    coarse: Mapping[str, float],
 ) -> tuple[list[dict[str, Any]], str]:
     """Compare each tensor between layers as we evaluate it with the reference."""
     unseen = first.data if first is not None else frozenset()
@@ -261,7 +265,9 @@ def _layers(
     for name in reference.in_order(proto, {*taps, *ends}):
         part = splitter.segment(name, values)
         judge = runner if first is None or feeds.keys().isdisjoint(part.leaves) else first
-        layers.append(_layer(part, values, bounds, judge, relaxed=no_zeros, near=near))
+        layers.append(
+            _layer(part, values, bounds, judge, relaxed=no_zeros, near=near, coarse=coarse)
+        )
     return layers, ""
 
 
@@ -319,12 +325,13 @@ def _layer(
     *,
     relaxed: bool,
     near: float,
+    coarse: Mapping[str, float],
 ) -> dict[str, Any]:
     """Compute one tensor from our values of those before it; `bounds` collects tie bounds."""
     name = part.tensor
     given = {leaf: values[leaf] for leaf in part.leaves}
     wanted = runner.run(part.model, given)[name]
-    result = _compared(name, values[name], wanted)
+    result = _compared(name, values[name], wanted, coarse)
     result["layer"] = part.node
     result["ties"] = []
     shaky = {leaf: b for leaf, b in bounds.items() if leaf in given and (b.any() or relaxed)}
@@ -338,7 +345,7 @@ def _layer(
             moved.append(runner.run(part.model, shifted)[name].astype(np.float64))
         low = np.minimum(np.minimum(*moved), wanted)
         high = np.maximum(np.maximum(*moved), wanted)
-        slack = RELATIVE * max(float(np.abs(wanted).max(initial=0.0)), 1e-30)
+        slack = _relative(wanted, name, coarse) * max(largest(wanted), 1e-30)
         if wanted.shape == values[name].shape:
             mine = values[name].astype(np.float64)
             off = (mine < low - slack) | (mine > high + slack)
@@ -349,7 +356,7 @@ def _layer(
                 _tie(leaf, given[leaf], bound, crossed, relaxed) for leaf, bound in shaky.items()
             ]
             result["ties"] = [tie for tie in result["ties"] if tie["count"]]
-    if values[name].dtype.kind == "f":
+    if is_float(values[name]):
         graph, fed = runner.loaded(part.model, given)
         size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
@@ -374,8 +381,13 @@ def _tie(tensor: str, values: Array, bound: Array, crossed: Array, relaxed: bool
     return tie
 
 
-def _compared(name: str, mine: Array, wanted: Array) -> dict[str, Any]:
-    """Compare two tensors: integers and truth values exactly, floats to `RELATIVE`."""
+def _relative(wanted: Array, name: str, coarse: Mapping[str, float]) -> float:
+    """Return how far a float tensor may be off, of its largest value."""
+    return max(coarse.get(name, RELATIVE), COARSE.get(wanted.dtype.name, 0.0))
+
+
+def _compared(name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]) -> dict[str, Any]:
+    """Compare two tensors: integers and truth values exactly, floats to `RELATIVE` or `coarse`."""
     result: dict[str, Any] = {"name": name, "difference": 0.0, "relative": 0.0, "right": True}
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
         result.update(difference=float("inf"), relative=float("inf"), right=False)
@@ -390,7 +402,8 @@ def _compared(name: str, mine: Array, wanted: Array) -> dict[str, Any]:
     top = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
     difference = float(gap.max())
     relative = difference / top if top else difference
-    right = difference == 0 if mine.dtype.kind != "f" else relative <= RELATIVE
+    near = _relative(wanted, name, coarse)
+    right = relative <= near if is_float(mine) else difference == 0
     result.update(difference=difference, relative=relative, right=right)
     return result
 

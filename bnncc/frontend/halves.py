@@ -1,0 +1,137 @@
+"""Networks of float16 and bfloat16 become float32 ones that say what is rounded.
+
+    before: y = Mul(x, s)           x, s, y: float16
+    after:  m = Mul(x, s); y = bnncc.Round(m)         all float32
+
+float32 holds every number of either type, and an operation computed in it and rounded once is what
+the type's own arithmetic gives. So the passes see one type, and evaluate what rounding decides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from bnncc.frontend.infer import COMPARE
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import KINDS, ROUND
+
+_EXACT = frozenset((
+    "Abs", "Ceil", "Clip", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Floor",
+    "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "Identity", "Max", "MaxPool",
+    "MaxUnpool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
+    "ReverseSequence", "Round", "Scatter", "ScatterElements", "ScatterND", "Sign", "Slice",
+    "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
+    "QuantizeLinear", *COMPARE,
+))  # fmt: skip
+"""Operators whose results need no rounding: numbers they were given, or whole ones."""
+
+_OWN = frozenset(("BitCast", "ConstantOfShape", "EyeLike", "Range"))
+"""Operators that make their own type; what reads them reads it as float32."""
+
+_HELD = frozenset(("bool", "int8", "uint8"))
+"""Integers that both types hold."""
+
+
+def widen(graph: Graph) -> None:
+    """Let `graph` hold float16 and bfloat16 tensors as float32; its inputs and outputs stay.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form; changed in place.
+    """
+    if not any(kind.dtype in KINDS for kind in graph.types.values()):
+        return
+    halves = {name: kind.dtype for name, kind in graph.types.items() if kind.dtype in KINDS}
+    held: dict[str, str] = {}
+    nodes: list[Node] = []
+
+    def single(name: str) -> str:
+        """Return the float32 tensor that holds `name`."""
+        if name not in halves:
+            return name
+        if name not in held:
+            wide = held[name] = graph.fresh(f"{name}.wide")
+            graph.types[wide] = TensorType(graph.types[name].shape, "float32")
+            value = graph.constants.get(name)
+            if value is not None:
+                graph.constants[wide] = value.astype(np.float32)
+            else:  # an input
+                nodes.append(Node("Cast", [name], [wide], {"to": TensorProto.FLOAT}, name))
+        return held[name]
+
+    for node in graph.nodes:
+        made = [o for o in node.outputs if o in halves]
+        if node.op in _OWN or (node.op == "CastLike" and node.inputs[1] in halves):
+            nodes += _in_own_type(node, graph, halves, held)
+            continue
+        kinds = {halves[i] for i in node.inputs if i in halves}
+        source = graph.types[node.inputs[0]].dtype if node.inputs else ""
+        node.inputs = [single(i) for i in node.inputs]
+        if node.op == "Cast" and made:
+            node.attrs = {**node.attrs, "to": TensorProto.FLOAT}
+        if made:
+            node.attrs.pop("output_dtype", None)  # DequantizeLinear's
+        rounds = node.op not in _EXACT and not (node.op == "Cast" and source in _HELD)
+        after: list[Node] = []
+        for name in made:
+            kind = halves[name]
+            if node.op == "Cast" and kinds == {kind}:
+                rounds = False
+            inside = held[name] = _inside(name, graph)
+            if rounds:
+                raw = graph.fresh(f"{name}.sum")
+                graph.types[raw] = graph.types[inside]
+                after.append(Node(ROUND, [raw], [inside], {"to": kind}, node.name))
+            else:
+                raw = inside
+            node.outputs = [raw if o == name else o for o in node.outputs]
+        nodes += [node, *after]
+    for name in graph.outputs:
+        if name in halves and name not in graph.inputs:
+            _give_back(name, halves[name], held, graph, nodes)
+    graph.nodes = nodes
+    graph.prune()
+
+
+_CODES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+def _inside(name: str, graph: Graph) -> str:
+    """Return the name of a computed tensor: its own, but for that of an output."""
+    kind = TensorType(graph.types[name].shape, "float32")
+    if name in graph.outputs:
+        name = graph.fresh(f"{name}.wide")
+    graph.types[name] = kind
+    return name
+
+
+def _give_back(name: str, kind: str, held: dict[str, str], graph: Graph, nodes: list[Node]) -> None:
+    """Let an output have its type."""
+    if name in graph.constants:
+        return
+    nodes.append(Node("Cast", [held[name]], [name], {"to": _CODES[kind]}, name))
+
+
+def _in_own_type(
+    node: Node, graph: Graph, halves: dict[str, str], held: dict[str, str]
+) -> list[Node]:
+    """Return a node that works on the narrow types as they are, with casts around it."""
+    before, after = [], []
+    for k, name in enumerate(node.inputs):
+        if name in held and name in halves and name not in graph.inputs:
+            narrow = graph.fresh(f"{name}.narrow")
+            graph.types[narrow] = TensorType(graph.types[name].shape, halves[name])
+            before.append(
+                Node("Cast", [held[name]], [narrow], {"to": _CODES[halves[name]]}, node.name)
+            )
+            node.inputs[k] = narrow
+    for name in [o for o in node.outputs if o in halves]:
+        shape = graph.types[name].shape
+        inside = held[name] = _inside(name, graph)
+        narrow = graph.fresh(f"{name}.narrow")
+        graph.types[narrow] = TensorType(shape, halves[name])
+        node.outputs = [narrow if o == name else o for o in node.outputs]
+        after.append(Node("Cast", [narrow], [inside], {"to": TensorProto.FLOAT}, node.name))
+    return [*before, node, *after]

@@ -1,0 +1,273 @@
+"""Tensors of few values of any origin: what they can hold, and reading them as signs or levels.
+
+    before: i = ArgMax(...); t = Gather([0, 2, 3], i); y = Conv(t, W)
+    after:  i = ArgMax(...); t = Gather([0, 2, 3], i); l = bnncc.Levels(t); y = Conv(l, W)
+
+Sets of values are followed through operators by evaluating these on all combinations. Where a layer
+reads a float32 tensor of few values that no sign or quantizer made, evenly spaced but for some that
+do not occur, another decision gives the same numbers again, and bits for the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import BnnccError
+from bnncc.frontend.infer import COMPARE, ELEMENTWISE
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+from bnncc.ir.quantizers import LEVELS
+from bnncc.passes.lattices import (
+    MAX_FILLED,
+    UNEVEN,
+    evenly,
+    few_bit_weights,
+    lattices,
+    unevenness,
+)
+from bnncc.passes.operands import filters_of
+from bnncc.passes.step_functions import interval
+from bnncc.passes.values import (
+    binary_weight,
+    copies_pixels,
+    pools_images,
+    two_valued_filters,
+    value_sets,
+)
+
+Array = np.ndarray[Any, Any]
+
+_MOST_COMBINATIONS = 4096
+_LARGEST_CONSTANT = 1 << 16
+_BOOLEAN = {*COMPARE, "IsNaN", "IsInf", "Not", "And", "Or", "Xor"}
+_MOVES = {
+    "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Flatten", "Identity",
+    "SpaceToDepth", "DepthToSpace", "Expand", "Tile", "MaxPool", "Pad", "Resize",
+}  # fmt: skip
+_ROUNDINGS = {"Round", "Floor", "Ceil"}
+_ROUNDED = 1e-5
+"""Part of a bound by which rounding may move what it bounds, and more."""
+
+_LAYERS = {"Conv", "Gemm", "MatMul"}
+
+
+def few_values(graph: Graph) -> dict[str, Array]:
+    """Return which tensors hold few values, and which.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Of each such tensor, all that it can hold, ascending, at most `MAX_FILLED`.
+    """
+    table: dict[str, Array] = {}
+    producers = graph.producers()
+    for name in graph.inputs:
+        kind = graph.datatypes.get(name)
+        if graph.types[name].dtype == "bool":
+            table[name] = np.array([False, True])
+        elif kind is not None and 1 < kind.count <= MAX_FILLED:
+            declared = kind.low + kind.step * np.arange(kind.count)
+            table[name] = declared.astype(graph.types[name].dtype)
+    for node in graph.nodes:
+        values = _held(node, graph, table, producers)
+        if values is None:
+            continue
+        values = np.unique(values)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            continue
+        if 0 < len(values) <= MAX_FILLED:
+            table.update({out: values for out in node.outputs if out})
+    return table
+
+
+def _held(
+    node: Node, graph: Graph, table: dict[str, Array], producers: dict[str, Node]
+) -> Array | None:
+    a, dtype = node.attrs, graph.types[node.outputs[0]].dtype
+    if node.op == "bnncc.Sign":
+        middle = [(a["lo"] + a["hi"]) / 2] if a["zero"] == "mid" else []
+        return np.array([a["lo"], *middle, a["hi"]], np.float32)
+    if node.op == LEVELS:
+        return np.asarray(a["values"], np.float32)
+    if node.op in ("ArgMax", "ArgMin"):
+        shape = graph.types[node.inputs[0]].shape
+        size = shape[int(a.get("axis", 0))] if shape else 1
+        return np.arange(size) if isinstance(size, int) and size <= MAX_FILLED else None
+    if node.op in _MOVES:
+        return _moved(node, graph, table)
+    if node.op in ("Concat", "bnncc.Interleave"):
+        parts = [_of(i, graph, table) for i in node.inputs]
+        held = [p for p in parts if p is not None]
+        return np.concatenate(held) if len(held) == len(parts) else None
+    made = _rounded(node, graph, producers) if node.op in _ROUNDINGS else None
+    if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, "Gather")):
+        made = _combined(node, graph, table)
+    if made is not None:
+        return made
+    if node.op == "Sign":
+        return np.array([0, 1] if dtype.startswith("u") else [-1, 0, 1], _kind(dtype))
+    if node.op in _BOOLEAN or (node.op == "Cast" and dtype == "bool"):
+        return np.array([False, True])
+    return None
+
+
+def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | None:
+    """Return the integers that a number between bounds is rounded to, or one more at the ends."""
+    dtype = graph.types[node.inputs[0]].dtype
+    bounds = np.array(interval(node.inputs[0], graph, producers))
+    if dtype not in ("float32", "float64") or not np.isfinite(bounds).all():
+        return None
+    wide = bounds + _ROUNDED * np.abs(bounds) * [-1, 1]
+    low, high = evaluate_node(node, [wide])[0]
+    return None if high - low >= MAX_FILLED else np.arange(low, high + 1).astype(dtype)
+
+
+def _kind(dtype: str) -> str:
+    return dtype if hasattr(np, dtype) else "float32"
+
+
+def _of(name: str, graph: Graph, table: dict[str, Array]) -> Array | None:
+    value = graph.constants.get(name)
+    if value is None:
+        return table.get(name)
+    if not 0 < value.size <= _LARGEST_CONSTANT:
+        return None
+    held = np.unique(value)
+    return held if len(held) <= MAX_FILLED else None
+
+
+def _moved(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
+    held = _of(node.inputs[0], graph, table)
+    if held is None or (node.op == "Resize" and not copies_pixels(node)):
+        return None
+    if node.op == "MaxPool" and not pools_images(node, graph):
+        return None
+    if node.op == "Pad" and str(node.attrs.get("mode", "constant")) == "constant":
+        if len(node.inputs) < 3 or not node.inputs[2]:
+            return np.append(held, np.zeros(1, held.dtype))
+        fill = graph.constants.get(node.inputs[2])
+        return None if fill is None else np.append(held, fill.reshape(-1)[:1])
+    return held
+
+
+def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
+    """Return what an operator gives for all combinations of what its operands hold."""
+    names = list(dict.fromkeys(i for i in node.inputs if i))
+    whole = node.inputs[0] if node.op == "Gather" else ""
+    if whole and (whole not in graph.constants or graph.constants[whole].ndim != 1):
+        return None
+    sets = {i: _of(i, graph, table) for i in names if i != whole}
+    if any(v is None for v in sets.values()) or not sets:
+        return None
+    held = [v for v in sets.values() if v is not None]
+    if np.prod([len(v) for v in held], dtype=np.float64) > _MOST_COMBINATIONS:
+        return None
+    grid = dict(zip(sets, (g.reshape(-1) for g in np.meshgrid(*held)), strict=True))
+    if whole:
+        grid[whole] = graph.constants[whole]
+    args: list[Array | None] = [grid[i] if i else None for i in node.inputs]
+    if node.op == "Clip":
+        if any(i and len(grid[i]) and (grid[i] != grid[i][0]).any() for i in node.inputs[1:]):
+            return None
+        args[1:] = [v if v is None else v[:1].reshape(()) for v in args[1:]]
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(evaluate_node(node, args)[0]).reshape(-1)
+    except BnnccError:
+        return None
+
+
+def read_again(graph: Graph) -> None:
+    """Let layers read tensors of few values as signs or levels.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_quantisers`; rewritten in place.
+    """
+    two = value_sets(graph)
+    known = {*two, *lattices(graph, two)}
+    held, uneven = few_values(graph), unevenness(graph)
+    full = {name: evenly(v, uneven.get(name, UNEVEN)) for name, v in held.items()}
+    producers = graph.producers()
+    renamed: dict[str, str] = {}
+    behind: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op not in _LAYERS or node.inputs[1] not in graph.constants:
+            continue
+        name = _first_usable(node.inputs[0], graph, producers, full, known)
+        values = None if name is None else full[name]
+        if name is None or name in renamed or values is None or not _counted(node, graph):
+            continue
+        made = graph.fresh(f"{name}.again")
+        graph.types[made] = graph.types[name]
+        behind[name] = _decided(name, made, values, graph, producers)
+        renamed[name] = made
+    if not renamed:
+        return
+    nodes: list[Node] = []
+    for name in graph.inputs:
+        nodes += behind.pop(name, [])
+    for node in graph.nodes:
+        node.inputs = [renamed.get(i, i) for i in node.inputs]
+        nodes.append(node)
+        for out in node.outputs:
+            nodes += behind.pop(out, [])
+    graph.nodes = nodes
+
+
+def _counted(node: Node, graph: Graph) -> bool:
+    """Whether the weights of a layer are such that data of few values make it one of bits."""
+    filters = filters_of(node, graph.constants[node.inputs[1]])
+    if isinstance(filters, tuple):
+        return False
+    return any(f(filters) is not None for f in (binary_weight, few_bit_weights, two_valued_filters))
+
+
+def _first_usable(
+    name: str,
+    graph: Graph,
+    producers: dict[str, Node],
+    full: dict[str, Array | None],
+    known: set[str],
+) -> str | None:
+    """Return the first tensor on the way to a layer that can be read again, if none is known."""
+    found = None
+    while name in full and name not in known:
+        kind, values = graph.types[name], full[name]
+        usable = kind.dtype == "float32" and values is not None
+        if usable and values is not None and (len(kind.shape) in (2, 4) or len(values) == 2):
+            found = name
+        node = producers.get(name)
+        if node is None or node.op not in _MOVES:
+            return found
+        name = node.inputs[0]
+    return None if name in known else found
+
+
+def _decided(
+    name: str, made: str, values: Array, graph: Graph, producers: dict[str, Node]
+) -> list[Node]:
+    """Return the nodes that give the values of `name` again, from thresholds between them."""
+    label = producers[name].name if name in producers else name
+    full = values.astype(np.float32)
+    middles = (full[:-1] + full[1:]) / 2
+    if len(full) > 2:
+        attrs = {"thresholds": middles, "values": full}
+        return [Node(LEVELS, [name], [made], attrs, label)]
+    cut = graph.constant(middles.reshape(()), f"{name}.cut")
+    shifted = graph.fresh(f"{name}.minus_cut")
+    graph.types[shifted] = graph.types[name]
+    signs = {"lo": float(full[0]), "hi": float(full[1]), "zero": "ge"}
+    return [
+        Node("Sub", [name, cut], [shifted], {}, label),
+        Node("bnncc.Sign", [shifted], [made], signs, label),
+    ]

@@ -1,0 +1,219 @@
+"""Ramps: lines between two bounds, written as sums of bent lines.
+
+    before: y = 0.5 * (Abs(x) - Abs(x - a) + a)      after: y = Clip(x, 0, a)
+    before: y = Relu(x) - Relu(x - a)                after: y = Clip(x, 0, a)
+
+In real numbers both sides are equal. In float32 the left one is rounded where numbers of the size
+of x cancel, so that what PACT means is what the right one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.frontend.infer import infer_into
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+
+Array = np.ndarray
+
+_MOST_KNOTS = 16
+_NEAR = 1e-6
+"""Part of the numbers that cancelled by which a bound may be off a line."""
+
+
+@dataclass(frozen=True)
+class _Bent:
+    """A line with knots: ``slopes[k] * x + offsets[k]`` between knots k - 1 and k.
+
+    `size` is that of the numbers it was added from; `joined` says whether there were several.
+    """
+
+    source: str
+    knots: Array
+    slopes: Array
+    offsets: Array
+    size: float
+    joined: bool = False
+
+    def at(self, knots: Array) -> tuple[Array, Array]:
+        """Return slopes and offsets between other knots, which include its own."""
+        ends = np.concatenate([knots, [np.inf]])
+        place = np.searchsorted(self.knots, ends, side="left")
+        return self.slopes[place], self.offsets[place]
+
+
+def recognise_ramps(graph: Graph) -> None:
+    """Replace sums of bent lines that are ramps by clips.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `simplify`; rewritten in place.
+    """
+    bent: dict[str, _Bent] = {}
+    for node in graph.nodes:
+        made = _bent(node, graph, bent)
+        if made is not None and len(made.knots) <= _MOST_KNOTS:
+            bent[node.outputs[0]] = made
+    ramps = {name: ramp for name, line in bent.items() if (ramp := _ramp(line)) is not None}
+    if not ramps:
+        return
+    consumers = graph.consumers()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        out = node.outputs[0]
+        readers = consumers.get(out, [])
+        last = out in graph.outputs or any(r.outputs[0] not in ramps for r in readers)
+        if out not in ramps or not last:
+            nodes.append(node)
+            continue
+        nodes += _clipped(node, bent[out].source, ramps[out], graph)
+    graph.nodes = nodes
+    graph.prune()
+
+
+def _clipped(node: Node, source: str, ramp: Sequence[float], graph: Graph) -> list[Node]:
+    slope, offset, low, high = ramp
+    dtype = graph.types[source].dtype
+    nodes, name = [], source
+
+    def scalar(value: float) -> str:
+        return graph.constant(np.array(value, dtype), f"{node.name}.ramp")
+
+    for op, value, neutral in (("Mul", slope, 1.0), ("Add", offset, 0.0)):
+        if value != neutral:
+            made = graph.fresh(f"{node.outputs[0]}.line")
+            nodes.append(Node(op, [name, scalar(value)], [made], {}, node.name))
+            infer_into(nodes[-1], graph)
+            name = made
+    bounds = [scalar(low), scalar(high)]
+    return [*nodes, Node("Clip", [name, *bounds], list(node.outputs), {}, node.name)]
+
+
+def _ramp(line: _Bent) -> tuple[float, float, float, float] | None:
+    """Return slope, offset and bounds of a line between bounds."""
+    knots, slopes, offsets = line.knots, line.slopes, line.offsets
+    if not line.joined or len(slopes) < 3:
+        return None
+    flat = np.abs(slopes) <= _NEAR * np.abs(slopes).max()
+    steep = np.flatnonzero(~flat)
+    if not flat[0] or not flat[-1] or not len(steep) or (np.diff(steep) != 1).any():
+        return None
+    slope, offset = float(slopes[steep[0]]), float(offsets[steep[0]])
+    near = _NEAR * line.size
+    alike = np.abs(slopes[steep] - slope) <= _NEAR * abs(slope)
+    if not alike.all() or (np.abs(offsets[steep] - offset) > near).any():
+        return None
+    first, last = float(offsets[0]), float(offsets[-1])
+    bounds = [(offsets[: steep[0]], first), (offsets[steep[-1] + 1 :], last)]
+    if any((np.abs(some - one) > near).any() for some, one in bounds):
+        return None
+    ends = slope * knots[steep[0] - 1] + offset, slope * knots[steep[-1]] + offset
+    if abs(ends[0] - first) > near or abs(ends[1] - last) > near:
+        return None  # it jumps
+    return slope, offset if abs(offset) > near else 0.0, min(first, last), max(first, last)
+
+
+def _bent(node: Node, graph: Graph, bent: dict[str, _Bent]) -> _Bent | None:
+    """Return the line of a node's output, as a function of a source tensor."""
+    if len([o for o in node.outputs if o]) != 1:
+        return None
+    rule = _RULES.get(node.op)
+    kind = graph.types[node.outputs[0]]
+    data = [i for i in node.inputs if i and i not in graph.constants]
+    if rule is None or not data or not kind.dtype.startswith("float"):
+        return None
+    if any(graph.types[i] != kind for i in data):
+        return None
+    numbers = [graph.constants.get(i) if i else None for i in node.inputs]
+    if any(v is not None and (v.size != 1 or not np.isfinite(v).all()) for v in numbers):
+        return None
+    values = [None if v is None else float(v.reshape(-1)[0]) for v in numbers]
+    if len(set(data)) == 1:
+        lines = [bent.get(data[0]) or _line(data[0])] * len(data)
+    else:
+        lines = [bent.get(i) or _line(i) for i in data]
+        if len({line.source for line in lines}) > 1:
+            return None
+    given = iter(lines)
+    operands = [next(given) if i in data else v for i, v in zip(node.inputs, values, strict=True)]
+    return rule(*operands)
+
+
+def _line(name: str) -> _Bent:
+    return _Bent(name, np.zeros(0), np.ones(1), np.zeros(1), 0.0)
+
+
+def _add(a: _Bent | float, b: _Bent | float) -> _Bent | None:
+    if isinstance(b, _Bent) and not isinstance(a, _Bent):
+        a, b = b, a
+    if not isinstance(a, _Bent):
+        return None
+    if not isinstance(b, _Bent):
+        return _Bent(a.source, a.knots, a.slopes, a.offsets + b, a.size + abs(b), a.joined)
+    knots = np.unique(np.concatenate([a.knots, b.knots]))
+    (s, o), (t, p) = a.at(knots), b.at(knots)
+    return _Bent(a.source, knots, s + t, o + p, a.size + b.size, True)
+
+
+def _scale(a: _Bent | float, b: _Bent | float) -> _Bent | None:
+    if isinstance(b, _Bent) and not isinstance(a, _Bent):
+        a, b = b, a
+    if not isinstance(a, _Bent) or isinstance(b, _Bent) or b == 0:
+        return None
+    return _Bent(a.source, a.knots, a.slopes * b, a.offsets * b, a.size * abs(b), a.joined)
+
+
+def _subtract(a: _Bent | float, b: _Bent | float) -> _Bent | None:
+    less = _scale(b, -1.0) if isinstance(b, _Bent) else -b
+    return None if less is None else _add(a, less)
+
+
+def _divide(a: _Bent | float, b: _Bent | float) -> _Bent | None:
+    return None if isinstance(b, _Bent) or not b else _scale(a, 1 / b)
+
+
+def _above(a: _Bent, bound: float, below: float) -> _Bent:
+    """Return `a` where it is at least `bound`, else ``below * (a - bound) + bound``."""
+    with np.errstate(all="ignore"):
+        crossing = (bound - a.offsets) / a.slopes
+    ends = np.concatenate([[-np.inf], a.knots, [np.inf]])
+    inner = crossing[(a.slopes != 0) & (crossing > ends[:-1]) & (crossing < ends[1:])]
+    knots = np.unique(np.concatenate([a.knots, inner]))
+    slopes, offsets = a.at(knots)
+    edges = np.concatenate([[-np.inf], knots, [np.inf]])
+    low, high = np.where(np.isinf(edges[:-1]), edges[1:] - 1, edges[:-1]), edges[1:]
+    middle = np.where(np.isinf(high), low + 1, (low + high) / 2)
+    middle = np.where(np.isfinite(middle), middle, 0.0)
+    under = slopes * middle + offsets < bound
+    slopes = np.where(under, below * slopes, slopes)
+    offsets = np.where(under, below * (offsets - bound) + bound, offsets)
+    return _Bent(a.source, knots, slopes, offsets, a.size + abs(bound), a.joined)
+
+
+def _abs(a: _Bent) -> _Bent:
+    return _above(a, 0.0, -1.0)
+
+
+def _relu(a: _Bent) -> _Bent:
+    return _above(a, 0.0, 0.0)
+
+
+def _clip(a: _Bent | float, low: float | None = None, high: float | None = None) -> _Bent | None:
+    if not isinstance(a, _Bent):
+        return None
+    made: _Bent | None = a if low is None else _above(a, low, 0.0)
+    if high is not None and made is not None:
+        turned = _scale(made, -1.0)
+        made = None if turned is None else _scale(_above(turned, -high, 0.0), -1.0)
+    return made
+
+
+_RULES: dict[str, Callable[..., _Bent | None]] = {
+    "Add": _add, "Sub": _subtract, "Mul": _scale, "Div": _divide, "Abs": _abs, "Relu": _relu,
+    "Neg": lambda a: _scale(a, -1.0), "Clip": _clip, "Identity": lambda a: a, ROUND: lambda a: a,
+}  # fmt: skip

@@ -1,0 +1,178 @@
+"""Decisions in the spellings that strangers use: layers behind them are found, and give the same.
+
+Each is a network of two layers, compiled for this machine and compared with ONNX Runtime, and
+evaluated for arm64 by the compiler itself. Inputs meet every threshold exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from bnncc.driver import compile_model
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate, evaluate_node
+from bnncc.ir.graph import Graph
+from bnncc.options import CompileOptions
+from bnncc.passes.few_values import read_again
+from bnncc.passes.quantisers import recognise_quantisers
+from bnncc.passes.ramps import recognise_ramps
+from bnncc.passes.signs import recognise_signs
+from bnncc.passes.simplify import simplify
+from tests.spellings import (
+    CUTS,
+    SHAPE,
+    SPELLINGS,
+    Array,
+    Network,
+    above,
+    below,
+    check,
+    found,
+    inputs,
+    network,
+    runtime,
+    signs,
+    where,
+)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_spelling_is_found_and_gives_the_same(name: str) -> None:
+    spelling, kind = SPELLINGS[name]
+    check(network(spelling), [kind] * 2, inputs(zeros=name not in ("x / |x|", "|x| / x")))
+
+
+def test_bool_inputs_are_bits() -> None:
+    g = Network()
+    x = g("Sub", g("Mul", g.cast("x"), 2.0), 1.0)
+    model = g.model(g.layer(x, signs(g.rng, 8, 16, 3, 3), pads=1), SHAPE, TensorProto.BOOL)
+    check(model, ["binary"], inputs() > 0)
+
+
+def test_values_that_are_not_evenly_spaced_stay_float_and_are_right() -> None:
+    g = Network()
+    x = g("Gather", np.array([-1.0, 0.1, 1.0]), g("Add", *(
+        g.cast(g("Greater", "x", cut), TensorProto.INT64) for cut in (-0.5, 0.5)
+    )))  # fmt: skip
+    model = g.model(g.layer(x, signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    check(model, ["float"], inputs())
+    (layer,) = found(model)
+    assert layer.reason == "its data take 3 values that are not evenly spaced"
+
+
+def test_a_scale_for_each_channel_of_the_data_is_the_reason_to_stay_float() -> None:
+    g = Network()
+    x = g("Mul", where(g, "x"), g.rng.uniform(0.5, 1.5, (1, 16, 1, 1)))
+    model = g.model(g.layer(x, signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    check(model, ["float"], inputs())
+    (layer,) = found(model)
+    assert "a scale of their own in each channel" in layer.reason
+    assert "behind the layer" in layer.remedy
+
+
+def test_a_scale_for_each_channel_of_a_depthwise_layer_is_its_own() -> None:
+    g = Network()
+    x = g("Mul", where(g, "x"), g.rng.uniform(0.5, 1.5, (1, 16, 1, 1)))
+    model = g.model(g.layer(x, signs(g.rng, 16, 1, 3, 3), group=16), SHAPE)
+    check(model, ["few_bit"], inputs())
+
+
+def test_where_the_model_has_no_number_any_bit_will_do() -> None:
+    """0 / 0 in front of a layer: the report says so, and the rest is right."""
+    g = Network()
+    model = g.model(g.layer(g("Div", "x", g("Abs", "x")), signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    made = compile_model(model, CompileOptions(threads=1))
+    assert "divides 0 by 0" in str(made.manifest["report"])
+    x = inputs(zeros=False)
+    want = runtime(model, x)
+    x[0, :, 4, 4] = 0
+    got = made.run({"x": x})[model.graph.output[0].name]
+    np.testing.assert_allclose(got[:, :, :2], want[:, :, :2], atol=1e-5)
+    assert np.isfinite(got).all()
+
+
+def test_near_signs_are_no_signs() -> None:
+    """X / (|x| + eps) takes all values near 0, and a window of a step is no step."""
+    for spelling in (
+        lambda g, x: g("Div", x, g("Add", g("Abs", x), 0.1)),
+        lambda g, x: g("Clip", g("Mul", x, 1e6), -1.0, 1.0),
+    ):
+        g = Network()
+        model = g.model(g.layer(spelling(g, "x"), signs(g.rng, 8, 16, 3, 3)), SHAPE)
+        check(model, ["float"], inputs())
+
+
+def test_a_window_of_zeros_and_ones_is_read_again() -> None:
+    g = Network()
+    inside = g("Mul", above(g, "x", -0.5), below(g, "x", 0.5))
+    check(g.model(g.layer(inside, signs(g.rng, 8, 16, 3, 3)), SHAPE), ["binary"], inputs())
+
+
+def _decision(g: Network, rng: np.random.Generator) -> str:
+    """Return a random decision on ``x``, or on a rising or falling function of it, as a float."""
+    x = "x"
+    for _ in range(rng.integers(3)):
+        op = rng.choice(["Mul", "Add", "Neg", "Clip", "Sub", "Div"])
+        number = float(rng.choice([0.5, -2.0, 3.0, 0.1, -0.7]))
+        x = {
+            "Neg": lambda x=x: g("Neg", x),
+            "Clip": lambda x=x: g("Clip", x, -0.5, 0.7),
+            "Sub": lambda x=x, number=number: g("Sub", number, x),
+        }.get(op, lambda x=x, op=op, number=number: g(op, x, number))()
+    cut = float(rng.choice(CUTS))
+    kind = rng.integers(7)
+    if kind == 0:
+        return g("Sign", x)
+    if kind == 1:
+        return g("Round", g("Clip", g("Mul", x, 2.0), -1.0, 2.0))
+    names = ["Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"]
+    made = g(names[kind - 2], x, cut)
+    if rng.random() < 0.3:
+        return g("Where", made, float(rng.choice(CUTS)), 0.25)
+    if rng.random() < 0.2:
+        return g("Gather", np.array([0.5, -1.0]), g.cast(made, TensorProto.INT64))
+    return g.cast(g("Not", made) if rng.random() < 0.3 else made)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_decisions_are_what_they_were_at_every_number(seed: int) -> None:
+    """Passes alone, at all cuts and the numbers beside them: exactly the same, but for -0."""
+    rng = np.random.default_rng(seed)
+    g = Network()
+    y = _decision(g, rng)
+    for _ in range(rng.integers(1, 5)):
+        op = str(rng.choice(["Add", "Sub", "Mul", "Max", "Min", "Where"]))
+        other = _decision(g, rng)
+        if op == "Where":
+            y = g("Where", g("Greater", other, 0.5), y, float(rng.choice(CUTS)))
+        else:
+            y = g(op, y, other)
+    out = g("MatMul", y, np.eye(400, dtype=np.float32))
+    graph = load(g.model(out, (1, 400)))
+    points = np.concatenate([CUTS, CUTS / 2, CUTS / 3, CUTS * 2, (0.7 - CUTS) / 3, [1e-45, 3e38]])
+    near = np.float32(points)
+    near = np.concatenate([near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf)])
+    x = np.concatenate([near, -near, rng.normal(0, 1, 400)])[:400].astype(np.float32)[None]
+    want = evaluate(graph, {"x": x})[out]
+    simplify(graph)
+    recognise_ramps(graph)
+    recognise_signs(graph)
+    recognise_quantisers(graph)
+    read_again(graph)
+    np.testing.assert_array_equal(_evaluated(graph, x)[out], want)
+
+
+def _evaluated(graph: Graph, x: Array) -> dict[str, Array]:
+    values = {**graph.constants, "x": x}
+    for node in graph.nodes:
+        ins = [values[i] if i else None for i in node.inputs]
+        if node.op == "bnncc.Sign":
+            lo, hi, zero = (node.attrs[k] for k in ("lo", "hi", "zero"))
+            at = {"ge": hi, "gt": lo, "mid": (lo + hi) / 2}[zero]
+            made = [np.select([ins[0] < 0, ins[0] > 0], [lo, hi], at).astype(np.float32)]
+        else:
+            made = evaluate_node(node, ins)
+        values.update(zip(node.outputs, made, strict=True))
+    return values
