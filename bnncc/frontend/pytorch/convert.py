@@ -52,6 +52,12 @@ _RESHAPING = {"squeeze", "unsqueeze", "transpose", "t", "swapaxes", "set", "resi
 """Operators whose in-place form changes a tensor's shape, for all its names."""
 
 
+def is_known(target: str) -> bool:
+    """Whether there is a rule for an operator, as ``conv2d.default``, or for what it computes."""
+    match = _IN_PLACE.fullmatch(target)
+    return target in RULES or (match is not None and match[1] + match[2] in RULES)
+
+
 def to_onnx(content: bytes) -> onnx.ModelProto:
     """Return the ONNX model of a ``.pt2`` file.
 
