@@ -178,8 +178,8 @@ def saved(program: Any) -> bytes:
 def _plain_results(torch: Any, program: Any) -> Iterator[None]:
     """Let a program return a tuple of its results for a while.
 
-    Files say how results are nested, and torch cannot write that for all kinds: what topk returns is
-    one that it cannot. The reader has no use for it.
+    Files say how results are nested, and torch cannot write that for all kinds: not for what
+    topk returns. The reader has no use for it.
     """
     signature = program.module_call_graph[0].signature
     spec = signature.out_spec
