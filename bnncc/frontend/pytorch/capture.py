@@ -95,6 +95,8 @@ def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
     import torch
     from torch._decomp import decomposition_table
 
+    if any("autocast" in str(op) for op in _wrappers(torch, program)):
+        raise ModelError("torch.export would drop the autocast in it")
     implicit = torch.export.default_decompositions().materialize()
     try:
         for _ in range(_ROUNDS):
@@ -122,6 +124,12 @@ def _operators(torch: Any, program: Any) -> set[Any]:
     graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     nodes = (node for graph in graphs for node in graph.graph.nodes)
     return {n.target for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
+
+
+def _wrappers(torch: Any, program: Any) -> list[Any]:
+    """Return the operators that call graphs, such as ``with`` statements."""
+    higher = torch._ops.HigherOrderOperator
+    return [n.target for n in program.graph.nodes if isinstance(n.target, higher)]
 
 
 def _named(operator: Any) -> str:

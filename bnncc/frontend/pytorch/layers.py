@@ -19,6 +19,8 @@ _EVAL = "call model.eval() before torch.export.export"
 
 def _batch_norm(site: Site) -> Name | list[Any]:
     x = site.tensor("input")
+    if not site.has("running_mean") and site.get("training"):
+        return _batch_norm_of_batch(site, x)
     if site.get("training") or site.get("use_input_stats"):
         raise site.refuse("is in training mode", hint=_EVAL)
     if not site.has("running_mean") or not site.has("running_var"):
@@ -35,6 +37,21 @@ def _batch_norm(site: Site) -> Name | list[Any]:
         "BatchNormalization", [x, scale, bias, mean, variance], epsilon=float(site.get("eps", 1e-5))
     )
     return [made] if len(site.call.outputs) > 1 else made
+
+
+def _batch_norm_of_batch(site: Site, x: Value) -> Name:
+    """Emit a layer made without running statistics: it takes those of its batch, also in eval."""
+    axes = site.ints_const([k for k in range(x.rank) if k != 1])
+    mean = site.emit("ReduceMean", [x, axes], keepdims=1)
+    off = site.emit("Sub", [x, mean])
+    variance = site.emit("ReduceMean", [site.emit("Mul", [off, off]), axes], keepdims=1)
+    eps = site.const(float(site.get("eps", 1e-5)), x.dtype)
+    made = site.emit("Div", [off, site.emit("Sqrt", [site.emit("Add", [variance, eps])])])
+    for op, key in (("Mul", "weight"), ("Add", "bias")):
+        if site.has(key):
+            factor = site.reshape(site.tensor(key), [-1, *[1] * (x.rank - 2)])
+            made = site.emit(op, [made, factor])
+    return made
 
 
 def _layer_norm(site: Site) -> Name | list[Any]:
@@ -115,13 +132,14 @@ def _max_pool(site: Site) -> Name | list[Any]:
     zero = site.ints_const([0])
     if x.rank == rank + 1:
         data = site.emit("Unsqueeze", [x, zero])
-    made = site.emit_many(
+    results = site.emit_many(
         "MaxPool", [data], 2 if several and site.call.outputs[1] else 1, kernel_shape=kernel,
         strides=site.ints("stride", rank, kernel), pads=site.ints("padding", rank, 0) * 2,
         dilations=site.ints("dilation", rank, 1), ceil_mode=int(site.get("ceil_mode", False)),
     )  # fmt: skip
+    made: list[Name] = [*results]
     if len(made) > 1:
-        made[1] = str(windows.positions(site, x, rank, made[1]))
+        made[1] = windows.positions(site, x, rank, results[1])
     if x.rank == rank + 1:
         made = [site.emit("Squeeze", [m, zero]) for m in made]
     return [*made] if several else made[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import MAX_PARAMETER, Name, Rule, Site
 
 
 def same(site: Site) -> Name:
@@ -75,8 +77,12 @@ def _scalar_tensor(site: Site) -> Name:
 
 def _arange(site: Site) -> Name:
     start, step = site.get("start", 0), site.get("step", 1)
-    dtype = site.out.dtype
-    ends = [site.operand(n, dtype) for n in (start, site.get("end"), step)]
+    dtype, end = site.out.dtype, site.get("end")
+    if all(isinstance(n, int) for n in (start, end, step)) and step:
+        count = len(range(start, end, step))
+        if count <= MAX_PARAMETER:
+            return site.const(start + step * np.arange(count), dtype)
+    ends = [site.operand(n, dtype) for n in (start, end, step)]
     return site.emit("Range", [site.reshape(n, []) for n in ends])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
@@ -26,6 +27,30 @@ def known(site: Site, size: Any, axis: int) -> int:
 
 def _embedding(site: Site) -> Name:
     return site.emit("Gather", [site.tensor("weight"), site.tensor("indices")], axis=0)
+
+
+def _embedding_bag(site: Site) -> list[Any]:
+    """Emit bags of one size, as two-dimensional indices are."""
+    weight, indices = site.tensor("weight"), site.tensor("indices")
+    offsets = site.held(site.tensor("offsets"))
+    count = indices.shape[0]
+    if offsets is None or not isinstance(count, int) or (site.get("padding_idx") or -1) >= 0:
+        raise site.refuse(
+            "bags of a size that depends on data, or with padding",
+            hint="use torch.nn.Embedding, and a sum or mean of its result",
+        )
+    ends = offsets[1:] if site.get("include_last_offset") else np.append(offsets[1:], count)
+    starts = offsets[: len(ends)]
+    size = int(ends[0] - starts[0])
+    if size < 1 or (ends - starts != size).any() or starts[0] != 0:
+        raise site.refuse("bags of several sizes")
+    bags = site.reshape(indices, [len(ends), size])
+    made = site.emit("Gather", [weight, bags], axis=0)
+    if site.has("per_sample_weights"):
+        factors = site.reshape(site.tensor("per_sample_weights"), [len(ends), size, 1])
+        made = site.emit("Mul", [made, factors])
+    op = ("ReduceSum", "ReduceMean", "ReduceMax")[site.get("mode", 0)]
+    return [site.emit(op, [made, site.ints_const([1])], keepdims=0)]
 
 
 def _index_select(site: Site) -> Name:
@@ -192,7 +217,8 @@ def _neutral(kind: str, dtype: str) -> Any:
     if kind in ("add", "mul"):
         return 0 if kind == "add" else 1
     if dtype in ("float16", "bfloat16", "float32", "float64"):
-        return -math.inf if kind == "max" else math.inf
+        limits = ml_dtypes.finfo(dtype)
+        return float(limits.min if kind == "max" else limits.max)
     if dtype == "bool":
         return kind == "min"
     info = np.iinfo(dtype)
@@ -575,6 +601,11 @@ RULES: dict[str, Rule] = {
     "diag.default": _diag,
     "diag_embed.default": _diag_embed,
     "diagonal_scatter.default": _diagonal_scatter,
+    **{
+        f"{u}embedding_bag.{k}": _embedding_bag
+        for u in ("", "_")
+        for k in ("default", "padding_idx")
+    },
     "embedding.default": _embedding,
     "gather.default": _gather,
     "index_add.default": _index_along("add"),

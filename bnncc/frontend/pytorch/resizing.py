@@ -162,10 +162,38 @@ def _grid_sample(site: Site) -> Name:
     x, grid = site.tensor("input"), site.tensor("grid")
     mode = ("linear", "nearest", "cubic")[site.get("interpolation_mode", 0)]
     padding = ("zeros", "border", "reflection")[site.get("padding_mode", 0)]
+    if (mode, padding) == ("cubic", "border"):
+        return _cubic_border(site, x, grid)
     return site.emit(
         "GridSample", [x, grid], mode=mode, padding_mode=padding,
         align_corners=int(bool(site.get("align_corners"))),
     )  # fmt: skip
+
+
+def _cubic_border(site: Site, x: Value, grid: Value) -> Name:
+    """Sample with each of the 16 pixels taken from the border, if it is outside.
+
+    ONNX Runtime moves the place itself to the border. So the image is given a border of three
+    pixels, and places are moved no further than where all 16 pixels are in it.
+    """
+    sizes = [n for n in x.shape[-2:] if isinstance(n, int)]
+    if len(sizes) != 2:
+        raise site.refuse("a dynamic image")
+    wide = 3
+    pads = [0, 0, wide, wide] * 2
+    image = site.emit("Pad", [x, site.ints_const(pads)], mode="edge")
+    size = np.array(sizes[::-1], np.float64)  # places are (x, y)
+    half = (size - 1) / 2 if site.get("align_corners") else size / 2
+    dtype = grid.dtype
+    place = site.emit("Mul", [grid, site.const(half, dtype)])
+    place = site.emit("Add", [place, site.const((size - 1) / 2, dtype)])
+    place = site.emit("Max", [place, site.const(-2, dtype)])
+    place = site.emit("Min", [place, site.const(size + 1, dtype)])
+    place = site.emit("Add", [place, site.const(wide, dtype)])
+    scale = 2 / (size + 2 * wide - 1)
+    place = site.emit("Mul", [place, site.const(scale, dtype)])
+    place = site.emit("Sub", [place, site.const(1, dtype)])
+    return site.emit("GridSample", [image, place], mode="cubic", align_corners=1)
 
 
 def _affine_grid(site: Site) -> Name:
