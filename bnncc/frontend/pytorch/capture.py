@@ -109,10 +109,72 @@ def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
             before, program = program, program.run_decompositions(table)
             if not table or _operators(torch, before) == _operators(torch, program):
                 break
+        _compute_constants(torch, program, known)
     except Exception as error:  # of any kind
         text, hint = _reason(error)
         raise ModelError(f"torch.export cannot decompose it: {text}", hint=hint) from error
     return program
+
+
+def _compute_constants(torch: Any, program: Any, known: Callable[[str], bool]) -> None:
+    """Let torch compute what operators that are not known make of parameters and constants alone.
+
+    Weights that `torch.nn.utils.parametrizations.orthogonal` makes are such.
+    """
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    changed = {*signature.buffers_to_mutate.values()}
+    values: dict[Any, Any] = {}
+    for node in list(program.graph.nodes):
+        if node.op == "placeholder":
+            key = names.get(node.name)
+            if key is not None and key not in changed:
+                stored = program.state_dict.get(key)
+                values[node] = program.constants.get(key) if stored is None else stored
+            elif node.name in lifted:
+                values[node] = program.constants[lifted[node.name]]
+        elif node.op == "call_function" and all(n in values for n in node.all_input_nodes):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                continue
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+            with torch.no_grad():
+                values[node] = node.target(*args, **kwargs)
+    for node in list(program.graph.nodes):
+        made = values.get(node)
+        if node.op != "call_function" or not isinstance(made, torch.Tensor):
+            continue
+        feeds = [n.target for n in _makers(node) if isinstance(n.target, torch._ops.OpOverload)]
+        if any(not known(_named(op)) for op in feeds):
+            _store(torch, program, node, made.detach())
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _makers(node: Any) -> set[Any]:
+    """Return a node and the nodes that it is computed from."""
+    found, left = set(), [node]
+    while left:
+        item = left.pop()
+        if item not in found:
+            found.add(item)
+            left += item.all_input_nodes
+    return found
+
+
+def _store(torch: Any, program: Any, node: Any, value: Any) -> None:
+    """Put a constant in the place of what a node computes."""
+    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+    name = f"computed_{node.name}"
+    first = next(n for n in program.graph.nodes if n.op == "placeholder")
+    with program.graph.inserting_before(first):
+        place = program.graph.placeholder(name)
+    place.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(place)
+    spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), name)
+    program.graph_signature.input_specs.insert(0, spec)
+    program.constants[name] = value.contiguous()
 
 
 _ROUNDS = 6

@@ -551,6 +551,9 @@ _COMPARE = {
     "ge": "GreaterOrEqual",
 }
 
+_SIDES, _OPERANDS = ("left", "right"), ("Tensor", "Scalar")
+_SHIFTED = ("Tensor", "Tensor_Scalar")
+
 RULES: dict[str, Rule] = {
     **{f"{name}.default": unary(op) for name, op in _UNARY.items()},
     **{f"{name}.{k}": binary(op) for name, op in _BINARY.items() for k in ("Tensor", "Scalar")},
@@ -573,16 +576,9 @@ RULES: dict[str, Rule] = {
         for form in ("Tensor", "Scalar")
     },
     **{f"logical_{k}.default": _logical(k.title()) for k in ("and", "or", "xor")},
-    **{
-        f"{name}.{k}": _shift(left)
-        for names, left in (
-            (("__lshift__", "bitwise_left_shift"), True),
-            (("__rshift__", "bitwise_right_shift"), False),
-        )
-        for name in names
-        for k in ("Scalar", "Tensor", "Tensor_Scalar")
-    },
-    **dict.fromkeys(("floor_divide.Scalar", "floor_divide.Tensor"), _divide),
+    **{f"__{k[0]}shift__.{f}": _shift(k == "left") for k in _SIDES for f in _OPERANDS},
+    **{f"bitwise_{k}_shift.{f}": _shift(k == "left") for k in _SIDES for f in _SHIFTED},
+    "floor_divide.Scalar": _divide,
     **dict.fromkeys(("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), _xlogy),
     "atan2.default": _atan2,
     "erfc.default": _erfc,

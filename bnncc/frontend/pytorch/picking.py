@@ -601,11 +601,8 @@ RULES: dict[str, Rule] = {
     "diag.default": _diag,
     "diag_embed.default": _diag_embed,
     "diagonal_scatter.default": _diagonal_scatter,
-    **{
-        f"{u}embedding_bag.{k}": _embedding_bag
-        for u in ("", "_")
-        for k in ("default", "padding_idx")
-    },
+    **dict.fromkeys(("embedding_bag.default", "_embedding_bag.default"), _embedding_bag),
+    "embedding_bag.padding_idx": _embedding_bag,
     "embedding.default": _embedding,
     "gather.default": _gather,
     "index_add.default": _index_along("add"),

@@ -107,18 +107,6 @@ def _movedim(site: Site) -> Name:
     return site.transpose(x, perm)
 
 
-def _broadcast(site: Site) -> list[Any]:
-    values = [site.value(r) for r in site.get("tensors")]
-    outs = site.outs()
-    made: list[Any] = []
-    for value, out in zip(values, outs, strict=True):  # no views to this reader: see `views`
-        if not all(isinstance(n, int) for n in out.shape):
-            raise site.refuse("to a dynamic shape")
-        same = value.shape == out.shape
-        made.append(value if same else site.emit("Expand", [value, site.shape(out.shape)]))
-    return made
-
-
 def _as_strided(site: Site) -> Name:
     x, size, stride = site.tensor("self"), site.get("size"), site.get("stride")
     start = site.get("storage_offset") or 0
@@ -404,7 +392,6 @@ RULES: dict[str, Rule] = {
     "flatten.using_ints": _flatten,
     "flip.default": _flip,
     "as_strided.default": _as_strided,
-    "broadcast_tensors.default": _broadcast,
     **dict.fromkeys(("eye.default", "eye.m"), _made_of_numbers(_eye)),
     "linspace.default": _made_of_numbers(_linspace),
     "ravel.default": _ravel,

@@ -11,7 +11,15 @@ from bnncc.frontend.pytorch.site import Name, Site, Value
 
 _WHOLE = {
     *("alias.default", "detach.default", "view.default", "unsqueeze.default", "squeeze.dim"),
-    *("squeeze.default", "squeeze.dims", "unflatten.int", "lift_fresh.default", "view_as.default"),
+    *(
+        "squeeze.default",
+        "squeeze.dims",
+        "positive.default",
+        "unflatten.int",
+        "lift_fresh.default",
+        "view_as.default",
+    ),
+    *("resolve_conj.default", "resolve_neg.default"),
 }
 """Views of all elements in the same order."""
 _IF_CONTIGUOUS = {
@@ -37,6 +45,13 @@ _REPEATED = {
     *("expand.default", "expand_as.default", "broadcast_to.default", "unfold.default"),
     "as_strided.default",
 }
+
+
+ALIASING = {
+    *(*_WHOLE, *_IF_CONTIGUOUS, *_IF_SAME_TYPE, *_TRANSPOSED, *_PART, *_PARTS, *_REPEATED),
+    *(*_IN_TRAINING, _DIAGONAL),
+}
+"""Operators whose results may share elements with their first argument."""
 
 
 def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:

@@ -9,8 +9,6 @@ import numpy as np
 from bnncc.frontend.pytorch.products import batched
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
-_POOLS = (1, 2, 3)
-
 
 def _window(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
     """Return kernel, dilation, padding and stride of two axes."""
@@ -119,7 +117,7 @@ def _unpool(site: Site) -> Name:
 
 
 RULES: dict[str, Rule] = {
-    **{f"max_unpool{k}d.default": _unpool for k in _POOLS},
+    **{f"max_unpool{k}d.default": _unpool for k in (2, 3)},
     "col2im.default": _col2im,
     "im2col.default": _im2col,
     "unfold.default": _unfold,
