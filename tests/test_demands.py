@@ -255,7 +255,7 @@ def test_evaluation_refuses_too() -> None:
 
 
 def test_constants_are_looked_at_one_by_one() -> None:
-    """Each index against the size of its own axis; a range of divisors may hold 0, though none is."""
+    """Each index counts for its own axis; divisors of both signs need not be 0."""
     table = {"t": ("float32", [5, 4])}
     places = np.array([[4, 3], [-5, 0]])
     made = compiled(one("GatherND", ["t", "i"], table, {"i": places})).run({"t": TABLE})

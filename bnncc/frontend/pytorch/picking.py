@@ -89,8 +89,9 @@ def _indices(site: Site, x: Value) -> tuple[list[int], list[Value]]:
                 found.append(Value(name, "int64", place.shape))
                 axis += 1
             continue
-        name = site.cast(value, "int64")
-        found.append(Value(name.name if isinstance(name, Value) else name, "int64", value.shape))
+        whole = site.cast(value, "int64")
+        name = whole.name if isinstance(whole, Value) else whole
+        found.append(Value(name, "int64", value.shape))
         axes.append(axis)
         axis += 1
     if axis > x.rank:
