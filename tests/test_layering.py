@@ -37,8 +37,8 @@ NOT_IN = {
 }
 # Modules that import nothing of ours, not even their own package.
 ALONE = ("bnncc.errors", "bnncc.topi_binary.layout")
-MAX_LINES = 400
-EXCUSE = "over 400 lines because"
+MAX_LINES = 700
+EXCUSE = "over 700 lines because"
 # Folders of one person's or one service's machine, and the hosts packages were fetched from.
 MACHINE = re.compile(
     rb"(?<![\w.~-])/(?:work|root|home|farm|mnt|Users)/|pypi\.(?:org)|python(?:hosted)\.org"

@@ -1,6 +1,6 @@
 """Hand-written cases: structure, NHWC, constants and names, functions, float networks.
 
-It is over 400 lines because it is a table, one entry per model.
+It is over 700 lines because it is a table, one entry per model.
 """
 
 from __future__ import annotations

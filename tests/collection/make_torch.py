@@ -1,6 +1,6 @@
 """Export the PyTorch part of the collection.
 
-Needs torch, onnxscript and onnx; not run by the tests. It is over 400 lines because it is a table
+Needs torch, onnxscript and onnx; not run by the tests. It is over 700 lines because it is a table
 of models.
 
     python -m tests.collection.make_torch            # from the repository root
