@@ -59,7 +59,7 @@ $(VENV)/torch/.installed: $(VENV)/.installed
 	@touch $@
 
 test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too
-	PYTHONPATH=$(VENV)/torch $(PY) -m pytest $(PYTEST_ARGS) tests/test_pytorch.py tests/test_pytorch_quantised.py
+	PYTHONPATH=$(VENV)/torch $(PY) -m pytest $(PYTEST_ARGS) tests/test_pytorch*.py
 
 lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check .

@@ -252,3 +252,17 @@ def test_evaluation_refuses_too() -> None:
     graph = load(one("GatherND", ["t", "i"], {"t": ("float32", [5, 4]), "i": ("int64", [1, 2])}))
     with pytest.raises(InputError, match=r"`it`: an index lies outside -5 \.\. 4, -4 \.\. 3"):
         evaluate(graph, {"t": TABLE, "i": np.array([[0, 4]])})
+
+
+def test_constants_are_looked_at_one_by_one() -> None:
+    """Each index counts for its own axis; divisors of both signs need not be 0."""
+    table = {"t": ("float32", [5, 4])}
+    places = np.array([[4, 3], [-5, 0]])
+    made = compiled(one("GatherND", ["t", "i"], table, {"i": places})).run({"t": TABLE})
+    np.testing.assert_array_equal(made["y"], [19, 0])
+    data = {"x": ("int32", [3])}
+    divided = compiled(one("Div", ["x", "d"], data, {"d": np.array([-2, 1, 3], np.int32)}))
+    made = divided.run({"x": np.array([7, 8, -9], np.int32)})
+    np.testing.assert_array_equal(made["y"], [-3, 8, -3])
+    with pytest.raises(BnnccError, match="an index lies outside"):
+        compiled(one("GatherND", ["t", "i"], table, {"i": np.array([[4, 4]])}))

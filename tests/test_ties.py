@@ -117,3 +117,19 @@ def test_all_that_changes_is_masked(x: np.ndarray) -> None:
         other = evaluate(graph, {"t": data, "a": moved.astype(np.float32)})
         for name in ("y", "z"):
             assert not ((other[name] != plain[name]) & ~made[name]).any()
+
+
+def test_what_onnx_leaves_open_and_what_chance_decides() -> None:
+    numbers = np.array([1.5, np.nan, 1e20, -np.inf, 127.9, -128.9, 128], np.float32)
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[7] x) => (y) { y = Cast <to = 3> (x) }'
+    )
+    found = tied(load(parsed(text)), {"x": numbers})["y"]
+    np.testing.assert_array_equal(found, [False, True, True, True, False, False, True])
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[2, 4] x, float[4, 1] w) => (y) '
+        "{ s = MatMul(x, w) y = Tanh(s) }"
+    )
+    large = np.array([[1e6, -1e6, 0.3, 0], [0.1, 0.2, -0.3, 0.5]], np.float32)
+    found = tied(load(parsed(text)), {"x": large, "w": np.ones((4, 1), np.float32)})["y"]
+    np.testing.assert_array_equal(found, [[True], [False]])

@@ -243,7 +243,7 @@ class _Lowering:
         demand = demands(node, self.graph.types)
         if demand is None:
             return None
-        proved = met(demand, self.ranges)
+        proved = met(demand, self.ranges, self.graph.constants)
         if not proved:
             self._guard(demand, args)
         if not demand.sizes and (not proved or self._may_trap(node)):
@@ -253,7 +253,8 @@ class _Lowering:
     def _guard(self, demand: Demand, args: Any) -> None:
         """Put a check of what is demanded of an operand in front of it."""
         k = demand.position
-        if demand.operand in self.graph.constants:
+        static = all(isinstance(size, int) for size in demand.sizes)
+        if static and demand.operand in self.graph.constants:
             raise ModelError(
                 f"{self.graph.source}: {demand}",
                 hint="the values are constants of the model: it cannot run on any input",

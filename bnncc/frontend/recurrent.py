@@ -299,7 +299,19 @@ def _steps(write: Expression) -> int:
                 raise ShapeError(
                     f"{where}: input {k} has shape {list(found)}, {list(form)} is wanted"
                 )
-    steps = shape[1 if node.attrs.get("layout") else 0]
+    first = 1 if node.attrs.get("layout") else 0
+    batch = shape[1 - first]
+    state = (batch, count, hidden) if first else (count, batch, hidden)
+    for k in (5, 6):
+        if k < len(node.inputs) and node.inputs[k]:
+            found = graph.types[node.inputs[k]].shape
+            pairs = zip(found, state, strict=False)
+            known = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+            if len(found) != 3 or any(a != b for a, b in known):
+                raise ShapeError(
+                    f"{where}: input {k} has shape {list(found)}, {list(state)} is wanted"
+                )
+    steps = shape[first]
     if not isinstance(steps, int) or not 0 < steps <= MAX_STEPS:
         raise UnsupportedOp(
             f"{where}: a sequence of {steps} steps; it is unrolled, so 1 to {MAX_STEPS} are wanted",

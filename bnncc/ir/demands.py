@@ -119,18 +119,29 @@ def require(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
     values = inputs[demand.position] if demand is not None else None
     if demand is None or values is None:
         return
-    if not demand.sizes:
-        bad = bool((values == 0).any())
-    else:
-        size = np.array([int(s) for s in demand.sizes])  # one, or one for each column
-        wide = values.astype(np.int64)
-        bad = bool(((wide < (-size if demand.wraps else 0)) | (wide >= size)).any())
-    if bad:
+    if not meets(demand, values):
         raise InputError(str(demand))
 
 
-def met(demand: Demand, ranges: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether the graph alone proves that `demand` is met."""
+def meets(demand: Demand, values: np.ndarray) -> bool:
+    """Whether values are as demanded; symbolic dimensions are at least 1."""
+    if not demand.sizes:
+        return not (values == 0).any()
+    # One size, or one for each column.
+    size = np.array([s if isinstance(s, int) else 1 for s in demand.sizes])
+    wide = values.astype(np.int64)
+    return not ((wide < (-size if demand.wraps else 0)) | (wide >= size)).any()
+
+
+def met(
+    demand: Demand,
+    ranges: Mapping[str, tuple[int, int]],
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> bool:
+    """Whether the graph alone proves that `demand` is met: by ranges, constants by each value."""
+    value = (constants or {}).get(demand.operand)
+    if value is not None:
+        return meets(demand, value)
     if demand.operand not in ranges:
         return False
     low, high = ranges[demand.operand]

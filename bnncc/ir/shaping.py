@@ -121,6 +121,37 @@ def gather(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     return [np.take(ins[0], ins[1].astype(np.int64), axis=attrs.get("axis", 0))]
 
 
+def _elements(indices: Array, axis: int, size: int) -> tuple[Array, ...]:
+    """Return where each index points to, as NumPy indexes."""
+    places: list[Array] = [*np.indices(indices.shape, sparse=True)]
+    whole = indices.astype(np.int64)
+    places[axis] = np.where(whole < 0, whole + size, whole)
+    return tuple(places)
+
+
+def gather_elements(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate GatherElements; onnx.reference fails where an axis is longer than 63."""
+    x, indices = ins
+    axis = int(attrs.get("axis", 0)) % x.ndim
+    return [np.asarray(x[_elements(indices, axis, x.shape[axis])])]
+
+
+def scatter_elements(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate ScatterElements, in the order of the indices; onnx.reference loops in Python."""
+    x, indices, updates = ins
+    axis = int(attrs.get("axis", 0)) % x.ndim
+    made, places = x.copy(), _elements(indices, axis, x.shape[axis])
+    reduction = attrs.get("reduction", "none")
+    if reduction == "none":
+        made[places] = updates
+    else:
+        _REDUCTIONS[reduction].at(made, places, updates)
+    return [made]
+
+
+_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
 def depth_to_space(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     """Evaluate DepthToSpace."""
     x, b = ins[0], attrs["blocksize"]

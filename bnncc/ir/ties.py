@@ -27,6 +27,11 @@ _STEPS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "QuantizeLinear", "Cast", "Not", "IsNaN", "IsInf",
     QUANT, MULTI_THRESHOLD, LEVELS,
 ))  # fmt: skip
+_BENT = frozenset(("Tanh", "Sigmoid", "Softsign", "Erf", "HardSigmoid"))
+"""What crosses its range within a few units: behind large sums that cancel, that is chance."""
+_WHOLE = ("fi", "fu")
+_SEEN = 5e-5
+"""By how much of its tensor's largest value rounding may move an element that counts."""
 _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _BEST = frozenset(("ArgMax", "ArgMin", "TopK", "Hardmax"))
 _ELEMENTWISE = frozenset((
@@ -86,6 +91,9 @@ def tied(
                 values[name] = out
                 sizes[name] = magnitude(node, ins, errs, out, k)
                 masks[name] = _spread(node, ins, before, out, k)
+        for name, mask in zip(node.outputs, _undefined(node, ins, outs), strict=False):
+            if name and mask.any():
+                masks[name] = np.broadcast_to(masks[name], mask.shape) | mask
         if any(e.any() for e in errs) or zeros:
             bounds = [near * e + _TINY * (e > 0) for e in errs]  # what is less is not rounded so
             for k, mask in enumerate(_decided(node, ins, bounds, outs, zeros)):
@@ -98,6 +106,16 @@ def tied(
                 for table in (values, sizes, masks):
                     table.pop(name, None)
     return {n: np.broadcast_to(masks.get(n, clear), values[n].shape) for n in wanted}
+
+
+def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[Array]:
+    """Return which integers are of numbers that their type cannot hold, which ONNX leaves open."""
+    first = ins[0] if ins else None
+    if node.op != "Cast" or first is None or first.dtype.kind + outs[0].dtype.kind not in _WHOLE:
+        return []
+    kind = np.iinfo(outs[0].dtype)
+    whole = np.trunc(first.astype(np.float64))
+    return [~((whole >= kind.min) & (whole < float(kind.max) + 1))]
 
 
 def _decided(
@@ -114,6 +132,13 @@ def _decided(
         reach = bounds[0] + bounds[1]
         near = (apart <= reach) & (reach > 0)
         return [near | (apart == 0) if zeros else near]
+    if node.op in _BENT:
+        moved = [
+            evaluate_node(node, [(first + sign * bounds[0]).astype(first.dtype), *ins[1:]])[0]
+            for sign in (-1, 1)
+        ]
+        top = float(np.abs(outs[0]).max(initial=0.0))
+        return [np.maximum(*(np.abs(m - outs[0]) for m in moved)) > _SEEN * top]
     if node.op not in _STEPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
         return []
     step = np.asarray(bounds[0])

@@ -13,11 +13,11 @@ from typing import Any
 
 import onnx
 
-from bnncc.errors import BnnccError, ModelError
+from bnncc.errors import BnnccError, ModelError, UnsupportedOp
 from bnncc.frontend.pytorch import capture
 from bnncc.frontend.pytorch.archive import EXPORT, ZIP_MAGIC
 from bnncc.frontend.pytorch.capture import is_torch
-from bnncc.frontend.pytorch.convert import to_onnx
+from bnncc.frontend.pytorch.convert import is_known, to_onnx
 from bnncc.frontend.rawfile import read_bytes
 
 __all__ = ["is_pt2", "is_torch", "read", "read_module"]
@@ -64,13 +64,23 @@ def read(path: Path) -> onnx.ModelProto:
 def read_module(
     model: Any, example_inputs: Any = None, dynamic_shapes: Any = None
 ) -> onnx.ModelProto:
-    """Return the ONNX model of a module or exported program; see `capture.captured`."""
+    """Return the ONNX model of a module or exported program; see `capture.exported`.
+
+    A program with operators that have no rule here is read once more, in torch's own decomposition.
+    """
     name = type(model).__name__
     try:
-        content = capture.captured(model, example_inputs, dynamic_shapes)
+        program = capture.exported(model, example_inputs, dynamic_shapes)
     except ModelError as error:
         raise ModelError(f"{name}: {error}", hint=error.hint) from error
-    return _named(content, name, name)
+    try:
+        return _named(capture.saved(program), name, name)
+    except UnsupportedOp as error:
+        try:
+            program = capture.decomposed(program, is_known)
+            return _named(capture.saved(program), name, name)
+        except ModelError:
+            raise error from None  # which names the operator that the user wrote
 
 
 def _named(content: bytes, where: str, name: str) -> onnx.ModelProto:

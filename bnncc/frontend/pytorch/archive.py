@@ -288,7 +288,9 @@ class Archive:
         flat = np.frombuffer(data, np.uint8 if payload.dtype == bool else payload.dtype)
         strides = tuple(step * item for step in payload.strides)
         view = as_strided(flat[payload.offset :], payload.shape, strides, writeable=False)
-        return view != 0 if payload.dtype == bool else np.ascontiguousarray(view)
+        if payload.dtype == bool:
+            return view != 0
+        return np.ascontiguousarray(view).reshape(payload.shape)  # which a scalar would lose
 
 
 def pickled(what: str) -> ModelError:

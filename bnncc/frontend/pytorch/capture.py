@@ -1,10 +1,13 @@
-"""Modules and exported programs in memory: what ``torch.export.save`` makes of them is read."""
+"""Modules and exported programs in memory: what ``torch.export.save`` makes of them is read.
+
+Operators that the reader does not know are first replaced by torch's own decompositions.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bnncc.errors import ModelError, UsageError
@@ -17,8 +20,8 @@ def is_torch(model: object) -> bool:
     return any(base.__module__.partition(".")[0] == "torch" for base in type(model).__mro__)
 
 
-def captured(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None) -> bytes:
-    """Return the ``.pt2`` file of a module or exported program.
+def exported(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None) -> Any:
+    """Return the exported program of a module, or the one that `model` is.
 
     Parameters
     ----------
@@ -31,7 +34,7 @@ def captured(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
 
     Returns
     -------
-    bytes
+    torch.export.ExportedProgram
 
     Raises
     ------
@@ -48,7 +51,7 @@ def captured(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
                 "an exported program has its inputs already: `example_inputs` and "
                 "`dynamic_shapes` go with a module"
             )
-        return _saved(torch, model)
+        return model
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"a {type(model).__name__} cannot be compiled; a torch.nn.Module or a "
@@ -63,13 +66,138 @@ def captured(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
         example_inputs = (example_inputs,)
     with _evaluating(torch, model):
         try:
-            program = torch.export.export(
-                model, tuple(example_inputs), dynamic_shapes=dynamic_shapes
-            )
+            return torch.export.export(model, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
         except Exception as error:  # torch raises whatever the module's own code raises, too
             text, hint = _reason(error)
             raise ModelError(f"torch.export cannot export it: {text}", hint=hint) from error
-    return _saved(torch, program)
+
+
+def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
+    """Return an exported program in which no operator has an effect, and few are not known.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Left as it is.
+    known : callable
+        Whether an operator, as ``conv2d.default``, is to be left alone.
+
+    Returns
+    -------
+    torch.export.ExportedProgram
+        With torch's own decompositions of what is not known, as far as torch has them.
+
+    Raises
+    ------
+    ModelError
+        If torch cannot do it.
+    """
+    import torch
+    from torch._decomp import decomposition_table
+
+    if any("autocast" in str(op) for op in _wrappers(torch, program)):
+        raise ModelError("torch.export would drop the autocast in it")
+    implicit = torch.export.default_decompositions().materialize()
+    try:
+        for _ in range(_ROUNDS):
+            unknown = {op for op in _operators(torch, program) if not known(_named(op))}
+            table = {
+                op: implicit.get(op) or decomposition_table[op]
+                for op in unknown
+                if op in implicit or op in decomposition_table
+            }
+            before, program = program, program.run_decompositions(table)
+            if not table or _operators(torch, before) == _operators(torch, program):
+                break
+        _compute_constants(torch, program, known)
+    except Exception as error:  # of any kind
+        text, hint = _reason(error)
+        raise ModelError(f"torch.export cannot decompose it: {text}", hint=hint) from error
+    return program
+
+
+def _compute_constants(torch: Any, program: Any, known: Callable[[str], bool]) -> None:
+    """Let torch compute what operators that are not known make of parameters and constants alone.
+
+    Weights that `torch.nn.utils.parametrizations.orthogonal` makes are such.
+    """
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    changed = {*signature.buffers_to_mutate.values()}
+    values: dict[Any, Any] = {}
+    for node in list(program.graph.nodes):
+        if node.op == "placeholder":
+            key = names.get(node.name)
+            if key is not None and key not in changed:
+                stored = program.state_dict.get(key)
+                values[node] = program.constants.get(key) if stored is None else stored
+            elif node.name in lifted:
+                values[node] = program.constants[lifted[node.name]]
+        elif node.op == "call_function" and all(n in values for n in node.all_input_nodes):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                continue
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+            with torch.no_grad():
+                values[node] = node.target(*args, **kwargs)
+    for node in list(program.graph.nodes):
+        made = values.get(node)
+        if node.op != "call_function" or not isinstance(made, torch.Tensor):
+            continue
+        feeds = [n.target for n in _makers(node) if isinstance(n.target, torch._ops.OpOverload)]
+        if any(not known(_named(op)) for op in feeds):
+            _store(torch, program, node, made.detach())
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _makers(node: Any) -> set[Any]:
+    """Return a node and the nodes that it is computed from."""
+    found, left = set(), [node]
+    while left:
+        item = left.pop()
+        if item not in found:
+            found.add(item)
+            left += item.all_input_nodes
+    return found
+
+
+def _store(torch: Any, program: Any, node: Any, value: Any) -> None:
+    """Put a constant in the place of what a node computes."""
+    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+    name = f"computed_{node.name}"
+    first = next(n for n in program.graph.nodes if n.op == "placeholder")
+    with program.graph.inserting_before(first):
+        place = program.graph.placeholder(name)
+    place.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(place)
+    spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), name)
+    program.graph_signature.input_specs.insert(0, spec)
+    program.constants[name] = value.contiguous()
+
+
+_ROUNDS = 6
+"""A decomposition is made of others, which torch looks up itself; more than one round is rare."""
+
+
+def _operators(torch: Any, program: Any) -> set[Any]:
+    """Return the operators that a program calls, with the graphs in it."""
+    graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = (node for graph in graphs for node in graph.graph.nodes)
+    return {n.target for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
+
+
+def _wrappers(torch: Any, program: Any) -> list[Any]:
+    """Return the operators that call graphs, such as ``with`` statements."""
+    higher = torch._ops.HigherOrderOperator
+    return [n.target for n in program.graph.nodes if isinstance(n.target, higher)]
+
+
+def _named(operator: Any) -> str:
+    """Return what files call an operator."""
+    name = str(operator)
+    return name.removeprefix("aten.") if name.startswith("aten.") else f"torch.ops.{name}"
 
 
 def _reason(error: Exception) -> tuple[str, str]:
@@ -97,10 +225,37 @@ def _evaluating(torch: Any, model: Any) -> Iterator[None]:
             module.training = True
 
 
-def _saved(torch: Any, program: Any) -> bytes:
+def saved(program: Any) -> bytes:
+    """Return the ``.pt2`` file of an exported program.
+
+    Raises
+    ------
+    ModelError
+        If torch has no form for something in it.
+    """
+    import torch
+
     buffer = io.BytesIO()
     try:
-        torch.export.save(program, buffer)
+        with _plain_results(torch, program):
+            torch.export.save(program, buffer)
     except Exception as error:  # of several kinds: operators and constants it has no form for
         raise ModelError(f"torch.export cannot save the program: {str(error)[:200]}") from error
     return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _plain_results(torch: Any, program: Any) -> Iterator[None]:
+    """Let a program return a tuple of its results for a while.
+
+    Files say how results are nested, and torch cannot write that for all kinds: not for what
+    topk returns. The reader has no use for it.
+    """
+    signature = program.module_call_graph[0].signature
+    spec = signature.out_spec
+    flat = [None] * spec.num_leaves
+    signature.out_spec = torch.utils._pytree.tree_flatten(tuple(flat))[1]
+    try:
+        yield
+    finally:
+        signature.out_spec = spec

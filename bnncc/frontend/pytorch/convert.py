@@ -20,11 +20,15 @@ from bnncc.frontend.pytorch import (
     elementwise,
     layers,
     numbers,
+    picking,
     products,
     quantisers,
+    recurrent,
     reductions,
+    resizing,
     shapes,
     views,
+    windows,
 )
 from bnncc.frontend.pytorch.archive import Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
@@ -42,14 +46,25 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **products.RULES,
     **layers.RULES,
+    **picking.RULES,
     **quantisers.RULES,
+    **recurrent.RULES,
+    **resizing.RULES,
+    **windows.RULES,
 }
 """What becomes of each ATen operator."""
 
 _IN_PLACE = re.compile(r"(_?[a-z]\w*[^_\W])_(\.\w+)")
+_COPIES = ("Cast", "Identity", "Reshape")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _RESHAPING = {"squeeze", "unsqueeze", "transpose", "t", "swapaxes", "set", "resize", "as_strided"}
 """Operators whose in-place form changes a tensor's shape, for all its names."""
+
+
+def is_known(target: str) -> bool:
+    """Whether there is a rule for an operator, as ``conv2d.default``, or for what it computes."""
+    match = _IN_PLACE.fullmatch(target)
+    return target in RULES or (match is not None and match[1] + match[2] in RULES)
 
 
 def to_onnx(content: bytes) -> onnx.ModelProto:
@@ -105,6 +120,7 @@ class Converter:
         self._views: dict[str, _View] = {}
         self._versions: dict[str, int] = {}
         self._stored: dict[object, str] = {}
+        self._lacking: dict[str, Call] = {}
 
     def model(self) -> onnx.ModelProto:
         """Walk the program and return the model."""
@@ -151,6 +167,8 @@ class Converter:
                 if name:
                     self._current[name] = value
                     self._note_number(call, name)
+            for name in call.outputs[len(values) :]:
+                self._lacking[name] = call
             self._note_views(call)
             return
         changed = next(iter(call.args.values()))
@@ -208,6 +226,10 @@ class Converter:
         return Value(self._read(name), meta.dtype, meta.shape)
 
     def _read(self, name: str) -> str:
+        if name in self._lacking:
+            call = self._lacking[name]
+            place = call.outputs.index(name)
+            raise UnsupportedOp(f"{call.where}: result {place} is read, which is not supported")
         chain: list[str] = []
         root = name
         while root in self._views:
@@ -231,6 +253,31 @@ class Converter:
                         self._current[out] = value
                         self._views[out].version = version
         return self._current[name]
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return a value that is known: stored, or a copy or another shape of what is."""
+        steps: list[Emitted] = []
+        makers = {out: node for node in self.nodes for out in node.outputs}
+        while name not in self.initializers:
+            node = makers.get(name)
+            if node is None or node.op not in _COPIES:
+                return None
+            steps.append(node)
+            name = node.inputs[0]
+        value = self.initializers[name]
+        for node in reversed(steps):
+            if node.op == "Cast":
+                value = value.astype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+            elif node.op == "Reshape":
+                shape = self.initializers.get(node.inputs[1])
+                if shape is None or 0 in shape:
+                    return None
+                value = value.reshape(shape)
+        return value
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor is no view of another."""
+        return name not in self._views
 
     def _load(self, name: str) -> str:
         """Add a parameter, buffer or constant to the model; tied ones once."""

@@ -1,14 +1,15 @@
-"""Normalisations, pools, pads and resizing."""
+"""Normalisations, pools and pads."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
+import ml_dtypes
 
+from bnncc.frontend.pytorch import resizing, windows
 from bnncc.frontend.pytorch.products import batched
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
 _EVAL = "call model.eval() before torch.export.export"
 
@@ -18,6 +19,8 @@ _EVAL = "call model.eval() before torch.export.export"
 
 def _batch_norm(site: Site) -> Name | list[Any]:
     x = site.tensor("input")
+    if not site.has("running_mean") and site.get("training"):
+        return _batch_norm_of_batch(site, x)
     if site.get("training") or site.get("use_input_stats"):
         raise site.refuse("is in training mode", hint=_EVAL)
     if not site.has("running_mean") or not site.has("running_var"):
@@ -34,6 +37,21 @@ def _batch_norm(site: Site) -> Name | list[Any]:
         "BatchNormalization", [x, scale, bias, mean, variance], epsilon=float(site.get("eps", 1e-5))
     )
     return [made] if len(site.call.outputs) > 1 else made
+
+
+def _batch_norm_of_batch(site: Site, x: Value) -> Name:
+    """Emit a layer made without running statistics: it takes those of its batch, also in eval."""
+    axes = site.ints_const([k for k in range(x.rank) if k != 1])
+    mean = site.emit("ReduceMean", [x, axes], keepdims=1)
+    off = site.emit("Sub", [x, mean])
+    variance = site.emit("ReduceMean", [site.emit("Mul", [off, off]), axes], keepdims=1)
+    eps = site.const(float(site.get("eps", 1e-5)), x.dtype)
+    made = site.emit("Div", [off, site.emit("Sqrt", [site.emit("Add", [variance, eps])])])
+    for op, key in (("Mul", "weight"), ("Add", "bias")):
+        if site.has(key):
+            factor = site.reshape(site.tensor(key), [-1, *[1] * (x.rank - 2)])
+            made = site.emit(op, [made, factor])
+    return made
 
 
 def _layer_norm(site: Site) -> Name | list[Any]:
@@ -76,11 +94,20 @@ def _rms_norm(site: Site) -> Name:
     x, shape = site.tensor("input"), site.get("normalized_shape")
     axes = site.ints_const([*range(x.rank - len(shape), x.rank)])
     eps = site.get("eps")
-    eps = float(np.finfo(x.dtype).eps) if eps is None else eps
+    eps = float(ml_dtypes.finfo(x.dtype).eps) if eps is None else eps
     mean = site.emit("ReduceMean", [site.emit("Mul", [x, x]), axes], keepdims=1)
     root = site.emit("Sqrt", [site.emit("Add", [mean, site.const(eps, x.dtype)])])
     made = site.emit("Div", [x, root])
     return site.emit("Mul", [made, site.tensor("weight")]) if site.has("weight") else made
+
+
+def _weight_norm(site: Site) -> Name | list[Any]:
+    """Return weights of a given length along all axes but one, or along all."""
+    v, g, axis = site.tensor("v"), site.tensor("g"), site.get("dim", 0)
+    axes = [k for k in range(v.rank) if axis == -1 or k != axis % v.rank]
+    norm = site.emit("ReduceL2", [v, site.ints_const(axes)], keepdims=int(axis != -1))
+    made = site.emit("Mul", [v, site.emit("Div", [g, norm])])
+    return [made, norm] if len(site.call.outputs) > 1 else made
 
 
 def _softmax(op: str) -> Rule:
@@ -96,18 +123,26 @@ def _softmax(op: str) -> Rule:
 
 
 def _max_pool(site: Site) -> Name | list[Any]:
+    """With places of the maxima, where they are wanted."""
     x = site.tensor("self")
     rank = _pool_rank(site)
     kernel = site.ints("kernel_size", rank, 1)
-    made = batched(
-        site, x, rank,
-        lambda data: site.emit(
-            "MaxPool", [data], kernel_shape=kernel, strides=site.ints("stride", rank, kernel),
-            pads=site.ints("padding", rank, 0) * 2, dilations=site.ints("dilation", rank, 1),
-            ceil_mode=int(site.get("ceil_mode", False)),
-        ),
+    several = len(site.call.outputs) > 1
+    data: Name = x
+    zero = site.ints_const([0])
+    if x.rank == rank + 1:
+        data = site.emit("Unsqueeze", [x, zero])
+    results = site.emit_many(
+        "MaxPool", [data], 2 if several and site.call.outputs[1] else 1, kernel_shape=kernel,
+        strides=site.ints("stride", rank, kernel), pads=site.ints("padding", rank, 0) * 2,
+        dilations=site.ints("dilation", rank, 1), ceil_mode=int(site.get("ceil_mode", False)),
     )  # fmt: skip
-    return [made] if len(site.call.outputs) > 1 else made
+    made: list[Name] = [*results]
+    if len(made) > 1:
+        made[1] = windows.positions(site, x, rank, results[1])
+    if x.rank == rank + 1:
+        made = [site.emit("Squeeze", [m, zero]) for m in made]
+    return [*made] if several else made[0]
 
 
 def _pool_rank(site: Site) -> int:
@@ -118,16 +153,27 @@ def _average_pool(site: Site) -> Name:
     x = site.tensor("self")
     rank = _pool_rank(site)
     kernel = site.ints("kernel_size", rank, 1)
-    divisor = site.get("divisor_override")
+    strides, padding = site.ints("stride", rank, kernel), site.ints("padding", rank, 0)
+    divisor, ceil = site.get("divisor_override"), int(site.get("ceil_mode", False))
     whole = divisor is not None or site.get("count_include_pad", True)
-    if divisor is not None and site.get("ceil_mode"):
-        raise site.refuse("with both ceil_mode and divisor_override")
+    pads = padding * 2
+    value = x
+    if divisor is not None and ceil:  # windows that reach beyond the padding hold zeros there
+        have, want = x.shape[-rank:], site.out.shape[-rank:]
+        if not all(isinstance(n, int) for n in (*have, *want)):
+            raise site.refuse("of a dynamic image, with both ceil_mode and divisor_override")
+        behind = [
+            max((int(w) - 1) * s + k - int(h) - p, 0)
+            for w, s, k, h, p in zip(want, strides, kernel, have, padding, strict=True)
+        ]
+        lead = [0] * (x.rank - rank)
+        padded = site.emit("Pad", [x, site.ints_const([*lead, *padding, *lead, *behind])])
+        value, pads, ceil = Value(padded, x.dtype, x.shape), [0] * 2 * rank, 0
     made = batched(
-        site, x, rank,
+        site, value, rank,
         lambda data: site.emit(
-            "AveragePool", [data], kernel_shape=kernel, strides=site.ints("stride", rank, kernel),
-            pads=site.ints("padding", rank, 0) * 2, count_include_pad=int(whole),
-            ceil_mode=int(site.get("ceil_mode", False)),
+            "AveragePool", [data], kernel_shape=kernel, strides=strides, pads=pads,
+            count_include_pad=int(whole), ceil_mode=ceil,
         ),
     )  # fmt: skip
     if divisor is None:
@@ -136,7 +182,7 @@ def _average_pool(site: Site) -> Name:
 
 
 def _adaptive(op: str) -> Rule:
-    """Return the rule of a pool to a given size: windows of one size, where it divides."""
+    """Return the rule of a pool to a given size."""
 
     def rule(site: Site) -> Name | list[Any]:
         x = site.tensor("self")
@@ -152,11 +198,11 @@ def _adaptive(op: str) -> Rule:
         sizes = x.shape[-rank:]
         kernel = []
         for have, want in zip(sizes, wanted, strict=True):
-            if not isinstance(have, int) or not isinstance(want, int) or have % want:
-                raise site.refuse(
-                    f"pools {list(sizes)} to {wanted}: windows of several sizes",
-                    hint="use an output size that divides the input's",
-                )
+            if not isinstance(have, int) or not isinstance(want, int):
+                raise site.refuse(f"pools {list(sizes)} to {wanted}, which is dynamic")
+            if have % want:
+                made = resizing.adaptive(site, op, x, wanted)
+                return [made] if several else made
             kernel.append(have // want)
         made = batched(
             site, x, rank, lambda data: site.emit(op, [data], kernel_shape=kernel, strides=kernel)
@@ -166,7 +212,7 @@ def _adaptive(op: str) -> Rule:
     return rule
 
 
-# -------------------------------------------------------------------------------- pads and resizing
+# --------------------------------------------------------------------------------------------- pads
 
 
 def _pad(site: Site) -> Name:
@@ -191,41 +237,7 @@ def _pad(site: Site) -> Name:
     return site.emit("Pad", [x, site.ints_const([*front, *back]), value], mode=modes[mode])
 
 
-def _upsample(mode: str) -> Rule:
-    def rule(site: Site) -> Name:
-        x = site.value(site.first())
-        rank = x.rank - 2
-        sizes = site.get("output_size")
-        factors = site.get("scale_factors")
-        if factors is None:
-            factors = [s for s in (site.get("scales_h"), site.get("scales_w")) if s is not None]
-        attrs: dict[str, Any] = {"mode": mode}
-        if mode == "nearest":
-            attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        else:
-            corners = bool(site.get("align_corners"))
-            kind = "align_corners" if corners else "half_pixel"
-            attrs |= {"coordinate_transformation_mode": kind, "cubic_coeff_a": -0.75}
-        if len(factors) == rank and factors and not (mode != "nearest" and corners):
-            scales = site.const([1, 1, *factors], "float32")
-            return site.emit("Resize", [x, "", scales], **attrs)
-        if sizes is None:
-            sizes = site.out.shape[2:]
-        if not all(isinstance(n, int) for n in sizes) or not isinstance(x.shape[1], int):
-            raise site.refuse("to a dynamic size")
-        wanted = site.ints_const(list(sizes))
-        return site.emit("Resize", [x, "", "", wanted], axes=list(range(2, x.rank)), **attrs)
-
-    return rule
-
-
 _POOLS = (1, 2, 3)
-_UPSAMPLE = {
-    **{f"upsample_nearest{k}d": "nearest" for k in _POOLS},
-    **{"upsample_linear1d": "linear", "upsample_bilinear2d": "linear"},
-    **{"upsample_trilinear3d": "linear", "upsample_bicubic2d": "cubic"},
-}
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm.default", "native_batch_norm.default"), _batch_norm),
     "_native_batch_norm_legit_no_training.default": _batch_norm,
@@ -244,11 +256,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("log_softmax.int", "_log_softmax.default"), _softmax("LogSoftmax")),
     **dict.fromkeys(("pad.default", "constant_pad_nd.default"), _pad),
     **{f"{name}_pad{k}d.default": _pad for name in ("reflection", "replication") for k in _POOLS},
-    **{
-        f"{name}.{k}": _upsample(mode)
-        for name, mode in _UPSAMPLE.items()
-        for k in ("vec", "default")
-    },
+    **dict.fromkeys(("_weight_norm.default", "_weight_norm_interface.default"), _weight_norm),
     "instance_norm.default": _instance_norm,
     "rms_norm.default": _rms_norm,
 }

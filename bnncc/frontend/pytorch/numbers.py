@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
+
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import MAX_PARAMETER, Name, Rule, Site
 
 
 def same(site: Site) -> Name:
@@ -70,34 +71,18 @@ def _masked_fill(site: Site) -> Name:
     return site.emit("Where", [site.tensor("mask"), value, site.tensor("self")])
 
 
-def _index_put(site: Site) -> Name:
-    """``x[mask] = number``: other forms scatter."""
-    mask = [i for i in site.get("indices") if i is not None]
-    values = site.tensor("values")
-    x = site.tensor("self")
-    whole = len(mask) == 1 and site.value(mask[0]).dtype == "bool"
-    if not whole or math.prod(d for d in values.shape if isinstance(d, int)) != 1:
-        raise site.refuse("only `tensor[mask] = number` is supported")
-    selected = site.value(mask[0])
-    if site.get("accumulate") or selected.rank > x.rank or site.get("indices")[0] is None:
-        raise site.refuse("only `tensor[mask] = number` is supported")
-    if selected.rank < x.rank:
-        axes = list(range(selected.rank, x.rank))
-        name = site.emit("Unsqueeze", [selected, site.ints_const(axes)])
-    else:
-        name = selected.name
-    number = site.reshape(site.cast(values, x.dtype), [])
-    return site.emit("Where", [name, number, x])
-
-
 def _scalar_tensor(site: Site) -> Name:
     return site.operand(site.first(), site.out.dtype)
 
 
 def _arange(site: Site) -> Name:
     start, step = site.get("start", 0), site.get("step", 1)
-    dtype = site.out.dtype
-    ends = [site.operand(n, dtype) for n in (start, site.get("end"), step)]
+    dtype, end = site.out.dtype, site.get("end")
+    if all(isinstance(n, int) for n in (start, end, step)) and step:
+        count = len(range(start, end, step))
+        if count <= MAX_PARAMETER:
+            return site.const(start + step * np.arange(count), dtype)
+    ends = [site.operand(n, dtype) for n in (start, end, step)]
     return site.emit("Range", [site.reshape(n, []) for n in ends])
 
 
@@ -127,10 +112,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("arange.default", "arange.start", "arange.start_step"), _arange),
     "copy.default": _copy,
     "dropout.default": _dropout,
-    "feature_dropout.default": _dropout,
+    **{f"{k}dropout.default": _dropout for k in ("feature_", "alpha_", "feature_alpha_")},
     **dict.fromkeys(("item.default", "_local_scalar_dense.default"), _item),
     "scalar_tensor.default": _scalar_tensor,
     **dict.fromkeys(_WHERE, _where),
     **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
-    "index_put.default": _index_put,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
@@ -52,11 +53,14 @@ def _conv_transpose(
     site: Site, x: Value, weight: Value, strides: list[int], dilations: list[int], group: int
 ) -> Name:
     rank = weight.rank - 2
-    return site.emit(
-        "ConvTranspose", [x, weight, site.optional("bias")], strides=strides,
-        pads=site.ints("padding", rank, 0) * 2, dilations=dilations, group=group,
-        output_padding=site.ints("output_padding", rank, 0),
-        kernel_shape=[int(k) for k in weight.shape[2:]],
+    return batched(
+        site, x, rank,
+        lambda data: site.emit(
+            "ConvTranspose", [data, weight, site.optional("bias")], strides=strides,
+            pads=site.ints("padding", rank, 0) * 2, dilations=dilations, group=group,
+            output_padding=site.ints("output_padding", rank, 0),
+            kernel_shape=[int(k) for k in weight.shape[2:]],
+        ),
     )  # fmt: skip
 
 
@@ -69,8 +73,12 @@ def _linear(site: Site) -> Name:
     return site.emit("Add", [made, bias]) if bias else made
 
 
+def _operands(site: Site) -> list[Value]:
+    return [site.value(v) for v in site.call.args.values()]
+
+
 def _matmul(site: Site) -> Name:
-    return site.emit("MatMul", [site.value(v) for v in site.call.args.values()])
+    return site.emit("MatMul", _operands(site))
 
 
 def _addmm(site: Site) -> Name:
@@ -79,9 +87,60 @@ def _addmm(site: Site) -> Name:
     alpha, beta = float(site.get("alpha", 1)), float(site.get("beta", 1))
     if one.rank == 2 and two.rank == 2:
         return site.emit("Gemm", [one, two, bias], alpha=alpha, beta=beta)
-    if alpha != 1 or beta != 1:
-        raise site.refuse("with alpha or beta")
-    return site.emit("Add", [site.emit("MatMul", [one, two]), bias])
+    made = site.emit("MatMul", [one, two])
+    if site.call.target.startswith("addbmm"):
+        made = site.emit("ReduceSum", [made, site.ints_const([0])], keepdims=0)
+    return _weighted(site, bias, made, alpha, beta)
+
+
+def _weighted(site: Site, bias: Value, made: Name, alpha: float, beta: float) -> Name:
+    """Return ``beta * bias + alpha * made``; a beta of 0 leaves the bias out."""
+    if alpha != 1:
+        made = site.emit("Mul", [made, site.const(alpha, bias.dtype)])
+    if beta == 0:
+        return made
+    scaled: Name = bias
+    if beta != 1:
+        scaled = site.emit("Mul", [bias, site.const(beta, bias.dtype)])
+    return site.emit("Add", [scaled, made])
+
+
+def _outer(site: Site, one: Value, two: Value) -> Name:
+    column = site.emit("Unsqueeze", [one, site.ints_const([1])])
+    return site.emit("Mul", [column, two])
+
+
+def _addr(site: Site) -> Name:
+    bias = site.tensor("self")
+    made = _outer(site, site.tensor("vec1"), site.tensor("vec2"))
+    alpha, beta = float(site.get("alpha", 1)), float(site.get("beta", 1))
+    return _weighted(site, bias, made, alpha, beta)
+
+
+def _bilinear(site: Site) -> Name:
+    one, two, weight = (site.tensor(k) for k in ("input1", "input2", "weight"))
+    inner = site.emit("Einsum", [one, weight], equation="...i,oij->...oj")
+    column = site.emit("Unsqueeze", [two, site.ints_const([-1])])
+    made: Name = site.emit("Squeeze", [site.emit("MatMul", [inner, column]), site.ints_const([-1])])
+    return site.emit("Add", [made, site.tensor("bias")]) if site.has("bias") else made
+
+
+def _cdist(site: Site) -> Name:
+    """Return distances of all rows of one matrix to all of another."""
+    one, two, order = site.tensor("x1"), site.tensor("x2"), site.get("p", 2.0)
+    rows = site.emit("Unsqueeze", [one, site.ints_const([one.rank - 1])])
+    columns = site.emit("Unsqueeze", [two, site.ints_const([two.rank - 2])])
+    apart = site.emit("Abs", [site.emit("Sub", [rows, columns])])
+    last = site.ints_const([-1])
+    plain = {1: "ReduceL1", 2: "ReduceL2", math.inf: "ReduceMax"}
+    if order in plain:
+        return site.emit(plain[order], [apart, last], keepdims=0)
+    if order == 0:
+        some = site.emit("Not", [site.emit("Equal", [apart, site.const(0, one.dtype)])])
+        return site.emit("ReduceSum", [site.cast(some, one.dtype, "bool"), last], keepdims=0)
+    power = site.emit("Pow", [apart, site.const(order, one.dtype)])
+    total = site.emit("ReduceSum", [power, last], keepdims=0)
+    return site.emit("Pow", [total, site.const(1 / order, one.dtype)])
 
 
 def _factors(site: Site) -> list[str]:
@@ -96,32 +155,57 @@ def _einsum(site: Site) -> Name:
 
 def _attention(site: Site) -> Name:
     query, key, value = (site.tensor(k) for k in ("query", "key", "value"))
-    if site.get("dropout_p", 0) or site.get("enable_gqa"):
-        raise site.refuse("with dropout or grouped queries")
+    if site.get("dropout_p", 0):
+        raise site.refuse("with dropout", hint="call model.eval() before torch.export.export")
     dtype, width = query.dtype, query.shape[-1]
     given = site.get("scale")
-    if given is None and not isinstance(width, int):
+    if isinstance(given, Ref) or (given is None and not isinstance(width, int)):
         raise site.refuse("its last axis is dynamic")
-    scale = given if given is not None else 1 / math.sqrt(width)  # type: ignore[arg-type]
+    scale = given if given is not None else 1 / math.sqrt(int(width))
+    keys, values = (_shared(site, query, v) for v in (key, value))
     perm = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
-    scores = site.emit("MatMul", [query, site.transpose(key, perm)])
+    scores = site.emit("MatMul", [query, site.transpose(keys, perm)])
     scores = site.emit("Mul", [scores, site.const(scale, dtype)])
-    mask: Name = ""
+    shown: Name = ""  # where a query may look; a row without such a place gives zeros
     if site.get("is_causal"):
-        rows, columns = query.shape[-2], key.shape[-2]
-        if not isinstance(rows, int) or not isinstance(columns, int):
-            raise site.refuse("is causal over a dynamic length")
-        if rows * columns > 1 << 24:
-            raise site.refuse(f"is causal over {rows} x {columns}")
-        mask = site.const(np.tril(np.ones((rows, columns), bool)), "bool")
+        shown = _causal(site, query, key)
     elif site.has("attn_mask"):
         mask = site.tensor("attn_mask")
-        if isinstance(mask, Value) and mask.dtype != "bool":
-            scores, mask = site.emit("Add", [scores, mask]), ""
-    if mask:
-        least = float(np.finfo(np.float32).min)
-        scores = site.emit("Where", [mask, scores, site.const(least, dtype)])
-    return site.emit("MatMul", [site.emit("Softmax", [scores], axis=-1), value])
+        if mask.dtype == "bool":
+            shown = mask
+        else:
+            scores = site.emit("Add", [scores, site.cast(mask, dtype)])
+            hidden = site.emit("Equal", [scores, site.const(-math.inf, dtype)])
+            shown = site.emit("Not", [hidden])
+    if shown:
+        least = float(ml_dtypes.finfo(dtype).min)
+        scores = site.emit("Where", [shown, scores, site.const(least, dtype)])
+    weights = site.emit("Softmax", [scores], axis=-1)
+    if shown:
+        weights = site.emit("Where", [shown, weights, site.const(0, dtype)])
+    return site.emit("MatMul", [weights, values])
+
+
+def _shared(site: Site, query: Value, x: Value) -> Name:
+    """Repeat the heads of keys or values, each for the queries that share it."""
+    if not site.get("enable_gqa") or x.shape[-3] == query.shape[-3]:
+        return x
+    have, want = x.shape[-3], query.shape[-3]
+    if not isinstance(have, int) or not isinstance(want, int):
+        raise site.refuse("a dynamic number of heads")
+    places = np.repeat(np.arange(have), want // have)
+    return site.emit("Gather", [x, site.ints_const(places.tolist())], axis=x.rank - 3)
+
+
+def _causal(site: Site, query: Value, key: Value) -> Name:
+    rows, columns = query.shape[-2], key.shape[-2]
+    if isinstance(rows, int) and isinstance(columns, int):
+        if rows * columns > 1 << 24:
+            raise site.refuse(f"is causal over {rows} x {columns}")
+        return site.const(np.tril(np.ones((rows, columns), bool)), "bool")
+    sizes = [site.emit("Shape", [v], start=v.rank - 2, end=v.rank - 1) for v in (query, key)]
+    ones = site.filled(site.emit("Concat", sizes, axis=0), 1, "int32")
+    return site.cast(site.emit("Trilu", [ones], upper=0), "bool", "int32")
 
 
 _RANKS = (1, 2, 3)
@@ -132,7 +216,15 @@ RULES: dict[str, Rule] = {
     "conv_transpose1d.default": _conv,
     **{f"conv_transpose{k}d.input": _conv for k in _RANKS},
     **dict.fromkeys(("matmul.default", "mm.default", "bmm.default", "mv.default"), _matmul),
-    **dict.fromkeys(("addmm.default", "baddbmm.default"), _addmm),
+    **dict.fromkeys(("addmm.default", "baddbmm.default", "addbmm.default"), _addmm),
+    **dict.fromkeys(("dot.default", "vdot.default"), _matmul),
+    **{f"{name}.default": lambda site: _outer(site, *_operands(site)) for name in ("outer", "ger")},
+    **dict.fromkeys(("cdist.default", "_cdist_forward.default"), _cdist),
+    "addmv.default": _addmm,
+    "addr.default": _addr,
+    "bilinear.default": _bilinear,
+    "det.default": lambda site: site.emit("Det", [site.value(site.first())]),
+    "linalg_det.default": lambda site: site.emit("Det", [site.value(site.first())]),
     "einsum.default": _einsum,
     "linear.default": _linear,
     "scaled_dot_product_attention.default": _attention,

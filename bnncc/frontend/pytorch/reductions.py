@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
 
 def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
@@ -57,7 +57,9 @@ def _place(op: str) -> Rule:
 
 
 def _variance(root: bool) -> Rule:
-    def rule(site: Site) -> Name:
+    """Return the rule of a variance, or of its root; also with the mean."""
+
+    def rule(site: Site) -> Name | list[Any]:
         x = site.tensor("self")
         axes = _axes(site, x.rank)
         correction = site.get("correction", 1)
@@ -72,7 +74,11 @@ def _variance(root: bool) -> Rule:
         off = site.emit("Sub", [x, mean])
         total = _reduced(site, "ReduceSum", site.emit("Mul", [off, off]), axes)
         made = site.emit("Div", [total, site.const(max(count - correction, 0), x.dtype)])
-        return site.emit("Sqrt", [made]) if root else made
+        made = site.emit("Sqrt", [made]) if root else made
+        if len(site.call.outputs) < 2:
+            return made
+        keep = bool(site.get("keepdim", False))
+        return [made, mean if keep else site.emit("Squeeze", [mean, site.ints_const(axes)])]
 
     return rule
 
@@ -91,6 +97,9 @@ def _any(op: str) -> Rule:
 
 def _norm(site: Site) -> Name:
     x = site.tensor("self")
+    if x.dtype != site.out.dtype:
+        name = site.cast(x, site.out.dtype)
+        x = Value(name.name if isinstance(name, Value) else name, site.out.dtype, x.shape)
     order = site.get("ord", site.get("p", 2))
     names = {1: "ReduceL1", 2: "ReduceL2"}
     axes = _axes(site, x.rank)
@@ -99,13 +108,61 @@ def _norm(site: Site) -> Name:
     if order in (math.inf, -math.inf):
         op = "ReduceMax" if order > 0 else "ReduceMin"
         return _reduced(site, op, site.emit("Abs", [x]), axes)
-    raise site.refuse(f"of order {order}")
+    if order == 0:
+        some = site.emit("Not", [site.emit("Equal", [x, site.const(0, x.dtype)])])
+        return _reduced(site, "ReduceSum", site.cast(some, x.dtype, "bool"), axes)
+    if not isinstance(order, int | float):
+        raise site.refuse(f"of order {order}")
+    power = site.emit("Pow", [site.emit("Abs", [x]), site.const(order, x.dtype)])
+    total = _reduced(site, "ReduceSum", power, axes)
+    return site.emit("Pow", [total, site.const(1 / order, x.dtype)])
 
 
 def _cumsum(site: Site) -> Name:
     x = site.tensor("self")
     axis = site.const(site.axis("dim", x.rank), "int64")
     return site.emit("CumSum", [site.cast(x, site.out.dtype), axis])
+
+
+def _without_nan(op: str) -> Rule:
+    """Return the rule of ``nansum`` and ``nanmean``."""
+
+    def rule(site: Site) -> Name:
+        x, dtype = site.tensor("self"), site.out.dtype
+        data, axes = site.cast(x, dtype), _axes(site, x.rank)
+        none = site.emit("IsNaN", [data])
+        kept = site.emit("Where", [none, site.const(0, dtype), data])
+        total = _reduced(site, "ReduceSum", kept, axes)
+        if op == "sum":
+            return total
+        some = site.cast(site.emit("Not", [none]), dtype, "bool")
+        return site.emit("Div", [total, _reduced(site, "ReduceSum", some, axes)])
+
+    return rule
+
+
+def _count_nonzero(site: Site) -> Name:
+    x = site.tensor("self")
+    some = site.cast(site.cast(x, "bool"), "int64", "bool")
+    return _reduced(site, "ReduceSum", some, _axes(site, x.rank), keep=False)
+
+
+def _both_extremes(site: Site) -> list[Any]:
+    x = site.tensor("self")
+    axes = _axes(site, x.rank)
+    return [_reduced(site, op, x, axes) for op in ("ReduceMin", "ReduceMax")]
+
+
+def _trace(site: Site) -> Name:
+    x = site.tensor("self")
+    sizes = [n for n in x.shape if isinstance(n, int)]
+    if len(sizes) < 2:
+        raise site.refuse("of a dynamic matrix")
+    places = [k * (sizes[1] + 1) for k in range(min(sizes))]
+    flat = site.reshape(x, [-1])
+    picked = site.emit("Gather", [flat, site.ints_const(places)], axis=0)
+    made = site.cast(picked, site.out.dtype, x.dtype)
+    return site.emit("ReduceSum", [made, site.ints_const([0])], keepdims=0)
 
 
 _REDUCTIONS = {
@@ -122,6 +179,13 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar"), _norm),
     **{f"any.{k}": _any("ReduceMax") for k in ("default", "dim", "dims")},
     **{f"all.{k}": _any("ReduceMin") for k in ("default", "dim", "dims")},
+    **{f"var_mean.{k}": _variance(root=False) for k in ("default", "dim", "correction")},
+    **{f"std_mean.{k}": _variance(root=True) for k in ("default", "dim", "correction")},
+    **{f"count_nonzero.{k}": _count_nonzero for k in ("default", "dim_IntList")},
+    "aminmax.default": _both_extremes,
+    "nanmean.default": _without_nan("mean"),
+    "nansum.default": _without_nan("sum"),
+    "trace.default": _trace,
     "argmax.default": _place("ArgMax"),
     "argmin.default": _place("ArgMin"),
     "cumsum.default": _cumsum,

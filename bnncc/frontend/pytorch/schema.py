@@ -102,7 +102,7 @@ def _inlined(
     node: Mapping[str, Any], call: Call, position: int, names: _Names, depth: int
 ) -> tuple[list[Call], dict[str, Meta]]:
     """Return the graph of a ``with`` statement, in place of the node that calls it."""
-    if "autocast" in call.target and node["inputs"][3]["arg"].get("as_bool") is not False:
+    if "autocast" in call.target and node["inputs"][2]["arg"].get("as_bool") is not False:
         kind = "torch.autocast in a program"
         raise UnsupportedOp(f"{call.where}: {kind} is not supported; export without it")
     graph = node["inputs"][position]["arg"]["as_graph"]["graph"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.frontend.pytorch.site import MAX_PARAMETER, Name, Rule, Site, Value
 
 _END = (1 << 63) - 1
 
@@ -91,42 +95,82 @@ def _turned(last: bool) -> Rule:
     return rule
 
 
-def _scatter(site: Site) -> Name:
-    """Copy a tensor, with a part along one axis replaced."""
-    x, source = site.tensor("self"), site.tensor("src")
-    axis = site.axis("dim", x.rank)
-    size = x.shape[axis]
-    if not isinstance(size, int):
-        raise site.refuse(f"axis {axis} is dynamic")
-    part: Name = source
-    if site.call.target.startswith("select"):
-        start = site.get("index") % size
-        end, step = start + 1, 1
-        part = site.emit("Unsqueeze", [source, site.ints_const([axis])])
-    else:
-        bounds = slice(site.get("start"), site.get("end"), site.get("step", 1))
-        start, end, step = bounds.indices(size)
-    if step != 1:
-        raise site.refuse("with a step other than 1")
-    return replaced(site, x, part, axis, start, max(start, end))
-
-
-def replaced(site: Site, x: Value, part: Name, axis: int, start: int, end: int) -> Name:
-    """Return `x` with what lies between `start` and `end` replaced by `part`."""
-    parts: list[Name] = [part]
-    if start > 0:
-        parts.insert(0, site.slice(x, axis, 0, start))
-    if end < int(x.shape[axis]):
-        parts.append(site.slice(x, axis, end, int(x.shape[axis])))
-    return part if len(parts) == 1 else site.emit("Concat", parts, axis=axis)
-
-
 def _movedim(site: Site) -> Name:
     x = site.tensor("self")
-    source, place = site.axis("source", x.rank), site.axis("destination", x.rank)
-    perm = [k for k in range(x.rank) if k != source]
-    perm.insert(place, source)
+    sources, places = (
+        [d % x.rank for d in (given if isinstance(given, list) else [given])]
+        for given in (site.get("source"), site.get("destination"))
+    )
+    perm = [k for k in range(x.rank) if k not in sources]
+    for place, source in sorted(zip(places, sources, strict=True)):
+        perm.insert(place, source)
     return site.transpose(x, perm)
+
+
+def _as_strided(site: Site) -> Name:
+    x, size, stride = site.tensor("self"), site.get("size"), site.get("stride")
+    start = site.get("storage_offset") or 0
+    numbers = [*size, *stride, start, *x.shape]
+    if not site.contiguous("self") or not all(isinstance(n, int) for n in numbers):
+        raise site.refuse("of a view, or of what is dynamic")
+    places = start + sum(
+        (np.arange(n).reshape(-1, *[1] * (len(size) - k - 1)) * step)
+        for k, (n, step) in enumerate(zip(size, stride, strict=True))
+    )
+    places = np.broadcast_to(places, size)
+    return site.emit("Gather", [site.reshape(x, [-1]), site.const(places, "int64")], axis=0)
+
+
+def _ravel(site: Site) -> Name:
+    return site.reshape(site.tensor("self"), [-1])
+
+
+def _made_of_numbers(make: Callable[[Site], Any]) -> Rule:
+    """Return the rule of a tensor that depends on numbers alone."""
+
+    def rule(site: Site) -> Name:
+        value = make(site)
+        if value.size > MAX_PARAMETER:
+            raise site.refuse(f"has {value.size} elements, at most {MAX_PARAMETER} can be made")
+        return site.const(value, site.out.dtype)
+
+    return rule
+
+
+def _int(site: Site, key: str, default: int | None = None) -> int:
+    value = site.get(key, default)
+    if not isinstance(value, int):
+        raise site.refuse(f"`{key}` is dynamic")
+    if not -MAX_PARAMETER <= value <= MAX_PARAMETER:
+        raise site.refuse(f"`{key}` is {value}")
+    return value
+
+
+def _eye(site: Site) -> Any:
+    rows = _int(site, "n")
+    columns = _int(site, "m", rows)
+    if rows * columns > MAX_PARAMETER:
+        raise site.refuse(f"has {rows} x {columns} elements")
+    return np.eye(rows, columns)
+
+
+def _linspace(site: Site) -> Any:
+    start, end, steps = site.get("start"), site.get("end"), _int(site, "steps")
+    if isinstance(start, Ref) or isinstance(end, Ref):
+        raise site.refuse("its bounds are tensors")
+    return np.linspace(start, end, steps)
+
+
+def _triangle_places(upper: bool) -> Callable[[Site], Any]:
+    def make(site: Site) -> Any:
+        rows, columns = _int(site, "row"), _int(site, "col")
+        if rows * columns > MAX_PARAMETER:
+            raise site.refuse(f"of {rows} x {columns} elements")
+        mask = np.ones((rows, columns), bool)
+        offset = _int(site, "offset", 0)
+        return np.stack(np.nonzero(np.triu(mask, offset) if upper else np.tril(mask, offset)))
+
+    return make
 
 
 def _expand(site: Site) -> Name:
@@ -221,32 +265,6 @@ def _narrow(site: Site) -> Name:
     return site.slice(x, axis, start, start + length)
 
 
-def _index_select(site: Site) -> Name:
-    x = site.tensor("self")
-    return site.emit("Gather", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
-
-
-def _embedding(site: Site) -> Name:
-    return site.emit("Gather", [site.tensor("weight"), site.tensor("indices")], axis=0)
-
-
-def _gather(site: Site) -> Name:
-    x = site.tensor("self")
-    return site.emit("GatherElements", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
-
-
-def _index(site: Site) -> Name:
-    """``x[:, indices]``: one vector of indices."""
-    x, given = site.tensor("self"), site.get("indices")
-    axes = [k for k, i in enumerate(given) if i is not None]
-    if len(axes) != 1:
-        raise site.refuse("indices along several axes")
-    indices = site.value(given[axes[0]])
-    if indices.dtype == "bool":
-        raise site.refuse("the result's shape depends on data", hint="use torch.where instead")
-    return site.emit("Gather", [x, site.cast(indices, "int64")], axis=axes[0])
-
-
 def _flip(site: Site) -> Name:
     x: Name = site.tensor("self")
     for dim in site.get("dims"):
@@ -255,34 +273,48 @@ def _flip(site: Site) -> Name:
 
 
 def _roll(site: Site) -> Name:
-    x, dims = site.tensor("self"), site.get("dims")
-    if not dims:
-        raise site.refuse("without axes")
-    value: Name = x
-    for shift, dim in zip(site.get("shifts"), dims, strict=True):
-        axis, size = dim % x.rank, x.shape[dim]
-        if not isinstance(size, int):
-            raise site.refuse(f"axis {axis} is dynamic")
-        if shift % size:
+    x, dims, shifts = site.tensor("self"), site.get("dims"), site.get("shifts")
+    value, shape = x, list(x.shape)
+    if not dims:  # all elements in a row
+        shape = [math.prod(_known(site, n, k) for k, n in enumerate(x.shape))]
+        dims, value = [0], Value(site.reshape(x, [-1]), x.dtype, tuple(shape))
+    made: Name = value
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = dim % len(shape)
+        size = _known(site, shape[axis], axis)
+        if size and shift % size:
             cut = size - shift % size
-            parts = [site.slice(value, axis, cut, size), site.slice(value, axis, 0, cut)]
-            value = site.emit("Concat", parts, axis=axis)
-    return value
+            parts = [site.slice(made, axis, cut, size), site.slice(made, axis, 0, cut)]
+            made = site.emit("Concat", parts, axis=axis)
+    return made if site.get("dims") else site.emit("Reshape", [made, site.shape_of(x)])
+
+
+def _known(site: Site, size: Any, axis: int) -> int:
+    if not isinstance(size, int):
+        raise site.refuse(f"axis {axis} is dynamic")
+    return size
 
 
 def _pixel_shuffle(site: Site) -> Name:
-    block = site.get("upscale_factor")
-    return site.emit("DepthToSpace", [site.tensor("self")], blocksize=block, mode="CRD")
+    x, block = site.tensor("self"), site.get("upscale_factor")
+    if x.rank == 4:
+        return site.emit("DepthToSpace", [x], blocksize=block, mode="CRD")
+    channels, height, width = (_known(site, n, k - 3) for k, n in enumerate(x.shape[-3:]))
+    lead, rank = [0] * (x.rank - 3), x.rank - 3
+    cut = site.reshape(x, [*lead, channels // block**2, block, block, height, width])
+    order = [*range(rank), *(rank + k for k in (0, 3, 1, 4, 2))]
+    return site.reshape(
+        site.transpose(cut, order), [*lead, channels // block**2, height * block, width * block]
+    )
 
 
 def _pixel_unshuffle(site: Site) -> Name:
     x, r = site.tensor("self"), site.get("downscale_factor")
-    _, channels, height, width = x.shape
-    if not all(isinstance(d, int) for d in (channels, height, width)):
-        raise site.refuse("its image is dynamic")
-    cut = site.reshape(x, [0, channels, height // r, r, width // r, r])
-    turned = site.transpose(cut, [0, 1, 3, 5, 2, 4])
-    return site.reshape(turned, [0, channels * r * r, height // r, width // r])
+    channels, height, width = (_known(site, n, k - 3) for k, n in enumerate(x.shape[-3:]))
+    lead, rank = [0] * (x.rank - 3), x.rank - 3
+    cut = site.reshape(x, [*lead, channels, height // r, r, width // r, r])
+    turned = site.transpose(cut, [*range(rank), *(rank + k for k in (0, 2, 4, 1, 3))])
+    return site.reshape(turned, [*lead, channels * r * r, height // r, width // r])
 
 
 def _channel_shuffle(site: Site) -> Name:
@@ -356,13 +388,16 @@ RULES: dict[str, Rule] = {
         ("channel_shuffle.default", "native_channel_shuffle.default"), _channel_shuffle
     ),
     **{name: _number(op) for name, op in _NUMBERS.items()},
-    "embedding.default": _embedding,
     "expand_as.default": _expand_as,
     "flatten.using_ints": _flatten,
     "flip.default": _flip,
-    "gather.default": _gather,
-    "index.Tensor": _index,
-    "index_select.default": _index_select,
+    "as_strided.default": _as_strided,
+    **dict.fromkeys(("eye.default", "eye.m"), _made_of_numbers(_eye)),
+    "linspace.default": _made_of_numbers(_linspace),
+    "ravel.default": _ravel,
+    "tril_indices.default": _made_of_numbers(_triangle_places(upper=False)),
+    "triu_indices.default": _made_of_numbers(_triangle_places(upper=True)),
+    "movedim.intlist": _movedim,
     "mT.default": _turned(last=True),
     "movedim.int": _movedim,
     "narrow.default": _narrow,
@@ -370,8 +405,6 @@ RULES: dict[str, Rule] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "pixel_unshuffle.default": _pixel_unshuffle,
     "roll.default": _roll,
-    "select_scatter.default": _scatter,
-    "slice_scatter.default": _scatter,
     "stack.default": _stack,
     "sym_numel.default": _numel,
     "sym_size.int": _size,

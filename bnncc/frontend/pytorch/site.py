@@ -97,6 +97,11 @@ class Site:
         """Return a tensor argument."""
         return self.value(self.call.args[key])
 
+    def contiguous(self, key: str) -> bool:
+        """Whether a tensor argument has a storage of its own, in the usual order."""
+        name = self.call.args[key].name
+        return self._converter.owns(name) and self._converter.metas[name].contiguous
+
     def optional(self, key: str) -> Name:
         """Return a tensor argument, or ``""``."""
         return self.value(self.call.args[key]) if self.has(key) else ""
@@ -110,6 +115,10 @@ class Site:
     def stored(self, key: str) -> np.ndarray | None:
         """Return a tensor argument that is stored in the file; None for others."""
         return self._converter.initializers.get(self.tensor(key).name)
+
+    def held(self, value: Value) -> np.ndarray | None:
+        """Return what a value is, if it is stored in the file or a constant made of numbers."""
+        return self._converter.constant(value.name)
 
     def ints(self, key: str, count: int, default: int | Sequence[int]) -> list[int]:
         """Return `count` numbers; a single one is repeated."""

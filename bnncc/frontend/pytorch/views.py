@@ -5,26 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bnncc.errors import UnsupportedOp
+from bnncc.frontend.pytorch.picking import placed, put_diagonal
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
-from bnncc.frontend.pytorch.shapes import replaced
 from bnncc.frontend.pytorch.site import Name, Site, Value
 
 _WHOLE = {
     *("alias.default", "detach.default", "view.default", "unsqueeze.default", "squeeze.dim"),
-    *("squeeze.default", "squeeze.dims", "unflatten.int", "lift_fresh.default", "view_as.default"),
+    *(
+        "squeeze.default",
+        "squeeze.dims",
+        "positive.default",
+        "unflatten.int",
+        "lift_fresh.default",
+        "view_as.default",
+    ),
+    *("resolve_conj.default", "resolve_neg.default"),
 }
 """Views of all elements in the same order."""
 _IF_CONTIGUOUS = {
     *("reshape.default", "flatten.using_ints", "contiguous.default", "reshape_as.default"),
-    "view_copy.default",
+    "ravel.default",
 }
+_COPYING = {"contiguous.default"}
 _IF_SAME_TYPE = {
     *("to.dtype", "to.dtype_layout", "to.device", "to.other", "to.prim_Device", "type_as.default"),
 }
-_TRANSPOSED = {"permute.default", "transpose.int", "t.default", "movedim.int", "swapaxes.default"}
+_TRANSPOSED = {
+    *("permute.default", "transpose.int", "t.default", "movedim.int", "swapaxes.default"),
+    *("movedim.intlist", "mT.default", "numpy_T.default", "swapdims.default"),
+}
+_IN_TRAINING = {f"{k}dropout.default" for k in ("", "feature_", "alpha_", "feature_alpha_")}
+"""Operators that return their argument in eval mode."""
 _PART = {"slice.Tensor", "select.int", "narrow.default"}
-_PARTS = {"split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int"}
-_REPEATED = {"expand.default", "expand_as.default", "broadcast_to.default"}
+_DIAGONAL = "diagonal.default"
+_PARTS = {
+    *("split.Tensor", "split.sizes", "split_with_sizes.default", "chunk.default", "unbind.int"),
+}
+_REPEATED = {
+    *("expand.default", "expand_as.default", "broadcast_to.default", "unfold.default"),
+    "as_strided.default",
+}
+
+
+ALIASING = {
+    *(*_WHOLE, *_IF_CONTIGUOUS, *_IF_SAME_TYPE, *_TRANSPOSED, *_PART, *_PARTS, *_REPEATED),
+    *(*_IN_TRAINING, _DIAGONAL),
+}
+"""Operators whose results may share elements with their first argument."""
 
 
 def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:
@@ -34,11 +61,15 @@ def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:
         return None
     target, source = call.target, metas[first.name]
     out = metas.get(next(o for o in call.outputs if o))
-    same = out is not None and out.dtype == source.dtype
-    dropped = target in ("dropout.default", "feature_dropout.default")
+    same = (
+        out is not None
+        and (out.dtype, out.contiguous) == (source.dtype, source.contiguous)
+        and not call.args.get("copy")
+    )
+    dropped = target in _IN_TRAINING
     if (
-        target in _WHOLE | _TRANSPOSED | _PART | _PARTS | _REPEATED
-        or (target in _IF_CONTIGUOUS and source.contiguous)
+        target in _WHOLE | _TRANSPOSED | _PART | _PARTS | _REPEATED | {_DIAGONAL}
+        or (target in _IF_CONTIGUOUS and source.contiguous and (same or target not in _COPYING))
         or (target in _IF_SAME_TYPE and same)
         or dropped
     ):
@@ -86,16 +117,18 @@ def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> N
         perm = list(range(source.rank))
         perm[a], perm[b] = perm[b], perm[a]
         return site.transpose(value, perm)
+    if call.target == _DIAGONAL:
+        return put_diagonal(site, source, value)
     place = _place(site, name, source)
     if place is None:
         raise UnsupportedOp(
             f"{writer.where}: writes through `{call.target}`, which is not supported",
             hint="put the parts together with torch.cat or torch.where instead",
         )
-    axis, start, end, gone = place
+    axis, places, gone = place
     if gone:
         value = site.emit("Unsqueeze", [value, site.ints_const([axis])])
-    return replaced(site, source, value, axis, start, end)
+    return placed(site, source, value, axis, list(places))
 
 
 def _type(site: Site) -> tuple[str, tuple[int | str, ...]]:
@@ -103,8 +136,8 @@ def _type(site: Site) -> tuple[str, tuple[int | str, ...]]:
     return source.dtype, source.shape
 
 
-def _place(site: Site, name: str, source: Value) -> tuple[int, int, int, bool] | None:
-    """Return axis, start and end of a part, and whether the axis is gone from it."""
+def _place(site: Site, name: str, source: Value) -> tuple[int, range, bool] | None:
+    """Return axis and places of a part, and whether the axis is gone from it."""
     call, rank = site.call, source.rank
     if call.target not in _PART | _PARTS:
         return None
@@ -114,23 +147,29 @@ def _place(site: Site, name: str, source: Value) -> tuple[int, int, int, bool] |
         return None
     if call.target == "select.int":
         start = call.args["index"] % size
-        return axis, start, start + 1, True
+        return axis, range(start, start + 1), True
     if call.target == "unbind.int":
         start = call.outputs.index(name)
-        return axis, start, start + 1, True
+        return axis, range(start, start + 1), True
     if call.target == "slice.Tensor":
         start, end, step = (call.args.get(k) for k in ("start", "end", "step"))
+        if any(isinstance(n, Ref) for n in (start, end, step)):
+            return None
         start, end, step = slice(start, end, step).indices(size)
-        return (axis, start, max(start, end), False) if step == 1 else None
+        return axis, range(start, end, step), False
     if call.target == "narrow.default":
         start = call.args["start"]
-        return (axis, start, start + call.args["length"], False) if isinstance(start, int) else None
+        length = call.args["length"]
+        if not isinstance(start, int) or not isinstance(length, int):
+            return None
+        start += size if start < 0 else 0
+        return axis, range(start, start + length), False
     start = 0
     for out, meta in zip(call.outputs, site.outs(), strict=True):
         width = meta.shape[axis]
         if not isinstance(width, int):
             return None
         if out == name:
-            return axis, start, start + width, False
+            return axis, range(start, start + width), False
         start += width
     return None

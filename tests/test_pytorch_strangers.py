@@ -1,0 +1,99 @@
+"""Networks as strangers write them, as modules and as both of torch's exporters give them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'bnncc[torch]'")
+
+import bnncc  # noqa: E402
+from bnncc.frontend import pytorch  # noqa: E402
+from bnncc.frontend.onnx import load  # noqa: E402
+from bnncc.ir.evaluate import evaluate  # noqa: E402
+from tests import pytorch_strangers as strangers  # noqa: E402
+
+TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-6}
+SEQUENCES = {"tagger"}
+"""What the newer exporter writes with sequences, which are not supported."""
+
+
+def flat(made: Any) -> list[Any]:
+    if isinstance(made, torch.Tensor):
+        return [made.detach().numpy()]
+    return [t for part in (made.values() if isinstance(made, dict) else made) for t in flat(part)]
+
+
+def exported(model: Any, inputs: tuple[Any, ...], newer: bool) -> onnx.ModelProto | None:
+    """Return what an exporter of torch makes, if it can, and ONNX Runtime takes it."""
+    buffer = io.BytesIO()
+    options = {} if newer else {"opset_version": 18}
+    try:
+        with torch.no_grad():
+            torch.onnx.export(model, inputs, buffer, dynamo=newer, verbose=False, **options)
+        ort.InferenceSession(buffer.getvalue(), providers=["CPUExecutionProvider"])
+    except Exception:  # of any kind: it is not what is tested here
+        return None
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def assert_close(made: list[Any], wanted: list[Any]) -> None:
+    assert len(made) == len(wanted)
+    for mine, theirs in zip(made, wanted, strict=True):
+        mine = np.asarray(mine)
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        if theirs.dtype.kind != "f":
+            np.testing.assert_array_equal(mine, theirs)
+            continue
+        bound = TOLERANCE[theirs.dtype.name] * np.abs(theirs.astype(np.float64)).max(initial=1e-30)
+        np.testing.assert_allclose(
+            mine.astype(np.float64), theirs.astype(np.float64), rtol=0, atol=bound
+        )
+
+
+@pytest.mark.parametrize("name", strangers.STRANGERS)
+def test_module_is_read_right(name: str) -> None:
+    model, inputs = strangers.made(name)
+    with torch.no_grad():
+        wanted = flat(model(*(t.clone() for t in inputs)))
+    graph = load(proto := pytorch.read_module(model, inputs))
+    feeds = {i.name: t.numpy() for i, t in zip(proto.graph.input, inputs, strict=True)}
+    found = evaluate(graph, feeds)
+    assert_close([found[o] for o in graph.outputs], wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", strangers.STRANGERS)
+def test_module_is_compiled_right(name: str) -> None:
+    model, inputs = strangers.made(name)
+    with torch.no_grad():
+        wanted = flat(model(*(t.clone() for t in inputs)))
+    proto = pytorch.read_module(model, inputs)
+    feeds = {i.name: t.numpy() for i, t in zip(proto.graph.input, inputs, strict=True)}
+    assert_close(list(bnncc.compile(proto, threads=1).run(feeds).values()), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newer", [False, True], ids=["TorchScript", "dynamo"])
+@pytest.mark.parametrize("name", strangers.STRANGERS)
+def test_exported_file_is_as_onnx_runtime_says(name: str, newer: bool) -> None:
+    """The file is compared, not the module: exporters make mistakes of their own."""
+    model, inputs = strangers.made(name)
+    proto = exported(getattr(model, "_orig_mod", model), inputs, newer)
+    if proto is None:
+        pytest.skip("torch cannot export it, or not so that ONNX Runtime takes it")
+    if newer and name in SEQUENCES:
+        pytest.skip("has sequences")
+    feeds = {i.name: t.numpy() for i, t in zip(proto.graph.input, inputs, strict=True)}
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    found = evaluate(graph := load(proto), feeds)
+    assert_close([found[o] for o in graph.outputs], session.run(None, feeds))
