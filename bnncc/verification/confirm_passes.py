@@ -246,7 +246,7 @@ class _Run:
                     dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
                     relaxed=relaxed,
                 )  # fmt: skip
-                left = left & ~_allowed(found, one, max(coarse, OFF))
+                left = left & ~_allowed(found, one, coarse)
             if left.any():
                 out.append(Difference(tensor, one.maker, int(left.sum()), left.size))
         return out
@@ -312,15 +312,15 @@ def _by_integers(node: Node | None, name: str) -> bool:
     return step.op == "threshold" or (step.op == "levels" and step.way.startswith("acc"))
 
 
-def _allowed(found: Spread, one: _Suspect, room: float) -> Array:
+def _allowed(found: Spread, one: _Suspect, coarse: float) -> Array:
     """Return which elements are one of the values that rounding can make.
 
-    A value that is held may be off by `room` of the largest.
+    Numbers of half precision may be off by `coarse` of the largest besides.
     """
     low, high = found.low, found.high
     if one.form.values:
         low, high = (np.broadcast_to(end, one.differs.shape) for end in (low, high))
-        room = room * max(map(abs, one.form.values))
+        room = max(coarse, OFF) * max(map(abs, one.form.values))
         held = codes(one.value, one.form, one.differs.shape)
         allowed = np.zeros(one.differs.shape, bool)
         for level, value in enumerate(one.form.values):
@@ -332,6 +332,10 @@ def _allowed(found: Spread, one: _Suspect, room: float) -> Array:
         have = np.moveaxis(have, -1, 1)
     if have.shape != found.value.shape:
         return np.zeros(found.value.shape, bool)
+    if coarse:
+        wide = found.value.astype(np.float64)
+        room = coarse * float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+        have, low, high = have.astype(np.float64), low - room, high + room
     return np.asarray((have >= low) & (have <= high))
 
 
