@@ -23,7 +23,7 @@ UNITS = (*range(1, 129), 255)
 _FEWEST = 4
 """Fewer numbers than this are multiples of anything small by chance."""
 
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 21
 
 
 def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
@@ -95,14 +95,8 @@ def noise(levels: int) -> float:
     return NOISE * max(1.0, levels / 16)
 
 
-def product(
-    x: Array,
-    w: Array,
-    w_axis: int | None,
-    multiply: Callable[[Array, Array], Array],
-    spread: Callable[[Array], Array],
-) -> Array:
-    """Multiply and accumulate `x` and `w` into float64, exactly where both hold multiples.
+def operands(x: Array, w: Array, w_axis: int | None) -> tuple[Array, Array, Array, Array]:
+    """Return what to multiply and accumulate, exactly where both operands hold multiples.
 
     Parameters
     ----------
@@ -110,26 +104,25 @@ def product(
         Operands.
     w_axis : int or None
         Axis of `w` along which its scale may differ.
-    multiply : callable
-        The bilinear operator.
-    spread : callable
-        Reshapes the scale of `w` so that it broadcasts against the result.
 
     Returns
     -------
-    ndarray of float64
-        The product, not yet rounded to the dtype of `x`.
+    x, w : ndarray
+        Of float64, or whole numbers whose sums are exact in float32.
+    x_scale : ndarray
+        One number, which the sum has to be multiplied with, in float64.
+    w_scale : ndarray
+        As many as `w` has along `w_axis`, or one.
     """
     wm = multiples(w, w_axis)
     xm = None if wm is None else multiples(x)
     if xm is None or wm is None:
-        return multiply(x.astype(np.float64), w.astype(np.float64))
+        return x.astype(np.float64), w.astype(np.float64), np.ones(1), np.ones(1)
     a, b = xm[0], wm[0]
     taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
     if float(np.abs(a).max()) * float(np.abs(b).max()) * taps < 2**24:
         a, b = a.astype(np.float32), b.astype(np.float32)  # still exact, and faster
-    acc = multiply(a, b).astype(np.float64)
-    return acc * (float(xm[1].reshape(-1)[0]) * spread(wm[1]))
+    return a, b, xm[1].reshape(-1), wm[1].reshape(-1)
 
 
 def window(
@@ -187,8 +180,18 @@ def _windows(
     )
 
 
-def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
-    """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel)."""
+def convolve(
+    x: Array,
+    w: Array,
+    attrs: dict[str, Any],
+    finish: Callable[[Array], Array] | None = None,
+    dtype: Any = None,
+) -> Array:
+    """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel).
+
+    What `finish` makes of each part of an image, (units, *spatial), is stored as `dtype`: parts are
+    small enough to be in a cache still.
+    """
     kernel = w.shape[2:]
     rank = len(kernel)
     strides, dilations, pads = window(attrs, x.shape[2:], kernel)
@@ -199,7 +202,7 @@ def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
     flat_w = w.reshape(group, units, -1)
     spatial = tuple(range(2, 2 + rank))
     taps = tuple(range(2 + rank, 2 + 2 * rank))
-    result = np.empty((batch, group * units, *out), np.result_type(x, w))
+    result = np.empty((batch, group * units, *out), dtype or np.result_type(x, w))
     row_bytes = int(np.prod(view.shape[1:])) // max(1, out[0]) * x.itemsize
     rows = max(1, min(out[0], _CHUNK_BYTES // max(1, row_bytes)))
     for n in range(batch):
@@ -209,23 +212,27 @@ def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
             # Pixels last: then rows are copied as they lie, which is most of the time otherwise.
             cols = part[0].transpose(0, *(t - 1 for t in taps), *(s - 1 for s in spatial))
             cols = cols.reshape(group, flat_w.shape[2], int(np.prod(shape)))
-            result[n, :, lo : lo + rows] = np.matmul(flat_w, cols).reshape(-1, *shape)
+            made = np.matmul(flat_w, cols).reshape(-1, *shape)
+            result[n, :, lo : lo + rows] = made if finish is None else finish(made)
     return result
 
 
 def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
     """Evaluate ONNX Conv; the bias is added before the one rounding."""
-    column = (1, -1) + (1,) * (x.ndim - 2)
-    y = product(
-        x,
-        w,
-        0,
-        lambda a, b: convolve(a, b, attrs),
-        lambda s: s.reshape(column) if s.size > 1 else s.reshape(-1)[0],
-    )
-    if bias is not None:
-        y = y + bias.reshape(column).astype(np.float64)
-    return y.astype(x.dtype)
+    column = (-1,) + (1,) * (x.ndim - 2)
+    a, b, x_scale, w_scale = operands(x, w, 0)
+    scale = (float(x_scale[0]) * w_scale).reshape(column)
+    offset = None if bias is None else bias.astype(np.float64).reshape(column)
+
+    def finish(part: Array) -> Array:
+        wide = part.astype(np.float64)
+        wide *= scale
+        if offset is not None:
+            wide += offset
+        return wide
+
+    with np.errstate(all="ignore"):
+        return convolve(a, b, attrs, finish, x.dtype)
 
 
 def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
@@ -272,10 +279,9 @@ def transposed_pads(
 
 def matmul(a: Array, b: Array) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
-    axis = b.ndim - 1 if b.ndim == 2 else None
-    return product(
-        a, b, axis, np.matmul, lambda s: s.reshape(-1) if s.size > 1 else s.reshape(-1)[0]
-    )
+    left, right, a_scale, b_scale = operands(a, b, b.ndim - 1 if b.ndim == 2 else None)
+    acc = np.matmul(left, right).astype(np.float64, copy=False)
+    return np.asarray(acc * (float(a_scale[0]) * (b_scale if b_scale.size > 1 else b_scale[0])))
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
