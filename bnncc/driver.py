@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -373,7 +374,10 @@ def _lowered(
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
     checked = affordable(physical, model_graph, sum(layer.macs for layer in layers))
     if options.confirm and checked:
-        confirm_passes(physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero)
+        confirm_passes(
+            physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero,
+            values=partial(checks.values, 0),
+        )  # fmt: skip
 
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax

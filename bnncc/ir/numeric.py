@@ -42,17 +42,25 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
         Whole numbers (float64) and a scale that broadcasts against them; None where `x` holds
         no small multiples of a scale.
     """
+    found = _multiples(x, axis)
+    return None if found is None else (found[0].astype(np.float64, copy=False), found[1])
+
+
+def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
+    """Do as `multiples` does, whole numbers being of any type; also return the largest of them."""
     one = np.ones((1,) * x.ndim)
     if x.size == 0:
         return None
     if x.dtype.kind in "iub":
-        return x.astype(np.float64), one
+        whole = x.astype(np.float64)
+        return whole, one, float(np.abs(whole).max())
     rows = x.reshape(1, -1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-    top = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
+    top = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+    top = top.astype(np.float64)
     if not np.isfinite(top).all():
         return None
     if top.max() < 2**20 and np.array_equal(np.rint(x), x):
-        return x.astype(np.float64), one
+        return x, one, float(top.max())
     safe = np.where(top == 0, 1.0, top)
     units = _units(rows, safe, UNITS if x.size >= _FEWEST else UNITS[:1])
     if units is None:
@@ -64,12 +72,13 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
     # The mean magnitude averages the noise of straight-through estimators out.
     mean = (np.abs(rows) * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
     scale = np.where(exact | (units > 1) | (count == 0), safe / units, mean)
+    most = float(used.max())
     if axis is None:
-        return whole.reshape(x.shape), scale.reshape(one.shape)
+        return whole.reshape(x.shape), scale.reshape(one.shape), most
     front = (x.shape[axis], *np.delete(x.shape, axis))
     column = [1] * x.ndim
     column[axis] = -1
-    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column)
+    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column), most
 
 
 def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
@@ -114,14 +123,14 @@ def operands(x: Array, w: Array, w_axis: int | None) -> tuple[Array, Array, Arra
     w_scale : ndarray
         As many as `w` has along `w_axis`, or one.
     """
-    wm = multiples(w, w_axis)
-    xm = None if wm is None else multiples(x)
+    wm = _multiples(w, w_axis)
+    xm = None if wm is None else _multiples(x, None)
     if xm is None or wm is None:
         return x.astype(np.float64), w.astype(np.float64), np.ones(1), np.ones(1)
-    a, b = xm[0], wm[0]
     taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
-    if float(np.abs(a).max()) * float(np.abs(b).max()) * taps < 2**24:
-        a, b = a.astype(np.float32), b.astype(np.float32)  # still exact, and faster
+    exact = xm[2] * wm[2] * taps < 2**24  # in float32, which is faster
+    kind = np.float32 if exact else np.float64
+    a, b = xm[0].astype(kind, copy=False), wm[0].astype(kind, copy=False)
     return a, b, xm[1].reshape(-1), wm[1].reshape(-1)
 
 

@@ -11,7 +11,7 @@ all behind it is exact in float32, nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from bnncc.topi_binary.spec import Conv2d
 from bnncc.verification.evaluator import evaluate_physical
 
 Array = np.ndarray[Any, Any]
+Values = Callable[[Iterable[str]], Mapping[str, Array]]
 
 RELATIVE = 1e-4
 """Of the largest value: how far floats may be apart."""
@@ -83,7 +84,12 @@ class Difference:
 
 
 def confirm_passes(
-    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact"
+    physical: Graph,
+    model: Graph,
+    feeds: Mapping[str, Array],
+    *,
+    sign_zero: str = "exact",
+    values: Values | None = None,
 ) -> None:
     """Refuse a physical graph that computes something else than its model.
 
@@ -98,13 +104,15 @@ def confirm_passes(
     sign_zero : str
         The option; where it is not ``exact``, signs of zeros may be anything, and networks that
         meet such zeros are not compared.
+    values : callable, optional
+        Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
 
     Raises
     ------
     VerificationError
         If a tensor is wrong.
     """
-    wrong = compare_passes(physical, model, feeds, sign_zero=sign_zero)
+    wrong = compare_passes(physical, model, feeds, sign_zero=sign_zero, values=values)
     if wrong:
         first = wrong[0]
         raise VerificationError(
@@ -115,7 +123,12 @@ def confirm_passes(
 
 
 def compare_passes(
-    physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact"
+    physical: Graph,
+    model: Graph,
+    feeds: Mapping[str, Array],
+    *,
+    sign_zero: str = "exact",
+    values: Values | None = None,
 ) -> list[Difference]:
     """Compare a physical graph with its model, tensor by tensor.
 
@@ -127,6 +140,8 @@ def compare_passes(
         Inputs.
     sign_zero : str
         The option.
+    values : callable, optional
+        As for `confirm_passes`.
 
     Returns
     -------
@@ -142,7 +157,8 @@ def compare_passes(
     ends = zip(physical.outputs, model.outputs, strict=True)
     forms.update({name: Form(tensor, "NCHW") for name, tensor in ends})
     tensors = {form.tensor for form in forms.values()}
-    run = _Run(physical, forms, evaluate(model, feeds, tensors))
+    wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
+    run = _Run(physical, forms, wanted)
     run.go(feeds)
     if sign_zero != "exact" and run.unheld:
         return []  # zeros were met that are to be something else: all behind them differs
