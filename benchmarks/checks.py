@@ -33,6 +33,7 @@ from tables import markdown, where
 DIGITS = Path(__file__).resolve().parents[1] / "examples" / "digits" / "digits.onnx"
 CHECKS = (
     ("bnncc.driver", "confirm_passes"),
+    ("bnncc.driver", "_confirmed_twin"),
     ("bnncc.driver", "confirmed"),
     ("bnncc.verification.confirm", "SelfCheck.checks"),
     ("bnncc.verification.confirm", "SelfCheck.check"),

@@ -42,6 +42,7 @@ from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
 from bnncc.verification.confirm import Judge, SelfCheck, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
+from bnncc.verification.twin import twins
 
 if TYPE_CHECKING:
     import onnx
@@ -372,12 +373,15 @@ def _lowered(
 
     found, physical = to_physical(graph, options, target, dump, records)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
-    checked = affordable(physical, model_graph, sum(layer.macs for layer in layers))
-    if options.confirm and checked:
-        confirm_passes(
-            physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero,
-            values=partial(checks.values, 0),
-        )  # fmt: skip
+    compared: tuple[str, ...] = ()
+    if options.confirm:
+        if affordable(physical, model_graph, sum(layer.macs for layer in layers)):
+            confirm_passes(
+                physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero,
+                values=partial(checks.values, 0),
+            )  # fmt: skip
+        else:
+            compared = notices.compared(_confirmed_twin(model_graph, options, target, records))
 
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax
@@ -388,12 +392,34 @@ def _lowered(
     warnings = (
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
-        *notices.not_compared(options.confirm and not checked),
+        *compared,
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
         pipeline.kernel_calls(module), warnings,
     )  # fmt: skip
+
+
+def _confirmed_twin(
+    large: Graph, options: CompileOptions, target: TargetSpec, records: Records
+) -> str:
+    """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
+    if not all(large.types[name].static for name in large.inputs):
+        return ""
+
+    def drawn(graph: Graph) -> dict[str, Any]:
+        return SelfCheck(graph, options.seed).inputs(0)
+
+    for twin in twins(large, copy_of, drawn):
+        graph = copy_of(twin.graph)
+        layers, physical = to_physical(graph, options, target, Dumper(None), records)
+        if affordable(physical, twin.graph, sum(layer.macs for layer in layers)):
+            confirm_passes(
+                physical, twin.graph, twin.feeds, sign_zero=options.sign_zero,
+                values=lambda _: twin.values,  # noqa: B023
+            )  # fmt: skip
+            return twin.sizes
+    return ""
 
 
 def _scheduled(

@@ -19,18 +19,15 @@ Array = np.ndarray
 def bits_to_words(bits: Array) -> Array:
     """Pack the last axis of a bool array, 32 to a uint32, least significant first."""
     count = -(-bits.shape[-1] // 32)
-    words = np.zeros((*bits.shape[:-1], count), np.uint32)
-    for channel in range(bits.shape[-1]):
-        value = bits[..., channel].astype(np.uint32) << np.uint32(channel % 32)
-        words[..., channel // 32] |= value
-    return words
+    full = np.zeros((*bits.shape[:-1], 32 * count), bool)
+    full[..., : bits.shape[-1]] = bits
+    return np.packbits(full, axis=-1, bitorder="little").view("<u4")
 
 
 def words_to_bits(words: Array, channels: int) -> Array:
     """Invert `bits_to_words`."""
-    channel = np.arange(channels)
-    shifted = words[..., channel // 32] >> (channel % 32).astype(np.uint32)
-    return (shifted & 1).astype(bool)
+    raw = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return np.unpackbits(raw, axis=-1, count=channels, bitorder="little").astype(bool)
 
 
 def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
@@ -262,13 +259,14 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
     )
     per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
     dot = np.zeros((values.shape[0], height, width, spec.out_channels), kind)
+    weight = weight.astype(kind)
     for kh in range(spec.kernel[0]):
         for kw in range(spec.kernel[1]):
             rows = slice(kh * spec.dilations[0], None, spec.strides[0])
             columns = slice(kw * spec.dilations[1], None, spec.strides[1])
             seen = values[:, rows, columns][:, :height, :width]
             for g in range(spec.groups):
-                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(kind)
+                taps = weight[g * per_out : (g + 1) * per_out, kh, kw]
                 part = seen[..., g * per_in : (g + 1) * per_in].reshape(-1, per_in)
                 made = (part @ taps.T).reshape(*dot.shape[:3], per_out)
                 dot[..., g * per_out : (g + 1) * per_out] += made

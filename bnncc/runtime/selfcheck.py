@@ -279,7 +279,9 @@ class _Lane:
     def below(self, limit: int, count: int) -> Array:
         words = self.words(count)
         mask = np.uint64(limit - 1)
-        return (words & mask if not limit & (limit - 1) else words % np.uint64(limit)).view(np.int64)
+        return (words & mask if not limit & (limit - 1) else words % np.uint64(limit)).view(
+            np.int64
+        )
 
     def normal(self, count: int) -> Array:
         """Return a float32 each: the sum of four uniform numbers, which is nearly normal."""
@@ -446,7 +448,7 @@ def _name(kind: str, position: int, check: int) -> str:
 
 
 def _digest(array: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).hexdigest()
 
 
 def _places(size: int, count: int, *seed: int) -> Array:

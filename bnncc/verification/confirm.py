@@ -42,7 +42,7 @@ LOOSER = {"filtered-2d": 4}
 _MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
 """How many checks there are at most: more where outputs are fewer than so many integers."""
 
-_SECONDS = 0.6
+_SECONDS = 0.3
 """What evaluating a graph for all checks may take by `cost`, but for the first of them."""
 
 _LARGE = 0.6
@@ -52,7 +52,7 @@ _PARTS, _HUGE = 2, 4e7
 """How many checks there are then, each in another place; one, if so many numbers go in and out."""
 
 _PRODUCTS_A_SECOND = 1e10
-_ELEMENTS_A_SECOND = 1e8
+_ELEMENTS_A_SECOND = 4e8
 
 
 class SelfCheck:
@@ -341,12 +341,12 @@ def confirmed(
         If it is wrong.
     """
     artifact.session(threads=threads)
-    spare = (judge.another(n) for n in range(_FIRST_SPARE, _FIRST_SPARE + _SPARES))
     agreed: list[Check] = []
     partly: list[Check] = []
-    for check in itertools.chain(checks, spare):
-        if check not in checks and (agreed or partly):
-            break  # no more are needed
+    for number in itertools.count():
+        if number >= len(checks) and (agreed or partly or number >= len(checks) + _SPARES):
+            break  # no more are needed, or none helps
+        check = checks[number] if number < len(checks) else judge.another(_FIRST_SPARE + number)
         wrong = _wrong(artifact, check)
         if not wrong:
             agreed.append(check)

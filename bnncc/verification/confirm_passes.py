@@ -38,10 +38,10 @@ _OFF = 1e-4
 """Part of the largest value by which a value of the model may be off the one that bits hold."""
 
 
-_PER_SECOND = 2.5e9, 2e7
+_PER_SECOND = 5e9, 4e7
 """Products, and elements of tensors, that are evaluated and compared in a second of one core."""
 
-_SECONDS = 2.0, 0.2
+_SECONDS = 1.0, 0.1
 """What may be spent on a network, and for each of its different kernels, if that is more."""
 
 

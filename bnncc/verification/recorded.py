@@ -72,4 +72,4 @@ def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number:
     """
     from bnncc.driver import lowered
 
-    return lowered(model, options_of(artifact)).checks.check(number)
+    return Check(*lowered(model, options_of(artifact)).checks.pair(number))
