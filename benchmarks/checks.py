@@ -35,10 +35,10 @@ CHECKS = (
     ("bnncc.driver", "confirm_passes"),
     ("bnncc.driver", "_confirmed_twin"),
     ("bnncc.driver", "confirmed"),
-    ("bnncc.verification.confirm", "SelfCheck.checks"),
-    ("bnncc.verification.confirm", "SelfCheck.check"),
-    ("bnncc.verification.confirm", "SelfCheck.inputs"),
-    ("bnncc.verification.confirm", "SelfCheck.packed"),
+    ("bnncc.verification.checks", "SelfCheck.checks"),
+    ("bnncc.verification.checks", "SelfCheck.check"),
+    ("bnncc.verification.checks", "SelfCheck.inputs"),
+    ("bnncc.verification.checks", "SelfCheck.packed"),
 )
 """Modules, and names in them, whose time is that of checks."""
 
@@ -113,7 +113,7 @@ def watched(clock: Clock) -> None:
 
 def unchecked() -> None:
     """Let compilations carry zeros for a check, and evaluate nothing."""
-    from bnncc.verification import confirm
+    from bnncc.verification import checks
 
     def nothing(graph: Any, feeds: Any, keep: Any = ()) -> dict[str, np.ndarray]:
         types = {name: graph.types[name] for name in graph.outputs}
@@ -122,7 +122,7 @@ def unchecked() -> None:
             for name, t in types.items()
         }
 
-    confirm.evaluate = nothing
+    checks.evaluate = nothing
 
 
 def one(name: str, checked: bool) -> dict[str, Any]:
@@ -160,7 +160,8 @@ def _table(content: dict) -> str:
     rows = [
         [
             row["network"], f"{row['without_s']:.2f}", f"{row['checks_s']:.2f}",
-            f"{row['allowed_s']:.2f}", f"{row['memory'] / 2**20:.0f}", f"{row['stored'] / 2**10:.0f}",
+            f"{row['allowed_s']:.2f}", f"{row['memory'] / 2**20:.0f}",
+            f"{row['stored'] / 2**10:.0f}",
         ]
         for row in content["networks"]
     ]  # fmt: skip

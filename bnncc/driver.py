@@ -34,14 +34,17 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
+from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
 from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
-from bnncc.verification.confirm import Judge, SelfCheck, confirmed, copy_of, runs_here
+from bnncc.verification.checks import SelfCheck
+from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
+from bnncc.verification.recorded import orders_of
 from bnncc.verification.twin import twins
 
 if TYPE_CHECKING:
@@ -196,6 +199,7 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
             options=replace(options, threads=made.threads),
             inputs=network.inputs, outputs=network.outputs,
             selfcheck=network.checks.packed(checks, library),
+            weight_orders=orders_of(network.physical) if target.kind == "cuda" else {},
         )  # fmt: skip
         return Artifact(content, members)
 
@@ -236,7 +240,7 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
 
     files, scratch = c_network.make(
         made.module, target, name=Path(network.name).stem,
-        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(0),
+        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
         _plan(made, scratch), model=network.name, target=target.name,
@@ -329,7 +333,7 @@ class _Scheduled:
     warnings: tuple[str, ...]
 
 
-def lowered(model: Model, options: CompileOptions) -> Lowered:
+def lowered(model: Model, options: CompileOptions, orders: Recorded | None = None) -> Lowered:
     """Go as far as kernels that are not scheduled yet.
 
     Parameters
@@ -338,6 +342,8 @@ def lowered(model: Model, options: CompileOptions) -> Lowered:
         The network.
     options : CompileOptions
         What was asked.
+    orders : Recorded, optional
+        What takes the place of tuning records.
 
     Returns
     -------
@@ -345,8 +351,8 @@ def lowered(model: Model, options: CompileOptions) -> Lowered:
     """
     model, assumed = opened(model, options)
     target = _target(options)
-    records = _records(options, target)
-    return _lowered(model, options, target, Dumper(options.dump_ir), records, assumed=assumed)
+    known = _records(options, target) if orders is None else orders
+    return _lowered(model, options, target, Dumper(options.dump_ir), known, assumed=assumed)
 
 
 def _lowered(
@@ -354,7 +360,7 @@ def _lowered(
     options: CompileOptions,
     target: TargetSpec,
     dump: Dumper,
-    records: Records,
+    records: Recorded,
     fixed: bool = False,
     assumed: Mapping[str, str] | None = None,
 ) -> Lowered:
@@ -401,7 +407,7 @@ def _lowered(
 
 
 def _confirmed_twin(
-    large: Graph, options: CompileOptions, target: TargetSpec, records: Records
+    large: Graph, options: CompileOptions, target: TargetSpec, records: Recorded
 ) -> str:
     """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
     if not all(large.types[name].static for name in large.inputs):

@@ -80,7 +80,8 @@ LOCAL = {
     "mean": "y = AveragePool <kernel_shape=[3,3], strides=[2,1], pads=[1,1,1,1]> (x)",
     "full mean": "y = AveragePool <kernel_shape=[3,3], count_include_pad=1, pads=[1,1,1,1]> (x)",
     "last": "a = Transpose <perm=[0,2,3,1]> (x) b = Mul(a, row) y = Relu(b)",
-    "residual": "a = Conv <pads=[1,1,1,1]> (x, u) b = Add(a, x) s = Sign(b) y = Concat <axis=1> (s, x)",
+    "residual": "a = Conv <pads=[1,1,1,1]> (x, u) b = Add(a, x) s = Sign(b) "
+    "y = Concat <axis=1> (s, x)",
     "split": "a, b = Split <axis=1, num_outputs=2> (x) y = Sub(b, a)",
     "slice": "y = Slice(x, one, two, one)",
     "pad": "y = Pad(x, pads, half)",
@@ -125,7 +126,8 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_images_of_a_batch(name: str) -> None:
     given = {
-        **CONSTANTS, "m": W.reshape(-1)[:176].reshape(16, 11), "n": W.reshape(-1)[:176].reshape(11, 16),
+        **CONSTANTS,
+        "m": W.reshape(-1)[:176].reshape(16, 11), "n": W.reshape(-1)[:176].reshape(11, 16),
         "rows": np.array([5, 16]), "squares": np.array([0, 4, -1]), "both": np.array([2, 3]),
         "bias": np.arange(11, dtype=np.float32),
     }  # fmt: skip

@@ -4,12 +4,14 @@ A *box* is a range for each axis. Going backwards, each node says which boxes of
 its output depends on; an operator without a rule depends on all. What comes out is a graph again,
 smaller, whose tensors are those boxes of the whole graph's, number for number. So a few pixels of a
 large image, or one image of many, can be evaluated in the time they take.
+
+This file is over 400 lines because it is a table: one rule for each kind of operator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +52,7 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(low, high) for low, high in box)
 
 
-def whole(shape: tuple[Any, ...]) -> Box:
+def whole(shape: Iterable[Any]) -> Box:
     """Return the box that is all of a tensor."""
     return tuple((0, d) for d in shape)
 
@@ -123,7 +125,7 @@ def _built(graph: Graph, hulls: Mapping[str, Box], reads: Mapping[int, _Read]) -
             data = outs[0]
     boxes = {i: hulls[i] for i in part.inputs}
     for name in graph.outputs:
-        boxes[name] = hulls.get(name, whole(graph.types[name].shape))
+        boxes[name] = hulls.get(name, whole(_shape(graph, name)))
     return Region(part, boxes)
 
 
@@ -147,6 +149,10 @@ def _taken(part: Graph, graph: Graph, name: str, box: Box | None, hulls: Mapping
     given = [part.constant(np.array(v, np.int64)) for v in (starts, ends, axes)]
     part.nodes.append(Node("Slice", [name, *given], [made], {}, made))
     return made
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in graph.types[name].shape)
 
 
 def _type(graph: Graph, name: str, box: Box) -> TensorType:
@@ -192,13 +198,13 @@ def _read(graph: Graph, node: Node, outs: list[Box | None]) -> _Read:
     if found is not None:
         return found
     return _Read(
-        [whole(graph.types[o].shape) if o else None for o in node.outputs],
-        [whole(graph.types[i].shape) if i else None for i in node.inputs],
+        [whole(_shape(graph, o)) if o else None for o in node.outputs],
+        [whole(_shape(graph, i)) if i else None for i in node.inputs],
     )
 
 
 def _wholes(graph: Graph, names: list[str]) -> list[Box | None]:
-    return [whole(graph.types[i].shape) if i else None for i in names]
+    return [whole(_shape(graph, i)) if i else None for i in names]
 
 
 def _along(box: Box, shape: tuple[Any, ...], axes: set[int]) -> Box:
@@ -207,13 +213,13 @@ def _along(box: Box, shape: tuple[Any, ...], axes: set[int]) -> Box:
 
 
 def _elementwise(graph: Graph, node: Node, out: Box) -> _Read | None:
-    shape = graph.types[node.outputs[0]].shape
+    shape = _shape(graph, node.outputs[0])
     needs: list[Box | None] = []
     for name in node.inputs:
         if not name:
             needs.append(None)
             continue
-        own = graph.types[name].shape
+        own = _shape(graph, name)
         start = len(shape) - len(own)
         if start < 0 or any(d not in (1, shape[start + k]) for k, d in enumerate(own)):
             return None
@@ -230,11 +236,11 @@ def _normalised(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 def _quantized(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Quantizers: one step for all, or one for each of some axis, which is read as a whole."""
-    shape = graph.types[node.outputs[0]].shape
-    if any(math.prod(graph.types[i].shape) != 1 for i in node.inputs[1:] if i):
+    shape = _shape(graph, node.outputs[0])
+    if any(math.prod(_shape(graph, i)) != 1 for i in node.inputs[1:] if i):
         out = _along(out, shape, {int(node.attrs.get("axis", 1)) % len(shape), min(1, len(out))})
         for name in node.inputs[1:]:
-            own = graph.types[name].shape if name else ()
+            own = _shape(graph, name) if name else ()
             if len(own) > 1 and any(
                 d != 1 and out[k + len(out) - len(own)] != (0, d) for k, d in enumerate(own)
             ):
@@ -246,7 +252,7 @@ def _per_channel(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Operators with attributes, or further inputs, of channels: axis 1."""
     if len(out) < 2:
         return None
-    out = _along(out, graph.types[node.outputs[0]].shape, {1})
+    out = _along(out, _shape(graph, node.outputs[0]), {1})
     return _Read([out], [out, *_wholes(graph, node.inputs[1:])])
 
 
@@ -268,23 +274,23 @@ def _windows(
 
 
 def _conv(graph: Graph, node: Node, out: Box) -> _Read | None:
-    shape = graph.types[node.inputs[0]].shape
-    kernel = list(graph.types[node.inputs[1]].shape[2:])
-    found = _windows(out, shape[2:], kernel, node.attrs)  # type: ignore[arg-type]
+    shape = _shape(graph, node.inputs[0])
+    kernel = list(_shape(graph, node.inputs[1])[2:])
+    found = _windows(out, shape[2:], kernel, node.attrs)
     if found is None:
         return None
-    out = _along(out, graph.types[node.outputs[0]].shape, {1})
+    out = _along(out, _shape(graph, node.outputs[0]), {1})
     data = (out[0], (0, shape[1]), *found[0])
     return _Read(
-        [out], [data, *_wholes(graph, node.inputs[1:])],  # type: ignore[list-item]
+        [out], [data, *_wholes(graph, node.inputs[1:])],
         {"pads": found[1], "auto_pad": "NOTSET"},
     )  # fmt: skip
 
 
 def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
-    shape = graph.types[node.inputs[0]].shape
+    shape = _shape(graph, node.inputs[0])
     size = [int(d) for d in shape[2:]]
-    kernel = graph.types[node.inputs[1]].shape[2:]
+    kernel = _shape(graph, node.inputs[1])[2:]
     ones = [1] * len(size)
     attrs = node.attrs
     strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
@@ -304,18 +310,18 @@ def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
         box.append((low, high))
         begins.append(start - low * strides[k])
         ends.append((high - 1 - low) * strides[k] + spans[k] - (stop - low * strides[k]))
-    out = _along(out, graph.types[node.outputs[0]].shape, {1})
+    out = _along(out, _shape(graph, node.outputs[0]), {1})
     plain = {"pads": begins + ends, "auto_pad": "NOTSET", "output_padding": [], "output_shape": []}
     data = (out[0], (0, shape[1]), *box)
-    return _Read([out], [data, *_wholes(graph, node.inputs[1:])], plain)  # type: ignore[list-item]
+    return _Read([out], [data, *_wholes(graph, node.inputs[1:])], plain)
 
 
 def _pool(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.op == "AveragePool" and node.attrs.get("ceil_mode"):
         return None  # what lies beyond the padding does not count
-    shape = graph.types[node.inputs[0]].shape
+    shape = _shape(graph, node.inputs[0])
     kernel = list(node.attrs["kernel_shape"])
-    found = _windows(out, shape[2:], kernel, node.attrs)  # type: ignore[arg-type]
+    found = _windows(out, shape[2:], kernel, node.attrs)
     if found is None:
         return None
     data = (out[0], out[1], *found[0])
@@ -323,7 +329,7 @@ def _pool(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _global(graph: Graph, node: Node, out: Box) -> _Read | None:
-    shape = graph.types[node.inputs[0]].shape
+    shape = _shape(graph, node.inputs[0])
     return _Read([out], [(out[0], out[1], *whole(shape[2:]))])
 
 
@@ -337,16 +343,16 @@ def _transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 def _concat(graph: Graph, node: Node, out: Box) -> _Read | None:
     axis = int(node.attrs["axis"]) % len(out)
-    out = _along(out, graph.types[node.outputs[0]].shape, {axis})
-    return _Read([out], [_along(out, graph.types[i].shape, {axis}) for i in node.inputs])
+    out = _along(out, _shape(graph, node.outputs[0]), {axis})
+    return _Read([out], [_along(out, _shape(graph, i), {axis}) for i in node.inputs])
 
 
 def _split(graph: Graph, node: Node, out: Box) -> _Read | None:
     axis = int(node.attrs.get("axis", 0)) % len(out)
     outs: list[Box | None] = [
-        _along(out, graph.types[o].shape, {axis}) if o else None for o in node.outputs
+        _along(out, _shape(graph, o), {axis}) if o else None for o in node.outputs
     ]
-    data = _along(out, graph.types[node.inputs[0]].shape, {axis})
+    data = _along(out, _shape(graph, node.inputs[0]), {axis})
     return _Read(outs, [data, *_wholes(graph, node.inputs[1:])])
 
 
@@ -355,14 +361,14 @@ def _slice(graph: Graph, node: Node, out: Box) -> _Read | None:
     if axes is None:
         return None
     touched = {int(a) % len(out) for a in axes}
-    out = _along(out, graph.types[node.outputs[0]].shape, touched)
-    data = _along(out, graph.types[node.inputs[0]].shape, touched)
+    out = _along(out, _shape(graph, node.outputs[0]), touched)
+    data = _along(out, _shape(graph, node.inputs[0]), touched)
     return _Read([out], [data, *_wholes(graph, node.inputs[1:])])
 
 
 def _rows(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Reshapings that keep the first axis: its rows stay apart."""
-    before, after = graph.types[node.inputs[0]].shape, graph.types[node.outputs[0]].shape
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
     if not before or not after or before[0] != after[0] or 0 in (*before, *after):
         return None
     rows = out[0]
@@ -376,7 +382,7 @@ def _rows(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 def _images(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Operators that do the same to each image of a batch, whatever they do to it."""
-    before, after = graph.types[node.inputs[0]].shape, graph.types[node.outputs[0]].shape
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
     if len(after) < 2 or before[0] != after[0]:
         return None
     return _Read(
@@ -388,18 +394,18 @@ def _images(graph: Graph, node: Node, out: Box) -> _Read | None:
 def _last_axes(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Normalise over the last axes, from that of the attribute on."""
     axis = int(node.attrs.get("axis", -1)) % len(out)
-    out = _along(out, graph.types[node.outputs[0]].shape, set(range(axis, len(out))))
+    out = _along(out, _shape(graph, node.outputs[0]), set(range(axis, len(out))))
     return _Read([out], [out, *_wholes(graph, node.inputs[1:])])
 
 
 def _one_axis(graph: Graph, node: Node, out: Box) -> _Read | None:
     axis = int(node.attrs.get("axis", -1)) % len(out)
-    out = _along(out, graph.types[node.outputs[0]].shape, {axis})
+    out = _along(out, _shape(graph, node.outputs[0]), {axis})
     return _Read([out], [out])
 
 
 def _reduced(graph: Graph, node: Node, out: Box) -> _Read | None:
-    shape = graph.types[node.inputs[0]].shape
+    shape = _shape(graph, node.inputs[0])
     if node.op in ("ArgMax", "ArgMin"):
         axes = [int(node.attrs.get("axis", 0))]
     else:
@@ -414,7 +420,7 @@ def _reduced(graph: Graph, node: Node, out: Box) -> _Read | None:
         if k not in gone:
             data.append(next(left))
             continue
-        data.append((0, extent))  # type: ignore[arg-type]
+        data.append((0, extent))
         if node.attrs.get("keepdims", 1):
             next(left)
     return _Read([out], [tuple(data), *_wholes(graph, node.inputs[1:])])
@@ -425,7 +431,7 @@ def _pad(graph: Graph, node: Node, out: Box) -> _Read | None:
     given = graph.constants.get(node.inputs[3]) if len(node.inputs) > 3 else np.arange(len(out))
     if pads is None or given is None or node.attrs.get("mode", "constant") != "constant":
         return None
-    shape = [int(d) for d in graph.types[node.inputs[0]].shape]
+    shape = [int(d) for d in _shape(graph, node.inputs[0])]
     before = [0] * len(shape)
     for k, axis in enumerate(given.tolist()):
         before[axis % len(shape)] = int(pads[k])
@@ -447,24 +453,24 @@ def _pad(graph: Graph, node: Node, out: Box) -> _Read | None:
 def _gemm(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.attrs.get("transA"):
         return None
-    a, b = (graph.types[i].shape for i in node.inputs[:2])
-    out = _along(out, graph.types[node.outputs[0]].shape, {1})
+    a, b = (_shape(graph, i) for i in node.inputs[:2])
+    out = _along(out, _shape(graph, node.outputs[0]), {1})
     needs: list[Box | None] = [(out[0], *whole(a[1:])), whole(b)]
     for name in node.inputs[2:]:
-        own = graph.types[name].shape if name else ()
+        own = _shape(graph, name) if name else ()
         rows = len(own) == 2 and own[0] != 1
         needs.append((out[0], *whole(own[1:])) if rows else whole(own) if name else None)
     return _Read([out], needs)
 
 
 def _matmul(graph: Graph, node: Node, out: Box) -> _Read | None:
-    a, b = (graph.types[i].shape for i in node.inputs)
-    shape = graph.types[node.outputs[0]].shape
+    a, b = (_shape(graph, i) for i in node.inputs)
+    shape = _shape(graph, node.outputs[0])
     if len(a) < 2 or len(b) < 2:
         return None
     if len(b) == 2:
         out = _along(out, shape, {len(out) - 1})
-        return _Read([out], [(*out[:-1], (0, a[-1])), whole(b)])  # type: ignore[list-item]
+        return _Read([out], [(*out[:-1], (0, a[-1])), whole(b)])
     if len(a) != len(b) or a[0] != b[0]:
         return None
     out = (out[0], *whole(shape[1:]))
@@ -475,22 +481,22 @@ def _depth_to_space(graph: Graph, node: Node, out: Box) -> _Read | None:
     size = int(node.attrs["blocksize"])
     data = tuple((low // size, -(-high // size)) for low, high in out[2:])
     made = tuple((low * size, high * size) for low, high in data)
-    channels = (0, graph.types[node.inputs[0]].shape[1])
-    every = (0, graph.types[node.outputs[0]].shape[1])
-    return _Read([(out[0], every, *made)], [(out[0], channels, *data)])  # type: ignore[list-item]
+    channels = (0, _shape(graph, node.inputs[0])[1])
+    every = (0, _shape(graph, node.outputs[0])[1])
+    return _Read([(out[0], every, *made)], [(out[0], channels, *data)])
 
 
 def _space_to_depth(graph: Graph, node: Node, out: Box) -> _Read | None:
     size = int(node.attrs["blocksize"])
     data = tuple((low * size, high * size) for low, high in out[2:])
-    channels = (0, graph.types[node.inputs[0]].shape[1])
-    out = _along(out, graph.types[node.outputs[0]].shape, {1})
-    return _Read([out], [(out[0], channels, *data)])  # type: ignore[list-item]
+    channels = (0, _shape(graph, node.inputs[0])[1])
+    out = _along(out, _shape(graph, node.outputs[0]), {1})
+    return _Read([out], [(out[0], channels, *data)])
 
 
 def _resize(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Resize that repeats and drops pixels: takes them by number."""
-    shape = tuple(int(d) for d in graph.types[node.inputs[0]].shape)
+    shape = tuple(int(d) for d in _shape(graph, node.inputs[0]))
     given = [None, *(graph.constants.get(i) if i else None for i in node.inputs[1:])]
     if any(i and v is None for i, v in zip(node.inputs[1:], given[1:], strict=True)):
         return None

@@ -403,24 +403,49 @@ def pack(
             for i, info in enumerate(inputs):
                 arrays[_name("input", i, number)] = check.inputs[info.name]
         for j, info in enumerate(outputs):
-            value = np.asarray(check.outputs[info.name])
-            top = largest(value) if _floating(value.dtype) else 0.0
-            shape = _whole_shape(check, info, value)
-            entry["outputs"].append({"shape": list(shape), "top": top})
-            room = share // len(outputs)
-            sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
-            some = check.places is not None or (sure is not None and sure.size < value.size)
-            if some or value.nbytes > room:
-                left = value.size if sure is None else sure.size
-                where = _places(left, room // (4 + value.itemsize), number, j)
-                where = where if sure is None else sure[where]
-                arrays[_name("where", j, number)] = _in_whole(check, info, where, value, shape)
-                value = value.reshape(-1)[where]
+            right = np.asarray(check.outputs[info.name])
+            top = largest(right) if _floating(right.dtype) else 0.0
+            entry["outputs"].append({"shape": list(_whole_shape(check, info, right)), "top": top})
+            where, value = sample(check, info, share // len(outputs), number, j)
+            if where is not None:
+                arrays[_name("where", j, number)] = where
             arrays[_name("output", j, number)] = value
         recipe["checks"].append(entry)
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":")).encode()
     arrays["recipe"] = np.frombuffer(text, np.uint8)
     return npz_bytes(arrays, compress=True)
+
+
+def sample(check: Check, info: TensorInfo, room: int, *seed: int) -> tuple[Array | None, Array]:
+    """Return what is stored of an output.
+
+    Parameters
+    ----------
+    check : Check
+        With the right values, at least in some place.
+    info : TensorInfo
+        Of the output.
+    room : int
+        Bytes to store.
+    seed : int
+        Other seeds, other places.
+
+    Returns
+    -------
+    where : ndarray or None
+        Places in the flattened output; None for all of them.
+    values : ndarray
+        What is right there.
+    """
+    value = np.asarray(check.outputs[info.name])
+    sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
+    some = check.places is not None or (sure is not None and sure.size < value.size)
+    if not some and value.nbytes <= room:
+        return None, value
+    left = value.size if sure is None else sure.size
+    where = _places(left, room // (4 + value.itemsize), *seed)
+    where = where if sure is None else sure[where]
+    return _in_whole(check, info, where, value), value.reshape(-1)[where]
 
 
 def _whole_shape(check: Check, info: TensorInfo, value: Array) -> tuple[int, ...]:
@@ -430,10 +455,9 @@ def _whole_shape(check: Check, info: TensorInfo, value: Array) -> tuple[int, ...
     return tuple(d if isinstance(d, int) else 1 for d in info.shape)
 
 
-def _in_whole(
-    check: Check, info: TensorInfo, where: Array, value: Array, shape: tuple[int, ...]
-) -> Array:
+def _in_whole(check: Check, info: TensorInfo, where: Array, value: Array) -> Array:
     """Return places in a flattened `value` as places in the flattened output."""
+    shape = _whole_shape(check, info, value)
     if check.places is not None:
         inside = np.unravel_index(where, value.shape)
         starts = [s.start for s in check.places[info.name]]
@@ -448,7 +472,9 @@ def _name(kind: str, position: int, check: int) -> str:
 
 
 def _digest(array: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).hexdigest()
+    return hashlib.sha256(
+        memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    ).hexdigest()
 
 
 def _places(size: int, count: int, *seed: int) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Dim, Graph, TensorType
-from bnncc.ir.region import region
+from bnncc.ir.region import region, whole
 
 Array = np.ndarray[Any, Any]
 
@@ -82,10 +82,8 @@ def twins(
         else:
             yield Twin(small, feeds, values)
     if all(kind.static for kind in graph.types.values()):
-        whole = {name: graph.types[name].shape for name in graph.outputs}
-        first = {
-            n: tuple((0, 1 if not k else d) for k, d in enumerate(s)) for n, s in whole.items()
-        }
+        first = {name: whole(graph.types[name].shape) for name in graph.outputs}
+        first = {name: ((0, 1), *box[1:]) if box else box for name, box in first.items()}
         image = region(graph, first).graph  # what is reshaped to so many images, is to one
         if all(image.types[name].shape == graph.types[name].shape for name in image.inputs):
             return
