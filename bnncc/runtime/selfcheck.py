@@ -472,9 +472,8 @@ def _name(kind: str, position: int, check: int) -> str:
 
 
 def _digest(array: Array) -> str:
-    return hashlib.sha256(
-        memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    ).hexdigest()
+    raw: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # of bfloat16, too
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _places(size: int, count: int, *seed: int) -> Array:
