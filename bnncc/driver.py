@@ -20,7 +20,7 @@ from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
 from bnncc.dump import Dumper
-from bnncc.errors import TargetError
+from bnncc.errors import BnnccError, TargetError
 from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Graph
@@ -418,7 +418,10 @@ def _confirmed_twin(
 
     for twin in twins(large, copy_of, drawn):
         graph = copy_of(twin.graph)
-        layers, physical = to_physical(graph, options, target, Dumper(None), records)
+        try:
+            layers, physical = to_physical(graph, options, target, Dumper(None), records)
+        except BnnccError:  # no reason to refuse the network itself, which has passed
+            continue
         if affordable(physical, twin.graph, sum(layer.macs for layer in layers)):
             confirm_passes(
                 physical, twin.graph, twin.feeds, sign_zero=options.sign_zero,
