@@ -366,3 +366,16 @@ def test_outputs_that_no_node_computes() -> None:
     result = verify.verify(model, artifact)
     assert result["verdict"] == "right"
     assert [o["name"] for o in result["outputs"]] == ["y", "w", "c", "x"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_are_right_without_a_warning() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4, 4] x) => (float[4, 4] y) '
+        "{ y = Add(x, mask) }"
+    )
+    mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    result = verify.verify(model, compile_model(model, CompileOptions(threads=1)))
+    assert result["verdict"] == "right"
+    assert np.isinf(mask).sum() == 6
