@@ -301,7 +301,9 @@ _Maker = Callable[[int], Array]
 
 
 def _values(raw: _Raw, info: TensorInfo, source: Source, style: str, count: int) -> Array:
-    """Draw values of an input."""
+    """Draw values of an input, where a run can read them in place."""
+    from bnncc.runtime.session import aligned_empty
+
     dtype = np.dtype(info.dtype)
     make: _Maker
     if kind := datatype(info.datatype):
@@ -317,7 +319,7 @@ def _values(raw: _Raw, info: TensorInfo, source: Source, style: str, count: int)
             return bits.below(2, size)
     else:
         make = (_integers if dtype.kind in "iu" else _floats)(raw, source, style, count)
-    made = np.empty(count, dtype)
+    made = aligned_empty((count,), info.dtype)
     with np.errstate(over="ignore"):
         for start in range(0, count, _PART):
             part = made[start : start + _PART]
