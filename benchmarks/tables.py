@@ -72,6 +72,7 @@ RUNS = (
     Run("tuned_kernels", "tuned_kernels"),
     Run("held_out", "held_out"),
     Run("compile_time", "compile_time"),
+    Run("checks", "checks"),
     Run("arm_instructions", "arm_instructions"),
     Run("arm_inner_loops", "arm_inner_loops"),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),

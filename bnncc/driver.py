@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
 from bnncc.dump import Dumper
-from bnncc.errors import TargetError
+from bnncc.errors import BnnccError, TargetError
 from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Graph
@@ -33,14 +34,18 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
+from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
 from bnncc.tuning.records import Records
 from bnncc.tuning.records import load as load_records
-from bnncc.verification.confirm import Judge, SelfCheck, confirmed, copy_of, runs_here
+from bnncc.verification.checks import SelfCheck
+from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
+from bnncc.verification.recorded import orders_of
+from bnncc.verification.twin import twins
 
 if TYPE_CHECKING:
     import onnx
@@ -194,6 +199,7 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
             options=replace(options, threads=made.threads),
             inputs=network.inputs, outputs=network.outputs,
             selfcheck=network.checks.packed(checks, library),
+            weight_orders=orders_of(network.physical) if target.kind == "cuda" else {},
         )  # fmt: skip
         return Artifact(content, members)
 
@@ -234,8 +240,7 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
 
     files, scratch = c_network.make(
         made.module, target, name=Path(network.name).stem,
-        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.pair(0),
-        coarse=network.checks.coarse,
+        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
         _plan(made, scratch), model=network.name, target=target.name,
@@ -328,7 +333,7 @@ class _Scheduled:
     warnings: tuple[str, ...]
 
 
-def lowered(model: Model, options: CompileOptions) -> Lowered:
+def lowered(model: Model, options: CompileOptions, orders: Recorded | None = None) -> Lowered:
     """Go as far as kernels that are not scheduled yet.
 
     Parameters
@@ -337,6 +342,8 @@ def lowered(model: Model, options: CompileOptions) -> Lowered:
         The network.
     options : CompileOptions
         What was asked.
+    orders : Recorded, optional
+        What takes the place of tuning records.
 
     Returns
     -------
@@ -344,8 +351,8 @@ def lowered(model: Model, options: CompileOptions) -> Lowered:
     """
     model, assumed = opened(model, options)
     target = _target(options)
-    records = _records(options, target)
-    return _lowered(model, options, target, Dumper(options.dump_ir), records, assumed=assumed)
+    known = _records(options, target) if orders is None else orders
+    return _lowered(model, options, target, Dumper(options.dump_ir), known, assumed=assumed)
 
 
 def _lowered(
@@ -353,7 +360,7 @@ def _lowered(
     options: CompileOptions,
     target: TargetSpec,
     dump: Dumper,
-    records: Records,
+    records: Recorded,
     fixed: bool = False,
     assumed: Mapping[str, str] | None = None,
 ) -> Lowered:
@@ -372,9 +379,15 @@ def _lowered(
 
     found, physical = to_physical(graph, options, target, dump, records)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
-    checked = affordable(physical, model_graph, sum(layer.macs for layer in layers))
-    if options.confirm and checked:
-        confirm_passes(physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero)
+    compared: tuple[str, ...] = ()
+    if options.confirm:
+        if affordable(physical, model_graph, sum(layer.macs for layer in layers)):
+            confirm_passes(
+                physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero,
+                values=partial(checks.values, 0),
+            )  # fmt: skip
+        else:
+            compared = notices.compared(_confirmed_twin(model_graph, options, target, records))
 
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax
@@ -385,12 +398,37 @@ def _lowered(
     warnings = (
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
-        *notices.not_compared(options.confirm and not checked),
+        *compared,
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
         pipeline.kernel_calls(module), warnings,
     )  # fmt: skip
+
+
+def _confirmed_twin(
+    large: Graph, options: CompileOptions, target: TargetSpec, records: Recorded
+) -> str:
+    """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
+    if not all(large.types[name].static for name in large.inputs):
+        return ""
+
+    def drawn(graph: Graph) -> dict[str, Any]:
+        return SelfCheck(graph, options.seed).inputs(0)
+
+    for twin in twins(large, copy_of, drawn):
+        graph = copy_of(twin.graph)
+        try:
+            layers, physical = to_physical(graph, options, target, Dumper(None), records)
+        except BnnccError:  # no reason to refuse the network itself, which has passed
+            continue
+        if affordable(physical, twin.graph, sum(layer.macs for layer in layers)):
+            confirm_passes(
+                physical, twin.graph, twin.feeds, sign_zero=options.sign_zero,
+                values=lambda _: twin.values,  # noqa: B023
+            )  # fmt: skip
+            return twin.sizes
+    return ""
 
 
 def _scheduled(

@@ -27,14 +27,14 @@ def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, 
     return tuple(lines)
 
 
-def not_compared(is_so: bool) -> tuple[str, ...]:
-    """Say that the passes were not compared with the model."""
-    if not is_so:
-        return ()
-    return (
-        "the network is too large to compare what the passes made of it with the model: compile "
-        "it once for smaller images to have that done",
-    )
+def compared(sizes: str) -> tuple[str, ...]:
+    """Say that the passes were compared with the model for inputs of other sizes, or not at all."""
+    if not sizes:
+        return (
+            "the network is too large to compare what the passes made of it with the model: "
+            "compile it once for smaller images to have that done",
+        )
+    return (f"the network is large: its passes were compared with the model for {sizes}",)
 
 
 def stale_records(records: Records) -> tuple[str, ...]:

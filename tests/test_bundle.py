@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import bnncc
@@ -550,3 +551,26 @@ def test_trials_are_shared_and_the_likeliest_come_first(kernel: Workload) -> Non
 def _no_leftovers(tmp_path: Path) -> Iterator[None]:
     yield
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_large_outputs_are_checked_at_some_places(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[1, 8, 64, 64] x) => '
+        "(float[1, 8, 64, 64] y) { s = Sign(x) y = Conv <pads = [1, 1, 1, 1]> (s, w) }"
+    )
+    w = np.sign(np.random.default_rng(0).standard_normal((8, 8, 3, 3))).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    network = build.Network.of(bnncc.compile(model, threads=1), "image")
+    packed = build.write(tmp_path / "bundle", NATIVE, build.Contents([], [network]))
+    with tarfile.open(packed) as members:
+        members.extractall(tmp_path, filter="data")
+    path = tmp_path / "bundle/networks/0.npz"
+    arrays = dict(np.load(path))
+    assert arrays["where_0"].size == arrays["output_0"].size < 8 * 64 * 64
+    for change, right in ((0, True), (1, False)):
+        np.savez(path, **{**arrays, "output_0": arrays["output_0"] + np.float32(change)})
+        (tmp_path / "bundle/results.jsonl").unlink(missing_ok=True)
+        code, _, errors = run(tmp_path / "bundle")
+        assert (code == 0) == right, errors
+        lines = [line for line in read(tmp_path / "bundle") if line.get("key") == "main"]
+        assert [line["right"] for line in lines] == [right]

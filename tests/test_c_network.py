@@ -20,6 +20,7 @@ from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
+from bnncc.verification import checks
 from tests.devices import DIGITS
 
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
@@ -140,6 +141,43 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
     code, said = checked(tmp_path)
     assert code == 0, said
     assert said.count(": 0 of ") == 6
+
+
+def large_network() -> onnx.ModelProto:
+    """Return a model with inputs and outputs of 1 MB, and infinities in one of them."""
+    w = np.random.default_rng(0).choice([-1.0, 1.0], (16, 16, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Sign", ["x"], ["s"]),
+        helper.make_node("Conv", ["s", "w"], ["y"], pads=[1, 1, 1, 1]),
+        helper.make_node("Reciprocal", ["y"], ["z"]),
+    ]
+    kind = (TensorProto.FLOAT, (1, 16, 128, 128))
+    graph = helper.make_graph(
+        nodes, "large", [helper.make_tensor_value_info("x", *kind)],
+        [helper.make_tensor_value_info(k, *kind) for k in "yz"],
+        [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@needs_tools
+@pytest.mark.parametrize("most", [0.6, 1e-4])  # all of the model is evaluated, or parts of it
+def test_little_of_a_large_pair_is_stored(
+    most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_LARGE", most)
+    network = compile_c(large_network(), ARMV7)
+    stored = {f: d for f, d in network.files.items() if f.startswith("check/")}
+    assert sum(map(len, stored.values())) <= 64 << 10
+    built(unpacked(c_network.archive(network.files), tmp_path))
+    code, said = checked(tmp_path)
+    assert code == 0, said
+    values = tmp_path / "check" / "y.bin"
+    changed = np.fromfile(values, np.float32)
+    changed[len(changed) // 2] += 1
+    values.write_bytes(changed.tobytes())
+    code, said = checked(tmp_path)
+    assert (code, said.count(": 1 of ")) == (1, 1)
 
 
 def test_what_has_no_runtime_is_no_artifact() -> None:

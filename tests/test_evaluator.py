@@ -296,6 +296,51 @@ def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert any("too large to compare" in line for line in report["warnings"])
 
 
+def large(side: int = 128, batch: int = 2) -> onnx.ModelProto:
+    net = Net(seed=3)
+    x = net.input("x", (batch, 8, side, side))
+    s = net.op("Sign", x)
+    y = net.op("Conv", s, net.const(net.signs((8, 8, 3, 3))), pads=[1, 1, 1, 1])
+    net.output(
+        net.op("Add", net.op("GlobalAveragePool", y), net.op("MaxPool", y, kernel_shape=[2, 2]))
+    )
+    return net.model()
+
+
+@pytest.mark.parametrize("target", ["native", "arm64"])
+def test_a_large_network_is_compared_as_its_twin(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirm_passes, "_SECONDS", (0.01, 0.0))
+    options = CompileOptions(target=target, threads=1)
+    said = driver.lowered(large(), options).warnings
+    assert any("compared with the model for x 1x8x32x32" in line for line in said)
+    real = driver.to_physical
+
+    def wrong(*args: object) -> object:
+        layers, physical = real(*args)  # type: ignore[arg-type]
+        weights(physical)
+        return layers, physical
+
+    monkeypatch.setattr(driver, "to_physical", wrong)
+    with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
+        driver.lowered(large(), options)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_network_of_one_size(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be taken image by image, but its images cannot be smaller."""
+    monkeypatch.setattr(confirm_passes, "_SECONDS", (0.005 if batch > 1 else 0.001, 0.0))
+    net = Net(seed=4)
+    s = net.op("Sign", net.input("x", (batch, 8, 64, 64)))
+    y = net.op("Conv", s, net.const(net.signs((8, 8, 3, 3))), pads=[1, 1, 1, 1])
+    rows = net.op("Reshape", y, net.const([batch, 8 * 64 * 64], np.int64))
+    net.output(net.op("MatMul", rows, net.const(net.signs((8 * 64 * 64, 4)))))
+    said = driver.lowered(net.model(), CompileOptions(threads=1)).warnings
+    text = "too large to compare" if batch == 1 else "compared with the model for x 1x8x64x64"
+    assert any(text in line for line in said)
+
+
 def test_a_tensor_that_was_stored_over_is_gone() -> None:
     """Residuals are added in place: whoever read the old tensor later would read the sum."""
     net = Net(seed=2)

@@ -352,13 +352,3 @@ def test_a_tie_excuses_only_what_depends_on_it() -> None:
     for name, where, many in (("s", other, "1 of 16"), ("t", tie, "4 of 48"), ("t", other, "1 of")):
         with pytest.raises(VerificationError, match=f"{many} .*values of `{name}` are wrong"):
             confirm.confirmed(changed(name, where), [check], judge)
-
-
-def test_the_cost_is_that_of_the_graph() -> None:
-    small = parsed("(float[1, 8] x) => (float[1, 8] y) { y = Tanh(x) }")
-    w = np.ones((64, 64, 3, 3), np.float32)
-    large = parsed(
-        "(float[1, 64, 256, 256] x) => (float[1, 64, 254, 254] y) { y = Conv(x, w) }", w=w
-    )
-    assert confirm.cost(load(small)) < 1e-3 < 0.5 < confirm.cost(load(large)) < 5
-    assert len(confirm.SelfCheck(load(small), 0).checks) == 4

@@ -351,3 +351,31 @@ def test_a_symbolic_batch() -> None:
     result = verify.verify(proto, artifact, {"x": x})
     assert result["right"], verify.text(result)
     assert len(result["kernels"]) == len(artifact.report["kernels"])
+
+
+def test_outputs_that_no_node_computes() -> None:
+    """Outputs may be weights, constants, and inputs as they are."""
+    w = np.sign(np.random.default_rng(0).standard_normal((4, 8, 3, 3))).astype(np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[1, 8, 5, 5] x) => '
+        "(float[1, 4, 3, 3] y, float[4, 8, 3, 3] w, float[2] c, float[1, 8, 5, 5] x) "
+        "{ s = Sign(x) y = Conv(s, w) c = Constant <value_floats = [1.5, -2.0]> () }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    artifact = compile_model(model, CompileOptions(threads=1))
+    result = verify.verify(model, artifact)
+    assert result["verdict"] == "right"
+    assert [o["name"] for o in result["outputs"]] == ["y", "w", "c", "x"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_are_right_without_a_warning() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4, 4] x) => (float[4, 4] y) '
+        "{ y = Add(x, mask) }"
+    )
+    mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    result = verify.verify(model, compile_model(model, CompileOptions(threads=1)))
+    assert result["verdict"] == "right"
+    assert np.isinf(mask).sum() == 6

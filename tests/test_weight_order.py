@@ -16,6 +16,7 @@ from bnncc.tuning import records
 from bnncc.tuning.search import Search
 from bnncc.tuning.tuner import tasks_of
 from bnncc.tuning.workload import Workload
+from bnncc.verification import recorded
 from tests.devices import DIGITS
 
 LAYER = BinaryConv2d(1, 8, 8, 256, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
@@ -135,3 +136,21 @@ def test_records_of_a_family_serve_a_machine_of_it(tmp_path: Path) -> None:
     here = replace(HOPPER, name="native", base="cuda-sm90a")
     known = records.load(here, [folder], own=False)
     assert schedules.with_weight_order(LAYER, here, known).weight_order == "strips"
+
+
+def test_verify_lowers_with_the_orders_of_the_artifact(tmp_path: Path) -> None:
+    """A user's records choose orders; who has only the artifact must find the same kernels."""
+    plain = binary_layers(None)
+    other = {
+        replace(spec, weight_order=next(o for o in found if o != spec.weight_order)): 1e-9
+        for spec in plain
+        if len(found := schedules.weight_orders(spec, HOPPER)) > 1
+    }
+    folder = write(tmp_path, "cuda-sm90a", other)
+    options = CompileOptions(target="cuda-sm90a", records=(folder,), confirm=False)
+    made = driver.lowered(DIGITS / "digits.onnx", options)
+    known = recorded.Orders(recorded.orders_of(made.physical))
+    model, bare = DIGITS / "digits.onnx", CompileOptions(target="cuda-sm90a", confirm=False)
+    again = driver.lowered(model, bare, known)
+    assert [c.spec for c in again.calls] == [c.spec for c in made.calls]
+    assert [c.spec for c in driver.lowered(model, bare).calls] != [c.spec for c in made.calls]

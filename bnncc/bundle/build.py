@@ -118,7 +118,8 @@ class Network:
     library : bytes
         ``lib.so`` of its artifact.
     check : bytes
-        Arrays ``input_0`` and so on, ``output_0`` and so on, of one image, as ``.npz``.
+        Arrays ``input_0`` and so on, ``output_0`` and so on, of one image, as ``.npz``; where
+        there is ``where_0``, the output has those values at these places.
     kernels : sequence of mapping
         Of its report.
     inputs, outputs : int
@@ -150,14 +151,13 @@ class Network:
         -------
         Network
 
-        Raises
-        ------
-        ArtifactError
-            If the artifact holds only a part of the right outputs.
         """
-        inputs, outputs = artifact.selfcheck_arrays()
-        arrays = {f"input_{i}": inputs[t.name] for i, t in enumerate(artifact.inputs)}
-        arrays |= {f"output_{i}": outputs[t.name] for i, t in enumerate(artifact.outputs)}
+        check = artifact.selfchecks()[0]
+        arrays = {f"input_{i}": check.inputs[t.name] for i, t in enumerate(artifact.inputs)}
+        for i, known in enumerate(check.expected):
+            arrays[f"output_{i}"] = known.values
+            if known.where is not None:
+                arrays[f"where_{i}"] = known.where
         return cls(
             name, artifact.library, npz_bytes(arrays), artifact.manifest["report"]["kernels"],
             len(artifact.inputs), len(artifact.outputs),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Order, Sizes
 from bnncc.errors import TargetError
 from bnncc.files import write_atomic
 from bnncc.runtime.manifest import TensorInfo
+from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, sample
 from bnncc.targets.spec import TargetSpec
 
 
@@ -60,8 +61,7 @@ def make(
     name: str,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
-    selfcheck: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
-    coarse: Mapping[str, float] | None = None,
+    selfcheck: Callable[[int], tuple[Mapping[str, np.ndarray], Check]],
 ) -> tuple[dict[str, bytes], dict[str, int]]:
     """Build a scheduled network.
 
@@ -75,10 +75,8 @@ def make(
         Of the network: what its symbols begin with.
     inputs, outputs : sequence of TensorInfo
         Of ``main``, in order.
-    selfcheck : pair of mapping of str to ndarray
-        Inputs and right outputs.
-    coarse : mapping of str to float, optional
-        How far outputs that depend on half precision may be off, of their size.
+    selfcheck : callable
+        Returns what is stored of inputs, in so many bytes at most, and the check that it makes.
 
     Returns
     -------
@@ -105,23 +103,30 @@ def make(
     library, scratch = bare.build(functions, pipeline.tvm_target(target))
     sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
+    weights = b"".join(_padded(w.tobytes()) for w in order.weights)
+    limit = max(LEAST_BYTES, int(SHARE * (len(library) + len(weights))))
+    stored, check = selfcheck(limit // 2)
+    pairs = {identity: stored[info.name] for identity, info in ios[0]}
+    for number, (identity, info) in enumerate(ios[1]):
+        where, values = sample(check, info, limit // 2 // len(ios[1]), number)
+        pairs[identity] = values
+        if where is not None:
+            pairs[f"{identity}{c_text.PLACES}"] = where
+    kept = {identity: value.size for identity, value in pairs.items()}
     text = {
         "network.h": c_text.header(prefix, name, target.name, order, sizes, *ios),
         "network.c": c_text.source(prefix, order, sizes, *ios),
-        "check.c": c_text.program(prefix, *ios, coarse or {}),
+        "check.c": c_text.program(prefix, *ios, kept, check.coarse),
         "README.md": c_text.readme(prefix, name, target.name, sizes, *ios),
-    }
-    weights = b"".join(_padded(w.tobytes()) for w in order.weights)
-    pairs = {
-        f"{identity}.bin": np.ascontiguousarray(arrays[info.name]).tobytes()
-        for arrays, names in zip(selfcheck, ios, strict=True)
-        for identity, info in names
     }
     files = {
         **{file: content.encode() for file, content in text.items()},
         "kernels.o": library,
         "weights.bin": weights,
-        **{f"{c_text.CHECK}{file}": content for file, content in pairs.items()},
+        **{
+            f"{c_text.CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
+            for identity, value in pairs.items()
+        },
     }
     return files, {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
 

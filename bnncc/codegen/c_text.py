@@ -29,6 +29,9 @@ C_TYPES = {
 CHECK = "check/"
 """Folder of the pair of inputs and outputs."""
 
+PLACES = ".at"
+"""Ends the names of files that say where in an output its stored values are."""
+
 
 @dataclass
 class Order:
@@ -214,14 +217,16 @@ static void *memory(size_t bytes) {
   return memset(place, 0x5A, bytes);
 }
 
-static void *content(const char *path, size_t bytes) {
-  void *place = memory(bytes);
+/* Reads `stored` bytes, and repeats them up to `bytes`. */
+static void *content(const char *path, size_t bytes, size_t stored) {
+  char *place = memory(bytes);
   FILE *file = fopen(path, "rb");
-  if (!file || fread(place, 1, bytes, file) != bytes) {
+  if (!file || fread(place, 1, stored, file) != stored) {
     fprintf(stderr, "%s: cannot be read\\n", path);
     exit(2);
   }
   fclose(file);
+  for (size_t i = stored; i < bytes; ++i) place[i] = place[i - stored];
   return place;
 }
 
@@ -250,38 +255,66 @@ static double bfloat16(uint16_t bits) {
 }
 
 
-def program(prefix: str, given: Named, made: Named, coarse: Mapping[str, float]) -> str:
+def program(
+    prefix: str, given: Named, made: Named, kept: Mapping[str, int], coarse: Mapping[str, float]
+) -> str:
     """Return the program that runs the pair of inputs and outputs.
 
-    `coarse` says how far outputs of half precision may be off.
+    Parameters
+    ----------
+    prefix : str
+        Of the network's symbols.
+    given, made : list of (str, TensorInfo)
+        Inputs and outputs, with their names in C.
+    kept : mapping of str to int
+        How many values are stored of each; for outputs of which some are, of their places too.
+    coarse : mapping of str to float
+        How far outputs of half precision may be off.
+
+    Returns
+    -------
+    str
     """
     upper = prefix.upper()
+    weights = f"{upper}_WEIGHTS_BYTES"
     lines = [
         "int main(void) {",
-        f'  void *weights = content("weights.bin", {upper}_WEIGHTS_BYTES);',
+        f'  void *weights = content("weights.bin", {weights}, {weights});',
         f"  void *arena = memory({upper}_ARENA_BYTES);",
     ]
+
+    def read(kind: str, variable: str, file: str, count: int, stored: int) -> str:
+        path = f'"{CHECK}{file}.bin"'
+        sizes = f"{count} * sizeof({kind}), {stored} * sizeof({kind})"
+        return f"  {kind} *{variable} = content({path}, {sizes});"
+
     for name, tensor in given:
-        path = f'"{CHECK}{name}.bin", {_nbytes(tensor)}'
-        lines.append(f"  {C_TYPES[tensor.dtype]} *{name} = content({path});")
+        kind = C_TYPES[tensor.dtype]
+        lines.append(read(kind, name, name, _elements(tensor), kept[name]))
     for name, tensor in made:
-        kind, path = C_TYPES[tensor.dtype], f'"{CHECK}{name}.bin", {_nbytes(tensor)}'
+        kind, count = C_TYPES[tensor.dtype], kept[name]
         lines.append(f"  {kind} *{name} = memory({_nbytes(tensor)});")
-        lines.append(f"  {kind} *{name}_right = content({path});")
+        lines.append(read(kind, f"{name}_right", name, count, count))
+        if name + PLACES in kept:
+            lines.append(read("uint32_t", f"{name}_at", name + PLACES, count, count))
     names = ", ".join(["weights", "arena", *(name for name, _ in (*given, *made))])
     lines += [f"  int wrong = 0, failed = {prefix}_run({names});", "  if (failed) return 2;"]
     for name, tensor in made:
-        close = f"{name}[i] != {name}_right[i]"
+        mine, right = f"{name}[i]", f"{name}_right[i]"
+        if name + PLACES in kept:
+            mine = f"{name}[{name}_at[i]]"
+        close = f"{mine} != {right}"
         if "float" in tensor.dtype:
-            value, right = f"{name}[i]", f"{name}_right[i]"
             near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
             if tensor.dtype in COARSE:
-                value, right = f"{tensor.dtype}({value})", f"{tensor.dtype}({right})"
-            close = f"!(fabs({value} - {right}) <= {near} * (1 + fabs({right})))"
+                mine, right = f"{tensor.dtype}({mine})", f"{tensor.dtype}({right})"
+            same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
+            near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
+            close = f"!({same} || {near_by})"
         lines += [
             f"  size_t {name}_wrong = 0;",
-            f"  for (size_t i = 0; i < {_elements(tensor)}; ++i) {name}_wrong += {close};",
-            f'  printf("{name}: %zu of {_elements(tensor)} values wrong\\n", {name}_wrong);',
+            f"  for (size_t i = 0; i < {kept[name]}; ++i) {name}_wrong += {close};",
+            f'  printf("{name}: %zu of {kept[name]} values wrong\\n", {name}_wrong);',
             f"  wrong |= {name}_wrong > 0;",
         ]
     kinds = {tensor.dtype for _, tensor in made}
@@ -319,7 +352,7 @@ else, allocates nothing, and is serial.
 | `network.h` | `{prefix}_run` and every kernel |
 | `network.c` | `{prefix}_run`: the kernels in call order, with the place of each tensor |
 | `weights.bin` | constants ({sizes.weights:,} bytes) |
-| `check/` | a random input and its right output, as raw bytes |
+| `check/` | a random input and its right output, as raw bytes; large ones in part |
 | `check.c` | a program that runs that input and compares: how to call `{prefix}_run` |
 
 {table}

@@ -26,7 +26,7 @@ _FEWEST = 4
 FLOAT_SUM = "float_sum"
 """Attribute of a product that adds floats also where operands are multiples of a scale."""
 
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 21
 
 
 def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
@@ -45,17 +45,25 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
         Whole numbers (float64) and a scale that broadcasts against them; None where `x` holds
         no small multiples of a scale.
     """
+    found = _multiples(x, axis)
+    return None if found is None else (found[0].astype(np.float64, copy=False), found[1])
+
+
+def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
+    """Do as `multiples` does, whole numbers being of any type; also return the largest of them."""
     one = np.ones((1,) * x.ndim)
     if x.size == 0:
         return None
     if x.dtype.kind in "iub":
-        return x.astype(np.float64), one
+        whole = x.astype(np.float64)
+        return whole, one, float(np.abs(whole).max())
     rows = x.reshape(1, -1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-    top = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
+    top = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+    top = top.astype(np.float64)
     if not np.isfinite(top).all():
         return None
     if top.max() < 2**20 and np.array_equal(np.rint(x), x):
-        return x.astype(np.float64), one
+        return x, one, float(top.max())
     safe = np.where(top == 0, 1.0, top)
     units = _units(rows, safe, UNITS if x.size >= _FEWEST else UNITS[:1])
     if units is None:
@@ -67,12 +75,13 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
     # The mean magnitude averages the noise of straight-through estimators out.
     mean = (np.abs(rows) * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
     scale = np.where(exact | (units > 1) | (count == 0), safe / units, mean)
+    most = float(used.max())
     if axis is None:
-        return whole.reshape(x.shape), scale.reshape(one.shape)
+        return whole.reshape(x.shape), scale.reshape(one.shape), most
     front = (x.shape[axis], *np.delete(x.shape, axis))
     column = [1] * x.ndim
     column[axis] = -1
-    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column)
+    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column), most
 
 
 def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
@@ -98,16 +107,10 @@ def noise(levels: int) -> float:
     return NOISE * max(1.0, levels / 16)
 
 
-def product(
-    x: Array,
-    w: Array,
-    w_axis: int | None,
-    multiply: Callable[[Array, Array], Array],
-    spread: Callable[[Array], Array],
-    *,
-    whole: bool = True,
-) -> Array:
-    """Multiply and accumulate `x` and `w` into float64, exactly where both hold multiples.
+def operands(
+    x: Array, w: Array, w_axis: int | None, *, whole: bool = True
+) -> tuple[Array, Array, Array, Array]:
+    """Return what to multiply and accumulate, exactly where both operands hold multiples.
 
     Parameters
     ----------
@@ -115,28 +118,27 @@ def product(
         Operands.
     w_axis : int or None
         Axis of `w` along which its scale may differ.
-    multiply : callable
-        The bilinear operator.
-    spread : callable
-        Reshapes the scale of `w` so that it broadcasts against the result.
     whole : bool
         Whether to look for multiples.
 
     Returns
     -------
-    ndarray of float64
-        The product, not yet rounded to the dtype of `x`.
+    x, w : ndarray
+        Of float64, or whole numbers whose sums are exact in float32.
+    x_scale : ndarray
+        One number, which the sum has to be multiplied with, in float64.
+    w_scale : ndarray
+        As many as `w` has along `w_axis`, or one.
     """
-    wm = multiples(w, w_axis) if whole else None
-    xm = None if wm is None else multiples(x)
+    wm = _multiples(w, w_axis) if whole else None
+    xm = None if wm is None else _multiples(x, None)
     if xm is None or wm is None:
-        return multiply(x.astype(np.float64), w.astype(np.float64))
-    a, b = xm[0], wm[0]
+        return x.astype(np.float64), w.astype(np.float64), np.ones(1), np.ones(1)
     taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
-    if float(np.abs(a).max()) * float(np.abs(b).max()) * taps < 2**24:
-        a, b = a.astype(np.float32), b.astype(np.float32)  # still exact, and faster
-    acc = multiply(a, b).astype(np.float64)
-    return acc * (float(xm[1].reshape(-1)[0]) * spread(wm[1]))
+    exact = xm[2] * wm[2] * taps < 2**24  # in float32, which is faster
+    kind = np.float32 if exact else np.float64
+    a, b = xm[0].astype(kind, copy=False), wm[0].astype(kind, copy=False)
+    return a, b, xm[1].reshape(-1), wm[1].reshape(-1)
 
 
 def window(
@@ -194,8 +196,18 @@ def _windows(
     )
 
 
-def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
-    """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel)."""
+def convolve(
+    x: Array,
+    w: Array,
+    attrs: dict[str, Any],
+    finish: Callable[[Array], Array] | None = None,
+    dtype: Any = None,
+) -> Array:
+    """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel).
+
+    What `finish` makes of each part of an image, (units, *spatial), is stored as `dtype`: parts are
+    small enough to be in a cache still.
+    """
     kernel = w.shape[2:]
     rank = len(kernel)
     strides, dilations, pads = window(attrs, x.shape[2:], kernel)
@@ -206,7 +218,7 @@ def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
     flat_w = w.reshape(group, units, -1)
     spatial = tuple(range(2, 2 + rank))
     taps = tuple(range(2 + rank, 2 + 2 * rank))
-    result = np.empty((batch, group * units, *out), np.result_type(x, w))
+    result = np.empty((batch, group * units, *out), dtype or np.result_type(x, w))
     row_bytes = int(np.prod(view.shape[1:])) // max(1, out[0]) * x.itemsize
     rows = max(1, min(out[0], _CHUNK_BYTES // max(1, row_bytes)))
     for n in range(batch):
@@ -216,24 +228,27 @@ def convolve(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
             # Pixels last: then rows are copied as they lie, which is most of the time otherwise.
             cols = part[0].transpose(0, *(t - 1 for t in taps), *(s - 1 for s in spatial))
             cols = cols.reshape(group, flat_w.shape[2], int(np.prod(shape)))
-            result[n, :, lo : lo + rows] = np.matmul(flat_w, cols).reshape(-1, *shape)
+            made = np.matmul(flat_w, cols).reshape(-1, *shape)
+            result[n, :, lo : lo + rows] = made if finish is None else finish(made)
     return result
 
 
 def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
     """Evaluate ONNX Conv; the bias is added before the one rounding."""
-    column = (1, -1) + (1,) * (x.ndim - 2)
-    y = product(
-        x,
-        w,
-        0,
-        lambda a, b: convolve(a, b, attrs),
-        lambda s: s.reshape(column) if s.size > 1 else s.reshape(-1)[0],
-        whole=not attrs.get(FLOAT_SUM),
-    )
-    if bias is not None:
-        y = y + bias.reshape(column).astype(np.float64)
-    return y.astype(x.dtype)
+    column = (-1,) + (1,) * (x.ndim - 2)
+    a, b, x_scale, w_scale = operands(x, w, 0, whole=not attrs.get(FLOAT_SUM))
+    scale = (float(x_scale[0]) * w_scale).reshape(column)
+    offset = None if bias is None else bias.astype(np.float64).reshape(column)
+
+    def finish(part: Array) -> Array:
+        wide = part.astype(np.float64)
+        wide *= scale
+        if offset is not None:
+            wide += offset
+        return wide
+
+    with np.errstate(all="ignore"):
+        return convolve(a, b, attrs, finish, x.dtype)
 
 
 def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
@@ -282,11 +297,9 @@ def transposed_pads(
 def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
     axis = b.ndim - 1 if b.ndim == 2 else None
-
-    def spread(scale: Array) -> Array:
-        return scale.reshape(-1) if scale.size > 1 else np.asarray(scale.reshape(-1)[0])
-
-    return product(a, b, axis, np.matmul, spread, whole=whole)
+    left, right, a_scale, b_scale = operands(a, b, axis, whole=whole)
+    acc = np.matmul(left, right).astype(np.float64, copy=False)
+    return np.asarray(acc * (float(a_scale[0]) * (b_scale if b_scale.size > 1 else b_scale[0])))
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:

@@ -291,6 +291,13 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "Xor": np.logical_xor,
 }
 
+ELEMENTWISE = frozenset((
+    *_UNARY, *_BINARY, "Cast", "CastLike", "Celu", "Clip", "Dropout", "Elu", "Gelu", "HardSigmoid",
+    "IsInf", "IsNaN", "LeakyRelu", "Max", "Mean", "Min", "Mish", "Mod", "Pow", "Selu", "Sum",
+    "ThresholdedRelu", "Where",
+))  # fmt: skip
+"""Operators each of whose results depends on one element of each input, which broadcast."""
+
 FUNCTIONS: dict[str, Function] = {
     **{op: _unary(f) for op, f in _UNARY.items()},
     **{op: _binary(f) for op, f in _BINARY.items()},

@@ -91,6 +91,7 @@ def make(
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
     selfcheck: bytes,
+    weight_orders: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Put together what an artifact is made of.
 
@@ -110,6 +111,8 @@ def make(
         In the order of the VM function's parameters and results.
     selfcheck : bytes
         ``selfcheck.npz``, from `bnncc.runtime.selfcheck.pack`.
+    weight_orders : mapping of str to str, optional
+        Where records may have chosen them: `bnncc.verification.recorded.orders_of`.
 
     Returns
     -------
@@ -150,6 +153,7 @@ def make(
             "threads": options.threads,
             "tuned": options.tuned,
             "records": len(options.records),
+            "weight_orders": dict(weight_orders or {}),
         },
         "seed": options.seed,
         "report": report.build(

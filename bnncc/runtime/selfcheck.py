@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,9 @@ class Check:
     seed : int
         To draw them from.
     sure : dict of str to ndarray of bool, optional
-        Which elements of outputs are to be compared; by default all.
+        Which elements of `outputs` are to be compared; by default all.
+    places : dict of str to tuple of slice, optional
+        Of outputs that are too costly to know as a whole: which part `outputs` has.
     coarse : dict of str to float
         How far outputs that depend on tensors of half precision may be apart, of the largest value.
     """
@@ -111,7 +113,12 @@ class Check:
     style: str = ""
     seed: int = 0
     sure: Mapping[str, Array] | None = None
+    places: Mapping[str, tuple[slice, ...]] | None = None
     coarse: Mapping[str, float] = field(default_factory=dict)
+
+    def part(self, name: str, made: Array) -> Array:
+        """Return what is compared of an output."""
+        return made if self.places is None else made[self.places[name]]
 
 
 @dataclass(frozen=True)
@@ -251,66 +258,123 @@ def draw(
 
 
 class _Raw:
-    """Random bits whose stream NumPy guarantees, unlike that of its distributions."""
+    """Random bits whose stream NumPy guarantees, unlike that of its distributions.
+
+    Lanes lie one behind the other in the stream, but are read in turn, part by part: what is in
+    memory beside the result is small.
+    """
 
     def __init__(self, seed: np.random.SeedSequence) -> None:
-        self._bits = np.random.PCG64(seed)
+        self._seed, self._used = seed, 0
+
+    def lane(self, count: int) -> _Lane:
+        """Return the next `count` words."""
+        start, self._used = self._used, self._used + count
+        return _Lane(np.random.PCG64(self._seed).advance(start))
+
+
+class _Lane:
+    """A piece of a stream."""
+
+    def __init__(self, bits: Any) -> None:
+        self._bits = bits
 
     def words(self, count: int) -> Array:
         return np.atleast_1d(self._bits.random_raw(count))
 
     def below(self, limit: int, count: int) -> Array:
-        return (self.words(count) % np.uint64(limit)).astype(np.int64)
+        words = self.words(count)
+        mask = np.uint64(limit - 1)
+        return (words & mask if not limit & (limit - 1) else words % np.uint64(limit)).view(
+            np.int64
+        )
 
     def normal(self, count: int) -> Array:
         """Return a float32 each: the sum of four uniform numbers, which is nearly normal."""
-        parts = self.words(count).view(np.uint16).reshape(count, 4)
-        total = parts.sum(axis=1, dtype=np.int32) - np.int32(2 * 65535)
+        words = self.words(count)
+        low = np.uint64(0x0000FFFF0000FFFF)
+        pairs = (words & low) + ((words >> np.uint64(16)) & low)
+        total = ((pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))).astype(np.int32)
+        total -= np.int32(2 * 65535)
         return total.astype(np.float32) * np.float32(2.0**-15 * 0.8660254)
 
 
+_PART = 1 << 15
+"""Values that are drawn at a time."""
+
+_Maker = Callable[[int], Array]
+"""Makes the next so many values."""
+
+
 def _values(raw: _Raw, info: TensorInfo, source: Source, style: str, count: int) -> Array:
-    if kind := datatype(info.datatype):
-        level = raw.below(kind.count, count)
-        return (kind.low + kind.step * level).astype(np.float32).astype(info.dtype)
+    """Draw values of an input, where a run can read them in place."""
+    from bnncc.runtime.session import aligned_empty
+
     dtype = np.dtype(info.dtype)
-    if dtype.kind == "b":
-        return raw.below(2, count).astype(bool)
-    if dtype.kind in "iu":
-        return _integers(raw, source, style, count).astype(dtype)
-    with np.errstate(over="ignore"):
-        return _floats(raw, source, style, count).astype(dtype)
+    make: _Maker
+    if kind := datatype(info.datatype):
+        levels = raw.lane(count)
 
+        def make(size: int) -> Array:
+            low, step = kind.low, kind.step
+            return np.asarray((low + step * levels.below(kind.count, size)).astype(np.float32))
+    elif dtype.kind == "b":
+        bits = raw.lane(count)
 
-def _integers(raw: _Raw, source: Source, style: str, count: int) -> Array:
-    low, high = source.low, source.high
-    if low == 0 and high >= 2**32 - 1:
-        values = raw.words(count).view(np.int64)
+        def make(size: int) -> Array:
+            return bits.below(2, size)
     else:
-        values = raw.below(high - low + 1, count) + low
-    if style == "edges":
-        ends = np.array([low, high, min(max(0, low), high), min(max(1, low), high)], np.int64)
-        values = np.where(raw.below(2, count) == 0, ends[raw.below(len(ends), count)], values)
-    elif style == "zeros" and low <= 0 <= high:
-        values = np.where(raw.below(4, count) > 0, 0, values)
-    if source.nonzero:
-        values = np.where(values == 0, 1 if high >= 1 else -1, values)
-    return values
+        make = (_integers if dtype.kind in "iu" else _floats)(raw, source, style, count)
+    made = aligned_empty((count,), info.dtype)
+    with np.errstate(over="ignore"):
+        for start in range(0, count, _PART):
+            part = made[start : start + _PART]
+            part[:] = make(part.size)
+    return made
 
 
-def _floats(raw: _Raw, source: Source, style: str, count: int) -> Array:
+def _integers(raw: _Raw, source: Source, style: str, count: int) -> _Maker:
+    low, high = source.low, source.high
+    first, *more = (raw.lane(count) for _ in range({"edges": 3, "zeros": 2}.get(style, 1)))
+    ends = np.array([low, high, min(max(0, low), high), min(max(1, low), high)], np.int64)
+
+    def make(size: int) -> Array:
+        if low == 0 and high >= 2**32 - 1:
+            values = first.words(size).view(np.int64)
+        else:
+            values = first.below(high - low + 1, size) + low
+        if style == "edges":
+            chosen = more[0].below(2, size) == 0
+            values = np.where(chosen, ends[more[1].below(len(ends), size)], values)
+        elif style == "zeros" and low <= 0 <= high:
+            values = np.where(more[0].below(4, size) > 0, 0, values)
+        if source.nonzero:
+            values = np.where(values == 0, 1 if high >= 1 else -1, values)
+        return values
+
+    return make
+
+
+def _floats(raw: _Raw, source: Source, style: str, count: int) -> _Maker:
     scale, center = np.float32(source.scale), np.float32(source.center)
-    values = raw.normal(count) * scale + center
-    if style == "wide":
-        return np.asarray(np.ldexp(values, raw.below(35, count) - 24), np.float32)
-    if style == "zeros":
-        signs = np.where(raw.below(2, count) == 0, np.float32(0.0), np.float32(-0.0))
-        return np.where(raw.below(4, count) > 0, signs, values)
-    if style == "edges":
-        points = np.array((0.0, -0.0, *source.points), np.float32)
-        chosen = points[raw.below(len(points), count)]
-        return np.where(raw.below(2, count) == 0, chosen, values)
-    return values
+    points = np.array((0.0, -0.0, *source.points), np.float32)
+    first, *more = (
+        raw.lane(count) for _ in range({"wide": 2, "zeros": 3, "edges": 3}.get(style, 1))
+    )
+
+    def make(size: int) -> Array:
+        values = first.normal(size) * scale + center
+        if style == "wide":
+            return np.asarray(np.ldexp(values, more[0].below(35, size) - 24), np.float32)
+        if style == "zeros":
+            signs = np.where(more[0].below(2, size) == 0, np.float32(0.0), np.float32(-0.0))
+            return np.where(more[1].below(4, size) > 0, signs, values)
+        if style == "edges":
+            chosen = points[more[0].below(len(points), size)]
+            return np.where(more[1].below(2, size) == 0, chosen, values)
+        return values
+
+    return make
 
 
 def pack(
@@ -347,20 +411,15 @@ def pack(
             for i, info in enumerate(inputs):
                 arrays[_name("input", i, number)] = check.inputs[info.name]
         for j, info in enumerate(outputs):
-            value = np.asarray(check.outputs[info.name])
-            top = largest(value) if is_float(value) else 0.0
-            said = {"shape": list(value.shape), "top": top}
+            right = np.asarray(check.outputs[info.name])
+            top = largest(right) if is_float(right) else 0.0
+            said = {"shape": list(_whole_shape(check, info, right)), "top": top}
             if info.name in check.coarse:
                 said["relative"] = check.coarse[info.name]
             entry["outputs"].append(said)
-            room = share // len(outputs)
-            sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
-            if value.nbytes > room or (sure is not None and sure.size < value.size):
-                left = value.size if sure is None else sure.size
-                where = _places(left, room // (4 + value.itemsize), number, j)
-                where = where if sure is None else sure[where].astype(where.dtype)
+            where, value = sample(check, info, share // len(outputs), number, j)
+            if where is not None:
                 arrays[_name("where", j, number)] = where
-                value = value.reshape(-1)[where]
             arrays[_name("output", j, number)] = value
         recipe["checks"].append(entry)
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":")).encode()
@@ -368,12 +427,64 @@ def pack(
     return npz_bytes(arrays, compress=True)
 
 
+def sample(check: Check, info: TensorInfo, room: int, *seed: int) -> tuple[Array | None, Array]:
+    """Return what is stored of an output.
+
+    Parameters
+    ----------
+    check : Check
+        With the right values, at least in some place.
+    info : TensorInfo
+        Of the output.
+    room : int
+        Bytes to store.
+    seed : int
+        Other seeds, other places.
+
+    Returns
+    -------
+    where : ndarray or None
+        Places in the flattened output; None for all of them.
+    values : ndarray
+        What is right there.
+    """
+    value = np.asarray(check.outputs[info.name])
+    sure = None if check.sure is None else np.flatnonzero(check.sure[info.name])
+    some = check.places is not None or (sure is not None and sure.size < value.size)
+    if not some and value.nbytes <= room:
+        return None, value
+    left = value.size if sure is None else sure.size
+    where = _places(left, room // (4 + value.itemsize), *seed)
+    where = where if sure is None else sure[where]
+    return _in_whole(check, info, where, value), value.reshape(-1)[where]
+
+
+def _whole_shape(check: Check, info: TensorInfo, value: Array) -> tuple[int, ...]:
+    """Return the shape of an output, of which `value` may be a part."""
+    if check.places is None:
+        return value.shape
+    return tuple(d if isinstance(d, int) else 1 for d in info.shape)
+
+
+def _in_whole(check: Check, info: TensorInfo, where: Array, value: Array) -> Array:
+    """Return places in a flattened `value` as places in the flattened output."""
+    shape = _whole_shape(check, info, value)
+    if check.places is not None:
+        inside = np.unravel_index(where, value.shape)
+        starts = [s.start for s in check.places[info.name]]
+        at = tuple(k + start for k, start in zip(inside, starts, strict=True))
+        where = np.atleast_1d(np.ravel_multi_index(at, shape)) if shape else where
+    size = int(np.prod(shape, dtype=np.int64))
+    return where.astype(np.uint32 if size < 2**32 else np.uint64)
+
+
 def _name(kind: str, position: int, check: int) -> str:
     return f"{kind}_{position}" + (f"_{check}" if check else "")
 
 
 def _digest(array: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    raw: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # of bfloat16, too
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _places(size: int, count: int, *seed: int) -> Array:
@@ -381,7 +492,7 @@ def _places(size: int, count: int, *seed: int) -> Array:
     count = max(1, min(count, size)) if size else 0
     starts = np.arange(count, dtype=np.int64) * size // max(count, 1)
     widths = np.diff(np.append(starts, size))
-    steps = _Raw(np.random.SeedSequence(seed)).words(count) % widths.astype(np.uint64)
+    steps = _Raw(np.random.SeedSequence(seed)).lane(count).words(count) % widths.astype(np.uint64)
     return (starts + steps.astype(np.int64)).astype(np.uint32 if size < 2**32 else np.uint64)
 
 

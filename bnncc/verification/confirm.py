@@ -8,7 +8,6 @@ differ where it depends on one, and then only if every kernel alone is right.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import platform
 from collections.abc import Mapping, Sequence
@@ -19,28 +18,13 @@ import numpy as np
 
 from bnncc.codegen.link import normal_arch
 from bnncc.errors import VerificationError
-from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import is_float
-from bnncc.ir.magnitude import coarseness
-from bnncc.ir.ties import TIE, tied
+from bnncc.ir.ties import TIE
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.manifest import infos
-from bnncc.runtime.selfcheck import (
-    LEAST_BYTES,
-    RELATIVE,
-    SHARE,
-    STYLES,
-    Check,
-    Source,
-    differs,
-    draw,
-    pack,
-)
+from bnncc.runtime.selfcheck import RELATIVE, Check, differs
 from bnncc.targets.catalog import missing_features
 from bnncc.targets.gpus import missing
 from bnncc.targets.spec import TargetSpec
-from bnncc.verification.inputs import sources
 
 if TYPE_CHECKING:
     from bnncc.driver import Lowered
@@ -48,115 +32,6 @@ if TYPE_CHECKING:
 
 LOOSER = {"filtered-2d": 4}
 """How many times further apart ties may be with a value of ``--float-conv``."""
-
-_MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
-"""How many checks there are at most: more where outputs are fewer than so many integers."""
-
-_SECONDS = 1.2
-"""What evaluating a graph for all checks may take by `cost`, but for the first of them."""
-
-_PRODUCTS_A_SECOND = 1e10
-_ELEMENTS_A_SECOND = 1e8
-
-
-class SelfCheck:
-    """The inputs that a network is checked on, with their right outputs.
-
-    Parameters
-    ----------
-    graph : Graph
-        As loaded.
-    seed : int
-        Other seeds, other inputs.
-    """
-
-    def __init__(self, graph: Graph, seed: int) -> None:
-        self._graph, self._seed = graph, seed
-        self.infos = infos(graph, graph.inputs)
-
-    @functools.cached_property
-    def sources(self) -> tuple[Source, ...]:
-        """Where the values of the inputs come from."""
-        return sources(self._graph, self.infos)
-
-    @functools.cached_property
-    def coarse(self) -> dict[str, float]:
-        """How far outputs may be off that depend on tensors of half precision."""
-        table = coarseness(self._graph)
-        return {name: table[name] for name in self._graph.outputs if name in table}
-
-    @functools.cached_property
-    def checks(self) -> list[Check]:
-        """All checks: as many as can be had in the time, by the size of the graph alone.
-
-        Inputs that a network cannot be judged by, for it makes infinities or no numbers of them,
-        are left out, unless there are no others.
-        """
-        most = _MOST_CHECKS if self._tells_much() else _MOST_OF_LITTLE
-        count = int(min(most, max(1.0, _SECONDS / max(cost(self._graph), 1e-9))))
-        made = [self.check(number) for number in range(count)]
-        finite = [c for c in made if all(map(_finite, c.outputs.values()))]
-        return finite or made[:1]
-
-    def _tells_much(self) -> bool:
-        """Whether outputs are more than a few integers, such as the number of a class."""
-        kinds = [
-            (self._graph.types[o].dtype, _elements(self._graph, o)) for o in self._graph.outputs
-        ]
-        return any(dtype[0] == "f" for dtype, _ in kinds) or sum(n for _, n in kinds) >= _LITTLE
-
-    def inputs(self, number: int) -> dict[str, np.ndarray]:
-        """Return the inputs of a check."""
-        return draw(self.infos, self.sources, *self._drawn(number))
-
-    def _drawn(self, number: int) -> tuple[str, int]:
-        return STYLES[number % len(STYLES)], self._seed + number
-
-    def check(self, number: int) -> Check:
-        """Return the check of a number; every one is another."""
-        feeds = self.inputs(number)
-        made = evaluate(self._graph, feeds)
-        return Check(feeds, made, *self._drawn(number), coarse=self.coarse)
-
-    def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return inputs and right outputs by name; every `number` gives others."""
-        check = self.check(number)
-        return dict(check.inputs), dict(check.outputs)
-
-    def packed(self, checks: Sequence[Check], library: bytes) -> bytes:
-        """Return `checks` as they are stored beside `library`."""
-        limit = int(max(LEAST_BYTES, SHARE * len(library)))
-        return pack(
-            checks, self.infos, infos(self._graph, self._graph.outputs), self.sources, limit
-        )
-
-    def surely(self, check: Check, *, near: float, zeros: bool) -> dict[str, np.ndarray]:
-        """Return which elements of each output depend on no tie."""
-        found = tied(self._graph, check.inputs, near=near, zeros=zeros)
-        return {name: ~mask for name, mask in found.items()}
-
-
-def cost(graph: Graph) -> float:
-    """Estimate the seconds that evaluating `graph` takes, the same on every machine."""
-    seconds = 0.0
-    for node in graph.nodes:
-        made = sum(_elements(graph, name) for name in node.outputs if name in graph.types)
-        seconds += made / _ELEMENTS_A_SECOND
-        if node.op in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
-            shape = [d for d in graph.types[node.inputs[1]].shape if isinstance(d, int)]
-            terms = float(np.prod(shape[1:] if node.op != "MatMul" else shape[-2:-1]))
-            seconds += made * terms / _PRODUCTS_A_SECOND
-            if node.op.startswith("Conv"):  # each window becomes a column first
-                seconds += made / max(1, shape[0]) * terms / _ELEMENTS_A_SECOND
-    return seconds
-
-
-def _elements(graph: Graph, name: str) -> float:
-    return float(np.prod([d if isinstance(d, int) else 1 for d in graph.types[name].shape]))
-
-
-def _finite(values: np.ndarray) -> bool:
-    return not is_float(values) or bool(np.isfinite(values.astype(np.float64)).all())
 
 
 def copy_of(graph: Graph) -> Graph:
@@ -263,12 +138,12 @@ def confirmed(
         If it is wrong.
     """
     artifact.session(threads=threads)
-    spare = (judge.another(n) for n in range(_FIRST_SPARE, _FIRST_SPARE + _SPARES))
     agreed: list[Check] = []
     partly: list[Check] = []
-    for check in itertools.chain(checks, spare):
-        if check not in checks and (agreed or partly):
-            break  # no more are needed
+    for number in itertools.count():
+        if number >= len(checks) and (agreed or partly or number >= len(checks) + _SPARES):
+            break  # no more are needed, or none helps
+        check = checks[number] if number < len(checks) else judge.another(_FIRST_SPARE + number)
         wrong = _wrong(artifact, check)
         if not wrong:
             agreed.append(check)
@@ -299,7 +174,7 @@ def _wrong(artifact: Artifact, check: Check) -> dict[str, np.ndarray]:
     """Return where outputs disagree, by name, of those that do."""
     made = artifact.run(check.inputs)
     masks = {
-        name: _differs(made[name], wanted, check.coarse.get(name, RELATIVE))
+        name: _differs(check.part(name, made[name]), wanted, check.coarse.get(name, RELATIVE))
         for name, wanted in check.outputs.items()
     }
     return {name: mask for name, mask in masks.items() if mask.any()}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
+from bnncc.passes.physical import KERNEL
 from bnncc.passes.transforms import InputTransform
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import BinaryConv2d, to_json
 
 if TYPE_CHECKING:
     import onnx
+
+    from bnncc.driver import Lowered
 
 
 def options_of(artifact: Artifact) -> CompileOptions:
@@ -41,6 +48,54 @@ def options_of(artifact: Artifact) -> CompileOptions:
         tuned=content["options"]["tuned"],
         seed=content["seed"],
     )
+
+
+class Orders:
+    """The orders of weights that an artifact's kernels read, in place of tuning records.
+
+    Parameters
+    ----------
+    orders : mapping of str to str
+        From `orders_of`.
+    """
+
+    def __init__(self, orders: Mapping[str, str]) -> None:
+        self._orders = orders
+
+    def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
+        """Return which of `orders` a layer has, if that is known."""
+        found = self._orders.get(_layer(spec))
+        return found if found in orders else None
+
+
+def orders_of(physical: Graph) -> dict[str, str]:
+    """Return the order of weights of each binary layer; records may have chosen it."""
+    specs = [node.attrs["spec"] for node in physical.nodes if node.op == KERNEL]
+    return {_layer(s): s.weight_order for s in specs if isinstance(s, BinaryConv2d)}
+
+
+def _layer(spec: BinaryConv2d) -> str:
+    return hashlib.sha256(to_json(replace(spec, weight_order="words")).encode()).hexdigest()[:16]
+
+
+def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lowered:
+    """Lower a model as it was for an artifact.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        What `artifact` was compiled from; what `--assume` adds is in it already.
+    artifact : Artifact
+        The network.
+
+    Returns
+    -------
+    Lowered
+    """
+    from bnncc.driver import lowered
+
+    orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
+    return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
 
 
 def transform_of(artifact: Artifact) -> InputTransform | None:
@@ -72,4 +127,4 @@ def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number:
     """
     from bnncc.driver import lowered
 
-    return lowered(model, options_of(artifact)).checks.check(number)
+    return Check(*lowered(model, options_of(artifact)).checks.pair(number))

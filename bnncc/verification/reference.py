@@ -154,14 +154,12 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
         Floats that depend on an input, in topological order; no inputs or outputs of the model.
     """
     graph = model.graph
-    fixed = {t.name for t in graph.initializer}
-    live = {i.name for i in graph.input if i.name not in fixed}
-    ends = live | {o.name for o in graph.output}
+    made = computed(model)
+    ends = {i.name for i in graph.input} | {o.name for o in graph.output}
     order: list[str] = []
     wanted: set[str] = set()
     for node in graph.node:
-        if any(name in live for name in _reads(node)):
-            live.update(o for o in node.output if o)
+        if made.intersection(node.output):
             order += [o for o in node.output if o]
             if node.op_type in PRODUCTS:
                 wanted.update(node.input[:2] if node.op_type != "Conv" else node.input[:1])
@@ -170,6 +168,27 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
                 if node.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
                     wanted.update(node.input)
     return [name for name in order if name in wanted and name not in ends]
+
+
+def computed(model: onnx.ModelProto) -> set[str]:
+    """Return the tensors that nodes of the main graph compute from inputs, and not from constants.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Its nodes are in order.
+
+    Returns
+    -------
+    set of str
+    """
+    fixed = {t.name for t in model.graph.initializer}
+    inputs = {i.name for i in model.graph.input if i.name not in fixed}
+    made: set[str] = set()
+    for node in model.graph.node:
+        if any(name in inputs or name in made for name in _reads(node)):
+            made.update(o for o in node.output if o)
+    return made
 
 
 def in_order(model: onnx.ModelProto, names: Collection[str]) -> list[str]:

@@ -17,7 +17,6 @@ This file is over 400 lines because the three links are one verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.selfcheck import RELATIVE, differs, largest
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
-from bnncc.verification.recorded import options_of, transform_of, uint8_input
+from bnncc.verification.recorded import lowered_again, transform_of, uint8_input
 from bnncc.verification.relaxed import FirstLayer
 
 Array = np.ndarray[Any, Any]
@@ -250,7 +249,8 @@ def _layers(
     """Compare each tensor between layers as we evaluate it with the reference."""
     unseen = first.data if first is not None else frozenset()
     taps = [name for name in reference.tap_points(proto) if name not in unseen]
-    ends = [o.name for o in proto.graph.output if o.name not in feeds]
+    made = reference.computed(proto)
+    ends = [o.name for o in proto.graph.output if o.name in made]
     try:
         values = {**feeds, **evaluated(reference.with_outputs(proto, taps), feeds, first)}
     except BnnccError as error:
@@ -282,11 +282,9 @@ def _kernels(
     model: str | Path | onnx.ModelProto, artifact: Artifact, arrays: Mapping[str, Array]
 ) -> tuple[list[dict[str, Any]], str, str]:
     """Run every kernel of `artifact` alone; also return what its constants lack, and a note."""
-    from bnncc.driver import lowered
     from bnncc.verification import kernels
 
-    # What the option assumes is in `model` already.
-    network = lowered(model, replace(options_of(artifact), assume="nothing"))
+    network = lowered_again(model, artifact)
     said = artifact.manifest["report"]["kernels"]
     calls = [(c.name, [(list(shape), dtype) for shape, dtype in c.args]) for c in network.calls]
     if calls != [(k["name"], [(a["shape"], a["dtype"]) for a in k["args"]]) for k in said]:

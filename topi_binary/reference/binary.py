@@ -247,13 +247,14 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
     )
     per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
     dot = np.zeros((values.shape[0], height, width, spec.out_channels), kind)
+    weight = weight.astype(kind)
     for kh in range(spec.kernel[0]):
         for kw in range(spec.kernel[1]):
             rows = slice(kh * spec.dilations[0], None, spec.strides[0])
             columns = slice(kw * spec.dilations[1], None, spec.strides[1])
             seen = values[:, rows, columns][:, :height, :width]
             for g in range(spec.groups):
-                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(kind)
+                taps = weight[g * per_out : (g + 1) * per_out, kh, kw]
                 part = seen[..., g * per_in : (g + 1) * per_in].reshape(-1, per_in)
                 made = (part @ taps.T).reshape(*dot.shape[:3], per_out)
                 dot[..., g * per_out : (g + 1) * per_out] += made

@@ -13,18 +13,15 @@ Array = Any
 def bits_to_words(bits: Array) -> Array:
     """Pack the last axis of a bool array, 32 to a uint32, least significant first."""
     count = -(-bits.shape[-1] // 32)
-    words = np.zeros((*bits.shape[:-1], count), np.uint32)
-    for channel in range(bits.shape[-1]):
-        value = bits[..., channel].astype(np.uint32) << np.uint32(channel % 32)
-        words[..., channel // 32] |= value
-    return words
+    full = np.zeros((*bits.shape[:-1], 32 * count), bool)
+    full[..., : bits.shape[-1]] = bits
+    return np.packbits(full, axis=-1, bitorder="little").view("<u4")
 
 
 def words_to_bits(words: Array, channels: int) -> Array:
     """Invert `bits_to_words`."""
-    channel = np.arange(channels)
-    shifted = words[..., channel // 32] >> (channel % 32).astype(np.uint32)
-    return (shifted & 1).astype(bool)
+    raw = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return np.unpackbits(raw, axis=-1, count=channels, bitorder="little").astype(bool)
 
 
 def read_levels(data: Sequence[Array], channels: int, form: str) -> Array:

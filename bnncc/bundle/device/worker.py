@@ -195,8 +195,14 @@ class Worker:
         outputs = [made] if self.part["outputs"] == 1 else list(made)
         self.place.wait()
         for i, output in enumerate(outputs):
-            wanted = np.repeat(known[f"output_{i}"], batch, axis=0)
-            if wrong := _difference(self.place.array(output), wanted):
+            right, mine = known[f"output_{i}"], self.place.array(output)
+            where = known.get(f"where_{i}")
+            if where is None:
+                wanted = np.repeat(right, batch, axis=0)
+            else:  # of each image
+                mine = mine.reshape(batch, -1)[:, where]
+                wanted = np.broadcast_to(right, mine.shape)
+            if wrong := _difference(mine, wanted):
                 self._say(key="main", right=False, error=f"output {i}: {wrong}")
                 return
         self._timed("main", call, 1)

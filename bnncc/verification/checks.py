@@ -1,0 +1,264 @@
+"""The inputs that a network is checked on, and what is right for them.
+
+How many checks there are, and how much of the outputs they know, follows from what the graph costs
+to evaluate, by an estimate that is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph
+from bnncc.ir.halves import is_float
+from bnncc.ir.magnitude import coarseness
+from bnncc.ir.region import Box, Region, region, slices, whole
+from bnncc.ir.ties import tied
+from bnncc.runtime.manifest import infos
+from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, draw, pack
+from bnncc.verification.inputs import sources
+
+_MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
+"""How many checks there are at most: more where outputs are fewer than so many integers."""
+
+_SECONDS = 0.3
+"""What evaluating a graph for all checks may take by `cost`, but for the first of them."""
+
+_LARGE = 0.6
+"""Of graphs that take more by `cost`, parts are evaluated, where they have parts."""
+
+_PARTS, _HUGE = 2, 4e7
+"""How many checks there are then, each in another place; one, if so many numbers go in and out."""
+
+_PRODUCTS_A_SECOND = 1e10
+_ELEMENTS_A_SECOND = 4e8
+
+
+class SelfCheck:
+    """The inputs that a network is checked on, with their right outputs.
+
+    Parameters
+    ----------
+    graph : Graph
+        As loaded.
+    seed : int
+        Other seeds, other inputs.
+    """
+
+    def __init__(self, graph: Graph, seed: int) -> None:
+        self._graph, self._seed = graph, seed
+        self._evaluated: dict[int, dict[str, np.ndarray]] = {}
+        self.infos = infos(graph, graph.inputs)
+
+    @functools.cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """Where the values of the inputs come from."""
+        return sources(self._graph, self.infos)
+
+    @functools.cached_property
+    def coarse(self) -> dict[str, float]:
+        """How far outputs may be off that depend on tensors of half precision."""
+        table = coarseness(self._graph)
+        return {name: table[name] for name in self._graph.outputs if name in table}
+
+    @functools.cached_property
+    def checks(self) -> list[Check]:
+        """All checks: as many as can be had in the time, by the size of the graph alone.
+
+        Inputs that a network cannot be judged by, for it makes infinities or no numbers of them,
+        are left out, unless there are no others.
+        """
+        most = _MOST_CHECKS if self._tells_much() else _MOST_OF_LITTLE
+        count = int(min(most, max(1.0, _SECONDS / max(cost(self._graph), 1e-9))))
+        made = [self.check(number) for number in range(len(self._parts) or count)]
+        finite = [c for c in made if all(map(_finite, c.outputs.values()))]
+        return finite or made[:1]
+
+    def _tells_much(self) -> bool:
+        """Whether outputs are more than a few integers, such as the number of a class."""
+        kinds = [
+            (self._graph.types[o].dtype, _elements(self._graph, o)) for o in self._graph.outputs
+        ]
+        return any(dtype[0] == "f" for dtype, _ in kinds) or sum(n for _, n in kinds) >= _LITTLE
+
+    @functools.cached_property
+    def _parts(self) -> list[Region]:
+        """Parts of a graph that is too large to be evaluated as a whole, if it has parts."""
+        if cost(self._graph) <= _LARGE or not all(t.static for t in self._graph.types.values()):
+            return []
+        graph = self._graph
+        ends = sum(_elements(graph, name) for name in (*graph.inputs, *graph.outputs))
+        return parts(graph, _LARGE / _PARTS, _PARTS if ends < _HUGE else 1)
+
+    def inputs(self, number: int) -> dict[str, np.ndarray]:
+        """Return the inputs of a check."""
+        return draw(self.infos, self.sources, *self._drawn(number))
+
+    def _drawn(self, number: int) -> tuple[str, int]:
+        return STYLES[number % len(STYLES)], self._seed + number
+
+    def values(self, number: int, tensors: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return what the graph makes of the inputs of a check, which need not be known again.
+
+        Parameters
+        ----------
+        number : int
+            Of the check.
+        tensors : iterable of str
+            Which values are wanted, beside the outputs.
+
+        Returns
+        -------
+        dict of str to ndarray
+        """
+        found = evaluate(self._graph, self.inputs(number), tensors)
+        self._evaluated[number] = {name: found[name] for name in self._graph.outputs}
+        return found
+
+    def check(self, number: int) -> Check:
+        """Return the check of a number; every one is another."""
+        feeds = self.inputs(number)
+        if number in self._evaluated:
+            return Check(feeds, self._evaluated[number], *self._drawn(number), coarse=self.coarse)
+        return replace(self._of(feeds, number), style=self._drawn(number)[0])
+
+    def _of(self, feeds: Mapping[str, np.ndarray], number: int) -> Check:
+        """Evaluate the graph, or as much of it as can be afforded."""
+        seed = self._seed + number
+        if not self._parts:
+            return Check(feeds, evaluate(self._graph, feeds), seed=seed, coarse=self.coarse)
+        part = self._parts[number % len(self._parts)]
+        outputs = evaluate(part.graph, part.of(feeds))
+        places = {name: slices(part.boxes[name]) for name in outputs}
+        return Check(feeds, outputs, seed=seed, places=places, coarse=self.coarse)
+
+    def repeated(self, limit: int) -> tuple[dict[str, np.ndarray], Check]:
+        """Return a check whose inputs repeat what is stored of them, for those who cannot draw.
+
+        Parameters
+        ----------
+        limit : int
+            Bytes to store.
+
+        Returns
+        -------
+        stored : dict of str to ndarray
+            The inputs, or values that fill them one behind the other, again and again.
+        check : Check
+            With whole inputs.
+        """
+        feeds = self.inputs(0)
+        stored = dict(feeds)
+        for name, value in feeds.items():
+            room = limit // len(feeds) // value.itemsize
+            if value.size > room:
+                stored[name] = value.reshape(-1)[: _prime(room)]
+                feeds[name] = np.resize(stored[name], value.shape)
+        same = all(stored[name].size == value.size for name, value in feeds.items())
+        return stored, self.check(0) if same else self._of(feeds, 0)
+
+    def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return inputs and right outputs by name, all of them; every `number` gives others."""
+        feeds = self.inputs(number)
+        return feeds, evaluate(self._graph, feeds)
+
+    def packed(self, checks: Sequence[Check], library: bytes) -> bytes:
+        """Return `checks` as they are stored beside `library`."""
+        limit = int(max(LEAST_BYTES, SHARE * len(library)))
+        return pack(
+            checks, self.infos, infos(self._graph, self._graph.outputs), self.sources, limit
+        )
+
+    def surely(self, check: Check, *, near: float, zeros: bool) -> dict[str, np.ndarray]:
+        """Return which elements of each output depend on no tie."""
+        graph, feeds = self._graph, check.inputs
+        if check.places is not None:
+            boxes = {n: tuple((s.start, s.stop) for s in p) for n, p in check.places.items()}
+            part = region(graph, boxes)
+            graph, feeds = part.graph, part.of(feeds)
+        found = tied(graph, feeds, near=near, zeros=zeros)
+        return {name: ~mask for name, mask in found.items()}
+
+
+def parts(graph: Graph, seconds: float, count: int) -> list[Region]:
+    """Return parts of a large graph that take little time to evaluate.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its shapes are numbers.
+    seconds : float
+        What one of them may take by `cost`.
+    count : int
+        How many; images have a corner each, the first and the last one first.
+
+    Returns
+    -------
+    list of Region
+        None if no part costs less than half of the whole.
+    """
+    total = cost(graph)
+    share, made = 1.0, []
+    while share > _LEAST_SHARE:
+        share /= 2
+        made = [region(graph, _boxes(graph, share, number)) for number in range(count)]
+        if max(cost(part.graph) for part in made) <= seconds:
+            break
+    return made if made and max(cost(part.graph) for part in made) <= total / 2 else []
+
+
+_LEAST_SHARE = 1 / 64
+"""Of each axis of an image, at least."""
+
+
+def _boxes(graph: Graph, share: float, number: int) -> dict[str, Box]:
+    """Return parts of outputs: one image of a batch, `share` of each of its axes."""
+    found = {}
+    for name in graph.outputs:
+        shape = tuple(int(d) for d in graph.types[name].shape)
+        box = list(whole(shape))
+        if len(shape) > 1:
+            image = number * 7919 % shape[0] if shape[0] else 0
+            box[0] = (image, min(image + 1, shape[0]))
+        for axis in range(1, len(shape) if len(shape) > 2 else 0):
+            size = max(1, math.ceil(share * shape[axis])) if shape[axis] else 0
+            last = (number >> (axis - 1) if number > 1 else number) & 1
+            start = shape[axis] - size if last else 0
+            box[axis] = (start, start + size)
+        found[name] = tuple(box)
+    return found
+
+
+def _prime(limit: int) -> int:
+    """Return a prime of at most `limit`: rows that are repeated so do not lie over each other."""
+    return next(
+        n for n in range(max(2, limit), 1, -1) if all(n % k for k in range(2, math.isqrt(n) + 1))
+    )
+
+
+def cost(graph: Graph) -> float:
+    """Estimate the seconds that evaluating `graph` takes, the same on every machine."""
+    seconds = 0.0
+    for node in graph.nodes:
+        made = sum(_elements(graph, name) for name in node.outputs if name in graph.types)
+        seconds += made / _ELEMENTS_A_SECOND
+        if node.op in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
+            shape = [d for d in graph.types[node.inputs[1]].shape if isinstance(d, int)]
+            terms = float(np.prod(shape[1:] if node.op != "MatMul" else shape[-2:-1]))
+            seconds += made * terms / _PRODUCTS_A_SECOND
+            if node.op.startswith("Conv"):  # each window becomes a column first
+                seconds += made / max(1, shape[0]) * terms / _ELEMENTS_A_SECOND
+    return seconds
+
+
+def _elements(graph: Graph, name: str) -> float:
+    return float(np.prod([d if isinstance(d, int) else 1 for d in graph.types[name].shape]))
+
+
+def _finite(values: np.ndarray) -> bool:
+    return not is_float(values) or bool(np.isfinite(values.astype(np.float64)).all())
