@@ -194,22 +194,30 @@ class Maker(Quantizers):
         return x
 
     def joined(self, x: Tensor) -> Tensor:
-        fitting = [t for t in self.tensors if t.size == x.size]
-        same = [t for t in fitting if t.channels == x.channels and t.name != x.name]
-        if same:
-            other = same[int(self.rng.integers(len(same)))]
-            self.features.add("residual")
-            operands = [x.name, other.name][:: 1 if self.chance(0.5) else -1]
-            return self.put(x, str(self.pick("Add", "Add", "Sub", "Mul")), *operands)
-        if fitting:
-            other = fitting[int(self.rng.integers(len(fitting)))]
-            if other.channels + x.channels <= MAX_CHANNELS and other.name != x.name:
-                self.features.add("joined channels")
-                for one in (x, other):
-                    self.net.channels[one.name] = one.channels
-                channels = x.channels + other.channels
-                return Tensor(self.net.concat(x.name, other.name), channels, x.size)
-        return x
+        """Combine with another tensor of its size: added, or beside it; parts of either fit."""
+        others = [t for t in self.tensors if t.size == x.size and t.name != x.name]
+        if not others:
+            return x
+        alike = [t for t in others if t.channels == x.channels]
+        choice = alike if alike and self.chance(0.7) else others
+        other = choice[int(self.rng.integers(len(choice)))]
+        if self.chance(0.25) and other.channels + x.channels <= MAX_CHANNELS:
+            self.features.add("joined channels")
+            for one in (x, other):
+                self.net.channels[one.name] = one.channels
+            channels = x.channels + other.channels
+            return Tensor(self.net.concat(x.name, other.name), channels, x.size)
+        channels = min(x.channels, other.channels)
+        names = [self.first(t, channels) for t in (x, other)][:: 1 if self.chance(0.5) else -1]
+        self.features.add("residual")
+        made = self.net.op(str(self.pick("Add", "Add", "Sub", "Mul")), *names)
+        return Tensor(made, channels, x.size)
+
+    def first(self, x: Tensor, channels: int) -> str:
+        """Return the first channels of a tensor."""
+        if channels == x.channels:
+            return x.name
+        return self.net.split(x.name, [channels, x.channels - channels])[0]
 
     # ---- the whole --------------------------------------------------------------------------
 
