@@ -67,6 +67,18 @@ def test_module_is_read_right(name: str) -> None:
     assert_close([found[o] for o in graph.outputs], wanted)
 
 
+@pytest.mark.parametrize("name", ["unet-nearest", "unet-bilinear", "lstm", "detector", "written"])
+def test_batch_may_be_dynamic(name: str) -> None:
+    model, (x,) = strangers.made(name)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    graph = load(proto := pytorch.read_module(model, (x,), shapes))
+    several = torch.cat([x, x[:1] * 0.5, x])
+    with torch.no_grad():
+        wanted = flat(model(several.clone()))
+    found = evaluate(graph, {proto.graph.input[0].name: several.numpy()})
+    assert_close([found[o] for o in graph.outputs], wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", strangers.STRANGERS)
 def test_module_is_compiled_right(name: str) -> None:
