@@ -1,7 +1,8 @@
 """Networks as many different people write them; needs torch.
 
 None is trained. Each is small, and has what people's networks have beside layers: estimators of
-gradients, buffers, views, shapes computed from shapes, parametrizations.
+gradients, buffers, views, shapes computed from shapes, parametrizations. This file is over 700
+lines because it is one collection.
 """
 
 from __future__ import annotations

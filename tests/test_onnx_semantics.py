@@ -208,3 +208,36 @@ def test_an_output_without_elements_is_refused() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(ints(1), "a"))
     with pytest.raises(ModelError, match=r"output `y`: has no elements, its shape is \[0\]"):
         load(model)
+
+
+def test_bools_are_compared_as_bools() -> None:
+    node = helper.make_node("Equal", ["a", "b"], ["y"])
+    greater = [helper.make_node("Greater", [n, "z"], [k]) for n, k in (("x", "a"), ("w", "b"))]
+    model = network([*greater, node], {"x": [2, 16], "w": [16]}, "y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "z"))
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(s).astype(np.float32) for s in ((2, 16), 16))
+    made = bnncc.compile(model, threads=1).run({"x": x, "w": w})["y"]
+    np.testing.assert_array_equal(made, (x > 0) == (w > 0))
+
+
+def test_elements_along_long_axes() -> None:
+    """onnx.reference gathers from at most 63 elements."""
+    random = np.random.default_rng(0)
+    x, places = random.standard_normal((3, 200)).astype(np.float32), np.argsort(-np.arange(200))
+    indices = np.tile(places, (2, 1))
+    gather = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=1)
+    model = network([gather], {"x": [3, 200]}, "y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(indices, "i"))
+    made = evaluate(load(model), {"x": x})["y"]
+    np.testing.assert_array_equal(made, x[:2, ::-1])
+
+
+def test_states_of_another_size_are_refused() -> None:
+    node = helper.make_node("RNN", ["x", "w", "r", "", "", "h"], ["", "y"], hidden_size=4)
+    model = network([node], {"x": [5, 2, 3]}, "y")
+    for name, shape in (("w", (1, 4, 3)), ("r", (1, 4, 4)), ("h", (1, 2, 7))):
+        value = np.ones(shape, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    with pytest.raises(ModelError, match=r"input 5 has shape \[1, 2, 7\], \[1, 2, 4\] is wanted"):
+        load(model)

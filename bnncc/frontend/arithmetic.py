@@ -88,6 +88,12 @@ def _modulo(write: Expression) -> None:
     write.give(write("Where", write("Equal", rest, zero), nothing, moved), 0)
 
 
+def _equal(write: Expression) -> None:
+    """Write Equal of bools by Xor: TVM compares vectors of bits as if they were floats."""
+    if write.type().dtype == "bool":
+        write.give(write("Not", write("Xor", *write.node.inputs)), 0)
+
+
 def _is_infinite(write: Expression) -> None:
     (x,), attrs, dtype = write.node.inputs, write.node.attrs, write.type().dtype
     positive, negative = (bool(attrs.get(f"detect_{k}", 1)) for k in ("positive", "negative"))
@@ -187,6 +193,7 @@ EXPANSIONS = {
     "Det": _determinant,
     "Einsum": _einsum,
     "Elu": _elu,
+    "Equal": _equal,
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
     "Mish": _mish,

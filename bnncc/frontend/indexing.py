@@ -249,6 +249,8 @@ def _cumulative_product(write: Expression) -> None:
 def _roi_align(write: Expression) -> None:
     """Write the scale of regions as a product: TVM's importer takes half a pixel off before it."""
     attrs, (x, regions, images) = write.node.attrs, write.node.inputs
+    if attrs.get("mode", "avg") != "avg":
+        raise UnsupportedOp(f"{write.where}: `mode` = 'max' with regions that are computed")
     scale = float(attrs.get("spatial_scale", 1.0))
     if scale == 1:
         return

@@ -233,12 +233,35 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
     return TensorType(tuple(dims), x.dtype)
 
 
+def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    """Take sizes, or factors of the sizes that are known; an axis that is not keeps its size."""
+    kind = graph.types[node.inputs[0]]
+    rank = len(kind.shape)
+    axes = [int(a) % rank for a in node.attrs.get("axes") or range(rank)]
+    given = [graph.constants.get(n) if n else None for n in node.inputs[2:4]]
+    values = next((v for v in given[::-1] if v is not None and v.size), None)
+    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    if values is None or values.size != len(axes) or policy != "stretch":
+        raise dynamic(graph, where)
+    shape = list(kind.shape)
+    for axis, value in zip(axes, values.reshape(-1).tolist(), strict=True):
+        have = shape[axis]
+        if values.dtype.kind in "iu":
+            shape[axis] = int(value)
+        elif isinstance(have, int):
+            shape[axis] = math.floor(np.float32(have) * np.float32(value))  # as onnx does
+        elif value != 1:
+            raise dynamic(graph, where)
+    return TensorType(tuple(shape), kind.dtype)
+
+
 RULES = {
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
     "Flatten": _flatten,
     "Pad": _pad,
     "Range": _range,
+    "Resize": _resize,
     "Reshape": _reshape,
     "Slice": _slice,
     "Tile": _tile,

@@ -118,6 +118,7 @@ def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[A
     return [~((whole >= kind.min) & (whole < float(kind.max) + 1))]
 
 
+@np.errstate(all="ignore")
 def _decided(
     node: Node, ins: list[Array | None], bounds: list[Array], outs: list[Array], zeros: bool
 ) -> list[Array]:
