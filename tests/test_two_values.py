@@ -47,6 +47,17 @@ def test_any_two_values(
     check(g.model(out, SHAPE), [DATA[data][1]], inputs())
 
 
+@pytest.mark.parametrize("stride", [3, 4, 5])
+@pytest.mark.parametrize("data", DATA)
+def test_rows_and_columns_that_no_window_reaches(data: str, stride: int) -> None:
+    """The border is where the data end, not where the last window does."""
+    g = Network()
+    weight = WEIGHTS["signs"](g.rng)
+    out = g("Conv", DATA[data][0](g, "x"), weight, kernel_shape=[3, 3], pads=[1] * 4,
+            strides=[stride] * 2)  # fmt: skip
+    check(g.model(out, SHAPE), [DATA[data][1]], inputs())
+
+
 def test_rows_of_two_values_times_columns_of_two_values() -> None:
     g = Network()
     weight = signs(g.rng, 40, 24) * g.rng.uniform(0.2, 1, 24) + g.rng.normal(0, 0.3, 24)

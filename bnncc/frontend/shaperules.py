@@ -240,10 +240,20 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
     axes = [int(a) % rank for a in node.attrs.get("axes") or range(rank)]
     given = [graph.constants.get(n) if n else None for n in node.inputs[2:4]]
     values = next((v for v in given[::-1] if v is not None and v.size), None)
-    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
-    if values is None or values.size != len(axes) or policy != "stretch":
+    if values is None or values.size != len(axes):
         raise dynamic(graph, where)
     shape = list(kind.shape)
+    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and values.dtype.kind in "iu":
+        sizes = [shape[axis] for axis in axes]
+        known = [size for size in sizes if isinstance(size, int) and size > 0]
+        if len(known) < len(sizes):
+            raise dynamic(graph, where)
+        factors = [v / size for v, size in zip(values.reshape(-1).tolist(), known, strict=True)]
+        same = (min if policy == "not_larger" else max)(factors)
+        for axis, size in zip(axes, known, strict=True):
+            shape[axis] = math.floor(same * size + 0.5)
+        return TensorType(tuple(shape), kind.dtype)
     for axis, value in zip(axes, values.reshape(-1).tolist(), strict=True):
         have = shape[axis]
         if values.dtype.kind in "iu":

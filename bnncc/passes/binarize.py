@@ -372,5 +372,6 @@ def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Ar
     made = _conv(node, data, bits, attrs)
     if not padding or pad == center:
         return [made]
-    border = (pad - center) * outside_sums(node, signs, data.pads, graph.types[node.outputs[0]])
+    kinds = (graph.types[name] for name in (data.name, node.outputs[0]))
+    border = (pad - center) * outside_sums(node, signs, data.pads, *kinds)
     return with_border(made, border, graph, exact=whole is not None, unit=scale * unit)

@@ -44,7 +44,7 @@ def in_units(values: Sequence[float]) -> tuple[list[float], float] | None:
 
 
 def outside_sums(
-    node: Node, weight: Array, pads: tuple[int, int, int, int], kind: TensorType
+    node: Node, weight: Array, pads: tuple[int, int, int, int], data: TensorType, kind: TensorType
 ) -> Array:
     """Return the sums of the weights that lie outside the image.
 
@@ -56,8 +56,8 @@ def outside_sums(
         Filters.
     pads : tuple of int
         Top, left, bottom, right.
-    kind : TensorType
-        Of the result.
+    data, kind : TensorType
+        Of the data and of the result.
 
     Returns
     -------
@@ -67,9 +67,9 @@ def outside_sums(
     inner = []
     for axis in (0, 1):
         span = (weight.shape[2 + axis] - 1) * dilations[axis] + 1
-        size = (int(kind.shape[2 + axis]) - 1) * strides[axis] + span
-        inside = np.zeros(size)
-        inside[pads[axis] : size - pads[axis + 2]] = 1
+        # A stride may leave rows at the end that no window reaches, of the padding or of the data.
+        inside = np.zeros((int(kind.shape[2 + axis]) - 1) * strides[axis] + span)
+        inside[pads[axis] : pads[axis] + int(data.shape[2 + axis])] = 1
         inner.append(inside)
     outside = 1 - inner[0][:, None] * inner[1]
     attrs = {"strides": strides, "dilations": dilations, "pads": [0] * 4}

@@ -162,7 +162,8 @@ def _padded_between(
     pads: tuple[int, int, int, int], pad_value: float,
 ) -> list[Node]:  # fmt: skip
     """Return a layer that is padded by level 0, and a constant that makes the padding right."""
-    sums = outside_sums(node, found.whole, pads, graph.types[node.outputs[0]])
+    kinds = (graph.types[name] for name in (made.inputs[0], node.outputs[0]))
+    sums = outside_sums(node, found.whole, pads, *kinds)
     scale, step = np.asarray(made.attrs["scale"], np.float64), made.attrs["dot"][0]
     multiples = as_multiples(known.values)
     if multiples is None or multiples[1] != step or not np.asarray(made.attrs["dot"][1]).any():

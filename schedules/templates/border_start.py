@@ -126,7 +126,10 @@ class Start:
     def regions(self, o: Expr, lane: Expr, n: Expr = 0) -> list[Expr]:
         """Return what `value` reads."""
         if self._kernel.starts is not None:
-            return [self._kernel.starts[n, (o + self._piece.block) * LANES + lane]]
+            first = (o + self._piece.block) * LANES
+            if isinstance(lane, slice):
+                return [self._kernel.starts[n, first + lane.start : first + lane.stop]]
+            return [self._kernel.starts[n, first + lane]]
         table = self._table
         if table is None:
             return []
