@@ -438,7 +438,7 @@ def sample(check: Check, info: TensorInfo, room: int, *seed: int) -> tuple[Array
         Of the output.
     room : int
         Bytes to store.
-    seed : int
+    *seed : int
         Other seeds, other places.
 
     Returns

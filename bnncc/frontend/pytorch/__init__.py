@@ -67,6 +67,13 @@ def read_module(
     """Return the ONNX model of a module or exported program; see `capture.exported`.
 
     A program with operators that have no rule here is read once more, in torch's own decomposition.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be read.
+    UnsupportedOp
+        If it has operators that have no rule in that decomposition either.
     """
     name = type(model).__name__
     try:
