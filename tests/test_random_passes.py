@@ -79,3 +79,10 @@ def test_the_committed_tally_has_no_difference() -> None:
 @pytest.mark.parametrize("name", planted_passes.PLANTED)
 def test_planted_mistakes_are_noticed(name: str) -> None:
     assert planted_passes.networks_until_noticed(planted_passes.PLANTED[name], most=30)
+
+
+@pytest.mark.parametrize("seed", [4842, 5032, 5663, 7318, 7742, 8020, 5496, 8008])
+def test_networks_that_were_refused(seed: int) -> None:
+    """Three values around a middle that is not 0, read as numbers; bits of two values as data."""
+    result = random_passes.outcome(seed)
+    assert result.right, result.verdict

@@ -240,16 +240,23 @@ class Physical:
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
         if value.bipolar:
             return spec, inputs, (0.0, value.hi)
+        if planes.zero is not None:  # the planes stand for -1, 0 and 1
+            middle = np.float32((value.lo + value.hi) / 2)
+            step = np.float32(value.hi) - middle
+            if (middle - step, middle + step) != (np.float32(value.lo), np.float32(value.hi)):
+                return None
+            return spec, inputs, (float(middle), float(step))
         line = exact_line(np.array([value.lo, value.hi], np.float32))
         return None if line is None else (replace(spec, mode="and"), inputs, line)
 
     def _from_bits(self, name: str, layout: str) -> str:
         source = self.bits_source(name)
         if source is None:
-            planes = self.planes[name]
-            return self._from_planes(
-                name, layout, [planes.sign], (planes.value.lo, planes.value.hi)
-            )
+            sign, zero, value = (getattr(self.planes[name], k) for k in ("sign", "zero", "value"))
+            if zero is None:
+                return self._from_planes(name, layout, [sign], (value.lo, value.hi))
+            held = (value.lo, (value.lo + value.hi) / 2, value.hi)
+            return self._from_planes(name, layout, [zero, self.xor(sign, zero)], held)
         spec, inputs, line = source
         steps: tuple[Step, ...] = (Step("store", layout),)
         if line != (0.0, 1.0):

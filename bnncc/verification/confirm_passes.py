@@ -237,7 +237,7 @@ class _Run:
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
-            read, floating = self._read(maker, producers)
+            read, floating, direct = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
             known = {**feeds, **self._before(model, read), **near}
             # Levels of half precision are multiples of their step but for rounding.
@@ -251,7 +251,7 @@ class _Run:
                 found = spread(
                     model, known, tensor,
                     near=TIE, whole=None if floating or coarse else _largest(read),
-                    dyadic=all(are_dyadic(np.array(values)) for values in read.values()),
+                    dyadic=direct and all(are_dyadic(np.array(v)) for v in read.values()),
                     relaxed=relaxed,
                 )  # fmt: skip
                 left = left & ~_allowed(found, one, coarse)
@@ -261,15 +261,15 @@ class _Run:
 
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
-    ) -> tuple[dict[str, Held], bool]:
+    ) -> tuple[dict[str, Held], bool, bool]:
         """Return what `node` computes from, and whether products on the way are sums of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
         Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
-        signs or levels is an integer.
+        signs or levels is an integer. Last, whether no other kernel lies between.
         """
         found: dict[str, Held] = {}
-        floating, seen = False, set()
+        floating, direct, seen = False, True, set()
         stack = [node] if node is not None else []
         while stack:
             one = stack.pop()
@@ -282,7 +282,9 @@ class _Run:
                 elif name in producers and name not in seen:
                     seen.add(name)
                     stack.append(producers[name])
-        return found, floating
+                    # Such as bits of two values, which are constants of the next kernel.
+                    direct = direct and producers[name].op != KERNEL
+        return found, floating, direct
 
     def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
         """Return the tensors of the model that `read` are computed from.
