@@ -2,8 +2,6 @@
 
 load -> passes (simplify, recognise signs, binarize, commute, fuse)
      -> Relax -> legalize -> schedule -> build
-
-This file is over 400 lines because it is the whole way, told once.
 """
 
 from __future__ import annotations

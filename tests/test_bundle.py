@@ -1,7 +1,4 @@
-"""Bundles for machines without bnncc and TVM, proven on this CPU, and what comes back of them.
-
-The file is over 400 lines because all of it needs one bundle and its results, which take longest.
-"""
+"""Bundles for machines without bnncc and TVM, proven on this CPU, and what comes back of them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
     for i, pair in enumerate(tried):
         for _ in range(BATCHES):
             arrays = [
-                rng.integers(0, 2**31, operand.shape).astype(operand.dtype)
+                rng.integers(0, 2**32, operand.shape, dtype=np.uint32)
                 if operand.dtype != "int32"
                 else rng.integers(-1000, 1000, operand.shape).astype("int32")
                 for operand in pair.operands

@@ -1,4 +1,4 @@
-"""Definitions without a body, of kernels that a schedule writes from the spec alone."""
+"""Operators: name, attributes and parameters of a kernel whose body a schedule writes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Expr = Any
 
 
 def signature(spec: Spec) -> tirx.PrimFunc:
-    """Define the parameters of `spec` and nothing else.
+    """Declare the parameters of `spec` and nothing else.
 
     Parameters
     ----------
     spec : Spec
-        What a GPU kernel computes.
+        What the kernel computes.
 
     Returns
     -------

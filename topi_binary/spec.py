@@ -3,8 +3,7 @@
 One Relax operator call is one *anchor* (a convolution, dense layer, pooling, or nothing but its
 input) followed by an *epilogue*: the steps done on each vector of accumulators while it is still in
 registers. Both are frozen dataclasses that travel as JSON in the operator's attributes and in the
-PrimFunc's, so that legalization, schedules and tuning records see the same thing. The file is over
-400 lines because it is a table: one class for each kind of kernel.
+PrimFunc's, so that legalization, schedules and tuning records see the same thing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A *box* is a range for each axis. Going backwards, each node says which boxes of
 its output depends on; an operator without a rule depends on all. What comes out is a graph again,
 smaller, whose tensors are those boxes of the whole graph's, number for number. So a few pixels of a
 large image, or one image of many, can be evaluated in the time they take.
-
-This file is over 400 lines because it is a table: one rule for each kind of operator.
 """
 
 from __future__ import annotations

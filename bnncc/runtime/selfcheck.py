@@ -5,8 +5,6 @@ arithmetic alone, so that they are the same on every machine and with every vers
 ones are stored too, for those who have no bnncc. Outputs are stored whole where they are small,
 else at some places. How inputs are drawn is decided when a network is compiled (`Source`,
 `bnncc.verification.inputs`).
-
-This file is over 400 lines because what is drawn, stored and read back must fit together.
 """
 
 from __future__ import annotations

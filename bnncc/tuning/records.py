@@ -7,8 +7,7 @@ trials each kernel has had. Lines are appended with one system call each and nev
 process that is killed leaves at most a torn last line, which readers pass over and the next writer
 removes.
 
-Reading needs no TVM. The file is over 400 lines because what writes records, and
-what reads and chooses among them, must agree.
+Reading needs no TVM.
 """
 
 from __future__ import annotations

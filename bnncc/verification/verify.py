@@ -10,8 +10,6 @@ links are looked at one by one, each from identical inputs:
 
 Floats agree to 1e-4 of the largest value, except that a decision may fall either way within 8 eps
 of sum|terms|; outputs may differ only where they depend on such a decision.
-
-This file is over 400 lines because the three links are one verdict.
 """
 
 from __future__ import annotations

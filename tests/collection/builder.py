@@ -1,7 +1,4 @@
-"""A small builder of ONNX graphs that writes each operator as the chosen opset wants it.
-
-It is over 400 lines because half of it is the table of sign spellings.
-"""
+"""A small builder of ONNX graphs that writes each operator as the chosen opset wants it."""
 
 from __future__ import annotations
 

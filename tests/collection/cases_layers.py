@@ -1,7 +1,4 @@
-"""Hand-written cases: padding, convolution shapes, dense layers, pools.
-
-It is over 400 lines because it is a table, one entry per model.
-"""
+"""Hand-written cases: padding, convolution shapes, dense layers, pools."""
 
 from __future__ import annotations
 

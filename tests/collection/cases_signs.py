@@ -1,7 +1,4 @@
-"""Hand-written cases: sign, straight-through residues, weights, batch normalisation.
-
-It is over 400 lines because it is a table, one entry per model.
-"""
+"""Hand-written cases: sign, straight-through residues, weights, batch normalisation."""
 
 from __future__ import annotations
 

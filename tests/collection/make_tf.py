@@ -1,7 +1,6 @@
 """Export the Keras/larq part of the collection through tf2onnx.
 
-Needs Python 3.10, tensorflow-cpu 2.13, larq 0.13 and tf2onnx 1.16; not run by the tests. It is over
-400 lines because it is a table of models.
+Needs Python 3.10, tensorflow-cpu 2.13, larq 0.13 and tf2onnx 1.16; not run by the tests.
 
     python -m tests.collection.make_tf               # from the repository root
 

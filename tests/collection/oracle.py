@@ -4,7 +4,7 @@ The graph is evaluated node by node with NumPy. Conv, Gemm, MatMul, BatchNormali
 are written here (im2col, accumulation in float64, result rounded once to float32); when both
 operands of a product are integer multiples of a scale (up to rounding noise, as straight-through
 estimators leave it), the accumulator is an exact integer. Every other operator is `onnx.reference`.
-It shares no code with the compiler. It is over 400 lines because it is read from top to bottom.
+It shares no code with the compiler.
 
 Beside each value runs `err`, a conservative ``sum|terms|`` of the rounded operations it came from:
 0 for inputs, constants, signs and exact integers. A sign, comparison or rounding whose distance to
