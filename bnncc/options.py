@@ -62,46 +62,16 @@ class Uint8Input:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Everything `bnncc compile` can be told.
+    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`.
 
     Attributes
     ----------
-    target : str, path or TargetSpec
-        A name from ``bnncc targets``, or a target file.
-    params : path, optional
-        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
     input_shapes : mapping of str to tuple
         Shapes that replace those in the file; a str is a symbolic dimension.
-    assume : {"nothing", "dabnn"}
-        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
-        convolutions whose weights are binary, and pads them by -1.
-    sign_zero : {"exact", "+1", "-1"}
-        What the sign of an exact zero is where the graph says 0: itself, or a bit.
-    float_conv : {"filtered", "direct", "filtered-2d"}
-        How float convolutions may be computed: with every product, or with fewer (minimal filtering
-        along rows, or both ways) where that is faster.
-    first_layer : {"float32", "bfloat16", "int8"}
-        What data and weights of the convolutions that read an input are rounded to.
-    few_bit : {"auto", "planes"}
-        How few-bit layers are computed: the way that should be fastest, or as planes of bits.
-    check_finite : bool
-        Refuse inputs with NaN or infinities at run time.
-    input_uint8 : tuple of Uint8Input
-        Inputs taken as bytes.
-    input_transform : InputTransform, optional
-        How an image input taken as bytes becomes bits.
-    dump_ir : path, optional
-        Folder for one file per phase.
     threads : int, optional
         How many threads kernels are cut for, and the self-check uses; by default the CPUs this
         process may use. 1 makes kernels without any division; other numbers of threads can run
         what was cut for more than 1, but shares may be less equal.
-    seed : int
-        Of the self-check's random input.
-    records : tuple of path
-        Folders of tuning records, beside those that come with bnncc; later ones come first.
-    tuned : bool
-        Whether to use any records at all.
     confirm : bool
         Run the result on the self-check's input, where this machine can, and refuse to return what
         is wrong.
@@ -158,11 +128,6 @@ class CompileOptions:
 
 def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     """Read ``NAME:1x3x224x224``; a word in place of a number is a symbolic dimension.
-
-    Raises
-    ------
-    UsageError
-        If `text` has another form.
 
     Examples
     --------

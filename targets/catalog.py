@@ -205,11 +205,6 @@ def load(path: Path) -> TargetSpec:
 
     Fields that are left out are taken from the target named in ``base``, if there is one.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
     Returns
     -------
     TargetSpec

@@ -34,11 +34,6 @@ def write_tune(
     console : Console
         For messages.
 
-    Returns
-    -------
-    int
-        Exit code.
-
     Raises
     ------
     UsageError
@@ -108,20 +103,7 @@ def import_tuned(args: Namespace, folder: Path, command: str, console: Console) 
 
 
 def write_bench(args: Namespace, console: Console) -> int:
-    """Write a bundle that times an artifact.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options of ``bench``.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Write a bundle that times an artifact."""
     start = time.perf_counter()
     pythons = pythons_of(args)
     from bnncc.bundle import build
@@ -148,13 +130,6 @@ def write_bench(args: Namespace, console: Console) -> int:
 
 def imported_bench(args: Namespace, console: Console) -> dict[str, Any]:
     """Return the times of an artifact that are in a bundle's results.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options of ``bench``.
-    console : Console
-        For messages.
 
     Returns
     -------

@@ -25,20 +25,7 @@ _TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
 
 
 def compile_(args: Namespace, console: Console) -> int:
-    """Compile a model and write the artifact.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Compile a model and write the artifact."""
     start = time.perf_counter()
     options = options_of(args, dump_ir=args.dump_ir)
     from bnncc.files import model_stem
@@ -71,20 +58,7 @@ def compile_(args: Namespace, console: Console) -> int:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Run an artifact on arrays from a file.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Run an artifact on arrays from a file."""
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
 
@@ -100,20 +74,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def bench(args: Namespace, console: Console) -> int:
-    """Time an artifact.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Time an artifact."""
     check_bundle(args)
     if args.bundle is not None:
         return bundle_commands.write_bench(args, console)
@@ -130,20 +91,7 @@ def bench(args: Namespace, console: Console) -> int:
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Print how each layer of a model or artifact is computed.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Print how each layer of a model or artifact is computed."""
     from bnncc import report
     from bnncc.runtime.artifact import Artifact
 
@@ -157,13 +105,6 @@ def explain(args: Namespace, console: Console) -> int:
 
 def verify(args: Namespace, console: Console) -> int:
     """Compare an artifact with its model.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
 
     Returns
     -------
@@ -184,13 +125,6 @@ def verify(args: Namespace, console: Console) -> int:
 
 def deploy(args: Namespace, console: Console) -> int:
     """Bring an artifact to a device, check and time it there.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
 
     Returns
     -------
@@ -222,20 +156,7 @@ def deploy(args: Namespace, console: Console) -> int:
 
 
 def device_kit(args: Namespace, console: Console) -> int:
-    """Put together what a device needs.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Put together what a device needs."""
     from bnncc.remote import kit
     from bnncc.targets.catalog import resolve
 
@@ -250,18 +171,6 @@ def device_kit(args: Namespace, console: Console) -> int:
 
 def targets(args: Namespace, console: Console) -> int:
     """List targets or describe one.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
 
     Raises
     ------

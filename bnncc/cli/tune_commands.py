@@ -22,13 +22,6 @@ FOLDER = Path("tune_logs")
 def tune(args: Namespace, console: Console) -> int:
     """Tune the kernels of a model, here, on a device, or through a bundle.
 
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
     Returns
     -------
     int
@@ -112,18 +105,6 @@ def _device(args: Namespace) -> dict[str, Any] | None:
 
 def records(args: Namespace, console: Console) -> int:
     """List, prune or merge records.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options.
-    console : Console
-        For messages.
-
-    Returns
-    -------
-    int
-        Exit code.
 
     Raises
     ------

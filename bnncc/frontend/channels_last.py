@@ -10,39 +10,17 @@ Most transposes vanish in `bnncc.passes.layout`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import ShapeError
-from bnncc.frontend.pieces import Pieces
+from bnncc.frontend.pieces import Pieces, Reader
 from bnncc.ir.graph import Graph, Node
 
 MAX_TAPS = 1024
-
-
-def read(node: Node, graph: Graph) -> Iterator[Node]:
-    """Yield ONNX's operators in place of one on channels-last images.
-
-    Parameters
-    ----------
-    node : Node
-        Whose `op` is one of `OPERATORS`, without its domain.
-    graph : Graph
-        Types and constants of what comes before.
-
-    Yields
-    ------
-    Node
-
-    Raises
-    ------
-    ShapeError
-        If sizes do not fit.
-    """
-    yield from OPERATORS[node.op](node, graph, Pieces(node, graph))
 
 
 def _orders(node: Node, graph: Graph) -> tuple[list[int], list[int]]:
@@ -205,7 +183,7 @@ def _convolution(node: Node, found: Columns, weight: Any, make: Pieces) -> Itera
     yield make("Transpose", [dot], node.outputs[0], {"perm": [0, 2, 3, 1]})
 
 
-OPERATORS: dict[str, Callable[[Node, Graph, Pieces], Iterator[Node]]] = {
+OPERATORS: dict[str, Reader] = {
     "BatchNormalization": _turned,
     "Conv": _turned,
     "Im2Col": _im2col,

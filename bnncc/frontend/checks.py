@@ -79,11 +79,6 @@ _MAGIC = (
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Read an ONNX file, without its external data.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-
     Returns
     -------
     onnx.ModelProto

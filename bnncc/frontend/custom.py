@@ -10,6 +10,7 @@ from onnx import AttributeProto
 
 from bnncc.errors import ModelError
 from bnncc.frontend import channels_last, qonnx
+from bnncc.frontend.pieces import Pieces
 from bnncc.ir.graph import Graph, Node
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
@@ -176,6 +177,12 @@ def read(
     Yields
     ------
     Node
+
+    Raises
+    ------
+    ModelError
+        If the parameters of a quantizer make no sense; `UnsupportedOp` if they are computed at run
+        time, `ShapeError` if sizes do not fit.
     """
     domain, _, op = node.op.rpartition("::")
     plain = Node(op, node.inputs, node.outputs, node.attrs, node.name, node.covers)
@@ -186,10 +193,10 @@ def read(
             return
     if op == "Im2Col":
         pieces = []
-        for piece in channels_last.read(plain, graph):
+        for piece in channels_last.OPERATORS[op](plain, graph, Pieces(plain, graph)):
             pieces.append(piece)
             yield piece
         lowered[node.outputs[0]] = channels_last.columns(plain, pieces, graph)
         return
     module = channels_last if domain in CHANNELS_LAST or op in channels_last.OPERATORS else qonnx
-    yield from module.read(plain, graph)
+    yield from module.OPERATORS[op](plain, graph, Pieces(plain, graph))

@@ -34,11 +34,6 @@ _MAX_AXES = 32
 def read_params(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read a parameter file.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-
     Returns
     -------
     dict of str to ndarray

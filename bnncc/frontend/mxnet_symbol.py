@@ -180,11 +180,6 @@ class Attributes:
 def read_symbol(path: Path) -> Symbol:
     """Read a network file.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
     Returns
     -------
     Symbol

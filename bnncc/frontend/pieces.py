@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,3 +181,8 @@ class Expression:
     def at(self, x: str, index: int, axis: int) -> str:
         """Return one slice of `x`, without its axis."""
         return self("Gather", x, self.constant(index, "int64"), axis=axis)
+
+
+Reader = Callable[[Node, Graph, Pieces], Iterator[Node]]
+"""Yields nodes of ONNX, or internal ones, in place of a node of another operator set; each is to be
+added to the graph before the next is asked for."""

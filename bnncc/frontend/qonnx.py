@@ -14,13 +14,13 @@ operators on channels-last images in `bnncc.frontend.channels_last`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.pieces import Pieces
+from bnncc.frontend.pieces import Pieces, Reader
 from bnncc.frontend.rounding import PLAIN
 from bnncc.frontend.shaperules import broadcast
 from bnncc.ir.graph import Graph, Node
@@ -32,31 +32,6 @@ MAX_BITS = 64
 
 _LAYOUTS = {2: "NC", 3: "NWC", 4: "NCHW"}
 """What MultiThreshold takes data of so many axes for if its ``data_layout`` is empty."""
-
-
-def read(node: Node, graph: Graph) -> Iterator[Node]:
-    """Yield ONNX's operators, or internal ones, in place of one of QONNX.
-
-    Parameters
-    ----------
-    node : Node
-        Whose `op` is one of `OPERATORS`, without its domain.
-    graph : Graph
-        Types and constants of what comes before; each yielded node is to be added to it before the
-        next is asked for.
-
-    Yields
-    ------
-    Node
-
-    Raises
-    ------
-    ModelError
-        If the parameters of the quantiser make no sense.
-    UnsupportedOp
-        If they are computed at run time.
-    """
-    yield from OPERATORS[node.op](node, graph, Pieces(node, graph))
 
 
 def _parameter(node: Node, graph: Graph, index: int, what: str) -> Array:
@@ -292,7 +267,7 @@ def _quant_avg_pool(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
         yield make("Transpose", [out], node.outputs[0], {"perm": [0, 2, 3, 1]})
 
 
-OPERATORS: dict[str, Callable[[Node, Graph, Pieces], Iterator[Node]]] = {
+OPERATORS: dict[str, Reader] = {
     "BipolarQuant": _bipolar_quant,
     "IntQuant": _quant,
     "MultiThreshold": _multi_threshold,

@@ -40,11 +40,6 @@ def is_tflite(path: str | os.PathLike[str]) -> bool:
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Read a TensorFlow Lite file as an ONNX model.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-
     Returns
     -------
     onnx.ModelProto

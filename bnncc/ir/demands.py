@@ -15,9 +15,9 @@ import numpy as np
 
 from bnncc.errors import InputError
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.moves import PERMUTATIONS, REPEATS
 
-WHOLE_MOVES = frozenset(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose",
-                          "Expand", "Tile"))  # fmt: skip
+WHOLE_MOVES = PERMUTATIONS | REPEATS
 _OTHER_MOVES = frozenset(("Slice", "Split", "Concat", "Gather", "GatherElements", "GatherND",
                           "MaxPool", "ReduceMax", "ReduceMin"))  # fmt: skip
 _INDEXED = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1,

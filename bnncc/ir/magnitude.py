@@ -15,6 +15,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import COARSE, KINDS, ROUND, is_float, spacing
+from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -33,11 +34,9 @@ DECISIONS = frozenset((
 ))  # fmt: skip
 """Operators whose results are exact, if they are not at a tie."""
 
-_MOVES = frozenset((
-    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat",
-    "Split", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "MaxPool",
-    "GlobalMaxPool", "Dropout", "Neg", "Abs", "Relu",
-))  # fmt: skip
+_MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
+    "Concat", "MaxPool", "GlobalMaxPool", "Dropout", "Neg", "Abs", "Relu",
+}  # fmt: skip
 SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
 """Operators whose results are sums."""
 

@@ -21,6 +21,7 @@ from bnncc.ir.magnitude import (
     magnitude,
     powers_of_two,
 )
+from bnncc.ir.moves import PERMUTATIONS
 
 Array = np.ndarray[Any, Any]
 
@@ -211,7 +212,7 @@ def _size(
         terms = rounded * np.abs(scale)
         errs = list(errs)
         errs[held[0]] = errs[held[0]] + np.where(offset != 0, rounded, 0.0)
-    elif held == [0] and node.op in _MOVES:
+    elif held == [0] and node.op in PERMUTATIONS | {"Slice", "Split"}:
         data = ins[0]
         assert data is not None
         terms = evaluate_node(node, [np.broadcast_to(owed[node.inputs[0]], data.shape), *ins[1:]])[
@@ -228,11 +229,6 @@ def _size(
 
 _EXACT = frozenset(("Add", "Sub", "Sum", "Mul", "BatchNormalization", "PRelu", "LeakyRelu"))
 """Operators whose results are exact, in whatever order, where all they meet is dyadic."""
-
-
-_MOVES = frozenset((
-    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity",
-))  # fmt: skip
 
 
 def _is_affine(node: Node, ins: list[Array | None], data: int) -> bool:

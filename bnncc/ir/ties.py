@@ -15,6 +15,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.magnitude import magnitude
+from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
 Array = np.ndarray[Any, Any]
@@ -41,12 +42,10 @@ _ELEMENTWISE = frozenset((
     "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
     "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", "ThresholdedRelu",
 ))  # fmt: skip
-_MOVES = frozenset((
-    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "GatherElements",
-    "GatherND", "Concat", "Split", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "MaxPool",
-    "GlobalMaxPool", "AveragePool", "GlobalAveragePool", "ReduceMax", "ReduceMean", "ReduceSum",
-    "Pad",
-))  # fmt: skip
+_MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
+    "GatherElements", "GatherND", "Concat", "MaxPool", "GlobalMaxPool", "AveragePool",
+    "GlobalAveragePool", "ReduceMax", "ReduceMean", "ReduceSum", "Pad",
+}  # fmt: skip
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 

@@ -18,16 +18,6 @@ def cancel(graph: Graph) -> bool:
 
         s = Sign(x); c = Clip(x); y = Add(Sub(s, c), c)     ->     y = s
 
-    Parameters
-    ----------
-    graph : Graph
-        Changed in place.
-
-    Returns
-    -------
-    bool
-        Whether anything changed.
-
     Notes
     -----
     The only rewrite that changes values: it leaves out the rounding of ``a - b + b``. Constants do

@@ -19,6 +19,7 @@ from bnncc.frontend.infer import COMPARE, ELEMENTWISE
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.moves import PERMUTATIONS, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.lattices import (
     MAX_FILLED,
@@ -43,10 +44,7 @@ Array = np.ndarray[Any, Any]
 _MOST_COMBINATIONS = 4096
 _LARGEST_CONSTANT = 1 << 16
 _BOOLEAN = {*COMPARE, "IsNaN", "IsInf", "Not", "And", "Or", "Xor"}
-_MOVES = {
-    "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Flatten", "Identity",
-    "SpaceToDepth", "DepthToSpace", "Expand", "Tile", "MaxPool", "Pad", "Resize",
-}  # fmt: skip
+_MOVES = PERMUTATIONS | REPEATS | PIXEL_SHUFFLES | {"Slice", "Split", "MaxPool", "Pad", "Resize"}
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _ROUNDED = 1e-5
 """Part of a bound by which rounding may move what it bounds, and more."""

@@ -14,6 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import coarseness
+from bnncc.ir.moves import MOVES
 from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.values import (
@@ -220,13 +221,8 @@ def of_signs(two: TwoValued) -> Lattice:
     return Lattice((two.lo, *middle, two.hi), signs=True)
 
 
-_MOVES = {
-    "Reshape", "Transpose", "Slice", "Split", "Gather", "Squeeze", "Unsqueeze", "Flatten",
-    "Identity",
-}  # fmt: skip
-
 _SAME = {"Concat", "bnncc.Interleave"}
-ROUTES = {*_MOVES, *REMAPS, *_SAME, "MaxPool", "Pad"}
+ROUTES = {*MOVES, *REMAPS, *_SAME, "MaxPool", "Pad"}
 """Operators that keep levels, or rename what they stand for."""
 
 
@@ -240,7 +236,7 @@ def _of(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
     known = table.get(next((i for i in node.inputs if i in table), ""))
     if known is None:
         return None
-    if node.op in _MOVES:
+    if node.op in MOVES:
         return table.get(node.inputs[0])
     if node.op == "MaxPool":
         return table.get(node.inputs[0]) if pools_images(node, graph) else None

@@ -126,17 +126,7 @@ def _moved(
 def push_down(graph: Graph) -> bool:
     """Push transposes to channels-last through operators that do not care.
 
-        Conv -> Transpose(0,2,3,1) -> Sign -> ...   ->   Conv -> Sign -> Transpose(0,2,3,1) -> ...
-
-    Parameters
-    ----------
-    graph : Graph
-        Changed in place.
-
-    Returns
-    -------
-    bool
-        Whether anything changed.
+    Conv -> Transpose(0,2,3,1) -> Sign -> ...   ->   Conv -> Sign -> Transpose(0,2,3,1) -> ...
     """
     turned: dict[tuple[str, tuple[int, ...]], str] = {}
 
@@ -196,17 +186,7 @@ def push_down(graph: Graph) -> bool:
 def pull_up(graph: Graph) -> bool:
     """Pull transposes to channels-first towards the inputs.
 
-        x -> Sign -> Pad -> Transpose(0,3,1,2) -> Conv  ->  x -> Transpose -> Sign -> Pad -> Conv
-
-    Parameters
-    ----------
-    graph : Graph
-        Changed in place.
-
-    Returns
-    -------
-    bool
-        Whether anything changed.
+    x -> Sign -> Pad -> Transpose(0,3,1,2) -> Conv  ->  x -> Transpose -> Sign -> Pad -> Conv
     """
     producers, consumers = graph.producers(), graph.consumers()
     pending = [n for n in graph.nodes if n.op == "Transpose"]
@@ -260,17 +240,7 @@ def pull_up(graph: Graph) -> bool:
 def reorder_flatten(graph: Graph) -> bool:
     """Flatten channels-first, and permute what the dense layers after it hold instead.
 
-        Transpose(0,2,3,1) -> Reshape(N, H*W*C) -> MatMul(W)  ->  Reshape(N, C*H*W) -> MatMul(W')
-
-    Parameters
-    ----------
-    graph : Graph
-        Changed in place.
-
-    Returns
-    -------
-    bool
-        Whether anything changed.
+    Transpose(0,2,3,1) -> Reshape(N, H*W*C) -> MatMul(W)  ->  Reshape(N, C*H*W) -> MatMul(W')
     """
     readers = graph.consumers()
     made = graph.producers()
@@ -349,18 +319,7 @@ def _edits(
 
 
 def squeeze_transposes(graph: Graph) -> bool:
-    """Make a Transpose that only moves axes of size 1 a Reshape.
-
-    Parameters
-    ----------
-    graph : Graph
-        Changed in place.
-
-    Returns
-    -------
-    bool
-        Whether anything changed.
-    """
+    """Make a Transpose that only moves axes of size 1 a Reshape."""
 
     def rule(node: Node, state: Walk) -> Result:
         if node.op != "Transpose":

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.moves import PERMUTATIONS
 from bnncc.passes.rows import product
 from bnncc.passes.values import REMAPS, TwoValued, value_sets
 
@@ -24,7 +25,6 @@ BINARY_PRODUCT = "bnncc.BinaryProduct"
 matrix, to ``[batch * rows, columns]``. Attributes: ``batch``, ``rows``, ``columns``, ``scale`` (of
 a dot product) and ``mode``, see `topi_binary.spec.BinaryConv2d`."""
 
-_MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 _ALIKE = REMAPS | {"bnncc.Sign"}
 """Operators that treat all elements alike, if their constants have one element."""
 
@@ -139,9 +139,9 @@ def _trace(
         if node.op == "bnncc.Sign":
             return _Operand(node, value, tuple(moves[::-1]))
         data = [i for i in node.inputs if i and i not in graph.constants]
-        if len(data) != 1 or node.op not in _MOVES | REMAPS:
+        if len(data) != 1 or node.op not in PERMUTATIONS | REMAPS:
             return None
-        if node.op in _MOVES:
+        if node.op in PERMUTATIONS:
             moves.append(node)
         name = data[0]
     return None

@@ -11,23 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Node
+from bnncc.ir.moves import MOVES
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index, pad_of
 from bnncc.topi_binary.layout import pack_bits, words
 from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits, ceil_extra
 
-_MOVES = {
-    "Reshape",
-    "Transpose",
-    "Slice",
-    "Split",
-    "Gather",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Identity",
-}
-ROUTES = _MOVES | REMAPS | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
+ROUTES = MOVES | REMAPS | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
 """Operators `Router` knows."""
 
 
@@ -61,7 +51,7 @@ class Router:
             False if the node must be computed in float.
         """
         planes = self.physical.planes
-        if node.op in _MOVES:
+        if node.op in MOVES:
             return self._move(node)
         if node.op in REMAPS:
             data = next(i for i in node.inputs if i and i not in self.physical.source.constants)
@@ -136,7 +126,7 @@ class Router:
         readers = [n for n in self.physical.source.nodes if out in n.inputs]
         return (
             out not in self.physical.source.outputs
-            and all(r.op in _MOVES for r in readers)
+            and all(r.op in MOVES for r in readers)
             and bool(readers)
         )
 

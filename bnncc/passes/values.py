@@ -14,6 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.image_bits import IMAGE_BITS
+from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 
 WEIGHT_TOLERANCE = 1e-5
 """Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues
@@ -336,23 +337,6 @@ _TRANSFER = {
     "Pad": _pad,
     "Concat": _concat,
     "Resize": _resize,
-    **dict.fromkeys(
-        (
-            "Reshape",
-            "Transpose",
-            "Slice",
-            "Split",
-            "Gather",
-            "Squeeze",
-            "Unsqueeze",
-            "Flatten",
-            "Identity",
-            "SpaceToDepth",
-            "DepthToSpace",
-            "Expand",
-            "Tile",
-        ),
-        _same,
-    ),
+    **dict.fromkeys(MOVES | PIXEL_SHUFFLES | REPEATS, _same),
     **dict.fromkeys(REMAPS, _remap),
 }

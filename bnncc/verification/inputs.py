@@ -19,6 +19,7 @@ from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, integer_range
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import STYLES, Source, draw
@@ -35,11 +36,9 @@ _NARROWER = ((0, 126), (0, 15), (0, 3), (0, 1), (0, 0), (1, 1))
 
 _TINY = float(np.finfo(np.float32).tiny)
 _ULPS = 64 * float(np.finfo(np.float32).eps)
-_MOVES = frozenset((
-    "Identity", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Expand",
-    "Tile", "Pad", "Concat", "Split", "Gather", "DepthToSpace", "SpaceToDepth", "MaxPool",
-    "GlobalMaxPool", "Dropout", "Cast", "Resize",
-))  # fmt: skip
+_MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
+    "Pad", "Concat", "MaxPool", "GlobalMaxPool", "Dropout", "Cast", "Resize",
+}  # fmt: skip
 _KINKS: dict[str, tuple[float, ...]] = {
     "Relu": (0.0,), "LeakyRelu": (0.0,), "PRelu": (0.0,), "Abs": (0.0,), "Sign": (0.0,),
     "HardSwish": (-3.0, 3.0), "Elu": (0.0,), "Selu": (0.0,), "Celu": (0.0,),

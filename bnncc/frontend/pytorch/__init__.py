@@ -38,11 +38,6 @@ def is_pt2(path: Path) -> bool:
 def read(path: Path) -> onnx.ModelProto:
     """Read a ``.pt2`` file; nothing in it is unpickled or run.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
     Returns
     -------
     onnx.ModelProto
