@@ -18,6 +18,30 @@ _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
+_ARM64 = TargetSpec(
+    "arm64",
+    "llvm",
+    "generic",
+    mattr=("+neon",),
+    triple=_ARM_TRIPLE,
+    features=("asimd",),
+    vector_registers=32,
+    popcount="neon",
+    l2_bytes=512 * 1024,
+)
+_V2_TARGET = TargetSpec(
+    "x86-64-v2", "llvm", "x86-64-v2", triple=_X86_TRIPLE, features=_V2, popcount="lookup"
+)
+_V4_TARGET = dataclasses.replace(
+    _V2_TARGET,
+    name="x86-64-v4",
+    mcpu="x86-64-v4",
+    mattr=("-prefer-256-bit",),
+    features=_V4,
+    vector_bits=512,
+    vector_registers=32,
+)
+
 CATALOG = {
     spec.name: spec
     for spec in (
@@ -32,83 +56,30 @@ CATALOG = {
             float_abi="hard",
             l2_bytes=512 * 1024,
         ),
-        TargetSpec(
-            "arm64-a53",
-            "llvm",
-            "cortex-a53",
-            triple=_ARM_TRIPLE,
-            features=("asimd",),
-            vector_registers=32,
-            popcount="neon",
-            l2_bytes=512 * 1024,
+        dataclasses.replace(_ARM64, name="arm64-a53", mcpu="cortex-a53", mattr=()),
+        # cortex-a76 would take instructions that A72 lacks
+        dataclasses.replace(
+            _ARM64, name="arm64-a76", mcpu="cortex-a72", mattr=(), l2_bytes=1024 * 1024
         ),
-        TargetSpec(
-            "arm64-a76",
-            "llvm",
-            "cortex-a72",  # cortex-a76 would take instructions that A72 lacks
-            triple=_ARM_TRIPLE,
-            features=("asimd",),
-            vector_registers=32,
-            popcount="neon",
-        ),
-        TargetSpec(
-            "arm64",
-            "llvm",
-            "generic",
-            mattr=("+neon",),
-            triple=_ARM_TRIPLE,
-            features=("asimd",),
-            vector_registers=32,
-            popcount="neon",
-            l2_bytes=512 * 1024,
-        ),
-        TargetSpec(
-            "arm64-dotprod",
-            "llvm",
-            "generic",
+        _ARM64,
+        dataclasses.replace(
+            _ARM64,
+            name="arm64-dotprod",
             mattr=("+v8.2a", "+neon", "+dotprod"),
-            triple=_ARM_TRIPLE,
             features=("asimd", "asimddp"),
-            vector_registers=32,
             popcount="neon-dot",
+            l2_bytes=1024 * 1024,
         ),
-        TargetSpec(
-            "x86-64-v2",
-            "llvm",
-            "x86-64-v2",
-            triple=_X86_TRIPLE,
-            features=_V2,
-            popcount="lookup",
+        _V2_TARGET,
+        dataclasses.replace(
+            _V2_TARGET, name="x86-64-v3", mcpu="x86-64-v3", features=_V3, vector_bits=256
         ),
-        TargetSpec(
-            "x86-64-v3",
-            "llvm",
-            "x86-64-v3",
-            triple=_X86_TRIPLE,
-            features=_V3,
-            vector_bits=256,
-            popcount="lookup",
-        ),
-        TargetSpec(
-            "x86-64-v4",
-            "llvm",
-            "x86-64-v4",
-            mattr=("-prefer-256-bit",),
-            triple=_X86_TRIPLE,
-            features=_V4,
-            vector_bits=512,
-            vector_registers=32,
-            popcount="lookup",
-        ),
-        TargetSpec(
-            "x86-64-v4-vpopcntdq",
-            "llvm",
-            "x86-64-v4",
+        _V4_TARGET,
+        dataclasses.replace(
+            _V4_TARGET,
+            name="x86-64-v4-vpopcntdq",
             mattr=("+avx512vpopcntdq", "-prefer-256-bit"),
-            triple=_X86_TRIPLE,
             features=(*_V4, "avx512_vpopcntdq"),
-            vector_bits=512,
-            vector_registers=32,
             popcount="vector",
         ),
         *gpus.TARGETS,
