@@ -28,19 +28,19 @@ from tables import markdown, where
 
 from bnncc import schedules
 from bnncc.console import Console
+from bnncc.records import database as records
+from bnncc.records.tools import merge
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import UnfitPoint
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning import records
 from bnncc.tuning.features import of_kernel
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.records_tools import merge
 from bnncc.tuning.search import Task
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import Tuner, tasks_of
-from bnncc.tuning.workload import Workload
 
 THRESHOLD = (Step("threshold"),)
 FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))

@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ceilings import Ceiling, ceiling_of
 from tables import markdown, where
 
+from bnncc.records.database import load
 from bnncc.schedules import schedule, with_weight_order
 from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.build import input_types, output_hw, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
-from bnncc.tuning.records import load
 
 NINE = [
     (96, 27, 256, 5, 1),

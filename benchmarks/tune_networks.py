@@ -35,13 +35,13 @@ from bnncc.bundle.runtime import PYTHONS
 from bnncc.console import Console
 from bnncc.errors import BnnccError
 from bnncc.options import CompileOptions
+from bnncc.records.database import folder_of, read
 from bnncc.schedules import with_weight_order
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import to_json
 from bnncc.tuning.pool import Setup
-from bnncc.tuning.records import folder_of, read
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, tasks_of
 

@@ -25,18 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tables import markdown, where
 
 from bnncc.console import Console
+from bnncc.records import database as records
+from bnncc.records.database import Writer
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning import records
 from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.records import Writer
 from bnncc.tuning.search import Search, key_of
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import tasks_of
-from bnncc.tuning.workload import Workload
 
 
 def _table(content: dict) -> str:

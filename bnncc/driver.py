@@ -19,15 +19,18 @@ from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
 from bnncc.dump import Dumper
 from bnncc.errors import BnnccError, TargetError
-from bnncc.frontend.formats import Model, captured, opened
+from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
+from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
+from bnncc.passes.dabnn import assume_dabnn
 from bnncc.passes.first_layer import relax_first_layer
-from bnncc.passes.image import take_uint8
+from bnncc.passes.image import take_uint8, transform_input
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.sequence import to_physical
-from bnncc.passes.transforms import InputTransform, as_transform, transform_input
+from bnncc.records.database import Records
+from bnncc.records.database import load as load_records
 from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
@@ -37,8 +40,6 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
-from bnncc.tuning.records import Records
-from bnncc.tuning.records import load as load_records
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
@@ -205,7 +206,9 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
     artifact = packed(checks)
     if not options.confirm or not runs_here(target):
         return artifact
-    agreed = confirmed(artifact, checks, Judge(network, artifact, options), options.threads)
+    agreed = confirmed(
+        artifact, checks, Judge(network.module, network.checks, artifact, options), options.threads
+    )
     return artifact if agreed == checks else packed(agreed)
 
 
@@ -245,6 +248,29 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
         code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
     return c_network.CNetwork(files, content)
+
+
+def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
+    """Return a model as ONNX says it, with all that was asked for.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
+        Of any format.
+    options : CompileOptions
+        Where its parts are, and what it implies.
+
+    Returns
+    -------
+    model : path or onnx.ModelProto
+        ONNX.
+    assumed : dict of str to str
+        By layer, what the file does not say of it.
+    """
+    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
+    if options.assume == "nothing":
+        return model, {}
+    return assume_dabnn(model, options.input_shapes)
 
 
 def kernels(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from bnncc import report
 from bnncc.passes.first_layer import Relaxed
+from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.records import Records
 
 
 def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:

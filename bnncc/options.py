@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
-from bnncc.passes.transforms import InputTransform
+from bnncc.input_transforms import InputTransform
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Recorded(Protocol):
-    """What is known of orders by measurement: `bnncc.tuning.records.Records`."""
+    """What is known of orders by measurement: `bnncc.records.database.Records`."""
 
     def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
         """Return which of `orders` is the fastest on record for a layer, if any is."""

@@ -49,3 +49,19 @@ def cache_bytes() -> tuple[int, int]:
         if level in sizes and kind in ("Data", "Unified"):
             sizes[level] = int(size.rstrip("KM")) * _UNITS.get(size[-1:], 1)
     return sizes[1], sizes[2]
+
+
+def normal_arch(name: str) -> str:
+    """Return one name per architecture: ``x86_64``, ``aarch64``, ``arm``, or `name` itself.
+
+    Examples
+    --------
+    >>> normal_arch("arm64"), normal_arch("armv7l"), normal_arch("AMD64")
+    ('aarch64', 'arm', 'x86_64')
+    """
+    name = name.lower()
+    if name in ("x86_64", "amd64", "x86-64"):
+        return "x86_64"
+    if name in ("aarch64", "arm64"):
+        return "aarch64"
+    return "arm" if name.startswith("arm") else name

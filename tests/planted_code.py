@@ -225,8 +225,9 @@ def trial(
     model: Any, artifact: Any, cases: dict[str, Any], kernel: str, place: int, byte: int
 ) -> Any:
     """Return what is noticed of one planted instruction; None if it changes nothing."""
+    from bnncc import verify
     from bnncc.errors import BnnccError
-    from bnncc.verification import kernels, verify
+    from bnncc.verification import kernels
 
     broken = bytearray(artifact.library)
     broken[place] = byte

@@ -26,12 +26,12 @@ from bnncc.bundle.candidates import Trial
 from bnncc.cli import main as cli
 from bnncc.console import Console
 from bnncc.errors import TuningError
+from bnncc.records import database as records
+from bnncc.records.workload import Workload
 from bnncc.runtime.artifact import Artifact
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning import records
 from bnncc.tuning.search import Task
-from bnncc.tuning.workload import Workload
 from tests.devices import DIGITS
 from tests.planted import PLANTED
 

@@ -17,6 +17,7 @@ from bnncc.bundle import build, candidates
 from bnncc.bundle.candidates import Trial
 from bnncc.bundle.device.place import Place, in_turns
 from bnncc.bundle.device.worker import Late, Worker
+from bnncc.records.workload import Workload
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import (
@@ -30,7 +31,6 @@ from bnncc.topi_binary.spec import (
 )
 from bnncc.tuning.search import Task
 from bnncc.tuning.worker import Worker as Builder
-from bnncc.tuning.workload import Workload
 from tests.cuda_emulator import COMPILER
 from tests.test_cuda_code import on_emulated_gpu
 

@@ -51,7 +51,7 @@ def test_a_part_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     model, options = image_to_image("Relu(c)"), CompileOptions(threads=1)
     artifact = compile_model(model, options)
     network = lowered(model, options)
-    judge = confirm.Judge(network, artifact, options)
+    judge = confirm.Judge(network.module, network.checks, artifact, options)
     drawn = network.checks.checks
     assert confirm.confirmed(artifact, drawn, judge) == drawn
 

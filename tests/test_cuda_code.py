@@ -29,7 +29,7 @@ from tests.test_cuda_kernels import FEW, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
-TOOLS = next((f for f in nvrtc.wheel_folders("bin") if (f / "cuobjdump").exists()), None)
+TOOLS = next((f for f in cuda.wheel_folders("bin") if (f / "cuobjdump").exists()), None)
 compiles = pytest.mark.skipif(
     not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
 )

@@ -16,12 +16,13 @@ import tvm
 import bnncc
 from bnncc import schedules
 from bnncc.codegen import gpu, nvrtc, pipeline
+from bnncc.runtime import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import aliases, output_types, prim_func
 from bnncc.topi_binary.spec import Spec
-from bnncc.verification.verify import verify
+from bnncc.verify import verify
 from tests.binary_cases import make_inputs
 from tests.devices import DIGITS
 from tests.kernel_harness import same, small_integers
@@ -63,7 +64,7 @@ def run(function: Any, spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]
 def runtime() -> None:
     if not nvrtc.available():
         pytest.skip("needs NVRTC: pip install 'bnncc[cuda]'")
-    gpu.load_runtime(stand_ins=False)
+    cuda.load_runtime()
 
 
 @pytest.mark.parametrize("target", HERE)

@@ -20,10 +20,11 @@ from bnncc.bundle.candidates import digest
 from bnncc.bundle.device.runner import FORMAT
 from bnncc.cli import main as cli
 from bnncc.options import CompileOptions
+from bnncc.records import database as records
+from bnncc.records.workload import Workload
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step, from_json
-from bnncc.tuning import cases, records
-from bnncc.tuning.workload import Workload
+from bnncc.tuning import cases
 from tests.cuda_emulator import COMPILER
 from tests.devices import DIGITS
 from tests.test_cuda_code import compiles, disassembled, on_emulated_gpu, reads_code

@@ -9,13 +9,13 @@ import pytest
 
 from bnncc import schedules
 from bnncc.console import Console
+from bnncc.records import database as records
+from bnncc.records.workload import Workload
 from bnncc.schedules import cuda
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
-from bnncc.tuning import records
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.tuner import Plan, Tuner, tasks_of
-from bnncc.tuning.workload import Workload
 from tests.cuda_emulator import COMPILER
 
 LAYER = BinaryConv2d(1, 8, 8, 256, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import bnncc
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
-from bnncc.frontend.dabnn import assume_dabnn
-from bnncc.verification.verify import verify
+from bnncc.passes.dabnn import assume_dabnn
+from bnncc.verify import verify
 
 Array = np.ndarray[Any, Any]
 _RNG = np.random.default_rng(0)

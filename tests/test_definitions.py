@@ -10,13 +10,13 @@ import pytest
 import tvm
 
 from bnncc.codegen.pipeline import tvm_target
+from bnncc.records.workload import Workload
 from bnncc.targets import catalog
 from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import make
-from bnncc.tuning.workload import Workload
 from tests import definition_cases
 
 

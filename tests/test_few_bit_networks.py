@@ -16,7 +16,7 @@ from bnncc.passes.lattices import few_bit_weights, lattice
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.verification.verify import verify
+from bnncc.verify import verify
 from tests.kernel_harness import HERE
 
 RNG = np.random.default_rng(3)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import bnncc
-from bnncc import report
+from bnncc import report, verify
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantized import QUANTIZED_CONV
@@ -17,7 +17,6 @@ from bnncc.options import Uint8Input
 from bnncc.passes.first_layer import relax_first_layer
 from bnncc.passes.image import take_uint8
 from bnncc.topi_binary.quantization import to_bfloat16
-from bnncc.verification import verify
 from tests.kernel_harness import HERE
 
 RNG = np.random.default_rng(0)

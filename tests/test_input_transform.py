@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 import bnncc
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
+from bnncc.input_transforms import InputTransform, parse_input_transform
 from bnncc.ir.image_bits import bits_of
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.passes.transforms import InputTransform, parse_input_transform
 from bnncc.topi_binary.layout import pack_bits
 from bnncc.topi_binary.spec import ImageBits
-from bnncc.verification.verify import verify
+from bnncc.verify import verify
 from tests.conftest import ALL
 from tests.kernel_harness import HERE, TARGETS, run_kernel
 

@@ -20,7 +20,7 @@ from bnncc.passes.commute import commute_pads
 from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.verification.verify import verify
+from bnncc.verify import verify
 
 FOLDER = Path(__file__).parent / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import re
 import subprocess
@@ -14,26 +15,57 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("bnncc", "schedules", "targets", "topi_binary", "tune_logs")
-# What a package may import besides itself and bnncc.errors.
-BELOW = {
-    "bnncc": {"schedules", "targets", "topi_binary", "tune_logs"},
-    "schedules": {"targets", "topi_binary"},
-    "targets": set(),
-    "topi_binary": set(),
-    "tune_logs": set(),
-}
-# The same inside bnncc, for the folders that have a rule: what they may not import.
-_BACK = {"bundle", "cli", "codegen", "remote", "runtime", "tuning"}
-NOT_IN = {
-    "ir": {*_BACK, "driver", "frontend", "passes", "verification"},
-    "frontend": {*_BACK, "driver"},
-    "passes": {*_BACK, "driver", "verification"},
-    "codegen": {"bundle", "cli", "driver", "frontend", "remote", "verification"},
-    "runtime": {"bundle", "cli", "driver", "frontend", "passes", "tuning", "verification"},
-    "remote": {"bundle", "cli", "driver", "frontend", "passes", "tuning"},
-    "bundle": {"cli", "frontend", "passes", "remote"},
-    "verification": {"bundle", "cli", "remote", "tuning"},
-    "tuning": {"bundle", "cli", "frontend", "passes"},
+# What each room (a package, or a folder or module of bnncc) may import besides itself: of what
+# stands above it in this table, and nothing else.
+MAY_IMPORT = {
+    "_version": "",
+    "errors": "",
+    "report": "",
+    "tune_logs": "",
+    "topi_binary": "errors",
+    "targets": "errors",
+    "schedules": "errors topi_binary targets",
+    "console": "errors",
+    "files": "errors",
+    "input_transforms": "errors",
+    "options": "errors targets input_transforms",
+    "ir": "errors topi_binary",
+    "dump": "errors ir",
+    "records": "errors files topi_binary targets schedules tune_logs",
+    "frontend": "errors files ir",
+    "runtime": "_version errors files report options targets ir",
+    "passes": (
+        "errors dump options input_transforms report topi_binary targets schedules ir frontend"
+    ),
+    "notices": "report targets schedules records passes",
+    "codegen": (
+        "_version errors files report topi_binary targets schedules ir records passes runtime"
+    ),
+    "remote": "_version errors targets runtime codegen",
+    "verification": (
+        "errors options input_transforms topi_binary targets ir frontend passes runtime codegen"
+    ),
+    "driver": (
+        "errors dump options input_transforms report notices topi_binary targets schedules ir "
+        "frontend passes codegen runtime records verification"
+    ),
+    "verify": (
+        "errors options input_transforms report ir frontend passes runtime verification driver"
+    ),
+    "bnncc": "_version driver runtime",
+    "tuning": (
+        "_version errors console files options topi_binary targets schedules records codegen "
+        "runtime remote verification driver"
+    ),
+    "bundle": (
+        "_version errors console files options topi_binary targets schedules records runtime "
+        "driver tuning bnncc"
+    ),
+    "cli": (
+        "_version errors console files options input_transforms report targets records codegen "
+        "runtime remote verification driver verify tuning bundle"
+    ),
+    "__main__": "cli",
 }
 # Modules that import nothing of ours, not even their own package.
 ALONE = ("bnncc.errors", "bnncc.topi_binary.layout")
@@ -78,15 +110,10 @@ MODULES = {
 }
 
 
-def layer(module: str) -> str:
-    """Return the package of PACKAGES that `module` belongs to."""
+def room(module: str) -> str:
+    """Return which row of `MAY_IMPORT` the module stands in."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in PACKAGES else "bnncc"
-
-
-def folder(module: str) -> str:
-    """Return the folder or module of bnncc that `module` is in."""
-    return [*module.split("."), ""][1]
+    return parts[1] if len(parts) > 1 else module
 
 
 def imports(module: str, tree: ast.AST, *, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -114,20 +141,14 @@ def violations(module: str, source: str, *, is_package: bool) -> list[str]:
         where = f"{module}:{line}: imports {name}"
         if top in PACKAGES and top != "bnncc":
             found.append(f"{where}; write bnncc.{name}")
-        elif layer(module) == "targets" and top in ("tvm", "tvm_ffi"):
+        elif room(module) == "targets" and top in ("tvm", "tvm_ffi"):
             found.append(f"{where}; targets are plain data, without TVM")
         elif top != "bnncc":
             continue
         elif module in ALONE:
             found.append(f"{where}; it imports nothing of ours")
-        elif (
-            name != "bnncc.errors"
-            and layer(name) != layer(module)
-            and layer(name) not in BELOW[layer(module)]
-        ):
-            found.append(f"{where}; {layer(module)} lies below or beside {layer(name)}")
-        elif folder(name) in NOT_IN.get(folder(module), ()):
-            found.append(f"{where}; {folder(module)} lies below or beside {folder(name)}")
+        elif room(name) not in (room(module), *MAY_IMPORT[room(module)].split()):
+            found.append(f"{where}; {room(module)} may not import {room(name)}")
     return found
 
 
@@ -136,6 +157,23 @@ def test_imports_point_down(module: str) -> None:
     path = MODULES[module]
     source = path.read_text(encoding="utf-8")
     assert not violations(module, source, is_package=path.name == "__init__.py")
+
+
+def test_rooms_import_what_is_below_them() -> None:
+    below: set[str] = set()
+    for name, allowed in MAY_IMPORT.items():
+        assert below >= set(allowed.split()), name
+        below.add(name)
+    assert {room(module) for module in MODULES} == below
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {}
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        made = imports(module, tree, is_package=path.name == "__init__.py")
+        graph[module] = {name for _, name in made if name in MODULES and name != module}
+    graphlib.TopologicalSorter(graph).prepare()  # raises if there is a circle
 
 
 @pytest.mark.parametrize(
@@ -159,6 +197,7 @@ def test_imports_point_down(module: str) -> None:
         ("bnncc.ir.graph", "from bnncc.passes import fuse", 1),
         ("bnncc.passes.fuse", "from bnncc.ir.graph import Graph", 0),
         ("bnncc.passes.fuse", "from bnncc import driver", 1),
+        ("bnncc.ir.graph", "from bnncc import passes", 1),
         ("bnncc.driver", "import schedules", 1),
         ("bnncc.driver", "import tvm\nfrom bnncc.schedules import binary_words", 0),
     ],

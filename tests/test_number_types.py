@@ -10,7 +10,7 @@ from bnncc.driver import compile_model
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from bnncc.verification.verify import verify
+from bnncc.verify import verify
 from tests.spellings import (
     SHAPE,
     SPELLINGS,

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from bnncc import verify
 from bnncc.cli import main as cli
 from bnncc.driver import compile_model
 from bnncc.errors import ArtifactError, VerificationError
@@ -22,7 +23,7 @@ from bnncc.runtime import container, selfcheck
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo, infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, STYLES, Check, Source, draw, pack, unpack
-from bnncc.verification import confirm, inputs, recorded
+from bnncc.verification import confirm, inputs
 from tests.devices import DIGITS
 
 FLOATS = TensorInfo("x", (1, 3, 40, 50), "float32")
@@ -227,7 +228,7 @@ def test_large_images_are_not_stored() -> None:
     assert all(result["right"] for result in artifact.selfcheck())
     with pytest.raises(ArtifactError, match="only some values"):
         artifact.selfcheck_arrays()
-    whole = recorded.whole_check(model, artifact, 1)
+    whole = verify.whole_check(model, artifact, 1)
     session = ort.InferenceSession(model.SerializeToString())
     np.testing.assert_array_equal(session.run(None, dict(whole.inputs))[0], whole.outputs["y"])
     np.testing.assert_array_equal(whole.inputs["x"], artifact.selfchecks()[1].inputs["x"])
@@ -278,15 +279,14 @@ def test_loading_with_a_self_check(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_verify_finds_another_constant() -> None:
-    from bnncc.verification.verify import verify
 
     text = (
         "(float[N, 3] x) => (int64[N] y) { a = Mul(x, w) y = ArgMax <axis = 1, keepdims = 0> (a) }"
     )
     model = parsed(text, w=np.full(3, 1.2345, "f4"))
     artifact = compiled(model)
-    assert verify(model, artifact)["verdict"] == "right"
-    result = verify(model, other_weights(artifact))
+    assert verify.verify(model, artifact)["verdict"] == "right"
+    result = verify.verify(model, other_weights(artifact))
     assert result["verdict"] == "wrong"
     assert "lib.so lacks 1 constants of the model" in result["note"]
 
@@ -330,7 +330,8 @@ def test_a_tie_excuses_only_what_depends_on_it() -> None:
 
     model, options = tied_and_not(), CompileOptions(threads=1)
     artifact = compile_model(model, options)
-    judge = confirm.Judge(lowered(model, options), artifact, options)
+    network = lowered(model, options)
+    judge = confirm.Judge(network.module, network.checks, artifact, options)
     x = np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype(np.float32)
     x[..., 0] = 1  # 0.1 + 0.2 - 0.3
     check = Check({"x": x}, evaluate(load(model), {"x": x}))

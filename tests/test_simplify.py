@@ -7,10 +7,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bnncc.frontend.infer import infer
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
+from bnncc.ir.infer import infer
 from bnncc.passes.simplify import simplify
 from tests.collection import handmade, oracle
 

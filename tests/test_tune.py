@@ -24,6 +24,9 @@ from bnncc.cli import main as cli
 from bnncc.console import Console
 from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
+from bnncc.records import database as records
+from bnncc.records.tools import described
+from bnncc.records.workload import Workload, candidate, function, point_of_trace, sampler
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -34,14 +37,11 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
 )
-from bnncc.tuning import records
 from bnncc.tuning.cases import Case, make
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
-from bnncc.tuning.records_tools import described
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
-from bnncc.tuning.workload import Workload, candidate, function, point_of_trace, sampler
 from tests import test_products
 from tests.devices import DIGITS, ENVIRONMENT, until
 from tests.kernel_harness import run_kernel

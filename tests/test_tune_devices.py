@@ -14,15 +14,15 @@ import pytest
 import bnncc
 from bnncc.console import Console
 from bnncc.errors import DeviceError, TuningError
+from bnncc.records import database as records
+from bnncc.records.workload import Workload
 from bnncc.remote.connection import parse_address, summary
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning import records
 from bnncc.tuning.devices import free_devices
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, tasks_of
-from bnncc.tuning.workload import Workload
 from tests import devices
 from tests.devices import DIGITS, Server, until
 from tests.kernel_harness import EMULATED

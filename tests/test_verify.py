@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from bnncc import verify
 from bnncc.driver import compile_model
 from bnncc.errors import VerificationError
 from bnncc.frontend.onnx import load
@@ -18,7 +19,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.magnitude import magnitudes
 from bnncc.ir.ties import TIE
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.verification import recorded, reference, verify
+from bnncc.verification import recorded, reference
 
 Arrays = dict[str, np.ndarray]
 

@@ -10,12 +10,12 @@ import pytest
 
 from bnncc import driver, schedules
 from bnncc.options import CompileOptions
+from bnncc.records import database as records
+from bnncc.records.workload import Workload
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Spec, Step, from_json
-from bnncc.tuning import records
 from bnncc.tuning.search import Search
 from bnncc.tuning.tuner import tasks_of
-from bnncc.tuning.workload import Workload
 from bnncc.verification import recorded
 from tests.devices import DIGITS
 

@@ -37,12 +37,12 @@ from bnncc.bundle.runtime import PYTHONS
 from bnncc.codegen import gpu, link, nvrtc, pipeline
 from bnncc.console import Console
 from bnncc.options import CompileOptions
+from bnncc.records.workload import Workload
 from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.tuning.search import Task
-from bnncc.tuning.workload import Workload
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -29,9 +29,9 @@ from bnncc import topi_binary
 from bnncc._version import __version__
 from bnncc.bundle.device.runner import FORMAT
 from bnncc.bundle.runtime import add_runtime
-from bnncc.codegen.link import normal_arch
 from bnncc.errors import BnnccError, TargetError, UsageError
 from bnncc.files import npz_bytes
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
 if TYPE_CHECKING:

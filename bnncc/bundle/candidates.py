@@ -12,6 +12,7 @@ import numpy as np
 
 from bnncc.bundle.build import Candidate, Kernel
 from bnncc.console import Console
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point, text
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, Spec
@@ -19,7 +20,6 @@ from bnncc.tuning import cases
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Task
 from bnncc.tuning.tuner import tasks_of
-from bnncc.tuning.workload import Workload
 
 BUILD_SECONDS = 120.0
 """After which a candidate is given up."""

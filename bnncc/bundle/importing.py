@@ -11,15 +11,16 @@ from bnncc._version import __version__
 from bnncc.bundle.candidates import digest, label
 from bnncc.bundle.results import Results
 from bnncc.errors import TuningError
+from bnncc.records import database as records
+from bnncc.records.tools import MIN_GAIN
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.tuning import cases, records
-from bnncc.tuning.records_tools import MIN_GAIN
+from bnncc.tuning import cases
 from bnncc.tuning.search import Search, Task, key_of
 from bnncc.tuning.tuner import tasks_of
-from bnncc.tuning.workload import Workload
 
 
 @dataclass

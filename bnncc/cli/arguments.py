@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from bnncc.console import Console
 from bnncc.errors import BnnccError
+from bnncc.input_transforms import parse_input_transform
 from bnncc.options import (
     ASSUMPTIONS,
     FEW_BIT,
@@ -18,7 +19,6 @@ from bnncc.options import (
     parse_input_shape,
     parse_input_uint8,
 )
-from bnncc.passes.transforms import parse_input_transform
 
 
 class Parser(argparse.ArgumentParser):

@@ -111,7 +111,7 @@ def verify(args: Namespace, console: Console) -> int:
     int
         Exit code: 1 if they differ.
     """
-    from bnncc.verification import verify as verification
+    from bnncc import verify as verification
 
     check_model(args.model)
     with _loaded(args) as artifact:

@@ -113,8 +113,8 @@ def records(args: Namespace, console: Console) -> int:
     UsageError
         If a folder is not there.
     """
-    from bnncc.tuning import records as logs
-    from bnncc.tuning.records_tools import described, merge, prune
+    from bnncc.records import database as logs
+    from bnncc.records.tools import described, merge, prune
 
     folder = args.folder or logs.shipped()
     names = _names(folder if args.action != "merge" else args.sources[0], args)
@@ -147,8 +147,8 @@ def records(args: Namespace, console: Console) -> int:
 
 def _names(folder: Path, args: Namespace) -> list[str]:
     """Return the targets that `folder` has records of."""
+    from bnncc.records import database as logs
     from bnncc.targets.catalog import resolve
-    from bnncc.tuning import records as logs
 
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of records")

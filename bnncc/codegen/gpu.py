@@ -16,56 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.codegen import fatbin, link, nvrtc
-from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
-from bnncc.targets import gpus
+from bnncc.runtime import cuda
 from bnncc.targets.spec import TargetSpec
 
-_DRIVER, _CUDART, _TVM = "libcuda.so.1", f"libcudart.so.{nvrtc.MAJOR}", "libtvm_runtime_cuda.so"
-_CREATE, _COMPILE = "ffi.Module.create.cuda", "tvm_callback_cuda_compile"
+_COMPILE = "tvm_callback_cuda_compile"
 _CUDA_SYMBOL = re.compile(rb"\0(cu(?:da)?[A-Z]\w+)(?=\0)")
 _NO_DEVICE = 100  # CUDA's own error code
 _COMPILING = threading.Lock()  # TVM has one function that compiles, whatever the target
-
-
-def load_runtime(*, stand_ins: bool) -> None:
-    """Load TVM's runtime for CUDA, once per process.
-
-    Parameters
-    ----------
-    stand_ins : bool
-        Whether, where the driver or CUDA's runtime library are missing, others take their place:
-        enough to compile, not to run.
-
-    Raises
-    ------
-    TargetError
-        If something is missing.
-    """
-    import tvm
-
-    if tvm.get_global_func(_CREATE, allow_missing=True) is not None:
-        return
-    gpus.here()  # remembered: stand-ins know no GPU, whatever the reason
-    runtime = Path(tvm.__file__).parent / "lib" / _TVM
-    for name in (_DRIVER, _CUDART):
-        if nvrtc.open_library(name, ctypes.RTLD_GLOBAL) is not None:
-            continue
-        if not stand_ins:
-            raise TargetError(
-                f"running on a GPU needs {name}, which is not installed", hint=_HINT[name]
-            )
-        _stand_in(name, runtime)
-    try:
-        ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise TargetError(f"TVM's runtime for CUDA cannot be loaded: {error}") from error
-
-
-_HINT = {
-    _DRIVER: "install NVIDIA's driver",
-    _CUDART: "`pip install 'bnncc[cuda]'` is enough",
-}
 
 
 def _stand_in(name: str, runtime: Path) -> None:
@@ -73,9 +31,9 @@ def _stand_in(name: str, runtime: Path) -> None:
     import tvm
 
     wanted = sorted({s.decode() for s in _CUDA_SYMBOL.findall(runtime.read_bytes())})
-    symbols = [s for s in wanted if s.startswith("cuda") == (name == _CUDART)]
+    symbols = [s for s in wanted if s.startswith("cuda") == (name == cuda.CUDART)]
     code = "\n".join(f"define i32 @{s}() {{ ret i32 {_NO_DEVICE} }}" for s in symbols)
-    version = f"{_CUDART} {{ global: *; }};" if name == _CUDART else "{ global: *; };"
+    version = f"{cuda.CUDART} {{ global: *; }};" if name == cuda.CUDART else "{ global: *; };"
     with scratch_folder("cuda") as folder:
         text = Path(folder, "stand_in.ll")
         text.write_text(f'target triple = "x86_64-unknown-linux-gnu"\n{code}\n')
@@ -98,7 +56,7 @@ def compiling(target: TargetSpec) -> Iterator[None]:
     """
     nvrtc.library()
     with _COMPILING:
-        load_runtime(stand_ins=True)
+        cuda.load_runtime(_stand_in)
         with _callback(target):
             yield
 

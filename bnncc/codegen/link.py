@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
+from bnncc.targets.host import normal_arch
 
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
@@ -170,19 +171,3 @@ def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
 def available(triple: str) -> bool:
     """Whether there is a linker for the machine of a target triple."""
     return next(_linkers(triple, ()), None) is not None
-
-
-def normal_arch(name: str) -> str:
-    """Return one name per architecture: ``x86_64``, ``aarch64``, ``arm``, or `name` itself.
-
-    Examples
-    --------
-    >>> normal_arch("arm64"), normal_arch("armv7l"), normal_arch("AMD64")
-    ('aarch64', 'arm', 'x86_64')
-    """
-    name = name.lower()
-    if name in ("x86_64", "amd64", "x86-64"):
-        return "x86_64"
-    if name in ("aarch64", "arm64"):
-        return "aarch64"
-    return "arm" if name.startswith("arm") else name

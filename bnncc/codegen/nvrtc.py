@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from bnncc.errors import TargetError
-
-MAJOR = 13
-"""Version of CUDA whose runtime library TVM's wheel is linked to."""
+from bnncc.runtime.cuda import MAJOR, open_library, wheel_folders
 
 _OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 _LESS = "--ptxas-options=--register-usage-level=0"
@@ -55,25 +51,6 @@ template <typename T, typename U> struct conditional<false, T, U> { typedef U ty
 } }
 """,
 }  # fmt: skip
-
-
-def wheel_folders(kind: str) -> Iterator[Path]:
-    """Yield the folders called `kind` (``lib``, ``bin``) of NVIDIA's wheels."""
-    found = importlib.util.find_spec("nvidia")
-    for place in found.submodule_search_locations or () if found else ():
-        folder = Path(place, f"cu{MAJOR}", kind)
-        if folder.is_dir():
-            yield folder
-
-
-def open_library(name: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL | None:
-    """Load a shared library of CUDA, from where the system finds it or from NVIDIA's wheels."""
-    for path in (name, *(str(folder / name) for folder in wheel_folders("lib"))):
-        try:
-            return ctypes.CDLL(path, mode)
-        except OSError:
-            continue
-    return None
 
 
 @functools.cache

@@ -14,9 +14,9 @@ import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, memory
 from bnncc.codegen.ops import OPERATORS, register
+from bnncc.records.database import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.records import Records
 
 SPEC = "bnncc.spec"
 """PrimFunc attribute of bnncc's own kernels."""

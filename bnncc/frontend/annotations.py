@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import onnx
 
-from bnncc.frontend.pieces import Pieces
 from bnncc.ir.datatypes import Datatype, datatype
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Pieces
 from bnncc.ir.quantizers import QUANT
 
 KEY = "finn_datatype"

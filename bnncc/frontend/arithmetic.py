@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ModelError, UnsupportedOp
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 _INTEGERS = ("int", "uint")
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ShapeError
-from bnncc.frontend.pieces import Pieces, Reader
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Pieces, Reader
 
 MAX_TAPS = 1024
 

@@ -7,7 +7,7 @@ refuses some real files (no opset import of a custom domain), so the checks are 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,15 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper
 
-from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.frontend import custom
 from bnncc.frontend.rawfile import read_bytes
 from bnncc.frontend.schemas import MAX_OPSET, check_age, check_schema
-from bnncc.ir.graph import Dim, Graph, Node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.limits import elements
 
-MAX_ELEMENTS = 1 << 29
-"""Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
 MAX_CONSTANT_BYTES = 8 << 30
 MAX_NODES = 200_000
-MAX_RANK = 8
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 CONTROL_FLOW = {"If", "Loop", "Scan"}
@@ -187,31 +185,6 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         if value.name in listed:
             raise ModelError(f"graph output `{value.name}` is listed twice")
         listed.add(value.name)
-
-
-def elements(dims: Iterable[Dim], where: str) -> int:
-    """Return the number of elements, a symbol counting as 1.
-
-    Raises
-    ------
-    ShapeError
-        If a dimension is negative or the tensor is too large.
-    """
-    count = 1
-    shape = list(dims)
-    if len(shape) > 64:
-        raise ShapeError(f"{where}: {len(shape)} dimensions, at most 64 are wanted")
-    for dim in shape:
-        if isinstance(dim, str):
-            continue
-        if dim < 0:
-            raise ShapeError(f"{where}: dimension {dim} is negative in shape {shape}")
-        count *= dim
-    if count > MAX_ELEMENTS or any(isinstance(d, int) and d > MAX_ELEMENTS for d in shape):
-        raise ShapeError(
-            f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
-        )
-    return count
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:

@@ -11,20 +11,32 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+import onnx
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.inline import Versions
-from bnncc.frontend.pieces import Expression
 from bnncc.ir.evaluate import OPSET
-from bnncc.ir.graph import Node
-
-if TYPE_CHECKING:
-    from bnncc.frontend.reader import Reader
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Expression
 
 _NEWEST: Versions = {"": OPSET}
+
+
+class Reader(Protocol):
+    """What rules need of `bnncc.frontend.reader.Reader`, which calls them."""
+
+    graph: Graph
+
+    def read(self, node: Node, versions: Versions) -> None:
+        """Add one node, written for the opsets `versions`."""
+
+    def subgraph(
+        self, body: onnx.GraphProto, inputs: Sequence[str], versions: Versions, node: Node
+    ) -> list[str]:
+        """Add the nodes of a subgraph and return the names of its outputs."""
 
 
 def _formal(node: Node) -> list[str]:

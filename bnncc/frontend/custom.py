@@ -10,8 +10,8 @@ from onnx import AttributeProto
 
 from bnncc.errors import ModelError
 from bnncc.frontend import channels_last, qonnx
-from bnncc.frontend.pieces import Pieces
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Pieces
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _INT, _INTS = AttributeProto.INT, AttributeProto.INTS

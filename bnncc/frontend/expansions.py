@@ -13,8 +13,8 @@ from bnncc.frontend import (
     sampling,
     spectral,
 )
-from bnncc.frontend.pieces import Expression
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Expression
 
 Expansion = Callable[[Expression], None]
 """Writes nodes, or none where the node is to stay as it is."""

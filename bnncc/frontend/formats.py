@@ -11,9 +11,7 @@ import onnx
 
 from bnncc.errors import UsageError
 from bnncc.frontend import mxnet, pytorch, tflite
-from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.ir.graph import Dim
-from bnncc.options import CompileOptions
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 """What has been read, or will be; a torch.export.ExportedProgram is one too."""
@@ -43,29 +41,6 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
     if example_inputs is not None or dynamic_shapes is not None:
         raise UsageError("example_inputs and dynamic_shapes go with a torch.nn.Module")
     return model
-
-
-def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
-    """Return a model as ONNX says it, with all that was asked for.
-
-    Parameters
-    ----------
-    model : path, onnx.ModelProto or torch.export.ExportedProgram
-        Of any format.
-    options : CompileOptions
-        Where its parts are, and what it implies.
-
-    Returns
-    -------
-    model : path or onnx.ModelProto
-        ONNX.
-    assumed : dict of str to str
-        By layer, what the file does not say of it.
-    """
-    model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    if options.assume == "nothing":
-        return model, {}
-    return assume_dabnn(model, options.input_shapes)
 
 
 def as_onnx(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from bnncc.frontend.infer import COMPARE
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import KINDS, ROUND
+from bnncc.ir.infer import COMPARE
 
 _EXACT = frozenset((
     "Abs", "Ceil", "Clip", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Floor",

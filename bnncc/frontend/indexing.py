@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 MAX_TAPS = 1024
 """The largest window that is taken apart, element by element."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.linear import INTEGERS
-from bnncc.frontend.pieces import Expression
 from bnncc.ir.graph import Dim
+from bnncc.ir.pieces import Expression
 
 Shape = Sequence[Dim]
 EXACT = 1 << 24

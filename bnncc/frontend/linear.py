@@ -17,9 +17,10 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.narrow import CARRIERS, FLOATS, rounded
-from bnncc.frontend.pieces import Expression, Pieces
+from bnncc.frontend.narrow import CARRIERS, rounded
+from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.pieces import Expression, Pieces
 
 INTEGERS = {
     "int2": (-2, 1),
@@ -232,11 +233,11 @@ def _fixed(node: Node, graph: Graph) -> bool:
     if not all(i in graph.constants for i in node.inputs[1:] if i):
         return False
     if node.op == "QuantizeLinear":
-        if _target(node, graph) in FLOATS:
+        if _target(node, graph) in NARROW_FLOATS:
             return False
         return graph.types[node.inputs[0]].dtype in ("float32", "int32")
     wanted = int(node.attrs.get("output_dtype", 0)) in (0, TensorProto.FLOAT)
-    if graph.types[node.inputs[0]].dtype in FLOATS:
+    if graph.types[node.inputs[0]].dtype in NARROW_FLOATS:
         return False
     return wanted and graph.types[node.inputs[1]].dtype == "float32"
 

@@ -14,23 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto, helper
 
 from bnncc.errors import UnsupportedOp
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.datatypes import NARROW_FLOATS
+from bnncc.ir.pieces import Expression
 
 _WHOLE = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-_CODES = [
-    getattr(TensorProto, name)
-    for name in (
-        *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1"),
-        "FLOAT8E8M0",
-    )
-    if hasattr(TensorProto, name)
-]
-FLOATS = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name: code for code in _CODES}
-"""Floats of a byte and less, with ONNX's number of the type."""
-CARRIERS = {**_WHOLE, **dict.fromkeys(FLOATS, "uint8")}
+CARRIERS = {**_WHOLE, **dict.fromkeys(NARROW_FLOATS, "uint8")}
 """What each narrow type is at the edge of a network."""
 
 

@@ -16,12 +16,13 @@ from bnncc.errors import BnnccError, ModelError, ShapeError, UnsupportedOp, Usag
 from bnncc.frontend import checks
 from bnncc.frontend.annotations import declared, rounded_input
 from bnncc.frontend.external import to_array
-from bnncc.frontend.fold import Folder
 from bnncc.frontend.halves import widen
 from bnncc.frontend.inline import inline, local_functions
 from bnncc.frontend.narrow import CARRIERS
 from bnncc.frontend.reader import Reader, graph_nodes
 from bnncc.frontend.text import check_text
+from bnncc.ir import limits
+from bnncc.ir.fold import Folder
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 
 
@@ -134,7 +135,7 @@ def _initializers(
     for tensor in proto.initializer:
         where = f"initializer `{tensor.name}`"
         checks.check_tensor(tensor, where)
-        total += checks.stored_bytes(tensor.data_type, checks.elements(tensor.dims, where))
+        total += checks.stored_bytes(tensor.data_type, limits.elements(tensor.dims, where))
         if total > checks.MAX_CONSTANT_BYTES:
             raise ShapeError(
                 f"{where}: the initializers need more than {checks.MAX_CONSTANT_BYTES} bytes"
@@ -176,9 +177,9 @@ def _inputs(
         shape = _shape(kind, where, batch, value.name) if kind.HasField("shape") else ()
         if given is not None:
             shape = _given(given, shape if kind.HasField("shape") else None, where)
-        checks.elements(shape, where)
-        if len(shape) > checks.MAX_RANK:
-            raise ShapeError(f"{where}: has {len(shape)} axes, at most {checks.MAX_RANK}")
+        limits.elements(shape, where)
+        if len(shape) > limits.MAX_RANK:
+            raise ShapeError(f"{where}: has {len(shape)} axes, at most {limits.MAX_RANK}")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
         graph.types[value.name] = TensorType(shape, dtype)
         graph.inputs.append(value.name)
@@ -267,3 +268,19 @@ def _in_cycle(nodes: Sequence[Node]) -> Node:
         seen.add(id(node))
         node = next(made[i] for i in node.inputs if i in made and id(made[i]) in alive)
     return node
+
+
+def read_model(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with its external data; it must have passed `load`.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        return onnx.load(str(model))
+    except Exception as error:
+        raise ModelError(f"{model}: cannot be read: {error}") from error

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.pieces import Pieces, Reader
-from bnncc.frontend.rounding import PLAIN
-from bnncc.frontend.shaperules import broadcast
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.pieces import Pieces, Reader
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
+from bnncc.ir.rounding import PLAIN
+from bnncc.ir.shaperules import broadcast
 
 Array = np.ndarray[Any, Any]
 

@@ -22,14 +22,14 @@ from bnncc.frontend import checks, control, custom, expansions, functions, narro
 from bnncc.frontend.attributes import check_attributes
 from bnncc.frontend.channels_last import Columns
 from bnncc.frontend.external import to_array
-from bnncc.frontend.fold import Folder
 from bnncc.frontend.inline import Functions, Located, Versions, copy_of_subgraph, inline, reads
 from bnncc.frontend.linear import as_floats
 from bnncc.frontend.normalise import normalise
-from bnncc.frontend.pieces import Expression
 from bnncc.frontend.sequences import plain_tensors
 from bnncc.ir.evaluate import OPSET
+from bnncc.ir.fold import Folder
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.pieces import Expression
 
 MAX_UNFOLDED = 30_000
 """Nodes that loops, recurrences and functions may become together."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 MAX_STEPS = 1024
 """The longest sequence; each step is code of its own."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bnncc.frontend.indexing import pooled_sizes
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 _LARGEST = {"float16": 65504.0, "float64": float(np.finfo(np.float64).max)}
 

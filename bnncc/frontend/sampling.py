@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from bnncc.errors import ShapeError
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 
 def _deform_conv(write: Expression) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.frontend.pieces import Expression
+from bnncc.ir.pieces import Expression
 
 MAX_LENGTH = 4096
 """The longest transform; its matrices hold the square of it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bnncc.errors import ShapeError
-from bnncc.frontend.shaperules import broadcast
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.shaperules import broadcast
 from bnncc.passes.rewrite import Result, Walk, walk
 
 _LINEAR = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,), ROUND: (1,)}

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError
-from bnncc.frontend.infer import COMPARE, ELEMENTWISE
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.infer import COMPARE, ELEMENTWISE
 from bnncc.ir.moves import PERMUTATIONS, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.lattices import (

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bnncc.passes.physical import Physical
 
 Held = tuple[float, ...]
 """What bits or levels stand for, by number."""
@@ -33,37 +29,3 @@ class Form:
     kind: str
     values: Held = ()
     number: int = 0
-
-
-def held_forms(physical: Physical) -> dict[str, tuple[Form, ...]]:
-    """Return what the tensors of a physical graph that hold logical ones stand for.
-
-    One may stand for several, as where two comparisons of one tensor give the same bits.
-
-    Parameters
-    ----------
-    physical : Physical
-        Complete.
-    """
-    table: dict[str, list[Form]] = {}
-
-    def put(name: str, form: Form) -> None:
-        table.setdefault(name, []).append(form)
-
-    for tensor, made in physical.floats.items():
-        if tensor not in physical.source.constants:
-            for layout, name in made.items():
-                put(name, Form(tensor, layout))
-    for tensor, planes in physical.planes.items():
-        lo, hi = planes.value.lo, planes.value.hi
-        values: Held = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
-        put(planes.sign, Form(tensor, "sign", values))
-        if planes.zero:
-            put(planes.zero, Form(tensor, "zero", values))
-    for tensor, kept in physical.levels.items():
-        values = physical.lattices[tensor].values
-        for kind, names in kept.items():
-            held = "plane" if kind == "planes" else kind
-            for number, name in enumerate(names):
-                put(name, Form(tensor, held, values, number))
-    return {name: tuple(forms) for name, forms in table.items()}

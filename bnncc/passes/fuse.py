@@ -24,9 +24,9 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes import grouped
 from bnncc.passes.byte_signs import write_image_bits
-from bnncc.passes.forms import held_forms
-from bnncc.passes.groups import Event, Group, realise
+from bnncc.passes.groups import realise
 from bnncc.passes.interleave import interleave
+from bnncc.passes.kernel_group import Event, Group
 from bnncc.passes.kinds import Kinds
 from bnncc.passes.lattices import lattices, of_signs
 from bnncc.passes.level_routes import ROUTED, LevelRouter
@@ -150,7 +150,7 @@ class _Fuser:
         out = self.physical.graph
         out.outputs = [self._output(name) for name in self.graph.outputs]
         out.prune()
-        held = held_forms(self.physical)
+        held = self.physical.held_forms()
         out.forms = {name: form for name, form in held.items() if name in out.types}
         return out
 

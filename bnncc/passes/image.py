@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from bnncc.errors import UsageError
+from bnncc.input_transforms import InputTransform
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.options import Uint8Input
 
 MOST_CHANNELS = 4
@@ -126,3 +128,51 @@ def _append(
     graph.types[out] = kind
     nodes.append(Node(op, inputs, [out], attrs, out))
     return out
+
+
+def transform_input(graph: Graph, transform: InputTransform | None) -> None:
+    """Replace an image input by one of bytes, and put the transform behind it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Rewritten in place.
+    transform : InputTransform or None
+        None changes nothing.
+
+    Raises
+    ------
+    UsageError
+        If there is no such input, or it does not fit the transform.
+    """
+    if transform is None:
+        return
+    option = f"--input-transform {transform.kind}"
+    images = [
+        i for i in graph.inputs
+        if graph.types[i].dtype == "float32" and len(graph.types[i].shape) == 4
+    ]  # fmt: skip
+    name = transform.name or (images[0] if len(images) == 1 else "")
+    if name not in images:
+        found = f"`{name}` is no float32 image" if name else f"{len(images)} inputs are images"
+        raise UsageError(
+            f"{option}: {found}",
+            hint=f"name one in front of it, NAME={transform.kind}...: {', '.join(graph.inputs)}",
+        )
+    kind = graph.types[name]
+    n, channels, height, width = kind.shape
+    wanted = (1, 3) if transform.kind == "gray-threshold" else (3,)
+    if channels not in wanted or not isinstance(height, int) or not isinstance(width, int):
+        counts = " or ".join(map(str, wanted))
+        raise UsageError(
+            f"{option}: input `{name}` has shape {list(kind.shape)}, {counts} channels of known "
+            "sizes are wanted"
+        )
+    bits = graph.fresh(f"{name}.bits")
+    for node in graph.nodes:
+        node.inputs = [bits if i == name else i for i in node.inputs]
+    graph.outputs = [bits if o == name else o for o in graph.outputs]
+    given = (n, height, width, 3) if transform.layout == "nhwc" else (n, 3, height, width)
+    graph.types[name], graph.types[bits] = TensorType(given, "uint8"), kind
+    attrs = transform.attributes(int(channels))
+    graph.nodes.insert(0, Node(IMAGE_BITS, [name], [bits], attrs, f"{name}.{transform.kind}"))

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.frontend.infer import BROADCAST, COMPARE, UNARY, infer_into
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.infer import BROADCAST, COMPARE, UNARY, infer_into
 from bnncc.passes.rewrite import Result, Walk, walk
 
 _ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND}

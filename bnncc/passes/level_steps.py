@@ -13,12 +13,13 @@ float value with the thresholds of the quantiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import FEW_BIT_CONV
+from bnncc.passes.kernel_group import Event, Group, Writer
 from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.monotone import direction
 from bnncc.passes.physical import Physical, Planes
@@ -28,9 +29,6 @@ from bnncc.topi_binary.few_bit_data import FORM
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
-
-if TYPE_CHECKING:
-    from bnncc.passes.groups import Event, Group
 
 Array = np.ndarray[Any, Any]
 
@@ -111,14 +109,14 @@ class Chain:
         return high, falling
 
 
-def write(event: Event, writer: Any, chain: Chain) -> None:
+def write(event: Event, writer: Writer, chain: Chain) -> None:
     """Write the step of a ``levels`` event and register what it makes.
 
     Parameters
     ----------
     event : Event
         Its `layouts` are the forms wanted.
-    writer : groups._Writer
+    writer : Writer
         Collects the steps.
     chain : Chain
         Up to the event.
@@ -135,7 +133,12 @@ def write(event: Event, writer: Any, chain: Chain) -> None:
 
 
 def _write(
-    tensor: str, base: Step, limits: Array, writer: Any, chain: Chain, table: Sequence[Array] = ()
+    tensor: str,
+    base: Step,
+    limits: Array,
+    writer: Writer,
+    chain: Chain,
+    table: Sequence[Array] = (),
 ) -> None:
     group, physical = writer.group, writer.physical
     rows = _rows(limits, group.channels)
@@ -263,14 +266,14 @@ def _with(base: Step, way: str, flip: bool = False) -> Step:
     )
 
 
-def sign(event: Event, writer: Any, chain: Chain) -> bool:
+def sign(event: Event, writer: Writer, chain: Chain) -> bool:
     """Write a sign behind a few-bit layer as a level of one bit.
 
     Parameters
     ----------
     event : Event
         A ``sign``.
-    writer : groups._Writer
+    writer : Writer
         Collects the steps.
     chain : Chain
         Up to the event.

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bnncc.frontend.infer import ELEMENTWISE, infer_into
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.infer import ELEMENTWISE, infer_into
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 
 _WINDOWS = {"Conv", "ConvTranspose", "MaxPool", "AveragePool"}

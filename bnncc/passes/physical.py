@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
-from bnncc.passes.forms import Held
+from bnncc.passes.forms import Form, Held
 from bnncc.passes.lattices import Lattice, exact_line
 from bnncc.passes.values import TwoValued
 from bnncc.schedules import with_weight_order
@@ -379,3 +379,31 @@ class Physical:
         out = self.fresh(f"{left}.xor", kind.shape, kind.dtype)
         self.graph.nodes.append(Node("BitwiseXor", [left, right], [out], {}, left))
         return out
+
+    def held_forms(self) -> dict[str, tuple[Form, ...]]:
+        """Return what the tensors of the graph, once complete, stand for of the logical ones.
+
+        One may stand for several, as where two comparisons of one tensor give the same bits.
+        """
+        table: dict[str, list[Form]] = {}
+
+        def put(name: str, form: Form) -> None:
+            table.setdefault(name, []).append(form)
+
+        for tensor, made in self.floats.items():
+            if tensor not in self.source.constants:
+                for layout, name in made.items():
+                    put(name, Form(tensor, layout))
+        for tensor, planes in self.planes.items():
+            lo, hi = planes.value.lo, planes.value.hi
+            values: Held = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
+            put(planes.sign, Form(tensor, "sign", values))
+            if planes.zero:
+                put(planes.zero, Form(tensor, "zero", values))
+        for tensor, kept in self.levels.items():
+            values = self.lattices[tensor].values
+            for kind, names in kept.items():
+                held = "plane" if kind == "planes" else kind
+                for number, name in enumerate(names):
+                    put(name, Form(tensor, held, values, number))
+        return {name: tuple(forms) for name, forms in table.items()}

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bnncc.frontend.infer import infer_into
-from bnncc.frontend.pieces import Pieces
-from bnncc.frontend.rounding import rounded
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND, rounds_integer_sums
+from bnncc.ir.infer import infer_into
+from bnncc.ir.pieces import Pieces
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range
+from bnncc.ir.rounding import rounded
 
 
 def write_plain(graph: Graph) -> None:

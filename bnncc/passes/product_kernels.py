@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bnncc.ir.graph import Dim, Node
-from bnncc.passes.groups import Group
+from bnncc.passes.kernel_group import Group
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.layout import words

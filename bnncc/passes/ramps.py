@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.frontend.infer import infer_into
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.infer import infer_into
 
 Array = np.ndarray
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.frontend.infer import infer_into
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.infer import infer_into
 
 Array = np.ndarray[Any, Any]
 

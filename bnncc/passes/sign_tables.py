@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
+from bnncc.passes.kernel_group import Group
 from bnncc.topi_binary.spec import BinaryConv2d
-
-if TYPE_CHECKING:
-    from bnncc.passes.groups import Group
 
 
 def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:

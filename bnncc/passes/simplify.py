@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import UnsupportedOp
-from bnncc.frontend.fold import fold
-from bnncc.frontend.infer import COMPARE
+from bnncc.ir.fold import fold
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.infer import COMPARE
 from bnncc.passes.cancel import cancel
 from bnncc.passes.dense import dense_bias, gemm
 from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes

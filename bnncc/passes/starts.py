@@ -6,7 +6,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import starts_of
-from bnncc.passes.groups import Group
+from bnncc.passes.kernel_group import Group
 from bnncc.passes.physical import Physical
 from bnncc.schedules import with_packed_operands
 from bnncc.targets.spec import TargetSpec

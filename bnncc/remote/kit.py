@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnncc._version import __version__
-from bnncc.codegen.link import first_success, normal_arch
+from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
 SERVER = "rpc_server"

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.codegen.link import normal_arch
 from bnncc.errors import ArtifactError, DeviceError, UsageError
 from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import Session, check_failed
+from bnncc.targets.host import normal_arch
 
 TIMEOUT = 300.0
 """Seconds of silence of a device that owes an answer, after which it is given up."""

@@ -6,22 +6,40 @@ import copy
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from bnncc import report
-from bnncc.codegen import gpu
 from bnncc.errors import ArtifactError, InputError, VerificationError
 from bnncc.files import read_npz, write_atomic
-from bnncc.runtime import container, manifest
+from bnncc.runtime import container, cuda, manifest
 from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Stored, unpack
 from bnncc.runtime.session import Session, check_tensor, load_library, stored_as
 
-if TYPE_CHECKING:
-    from bnncc.remote.network import Device
+
+class Device(Protocol):
+    """Another machine that runs a network: `bnncc.remote.network.Device`."""
+
+    address: str
+    info: dict[str, Any]
+
+    @property
+    def processor(self) -> str:
+        """The model of its processor, or ``unknown``."""
+
+    def check(self, content: dict[str, Any], path: str) -> None:
+        """Refuse an artifact, by its manifest, that the device cannot run."""
+
+    def load(self, library: bytes) -> Any:
+        """Upload and load ``lib.so``; return its module on the device."""
+
+    def session(
+        self, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool
+    ) -> Session:
+        """Return a virtual machine on the device."""
 
 
 class Artifact:
@@ -148,7 +166,7 @@ class Artifact:
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return inputs and right outputs of a check whose outputs are stored whole.
 
-        `bnncc.verification.recorded.whole_check` computes them of any check, from the model.
+        `bnncc.verify.whole_check` computes them of any check, from the model.
 
         Raises
         ------
@@ -273,7 +291,7 @@ class Artifact:
 
     def _load(self, library: bytes) -> Any:
         if self._gpus and self.device is None:
-            gpu.load_runtime(stand_ins=False)
+            cuda.load_runtime()
         return load_library(library) if self.device is None else self.device.load(library)
 
     def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:

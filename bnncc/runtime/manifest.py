@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bnncc import report
 from bnncc._version import __version__
-from bnncc.codegen.link import normal_arch
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits, limits_of_inputs
 from bnncc.runtime import container
 from bnncc.targets import gpus, host
+from bnncc.targets.host import normal_arch
 
 if TYPE_CHECKING:
     from bnncc.ir.graph import Graph
@@ -186,7 +186,7 @@ class Machine:
     name : str
         As messages call it.
     arch : str
-        As `bnncc.codegen.link.normal_arch` has it.
+        As `bnncc.targets.host.normal_arch` has it.
     features : frozenset of str
         Of its processor.
     tvm : str

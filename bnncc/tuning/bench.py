@@ -118,9 +118,9 @@ class OnGpu(Here):
         super().__init__(1)
         import tvm
 
-        from bnncc.codegen.gpu import load_runtime
+        from bnncc.runtime.cuda import load_runtime
 
-        load_runtime(stand_ins=False)
+        load_runtime()
         self.cpu = tvm.cuda(0)
 
     def tensor(self, array: np.ndarray) -> Any:

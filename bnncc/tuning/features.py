@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.records.workload import Workload, point_of_module
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_channels, output_hw
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 from bnncc.tuning.cases import macs
-from bnncc.tuning.workload import Workload, point_of_module
 
 CHOICES = (
     "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",

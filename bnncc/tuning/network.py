@@ -14,6 +14,7 @@ from bnncc import driver
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 from bnncc.options import CompileOptions
+from bnncc.records.workload import Workload
 from bnncc.runtime import runner
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
@@ -21,7 +22,6 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
-from bnncc.tuning.workload import Workload
 from bnncc.verification.confirm import runs_here
 
 RUNS = 200

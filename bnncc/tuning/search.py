@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bnncc.records.database import Record, numbers
+from bnncc.records.workload import Workload, arguments, candidate, function, sampler
 from bnncc.schedules.space import Point, Space, text
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.records import Record, numbers
-from bnncc.tuning.workload import Workload, arguments, candidate, function, sampler
 
 RANKED = 320
 """Points that the cost model ranks at a time."""

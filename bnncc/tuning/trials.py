@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnncc.console import Console
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Answer, Job, Pool
 from bnncc.tuning.search import Task, key_of
-from bnncc.tuning.workload import Workload
 
 BATCH = 8
 """Trials of one kernel between two lessons for the cost model."""

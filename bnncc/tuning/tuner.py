@@ -13,17 +13,17 @@ from bnncc import schedules
 from bnncc._version import __version__
 from bnncc.console import Console
 from bnncc.files import scratch_folder
+from bnncc.records import database as records
+from bnncc.records.database import Writer
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.tuning import records
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.progress import Progress
-from bnncc.tuning.records import Writer
 from bnncc.tuning.search import Search, Task, key_of
 from bnncc.tuning.trials import Plan, Same, Trials
-from bnncc.tuning.workload import Workload
 
 CONTESTANTS = 3
 """Points that are measured once more beside the default, when a kernel is done."""

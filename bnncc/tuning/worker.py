@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError, DeviceError
+from bnncc.records.workload import Workload
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.workload import Workload
 
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 

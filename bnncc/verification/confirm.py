@@ -12,11 +12,10 @@ import itertools
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnncc.codegen.link import normal_arch
 from bnncc.errors import VerificationError
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.ties import TIE
@@ -24,11 +23,12 @@ from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import RELATIVE, Check, differs
 from bnncc.targets.catalog import missing_features
 from bnncc.targets.gpus import missing
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
 if TYPE_CHECKING:
-    from bnncc.driver import Lowered
     from bnncc.options import CompileOptions
+    from bnncc.verification.checks import SelfCheck
 
 LOOSER = {"filtered-2d": 4}
 """How many times further apart ties may be with a value of ``--float-conv``."""
@@ -77,37 +77,41 @@ class Judge:
 
     Parameters
     ----------
-    network : Lowered
-        What was compiled (`bnncc.driver`).
+    module : tvm.IRModule
+        What was compiled, from `bnncc.codegen.pipeline.legalize`.
+    checks : SelfCheck
+        What it is checked on.
     artifact : Artifact
         What it was compiled to.
     options : CompileOptions
         What was asked.
     """
 
-    def __init__(self, network: Lowered, artifact: Artifact, options: CompileOptions) -> None:
-        self._network, self._artifact = network, artifact
+    def __init__(
+        self, module: Any, checks: SelfCheck, artifact: Artifact, options: CompileOptions
+    ) -> None:
+        self._module, self._checks, self._artifact = module, checks, artifact
         self.near = TIE * LOOSER.get(options.float_conv, 1)
         self.zeros = options.sign_zero != "exact"
 
     def surely(self, check: Check) -> dict[str, np.ndarray]:
         """Return which elements of each output depend on no tie."""
-        return self._network.checks.surely(check, near=self.near, zeros=self.zeros)
+        return self._checks.surely(check, near=self.near, zeros=self.zeros)
 
     def wrong_kernel(self, feeds: Mapping[str, np.ndarray]) -> str:
         """Return the first kernel that is wrong when the network reads `feeds`, if there is one."""
         from bnncc.verification import kernels
 
         session = self._artifact.session()
-        walk = kernels.Walk(self._network.module)
-        for case in walk.cases([feeds[t.name] for t in self._network.inputs]):
+        walk = kernels.Walk(self._module)
+        for case in walk.cases([feeds[t.name] for t in self._artifact.inputs]):
             if case.differences(kernels.run(session, case))[0]:
                 return case.name
         return ""
 
     def another(self, number: int) -> Check:
         """Return a check that is none of the first ones."""
-        return self._network.checks.check(number)
+        return self._checks.check(number)
 
 
 def confirmed(

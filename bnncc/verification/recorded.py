@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnncc.input_transforms import InputTransform
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.physical import KERNEL
-from bnncc.passes.transforms import InputTransform
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.selfcheck import Check
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, to_json
 
 if TYPE_CHECKING:
-    import onnx
-
-    from bnncc.driver import Lowered
+    pass
 
 
 def options_of(artifact: Artifact) -> CompileOptions:
@@ -78,26 +74,6 @@ def _layer(spec: BinaryConv2d) -> str:
     return hashlib.sha256(to_json(replace(spec, weight_order="words")).encode()).hexdigest()[:16]
 
 
-def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lowered:
-    """Lower a model as it was for an artifact.
-
-    Parameters
-    ----------
-    model : path or onnx.ModelProto
-        What `artifact` was compiled from; what `--assume` adds is in it already.
-    artifact : Artifact
-        The network.
-
-    Returns
-    -------
-    Lowered
-    """
-    from bnncc.driver import lowered
-
-    orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
-    return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
-
-
 def transform_of(artifact: Artifact) -> InputTransform | None:
     """Return the transform that makes bits of an image, if there is one."""
     raw = artifact.manifest["semantics"]["input_transform"]
@@ -107,24 +83,3 @@ def transform_of(artifact: Artifact) -> InputTransform | None:
 def uint8_input(raw: Mapping[str, Any]) -> Uint8Input:
     """Return what a manifest says of an input taken as bytes."""
     return Uint8Input(raw["name"], tuple(raw["mean"]), tuple(raw["scale"]), raw["layout"])
-
-
-def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number: int = 0) -> Check:
-    """Return inputs and whole right outputs of a self-check, of which an artifact has samples.
-
-    Parameters
-    ----------
-    model : path or onnx.ModelProto
-        What `artifact` was compiled from.
-    artifact : Artifact
-        The network.
-    number : int
-        Which check.
-
-    Returns
-    -------
-    Check
-    """
-    from bnncc.driver import lowered
-
-    return Check(*lowered(model, options_of(artifact)).checks.pair(number))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from bnncc.errors import ModelError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
@@ -122,22 +120,6 @@ def _adds_bfloat16(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> bool:
 def _own(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     shapes = {k: v.shape for k, v in feeds.items()}
     return evaluate(load(model, input_shapes=shapes), feeds)
-
-
-def read_model(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with its external data; it must have passed `bnncc.frontend.onnx.load`.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read.
-    """
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        return onnx.load(str(model))
-    except Exception as error:
-        raise ModelError(f"{model}: cannot be read: {error}") from error
 
 
 def tap_points(model: onnx.ModelProto) -> list[str]:

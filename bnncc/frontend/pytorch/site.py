@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from onnx import helper
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.frontend.checks import elements
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
 from bnncc.ir.graph import Dim
-
-if TYPE_CHECKING:
-    from bnncc.frontend.pytorch.convert import Converter
+from bnncc.ir.limits import elements
 
 
 class Value(NamedTuple):
@@ -40,6 +37,26 @@ class Emitted:
     outputs: list[str]
     attrs: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+
+
+class Converter(Protocol):
+    """What a site needs of `bnncc.frontend.pytorch.convert.Converter`, which makes it."""
+
+    nodes: list[Emitted]
+    initializers: dict[str, np.ndarray]
+    metas: dict[str, Meta]
+
+    def value(self, name: str) -> Value:
+        """Return the ONNX tensor that holds a tensor of the program now."""
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return the value of an ONNX tensor, if it is known."""
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor of the program shares its elements with no other."""
+
+    def fresh(self, stem: str) -> str:
+        """Return a name that no ONNX tensor has."""
 
 
 Name = Value | str

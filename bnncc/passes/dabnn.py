@@ -27,10 +27,9 @@ from onnx import helper, inliner, numpy_helper
 
 from bnncc.errors import UsageError
 from bnncc.frontend.checks import DEFAULT_DOMAINS
-from bnncc.frontend.onnx import load
+from bnncc.frontend.onnx import load, read_model
 from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.passes.values import binary_weight
-from bnncc.verification.reference import read_model
 
 Array = np.ndarray[Any, Any]
 

@@ -10,10 +10,10 @@ from typing import Any
 from bnncc import schedules
 from bnncc.errors import BnnccError
 from bnncc.files import write_atomic
+from bnncc.records.database import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
+from bnncc.records.workload import Workload
 from bnncc.schedules.space import UnfitPoint, text
 from bnncc.targets.catalog import resolve
-from bnncc.tuning.records import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
-from bnncc.tuning.workload import Workload
 
 MIN_GAIN = 0.015
 """What a record must gain over the default to be kept: less is noise."""

@@ -15,12 +15,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.checks import MAX_RANK, elements
-from bnncc.frontend.narrow import FLOATS
-from bnncc.frontend.shaperules import RULES, Partial, broadcast, dynamic
+from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.evaluate import OPSET, make_attribute
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.limits import MAX_RANK, elements
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.ir.shaperules import RULES, Partial, broadcast, dynamic
 
 UNARY = {
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos"),
@@ -146,7 +146,7 @@ _CASTS = {
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
         *(TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT4),
         *(getattr(TensorProto, k) for k in ("INT2", "UINT2") if hasattr(TensorProto, k)),
-        *FLOATS.values(),
+        *NARROW_FLOATS.values(),
     )
 }
 _CODES = {name: code for code, name in _CASTS.items()}

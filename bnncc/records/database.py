@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.errors import TuningError, UsageError
+from bnncc.records.workload import Workload, point_of_trace, stored_apart, workload_of_text
 from bnncc.schedules.space import Point, text
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.tuning.workload import Workload, point_of_trace, stored_apart, workload_of_text
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"

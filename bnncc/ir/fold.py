@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError, ModelError, ShapeError
-from bnncc.frontend.elements import ARITHMETIC, multiply_all
-from bnncc.frontend.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
-from bnncc.frontend.nodechecks import check_node
-from bnncc.frontend.shaperules import Partial, broadcast
+from bnncc.ir.elements import ARITHMETIC, multiply_all
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
+from bnncc.ir.nodechecks import check_node
 from bnncc.ir.operators import FUNCTIONS
+from bnncc.ir.shaperules import Partial, broadcast
 
 Array = np.ndarray[Any, Any]
 

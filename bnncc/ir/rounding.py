@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bnncc.frontend.pieces import Pieces
 from bnncc.ir.graph import Node
+from bnncc.ir.pieces import Pieces
 
 PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
 """The modes that are an operator of ONNX."""

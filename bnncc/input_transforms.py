@@ -1,4 +1,4 @@
-"""Put a binarising transform in front of a network: ``--input-transform`` of Khan et al."""
+"""Images taken as bytes and binarised before the network: ``--input-transform`` of Khan et al."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bnncc.errors import UsageError
-
-if TYPE_CHECKING:
-    from bnncc.ir.graph import Graph
 
 KINDS = {"rgb-threshold": "threshold", "gray-threshold": "grey", "lbp": "lbp"}
 """What the option calls the kinds of `image_bits.bits_of`."""
@@ -125,54 +122,3 @@ def _from_file(path: Path) -> tuple[float, ...]:
     if len(numbers) != 3 or not all(type(n) in (int, float) for n in numbers):
         raise UsageError(f"{path}: three numbers are wanted, [red, green, blue]")
     return tuple(float(n) for n in numbers)
-
-
-def transform_input(graph: Graph, transform: InputTransform | None) -> None:
-    """Replace an image input by one of bytes, and put the transform behind it.
-
-    Parameters
-    ----------
-    graph : Graph
-        Rewritten in place.
-    transform : InputTransform or None
-        None changes nothing.
-
-    Raises
-    ------
-    UsageError
-        If there is no such input, or it does not fit the transform.
-    """
-    if transform is None:
-        return
-    from bnncc.ir.graph import Node, TensorType
-    from bnncc.ir.image_bits import IMAGE_BITS
-
-    option = f"--input-transform {transform.kind}"
-    images = [
-        i for i in graph.inputs
-        if graph.types[i].dtype == "float32" and len(graph.types[i].shape) == 4
-    ]  # fmt: skip
-    name = transform.name or (images[0] if len(images) == 1 else "")
-    if name not in images:
-        found = f"`{name}` is no float32 image" if name else f"{len(images)} inputs are images"
-        raise UsageError(
-            f"{option}: {found}",
-            hint=f"name one in front of it, NAME={transform.kind}...: {', '.join(graph.inputs)}",
-        )
-    kind = graph.types[name]
-    n, channels, height, width = kind.shape
-    wanted = (1, 3) if transform.kind == "gray-threshold" else (3,)
-    if channels not in wanted or not isinstance(height, int) or not isinstance(width, int):
-        counts = " or ".join(map(str, wanted))
-        raise UsageError(
-            f"{option}: input `{name}` has shape {list(kind.shape)}, {counts} channels of known "
-            "sizes are wanted"
-        )
-    bits = graph.fresh(f"{name}.bits")
-    for node in graph.nodes:
-        node.inputs = [bits if i == name else i for i in node.inputs]
-    graph.outputs = [bits if o == name else o for o in graph.outputs]
-    given = (n, height, width, 3) if transform.layout == "nhwc" else (n, 3, height, width)
-    graph.types[name], graph.types[bits] = TensorType(given, "uint8"), kind
-    attrs = transform.attributes(int(channels))
-    graph.nodes.insert(0, Node(IMAGE_BITS, [name], [bits], attrs, f"{name}.{transform.kind}"))

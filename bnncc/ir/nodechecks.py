@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.frontend.shaperules import broadcast
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.shaperules import broadcast
 
 
 def check_node(node: Node, graph: Graph) -> None:

@@ -15,6 +15,7 @@ of sum|terms|; outputs may differ only where they depend on such a decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,26 @@ import numpy as np
 import onnx
 
 from bnncc import report
+from bnncc.driver import Lowered, lowered
 from bnncc.errors import ArtifactError, BnnccError, VerificationError
 from bnncc.frontend.checks import read
-from bnncc.frontend.dabnn import assume_dabnn
 from bnncc.frontend.formats import as_onnx
-from bnncc.frontend.onnx import load
+from bnncc.frontend.onnx import load, read_model
+from bnncc.input_transforms import InputTransform
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.halves import COARSE, is_float
 from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
+from bnncc.passes.dabnn import assume_dabnn
 from bnncc.passes.image import channel_axis
-from bnncc.passes.transforms import InputTransform
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.runner import random_inputs
-from bnncc.runtime.selfcheck import RELATIVE, differs, largest
+from bnncc.runtime.selfcheck import RELATIVE, Check, differs, largest
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
-from bnncc.verification.recorded import lowered_again, transform_of, uint8_input
+from bnncc.verification.recorded import Orders, options_of, transform_of, uint8_input
 from bnncc.verification.relaxed import FirstLayer
 
 Array = np.ndarray[Any, Any]
@@ -95,7 +97,7 @@ def verify(
     _check_names(model, artifact)
     # This refuses what the reference would choke on.
     coarse = coarseness(load(model, input_shapes=fixed_shapes))
-    proto = reference.read_model(model)
+    proto = read_model(model)
     arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
     feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
     if transform is not None:
@@ -420,3 +422,40 @@ def _pixels(spec: Uint8Input, image: Array) -> Array:
     mean = np.array(spec.mean, np.float32).reshape(shape)
     scale = np.array(spec.scale, np.float32).reshape(shape)
     return np.ascontiguousarray((image.astype(np.float32) - mean) * scale)
+
+
+def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lowered:
+    """Lower a model as it was for an artifact.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        What `artifact` was compiled from; what `--assume` adds is in it already.
+    artifact : Artifact
+        The network.
+
+    Returns
+    -------
+    Lowered
+    """
+    orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
+    return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
+
+
+def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number: int = 0) -> Check:
+    """Return inputs and whole right outputs of a self-check, of which an artifact has samples.
+
+    Parameters
+    ----------
+    model : path or onnx.ModelProto
+        What `artifact` was compiled from.
+    artifact : Artifact
+        The network.
+    number : int
+        Which check.
+
+    Returns
+    -------
+    Check
+    """
+    return Check(*lowered(model, options_of(artifact)).checks.pair(number))

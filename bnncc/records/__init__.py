@@ -1,0 +1,1 @@
+"""What tuning found: workloads and their measurements, in files."""
