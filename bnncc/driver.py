@@ -1,7 +1,6 @@
 """The compiler from end to end: one model in, one artifact out.
 
-load -> passes (simplify, recognise signs, binarize, commute, fuse)
-     -> Relax -> legalize -> schedule -> build
+load -> passes (`bnncc.passes.pipeline`) -> Relax -> legalize -> schedule -> build -> self-check
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.dump import Dumper
 from bnncc.errors import BnnccError, TargetError
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
@@ -28,7 +26,7 @@ from bnncc.passes.dabnn import assume_dabnn
 from bnncc.passes.first_layer import relax_first_layer
 from bnncc.passes.image import take_uint8, transform_input
 from bnncc.passes.physical import KERNEL
-from bnncc.passes.sequence import to_physical
+from bnncc.passes.pipeline import Compilation, to_physical
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
 from bnncc.runtime import manifest
@@ -40,6 +38,7 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import weight_position
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
+from bnncc.trace import Trace
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
@@ -156,7 +155,9 @@ def compile(
     )
 
 
-def compile_model(model: Model, options: CompileOptions | None = None) -> Artifact:
+def compile_model(
+    model: Model, options: CompileOptions | None = None, trace: Trace | None = None
+) -> Artifact:
     """Compile a model with checked options.
 
     Parameters
@@ -165,6 +166,8 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
         The network.
     options : CompileOptions, optional
         All defaults if not given.
+    trace : Trace, optional
+        Takes the time of each step, and what it makes; by default one in `options.dump_ir`.
 
     Returns
     -------
@@ -182,13 +185,14 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
             f"TVM has no runtime for {target.name}, so there can be no artifact",
             hint="`bnncc compile` makes an object file and C for it",
         )
-    model, assumed = opened(model, options)
-    made = _scheduled(model, options, target, assumed=assumed)
+    trace = trace or Trace(options.dump_ir)
+    made = _scheduled(model, options, target, trace)
     network = made.lowered
     from bnncc.codegen import pipeline
 
-    executable, scratch = pipeline.build(made.module, target)
-    library = build_library(executable, target)
+    with trace.timed("build"):
+        executable, scratch = pipeline.build(made.module, target)
+        library = build_library(executable, target)
     workspace = {name: used.total(made.threads) for name, used in scratch.items()}
     plan = _plan(made, workspace)
 
@@ -206,13 +210,13 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
     artifact = packed(checks)
     if not options.confirm or not runs_here(target):
         return artifact
-    agreed = confirmed(
-        artifact, checks, Judge(network.module, network.checks, artifact, options), options.threads
-    )
+    judge = Judge(network.module, network.checks, artifact, options)
+    with trace.timed("self-check"):
+        agreed = confirmed(artifact, checks, judge, options.threads)
     return artifact if agreed == checks else packed(agreed)
 
 
-def compile_c(model: Model, options: CompileOptions) -> CNetwork:
+def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None) -> CNetwork:
     """Compile a model to an object file and C that need no runtime.
 
     Parameters
@@ -221,6 +225,8 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
         The network; symbolic dimensions become 1.
     options : CompileOptions
         What was asked; its threads make no difference.
+    trace : Trace, optional
+        As of `compile_model`.
 
     Returns
     -------
@@ -234,8 +240,8 @@ def compile_c(model: Model, options: CompileOptions) -> CNetwork:
     target = _target(options)
     if options.check_finite:
         raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
-    model, assumed = opened(model, options)
-    made = _scheduled(model, replace(options, threads=1), target, fixed=True, assumed=assumed)
+    trace = trace or Trace(options.dump_ir)
+    made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
     from bnncc.codegen import c_network
 
@@ -290,10 +296,7 @@ def kernels(
     list of (str, int)
         JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
     """
-    model, assumed = opened(model, options)
-    target = _target(options)
-    records = _records(options, target)
-    network = _lowered(model, options, target, Dumper(options.dump_ir), records, assumed=assumed)
+    network = lowered(model, options)
     counts = Counter(call.spec for call in network.calls if call.spec)
     return list(counts.items())
 
@@ -373,56 +376,53 @@ def lowered(model: Model, options: CompileOptions, orders: Recorded | None = Non
     -------
     Lowered
     """
-    model, assumed = opened(model, options)
     target = _target(options)
     known = _records(options, target) if orders is None else orders
-    return _lowered(model, options, target, Dumper(options.dump_ir), known, assumed=assumed)
+    return _lowered(model, options, target, Trace(options.dump_ir), known)
 
 
 def _lowered(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: Model,
     options: CompileOptions,
     target: TargetSpec,
-    dump: Dumper,
+    trace: Trace,
     records: Recorded,
     fixed: bool = False,
-    assumed: Mapping[str, str] | None = None,
 ) -> Lowered:
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
-    assumed = assumed or {}
-    graph = load(model, input_shapes=options.input_shapes)
-    if fixed and (sizes := graph.symbolic_as_one()):
-        graph = load(model, input_shapes={**options.input_shapes, **sizes})
-    dump.graph("load", graph)
-    take_uint8(graph, options.input_uint8)
-    transform_input(graph, options.input_transform)
-    inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
-    relaxed = relax_first_layer(graph, options.first_layer)
+    with trace.timed("load"):
+        model, assumed = opened(model, options)
+        graph = load(model, input_shapes=options.input_shapes)
+        if fixed and (sizes := graph.symbolic_as_one()):
+            graph = load(model, input_shapes={**options.input_shapes, **sizes})
+    trace.graph("load", graph)
+    with trace.timed("as asked"):
+        take_uint8(graph, options.input_uint8)
+        transform_input(graph, options.input_transform)
+        inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
+        relaxed = relax_first_layer(graph, options.first_layer)
+    trace.graph("as asked", graph)
     model_graph = copy_of(graph)
     checks = SelfCheck(model_graph, options.seed)
+    made = Compilation(options, target, records, trace)
+    physical = to_physical(graph, made)
+    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
+    with trace.timed("confirm passes"):
+        compared = _confirm(physical, model_graph, checks, made)
 
-    found, physical = to_physical(graph, options, target, dump, records)
-    layers = [replace(x, assumed=assumed.get(x.name, "")) for x in found]
-    compared: tuple[str, ...] = ()
-    if options.confirm:
-        if affordable(physical, model_graph, sum(layer.macs for layer in layers)):
-            confirm_passes(
-                physical, model_graph, checks.inputs(0), sign_zero=options.sign_zero,
-                values=partial(checks.values, 0),
-            )  # fmt: skip
-        else:
-            compared = notices.compared(_confirmed_twin(model_graph, options, target, records))
+    with trace.timed("relax"):
+        from bnncc.codegen import pipeline
+        from bnncc.codegen.lower import to_relax
 
-    from bnncc.codegen import pipeline
-    from bnncc.codegen.lower import to_relax
-
-    module = to_relax(physical, checks=target.kind != "cuda")
-    dump.module("relax", module)
-    module = pipeline.legalize(module, target)
+        module = to_relax(physical, checks=target.kind != "cuda")
+    trace.module("relax", module)
+    with trace.timed("legalize"):
+        module = pipeline.legalize(module, target)
     warnings = (
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
         *compared,
+        *trace.warnings,
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
@@ -430,25 +430,38 @@ def _lowered(
     )  # fmt: skip
 
 
-def _confirmed_twin(
-    large: Graph, options: CompileOptions, target: TargetSpec, records: Recorded
-) -> str:
+def _confirm(
+    physical: Graph, model: Graph, checks: SelfCheck, made: Compilation
+) -> tuple[str, ...]:
+    """Compare what the passes made with the model, or with a smaller twin; say so if so."""
+    if not made.options.confirm:
+        return ()
+    if affordable(physical, model, sum(layer.macs for layer in made.layers)):
+        confirm_passes(
+            physical, model, checks.inputs(0), sign_zero=made.options.sign_zero,
+            values=partial(checks.values, 0),
+        )  # fmt: skip
+        return ()
+    return notices.compared(_confirmed_twin(model, made))
+
+
+def _confirmed_twin(large: Graph, made: Compilation) -> str:
     """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
     if not all(large.types[name].static for name in large.inputs):
         return ""
 
     def drawn(graph: Graph) -> dict[str, Any]:
-        return SelfCheck(graph, options.seed).inputs(0)
+        return SelfCheck(graph, made.options.seed).inputs(0)
 
     for twin in twins(large, copy_of, drawn):
-        graph = copy_of(twin.graph)
+        small = replace(made, trace=Trace(), layers=[])
         try:
-            layers, physical = to_physical(graph, options, target, Dumper(None), records)
+            physical = to_physical(copy_of(twin.graph), small)
         except BnnccError:  # no reason to refuse the network itself, which has passed
             continue
-        if affordable(physical, twin.graph, sum(layer.macs for layer in layers)):
+        if affordable(physical, twin.graph, sum(layer.macs for layer in small.layers)):
             confirm_passes(
-                physical, twin.graph, twin.feeds, sign_zero=options.sign_zero,
+                physical, twin.graph, twin.feeds, sign_zero=made.options.sign_zero,
                 values=lambda _: twin.values,  # noqa: B023
             )  # fmt: skip
             return twin.sizes
@@ -456,23 +469,19 @@ def _confirmed_twin(
 
 
 def _scheduled(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    options: CompileOptions,
-    target: TargetSpec,
-    fixed: bool = False,
-    assumed: Mapping[str, str] | None = None,
+    model: Model, options: CompileOptions, target: TargetSpec, trace: Trace, fixed: bool = False
 ) -> _Scheduled:
     """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
-    dump = Dumper(options.dump_ir)
     records = _records(options, target)
-    network = _lowered(model, options, target, dump, records, fixed, assumed)
+    network = _lowered(model, options, target, trace, records, fixed)
 
     from bnncc.codegen import pipeline
 
-    activations = pipeline.memory_plan(network.module)
-    threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
-    module, tuned = pipeline.schedule(network.module, target, threads, records)
-    dump.module("schedule", module)
+    with trace.timed("schedule"):
+        activations = pipeline.memory_plan(network.module)
+        threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
+        module, tuned = pipeline.schedule(network.module, target, threads, records)
+    trace.module("schedule", module)
     warnings = (*network.warnings, *notices.stale_records(records))
     return _Scheduled(network, module, threads, activations, tuned, warnings)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from bnncc.dump import Dumper
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
-from bnncc.passes.sequence import to_physical
+from bnncc.passes.pipeline import Compilation, to_physical
 from bnncc.report import Layer
 from bnncc.targets.catalog import resolve
 from bnncc.verification.confirm import copy_of
@@ -25,8 +24,9 @@ def passed(
     graph = load(model)
     before = copy_of(graph)
     options = CompileOptions(target=target, few_bit=few_bit, sign_zero=sign_zero)
-    layers, physical = to_physical(graph, options, resolve(target), Dumper(None))
-    return before, physical, layers
+    made = Compilation(options, resolve(target))
+    physical = to_physical(graph, made)
+    return before, physical, made.layers
 
 
 def evaluated(physical: Graph, model: Graph, feeds: Arrays) -> Arrays:

@@ -12,13 +12,12 @@ import pytest
 
 import bnncc
 from bnncc.cli import main as cli
-from bnncc.dump import Dumper
 from bnncc.errors import ShapeError, UsageError
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from bnncc.passes.sequence import to_physical
+from bnncc.passes.pipeline import Compilation, to_physical
 from bnncc.targets.catalog import resolve
 from tests import bmxnet_oracle
 from tests.mxnet_files import DATA, FORMS, Net, packed, small
@@ -351,7 +350,7 @@ def test_constants_of_other_targets_take_no_more_than_the_file(
     symbol = Path(str(MODELS)) / f"{name}-symbol.json"
     graph = load(as_onnx(symbol, input_shapes={"data": (1, *image)}))
     options = CompileOptions(target=target)
-    _, physical = to_physical(graph, options, resolve(target), Dumper(None))
+    physical = to_physical(graph, Compilation(options, resolve(target)))
     assert sum(value.nbytes for value in physical.constants.values()) <= size
 
 

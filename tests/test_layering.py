@@ -30,12 +30,12 @@ MAY_IMPORT = {
     "input_transforms": "errors",
     "options": "errors targets input_transforms",
     "ir": "errors topi_binary",
-    "dump": "errors ir",
+    "trace": "errors ir",
     "records": "errors files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",
     "passes": (
-        "errors dump options input_transforms report topi_binary targets schedules ir frontend"
+        "errors trace options input_transforms report topi_binary targets schedules ir frontend"
     ),
     "notices": "report targets schedules records passes",
     "codegen": (
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "errors options input_transforms topi_binary targets ir frontend passes runtime codegen"
     ),
     "driver": (
-        "errors dump options input_transforms report notices topi_binary targets schedules ir "
+        "errors trace options input_transforms report notices topi_binary targets schedules ir "
         "frontend passes codegen runtime records verification"
     ),
     "verify": (
@@ -62,8 +62,8 @@ MAY_IMPORT = {
         "driver tuning bnncc"
     ),
     "cli": (
-        "_version errors console files options input_transforms report targets records codegen "
-        "runtime remote verification driver verify tuning bundle"
+        "_version errors trace console files options input_transforms report targets records "
+        "codegen runtime remote verification driver verify tuning bundle"
     ),
     "__main__": "cli",
 }

@@ -12,7 +12,7 @@ from bnncc.errors import UsageError
 from bnncc.options import CompileOptions
 
 
-def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOptions:
+def options_of(args: Namespace) -> CompileOptions:
     """Return what the command line asks of a compilation."""
     names = [name for name, _ in args.input_shape]
     if len(set(names)) != len(names):
@@ -29,7 +29,6 @@ def options_of(args: Namespace, *, dump_ir: Path | None = None) -> CompileOption
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
         input_transform=args.input_transform,
-        dump_ir=dump_ir,
         threads=args.threads,
         records=tuple(args.records),
         tuned=not args.untuned,

@@ -20,6 +20,7 @@ from bnncc.options import CompileOptions
 if TYPE_CHECKING:
     from bnncc.codegen.c_network import CNetwork
     from bnncc.runtime.artifact import Artifact
+    from bnncc.trace import Trace
 
 _TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
 
@@ -27,16 +28,18 @@ _TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
 def compile_(args: Namespace, console: Console) -> int:
     """Compile a model and write the artifact."""
     start = time.perf_counter()
-    options = options_of(args, dump_ir=args.dump_ir)
+    options = options_of(args)
     from bnncc.files import model_stem
     from bnncc.targets.catalog import resolve
+    from bnncc.trace import Trace
 
     target = resolve(args.target)
     suffix = "bnncc" if target.has_runtime else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     for path in (output, args.report):
         _check_folder(path)
-    artifact = _compiled(args.model, options, console)
+    trace = Trace(args.dump_ir)
+    artifact = _compiled(args.model, options, console, trace)
     report = artifact.report
     size = artifact.save(output)
     if args.report is not None:
@@ -50,6 +53,8 @@ def compile_(args: Namespace, console: Console) -> int:
         f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
         f"{time.perf_counter() - start:.1f} s"
     )
+    if args.time_passes:
+        sys.stdout.write("\n".join(trace.table()) + "\n")
     from bnncc.verification.confirm import not_run
 
     if note := not_run(target, output):
@@ -210,7 +215,9 @@ def targets(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifact | CNetwork:
+def _compiled(
+    model: Path, options: CompileOptions, console: Console, trace: Trace | None = None
+) -> Artifact | CNetwork:
     check_model(model)
     from bnncc.targets.catalog import resolve
 
@@ -219,7 +226,7 @@ def _compiled(model: Path, options: CompileOptions, console: Console) -> Artifac
     from bnncc.driver import compile_c, compile_model
 
     make = compile_model if target.has_runtime else compile_c
-    artifact = make(model, options)
+    artifact = make(model, options, trace)
     for line in artifact.report["warnings"]:
         console.warning(line)
     return artifact

@@ -143,7 +143,14 @@ def _compile(verbs: Any) -> None:
         "--report", metavar="FILE.json", type=Path, default=None, help="write the report too"
     )
     group.add_argument(
-        "--dump-ir", metavar="DIR", type=Path, default=None, help="write one file per phase to DIR"
+        "--dump-ir",
+        metavar="DIR",
+        type=Path,
+        default=None,
+        help="write a file for each step to DIR",
+    )
+    group.add_argument(
+        "--time-passes", action="store_true", help="print the seconds that each step took"
     )
 
 

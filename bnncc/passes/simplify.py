@@ -18,6 +18,7 @@ from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_tra
 from bnncc.passes.lines import lift_lines
 from bnncc.passes.pairs import larger_of_two, with_negative
 from bnncc.passes.rewrite import Result, Walk, alias_outputs, settle_outputs, walk
+from bnncc.trace import Trace
 
 _ROUNDS = 12
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -37,7 +38,7 @@ _MIRRORED = {
 }
 
 
-def simplify(graph: Graph) -> None:
+def simplify(graph: Graph, trace: Trace | None = None) -> None:
     """Rewrite the graph in place into its simplest equal form.
 
         Identity, no-op Cast/Reshape/Transpose/Pad/...  ->  gone
@@ -51,6 +52,8 @@ def simplify(graph: Graph) -> None:
     ----------
     graph : Graph
         As `bnncc.frontend.onnx.load` returns it.
+    trace : Trace, optional
+        Takes times, and a warning if rewriting does not come to an end.
 
     Raises
     ------
@@ -63,22 +66,21 @@ def simplify(graph: Graph) -> None:
     cancellation of straight-through residues leaves out a rounding (`bnncc.passes.cancel`), and a
     Gemm's `alpha` and `beta`, and a MatMul's bias, are applied before or after a rounding.
     """
+    trace = trace or Trace()
     lift_lines(graph)
     for _ in range(_ROUNDS):
-        _merge_constants(graph)
-        changed = walk(graph, _local)
-        changed |= _common(graph)
-        changed |= cancel(graph)
-        changed |= push_down(graph)
-        graph.prune()
-        changed |= _common(graph)
-        changed |= pull_up(graph)
-        changed |= reorder_flatten(graph)
-        changed |= dense_bias(graph)
-        graph.prune()
+        changed = False
+        for name, rewrite in _REWRITES:
+            with trace.timed(f"simplify/{name}"):
+                changed |= bool(rewrite(graph))
         if not changed and not squeeze_transposes(graph):
             break
         fold(graph)
+    else:
+        trace.warnings.append(
+            f"simplify: stopped after {_ROUNDS} rounds while the graph still changed: right, but "
+            "perhaps slower than it could be"
+        )
     settle_outputs(graph)
     graph.prune()
 
@@ -367,3 +369,18 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Where": _where,
     **dict.fromkeys(COMPARE, _compare),
 }
+
+_REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
+    ("equal constants", _merge_constants),
+    ("node by node", lambda graph: walk(graph, _local)),
+    ("equal nodes", _common),
+    ("cancel", cancel),
+    ("push transposes down", push_down),
+    ("prune", Graph.prune),
+    ("equal nodes", _common),
+    ("pull transposes up", pull_up),
+    ("flatten", reorder_flatten),
+    ("dense bias", dense_bias),
+    ("prune", Graph.prune),
+)
+"""One round; each says whether it changed anything that calls for another."""

@@ -94,7 +94,7 @@ def confirm_passes(
     Parameters
     ----------
     physical : Graph
-        From `bnncc.passes.sequence.to_physical`.
+        From `bnncc.passes.pipeline.to_physical`.
     model : Graph
         The graph before the passes.
     feeds : mapping of str to ndarray

@@ -1,0 +1,47 @@
+"""What ``--dump-ir`` and ``--time-passes`` say of the passes, and of rewriting without end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx.parser
+import pytest
+
+from bnncc.cli import main as cli
+from bnncc.frontend.onnx import load
+from bnncc.passes import simplify
+from bnncc.passes.pipeline import PASSES
+from bnncc.trace import Trace
+from tests.devices import DIGITS
+
+
+def test_each_step_is_written_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ir, out = tmp_path / "ir", tmp_path / "digits.bnncc"
+    args = ["compile", DIGITS / "digits.onnx", "-o", out, "--dump-ir", ir, "--time-passes"]
+    assert cli.main([*map(str, args)]) == 0
+    names = [step.name for step in PASSES]
+    files = sorted(path.name for path in ir.iterdir())
+    wanted = ["load", "as asked", *names, "relax", "schedule"]
+    assert [f.partition("-")[2].rpartition(".")[0] for f in files] == [
+        name.replace(" ", "-") for name in wanted
+    ]
+    assert "bnncc.Sign" not in (ir / files[wanted.index("simplify")]).read_text()
+    assert "bnncc.Sign" in (ir / files[wanted.index("signs")]).read_text()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split(None, 3) for line in lines if " s " in line and "%" in line]
+    steps = {row[3]: float(row[2].rstrip("%")) for row in rows if "/" not in row[3]}
+    assert [*steps] == [
+        *("load", "as asked", *names, "confirm passes", "relax", "legalize", "schedule", "build"),
+        "self-check",
+    ]
+    assert sum(steps.values()) == pytest.approx(100, abs=0.1 * len(steps))
+
+
+def test_endless_rewriting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simplify, "_REWRITES", (("restless", lambda graph: True),))
+    trace = Trace()
+    text = (
+        '<ir_version: 8, opset_import: ["" : 9]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
+    )
+    simplify.simplify(load(onnx.parser.parse_model(text)), trace)
+    assert "stopped after" in trace.warnings[0]
