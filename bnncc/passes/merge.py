@@ -35,18 +35,12 @@ def merge_siblings(graph: Graph) -> None:
     graph : Graph
         After `binarize`; rewritten in place.
     """
-    for concat in [n for n in graph.nodes if n.op == "Concat"]:
-        shape = graph.types[concat.outputs[0]].shape
-        if len(shape) != 4 or int(concat.attrs["axis"]) % 4 != 1:
-            continue
-        merger = _Merger(graph)
-        if not merger.siblings(concat.inputs, _MAX_CHAIN):
-            continue
-        made = merger.nodes
-        made[-1].outputs = list(concat.outputs)
-        position = graph.nodes.index(concat)
-        graph.nodes[position : position + 1] = made
-        graph.prune()
+    merger = _Merger(graph)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes += (merger.merged(node) if node.op == "Concat" else None) or [node]
+    graph.nodes = nodes
+    graph.prune()
 
 
 @dataclass
@@ -58,6 +52,18 @@ class _Merger:
         self.values = value_sets(self.graph)
         self.nodes: list[Node] = []
         self.base: Node | None = None
+
+    def merged(self, concat: Node) -> list[Node] | None:
+        """Return what takes the place of a concatenation of siblings, or None."""
+        shape = self.graph.types[concat.outputs[0]].shape
+        if len(shape) != 4 or int(concat.attrs["axis"]) % 4 != 1:
+            return None
+        self.nodes, self.base = [], None
+        if not self.siblings(concat.inputs, _MAX_CHAIN):
+            return None
+        self.nodes[-1].outputs = list(concat.outputs)
+        self.producers.update({out: node for node in self.nodes for out in node.outputs})
+        return self.nodes
 
     def siblings(self, names: Sequence[str], left: int) -> str:
         """Append the nodes that make the concatenation of `names`; return its name, or nothing."""
