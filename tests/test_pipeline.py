@@ -40,8 +40,6 @@ def test_each_step_is_written_and_timed(tmp_path: Path, capsys: pytest.CaptureFi
 def test_endless_rewriting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simplify, "_REWRITES", (("restless", lambda graph: True),))
     trace = Trace()
-    text = (
-        '<ir_version: 8, opset_import: ["" : 9]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
-    )
+    text = '<ir_version: 8, opset_import: ["" : 9]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
     simplify.simplify(load(onnx.parser.parse_model(text)), trace)
     assert "stopped after" in trace.warnings[0]
