@@ -187,6 +187,20 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         listed.add(value.name)
 
 
+def unknown_operators(places: Sequence[str], hint: str | None = None) -> UnsupportedOp:
+    """Return the error that names nodes whose operators are not known, as many as a line holds."""
+    shown = places[0][:_LIST_LENGTH]  # an operator's name may be of any length
+    for k, text in enumerate(places[1:], 1):
+        if len(shown) + len(text) > _LIST_LENGTH:
+            shown += f" and {len(places) - k} more"
+            break
+        shown += f", {text}"
+    have = "nodes have" if len(places) > 1 else "node has"
+    return UnsupportedOp(
+        f"{len(places)} {have} an operator that is not supported: {shown}", hint=hint
+    )
+
+
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
     """Check dtype, shape and the amount of inline data of a stored tensor.
 
@@ -272,14 +286,7 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
                 check_age(node, name, schema, versions.get("", 1))
                 check_schema(node, name, schema)
     if unknown:
-        shown = unknown[0][:_LIST_LENGTH]  # an operator's name may be of any length
-        for k, text in enumerate(unknown[1:], 1):
-            if len(shown) + len(text) > _LIST_LENGTH:
-                shown += f" and {len(unknown) - k} more"
-                break
-            shown += f", {text}"
-        have = "nodes have" if len(unknown) > 1 else "node has"
-        raise UnsupportedOp(f"{len(unknown)} {have} an operator that is not supported: {shown}")
+        raise unknown_operators(unknown)
 
 
 def check_finite(graph: Graph, *, infinities: bool) -> None:

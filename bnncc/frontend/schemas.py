@@ -45,15 +45,6 @@ def check_age(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema, versi
 def check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) -> None:
     """Check inputs, outputs and attributes of a node.
 
-    Parameters
-    ----------
-    node : NodeProto
-        The node.
-    name : str
-        For messages.
-    schema : onnx.defs.OpSchema
-        Of its operator.
-
     Raises
     ------
     ModelError

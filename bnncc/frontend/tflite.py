@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from bnncc.errors import BnnccError, UnsupportedOp
+from bnncc.errors import BnnccError
 from bnncc.frontend import lce, tflite_ops
+from bnncc.frontend.checks import unknown_operators
 from bnncc.frontend.rawfile import read_bytes
 from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, parse
 from bnncc.frontend.tflite_writer import Writer, quantized
 
-_LIST_LENGTH = 250
 _INT8_HINT = (
     "convert without int8: binary layers stay as small and exact, and the others run in float32"
 )
@@ -68,10 +68,6 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
         From `tflite_file.parse`.
     name : str
         What to call it.
-
-    Returns
-    -------
-    onnx.ModelProto
 
     Raises
     ------
@@ -120,16 +116,8 @@ def _check_operators(network: Network) -> None:
     ]
     if not unknown:
         return
-    shown = unknown[0]
-    for k, text in enumerate(unknown[1:], 1):
-        if len(shown) + len(text) > _LIST_LENGTH:
-            shown += f" and {len(unknown) - k} more"
-            break
-        shown += f", {text}"
-    have = "nodes have" if len(unknown) > 1 else "node has"
-    raise UnsupportedOp(
-        f"{len(unknown)} {have} an operator that is not supported: {shown}",
-        hint="replace it in the Keras model, or cut the network before it",
+    raise unknown_operators(
+        unknown, hint="replace it in the Keras model, or cut the network before it"
     )
 
 

@@ -60,15 +60,6 @@ def scaled_source(
 ) -> tuple[str, np.ndarray] | None:
     """Return what `name` is a multiple of, and the factor of each channel; None if it is not.
 
-    Parameters
-    ----------
-    name : str
-        A tensor.
-    graph : Graph
-        Its graph.
-    producers : dict of str to Node
-        Of the graph.
-
     Returns
     -------
     tuple or None

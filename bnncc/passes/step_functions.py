@@ -279,15 +279,6 @@ def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> Ste
 def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
     """Return bounds of a tensor's values, from clips and the like above it.
 
-    Parameters
-    ----------
-    name : str
-        The tensor.
-    graph : Graph
-        Its graph.
-    producers : dict of str to Node
-        Of the graph.
-
     Returns
     -------
     tuple of float

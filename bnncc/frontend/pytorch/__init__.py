@@ -38,10 +38,6 @@ def is_pt2(path: Path) -> bool:
 def read(path: Path) -> onnx.ModelProto:
     """Read a ``.pt2`` file; nothing in it is unpickled or run.
 
-    Returns
-    -------
-    onnx.ModelProto
-
     Raises
     ------
     ModelError

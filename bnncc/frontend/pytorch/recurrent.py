@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
 _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 """Where ONNX's gates are in torch's: (i, o, f, c) in (i, f, g, o), (z, r, h) in (r, z, n)."""
 _STEPS = 1024
+
+
+class _Layer(NamedTuple):
+    """One layer of a stack: what it reads, and by direction its weights."""
+
+    op: str
+    activation: str
+    x: Name
+    weights: list[list[Value]]
+    biased: bool
+    initial: Sequence[Name]
 
 
 def _layers(op: str, activation: str = "") -> Rule:
@@ -41,7 +52,7 @@ def _layers(op: str, activation: str = "") -> Rule:
             at = k * directions
             weights = [params[(at + d) * each : (at + d + 1) * each] for d in range(directions)]
             initial = [s if count == 1 else site.slice(s, 0, at, at + directions) for s in states]
-            x, *ends = layer(site, op, activation, x, weights, biased, initial)
+            x, *ends = layer(site, _Layer(op, activation, x, weights, biased, initial))
             for last, end in zip(lasts, ends, strict=True):
                 last.append(end)
         if first:
@@ -52,16 +63,9 @@ def _layers(op: str, activation: str = "") -> Rule:
     return rule
 
 
-def _layer(
-    site: Site,
-    op: str,
-    activation: str,
-    x: Name,
-    weights: list[list[Value]],
-    biased: bool,
-    initial: Sequence[Name],
-) -> list[Name]:
+def _layer(site: Site, layer: _Layer) -> list[Name]:
     """Emit ONNX's own operator; return sequence and last states."""
+    op, activation, x, weights, biased, initial = layer
     hidden = int(weights[0][1].shape[1])
     order = _ORDER[op]
     stacked = [_stacked(site, [_gates(site, w[k], hidden, order) for w in weights]) for k in (0, 1)]
@@ -103,16 +107,9 @@ def _stacked(site: Site, parts: Sequence[Name]) -> Name:
     return each[0] if len(each) == 1 else site.emit("Concat", each, axis=0)
 
 
-def _projected(
-    site: Site,
-    op: str,
-    activation: str,
-    x: Name,
-    weights: list[list[Value]],
-    biased: bool,
-    initial: Sequence[Name],
-) -> list[Name]:
+def _projected(site: Site, layer: _Layer) -> list[Name]:
     """Emit an LSTM that projects its state, which ONNX lacks, step by step."""
+    _, _, x, weights, biased, initial = layer
     length = site.tensor("input").shape[1 if site.get("batch_first") else 0]
     if not isinstance(length, int) or length > _STEPS:
         raise site.refuse(f"projects over {length} steps, at most {_STEPS} can be")
