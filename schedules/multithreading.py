@@ -80,8 +80,8 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
             way = target.popcount if target.popcount != "lookup" else _way(spec)
             products = macs / (_BITS[way] * width)
         elif isinstance(spec, FewBitConv2d):
-            pairs = few_bit_data.weight_planes(spec) * few_bit_data.data_tensors(spec)
-            bits = few_bit_data.FORM[spec.method] == "planes"
+            pairs = few_bit_data.weight_planes(spec) * spec.data_tensors
+            bits = spec.form == "planes"
             rate = _BITS[target.popcount] / pairs if bits else _FLOATS
             products = macs / (rate * width)
         else:

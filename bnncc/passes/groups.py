@@ -22,7 +22,7 @@ from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary import sliced_data, tiles
-from bnncc.topi_binary.build import output_hw, output_rank
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     Conv2d,
@@ -131,7 +131,7 @@ class Group:
     @property
     def squeezed(self) -> bool:
         """Whether the kernel makes images of one pixel for what are logically rows."""
-        return self.rank == 2 and output_rank(self.spec) == 4
+        return self.rank == 2 and self.spec.output_rank == 4
 
 
 class _Writer:

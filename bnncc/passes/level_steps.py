@@ -24,7 +24,6 @@ from bnncc.passes.monotone import direction
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
 from bnncc.passes.values import TwoValued
-from bnncc.topi_binary.few_bit_data import FORM
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
@@ -338,7 +337,7 @@ def wanted_forms(
             if name not in wanted:
                 continue
             if node.op == FEW_BIT_CONV:
-                wanted[name].add(FORM[node.attrs["spec"].method])
+                wanted[name].add(node.attrs["spec"].form)
                 continue
             out = wanted.get(node.outputs[0], {"value"})
             if node.op in routed and out - {"value"}:

@@ -15,7 +15,6 @@ import numpy as np
 from bnncc.topi_binary import filtering, layout, quantization, reference, sliced_data, tiles
 from bnncc.topi_binary.build import (
     input_types,
-    output_channels,
     output_types,
     step_input_types,
 )
@@ -357,17 +356,3 @@ def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None
     plane = np.zeros_like(bits) if zeros is None else zeros
     zero = reference.weights_of_rows(rows, [layout.pack_bits(plane)])[0]
     return [weight, zero, *starts]
-
-
-def macs(spec: Spec) -> int:
-    """Return how many products the kernel of `spec` computes; 0 where it has none."""
-    if not isinstance(spec, (BinaryConv2d, Conv2d)):
-        return 0
-    from bnncc.topi_binary.build import output_hw
-
-    whole = spec.unpooled if isinstance(spec, Conv2d) else spec
-    height, width = output_hw(whole)
-    taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
-    return (
-        (spec.n if isinstance(spec.n, int) else 1) * height * width * output_channels(spec) * taps
-    )

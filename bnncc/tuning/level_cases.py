@@ -78,7 +78,7 @@ def operands(spec: FewBitConv2d, n: int, rng: Draws, outside: float = 0) -> list
     list of ndarray
     """
     image = (n, spec.channels) if spec.rank == 2 else (n, spec.height, spec.width, spec.channels)
-    arrays = levels(image, 2**spec.data_bits - 1, few_bit_data.FORM[spec.method], rng)
+    arrays = levels(image, 2**spec.data_bits - 1, spec.form, rng)
     weight = weights(spec, rng)
     arrays.append(few_bit_data.pack_weight(weight, spec))
     if spec.starts:

@@ -9,7 +9,6 @@ from bnncc.schedules.cuda import epilogue, text, wgmma
 from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
 from bnncc.topi_binary import layout, tiles
-from bnncc.topi_binary.borders import extents
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import step_inputs
 
@@ -74,8 +73,8 @@ def _fills(spec: BinaryConv2d, width: int) -> bool:
 
 def _pixels(spec: BinaryConv2d) -> int:
     """Return the rows of the product; a batch that is not known is taken for 1."""
-    height, width = extents(spec)
-    return (spec.n if isinstance(spec.n, int) else 1) * height * width
+    height, width = spec.window_hw
+    return spec.images * height * width
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
         finish,
         text.function(name, spec, body),
     ]
-    height, width = extents(spec)
+    height, width = spec.window_hw
     pixels = height * width
     fetching = any(step.op in FETCHED for step in spec.steps)
     threads, units, per_block, taken, most = {
@@ -224,7 +223,7 @@ def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
 
 
 def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text.Constant]:
-    height, width = extents(spec)
+    height, width = spec.window_hw
     per_group = layout.words(spec.channels // spec.groups)
     constants: dict[str, text.Constant] = {
         "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
