@@ -51,7 +51,7 @@ def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
     float
     """
     height, width = output_hw(spec)
-    pixels = height * width * (spec.n if isinstance(spec.n, int) else 1)
+    pixels = height * width * spec.images
     form = spec.form
     per_word = few_bit_data.PER_WORD.get(form, layout.WORD_BITS)
     depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from bnncc.schedules.cuda import epilogue, text, wgmma
 from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import step_inputs
@@ -119,31 +120,33 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
     return Cut(splits=splits)
 
 
-def space(spec: BinaryConv2d, engine: str) -> Space:
+def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
     """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        With one of `tiles.ORDERS`.
-    engine : str
-        Of the target.
+        There are choices if it has one of `tiles.ORDERS`.
+    target : TargetSpec
+        The GPUs.
 
     Returns
     -------
     Space
     """
+    if spec.weight_order not in tiles.ORDERS:
+        return Space()
     how, most = tiles.of(spec), _power(tiles.of(spec).steps)
     choices: dict[str, dict[str, Sequence[int]]] = {
         "strips": {"splits": [n for n in (1, 2, 4, 8, 16, 32) if n <= most]},
         "fragments": {
-            "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
+            "rows": (1, 2) if _roomy(spec, how, target.engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
         "cores": {"teams": _teams(spec, how)},
     }
     own = choices[how.kind]
-    default = asdict(default_cut(spec, engine))
+    default = asdict(default_cut(spec, target.engine))
     return chosen_from(own, {name: default[name] for name in own})
 
 
