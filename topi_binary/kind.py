@@ -100,8 +100,7 @@ class Kind:
     @property
     def description(self) -> str:
         """What it is, for people."""
-        parts = (self.channels,) if isinstance(self.channels, int) else self.channels
-        text = f"{type(self).__name__} {'+'.join(map(str, parts))}"
+        text = f"{type(self).__name__} {'+'.join(map(str, self.parts))}"
         if self.rank == 4:
             return f"{text},{self.height}x{self.width}"
         return text + (f" x{self.n}" if self.n != 1 else "")
@@ -117,9 +116,14 @@ class Kind:
         return 0
 
     @property
+    def parts(self) -> tuple[int, ...]:
+        """Channels of what is joined; one number if that is one tensor, or planes of one."""
+        return (self.channels,) if isinstance(self.channels, int) else self.channels
+
+    @property
     def read_channels(self) -> int:
         """Channels of all data."""
-        return self.channels if isinstance(self.channels, int) else sum(self.channels)
+        return sum(self.parts)
 
     @property
     def output_channels(self) -> int:

@@ -25,7 +25,7 @@ from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.layout import pad_lanes
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Chain:
     def __init__(self, group: Group, graph: Graph) -> None:
         self.group, self.graph = group, graph
         self.nodes: list[Node] = []
-        self.pure = isinstance(group.spec, (BinaryConv2d, FewBitConv2d))
+        self.pure = group.spec.exact
         self.scale, self.offset = group.scale, group.offset
         self.low, self.high = -group.top, group.top
 
