@@ -5,8 +5,8 @@ oracle, its types and extents are found through it, see `kind`. Schedules have a
 
 One Relax operator call is one *anchor* (a convolution, dense layer, pooling, or nothing but its
 input) followed by an *epilogue*: the steps done on each vector of accumulators while it is still in
-registers. Both are frozen dataclasses that travel as JSON in the operator's attributes and in the
-PrimFunc's, so that legalization, schedules and tuning records see the same thing.
+registers. Both are frozen dataclasses. They travel as the attributes of the Relax operator, and as
+JSON in those of the PrimFunc and in tuning records, so that all see the same thing.
 """
 
 from __future__ import annotations
