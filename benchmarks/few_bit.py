@@ -45,7 +45,6 @@ from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.targets import catalog, host
-from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_types, prim_func
 from bnncc.topi_binary.reference import read_levels
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -147,7 +146,7 @@ class Kernel:
         recognise_quantisers(graph)
 
         def chosen(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
-            return next(c for c in candidates if few_bit_data.FORM[c.method] == way), ""
+            return next(c for c in candidates if c.form == way), ""
 
         binarize(graph, chosen)
         physical = fuse(graph, target=target)
@@ -159,7 +158,7 @@ class Kernel:
         # The network ends here: as if the next layer read levels in the same form.
         steps = tuple(_in_form(step, way) for step in spec.steps)
         self.spec = spec = FewBitConv2d(**{**spec.__dict__, "steps": steps})
-        count = few_bit_data.data_tensors(spec)
+        count = spec.data_tensors
         data = _packed(problem.levels, problem.bits[1], way)
         assert len(data) == count
         arrays = [*data, *(physical.constants[i] for i in node.inputs[count:])]

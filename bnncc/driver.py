@@ -36,8 +36,7 @@ from bnncc.runtime.threads import usable_cpus
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.build import weight_position
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, from_json, zero_planes
+from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
@@ -510,9 +509,9 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             )
         )  # fmt: skip
     binary = {
-        n.inputs[weight_position(n.attrs["spec"])]
+        n.inputs[n.attrs["spec"].weight_position]
         for n in physical.nodes
-        if n.op == KERNEL and isinstance(n.attrs["spec"], (BinaryConv2d, FewBitConv2d))
+        if n.op == KERNEL and n.attrs["spec"].exact
     }
     sizes = {name: value.nbytes for name, value in physical.constants.items()}
     binary_bytes = sum(size for name, size in sizes.items() if name in binary)

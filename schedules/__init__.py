@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bnncc.schedules.registry import function, row
 from bnncc.schedules.space import Point, Space, UnfitPoint
 from bnncc.schedules.weight_order import in_slices, weight_orders, with_weight_order
 from bnncc.topi_binary.spec import Conv2d, Spec, from_json
@@ -50,7 +49,7 @@ def schedule(
 
         result = cuda.schedule(spec, target, chosen)
     else:
-        result = _function(spec, 1)(spec, target, threads, chosen)
+        result = function(row(spec).apply)(spec, target, threads, chosen)
     if "global_symbol" in func.attrs:
         result = result.with_attr("global_symbol", func.attrs["global_symbol"])
     return result.with_attr("tirx.is_scheduled", True)
@@ -73,11 +72,12 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     Space
         Its default is what `schedule` takes by itself.
     """
+    own = row(spec)
+    made: Space
     if target.kind == "cuda":
-        from bnncc.schedules import cuda
-
-        return cuda.space(spec, target)
-    made: Space = _function(spec, 0)(spec, target, threads)
+        made = function(own.gpu_space)(spec, target)
+    else:
+        made = function(own.space)(spec, target, threads)
     return made
 
 
@@ -98,31 +98,6 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
     packed = quantized_operands.packed(spec.operands, target) if target is not None else 1
     return replace(spec, packed=packed)
-
-
-_RULES = {
-    "BinaryConv2d": ("binary_words", "space", "apply"),
-    "BitwiseMaxPool": ("float_layers", "bitwise_maxpool_space", "bitwise_maxpool"),
-    "ConcatBits": ("bit_layers", "moves_space", "moves"),
-    "Conv2d": ("float_layers", "conv2d_space", "conv2d"),
-    "Elementwise": ("bit_layers", "elementwise_space", "elementwise"),
-    "FewBitConv2d": ("few_bit_conv2d", "space", "apply"),
-    "ImageBits": ("bit_layers", "moves_space", "image_bits"),
-    "PadBits": ("bit_layers", "moves_space", "moves"),
-    "Pool2d": ("float_layers", "pool2d_space", "pool2d"),
-    "SliceBits": ("bit_layers", "moves_space", "moves"),
-    "WeightsOfRows": ("bit_layers", "moves_space", "moves"),
-}
-"""Module of the rule for each class of spec, and its two functions.
-
-The first takes spec, target and number of threads, and returns the space. The second takes these
-and a point of that space, and returns a function.
-"""
-
-
-def _function(spec: Spec, number: int) -> Callable[..., Any]:
-    module, *names = _RULES[type(spec).__name__]
-    return getattr(importlib.import_module(f"bnncc.schedules.{module}"), names[number])
 
 
 __all__ = [

@@ -25,7 +25,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Write the kernel as `point` says."""
-    images = spec.n if isinstance(spec.n, int) else 1
+    images = spec.images
     tile = bit_sliced.Tile(
         lanes=point["lanes"],
         bands=-(-threads // images),

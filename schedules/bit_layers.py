@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm import tirx
 
@@ -11,7 +12,7 @@ from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates import bit_moves
 from bnncc.schedules.templates import elementwise as template
 from bnncc.schedules.templates.image_bits import image_bits as make_image_bits
-from bnncc.schedules.templates.weights_of_rows import weights_of_rows
+from bnncc.schedules.templates.weights_of_rows import weights_of_rows as make_weights_of_rows
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import Elementwise, ImageBits, Spec
@@ -40,24 +41,21 @@ def elementwise(spec: Elementwise, target: TargetSpec, threads: int, point: Poin
     return multithreading.one_region(template.elementwise(spec, tile))
 
 
-def moves_space(spec: Spec, target: TargetSpec, threads: int) -> Space:
-    """Return a space without choices."""
-    return Space()
-
-
 def image_bits(spec: ImageBits, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Write the bits of an image with the products that `target` has."""
     return make_image_bits(spec, "x86-512" if target.vector_bits == 512 else "")
 
 
-def moves(spec: Spec, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Write concatenation, selection, padding and turning of bits: straight code."""
-    return _MOVES[type(spec).__name__](spec)
+def _straight(make: Callable[[Any], tirx.PrimFunc]) -> Callable[..., tirx.PrimFunc]:
+    """Return the rule of a kernel that is the same code on every target."""
+
+    def rule(spec: Spec, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+        return make(spec)
+
+    return rule
 
 
-_MOVES: dict[str, Callable[..., tirx.PrimFunc]] = {
-    "ConcatBits": bit_moves.concat_bits,
-    "PadBits": bit_moves.pad_bits,
-    "SliceBits": bit_moves.slice_bits,
-    "WeightsOfRows": weights_of_rows,
-}
+concat_bits = _straight(bit_moves.concat_bits)
+pad_bits = _straight(bit_moves.pad_bits)
+slice_bits = _straight(bit_moves.slice_bits)
+weights_of_rows = _straight(make_weights_of_rows)

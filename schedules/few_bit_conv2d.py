@@ -68,7 +68,7 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2
     most = MAX_TILE
-    if few_bit_data.FORM[spec.method] == "planes":
+    if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
     budget = max(1, min(most, (target.vector_registers - spare) // per_vector))
     count = -(-width // budget)

@@ -51,12 +51,12 @@ def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
     float
     """
     height, width = output_hw(spec)
-    pixels = height * width * (spec.n if isinstance(spec.n, int) else 1)
-    form = few_bit_data.FORM[spec.method]
+    pixels = height * width * spec.images
+    form = spec.form
     per_word = few_bit_data.PER_WORD.get(form, layout.WORD_BITS)
     depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
     products_done = pixels * layout.blocks(spec.out_channels) * layout.LANES * depth
-    products_done *= few_bit_data.weight_planes(spec) * few_bit_data.data_tensors(spec)
+    products_done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS.get(spec.method, _PLANES.get(target.popcount, _OTHER_PLANES))
     return products_done / (rate * target.vector_bits / 512)
 
@@ -87,7 +87,7 @@ def choose(
         for number, spec in enumerate(candidates)
         if offered(spec.method, target) or len(candidates) == 1
     )
-    planes = [t for t in times if few_bit_data.FORM[candidates[t[1]].method] == "planes"]
+    planes = [t for t in times if candidates[t[1]].form == "planes"]
     best = planes[0] if allowed == "planes" and planes else times[0]
     seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
     mine = _words(candidates[best[1]])
@@ -100,7 +100,7 @@ def choose(
 def _on_gpu(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str] | None:
     """Choose the fewest pairs of planes, which tensor cores multiply; numbers only if need be."""
     fit = [spec for spec in candidates if not spec.depthwise]
-    planes = [spec for spec in fit if few_bit_data.FORM[spec.method] == "planes"]
+    planes = [spec for spec in fit if spec.form == "planes"]
     best = min(planes or fit[:1], key=lambda spec: spec.weight_bits, default=None)
     return None if best is None else (best, f"as {_words(best)}")
 
@@ -113,7 +113,7 @@ def chooser(
 
 
 def _words(spec: FewBitConv2d) -> str:
-    if few_bit_data.FORM[spec.method] == "planes":
+    if spec.form == "planes":
         pairs = spec.data_bits * spec.weight_bits
         return f"{pairs} pair{'s' * (pairs > 1)} of planes"
     return {"bytes": "int8", "pairs": "int16", "floats": "float32"}[spec.method]

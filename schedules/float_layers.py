@@ -59,7 +59,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     if threads == 1:
         return made
     divided = multithreading.shared(spec, target, threads)
-    images = spec.n if isinstance(spec.n, int) else 1
+    images = spec.images
     chunked = spec.method != "direct" or spec.operands != "float32" or spec.pool is not None
     chunks = _chunks(spec, threads) if chunked else 1
     most = max(1, output_hw(spec)[0] // MIN_CHUNK)
@@ -186,7 +186,7 @@ def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
 
 def _chunks(spec: Conv2d, threads: int) -> int:
     """Return into how many pieces to cut an image, if rows around a piece are computed again."""
-    images = spec.n if isinstance(spec.n, int) else 1
+    images = spec.images
     most = max(1, output_hw(spec)[0] // MIN_CHUNK)
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
@@ -197,7 +197,7 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     width = output_hw(flat)[1]
     if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
         return 1
-    images = spec.n if isinstance(spec.n, int) else 1
+    images = spec.images
     blocks = images * -(-spec.out_channels // (layout.LANES * tile.vectors))
     fitting = [r for r in range(1, width // tile.columns + 1) if width % r == 0]
     return next(

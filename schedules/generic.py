@@ -18,7 +18,10 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from bnncc.schedules import multithreading
+from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import Spec
 
 Block = Any
 Loop = Any
@@ -76,6 +79,11 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     for key, value in (func.attrs or {}).items():
         result = result.with_attr(key, value)
     return result.with_attr("tirx.is_scheduled", True)
+
+
+def as_defined(spec: Spec, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+    """Schedule the definition of a kernel: the rule of kinds that have no better one."""
+    return schedule(define(spec), target, threads)
 
 
 def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:

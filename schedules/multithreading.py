@@ -14,9 +14,10 @@ from itertools import groupby
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 
 MIN_US = 15.0
@@ -68,30 +69,33 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
     float
         The longer of the times for its products and for its tensors.
     """
-    width = target.vector_bits / 512
     products = 0.0
-    if isinstance(spec, (BinaryConv2d, FewBitConv2d, Conv2d)):
-        whole = spec.unpooled if isinstance(spec, Conv2d) else spec
-        height, columns = output_hw(whole)
-        images = spec.n if isinstance(spec.n, int) else 1
-        taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
-        macs = images * height * columns * spec.out_channels * taps
-        if isinstance(spec, BinaryConv2d):
-            way = target.popcount if target.popcount != "lookup" else _way(spec)
-            products = macs / (_BITS[way] * width)
-        elif isinstance(spec, FewBitConv2d):
-            pairs = few_bit_data.weight_planes(spec) * few_bit_data.data_tensors(spec)
-            bits = few_bit_data.FORM[spec.method] == "planes"
-            rate = _BITS[target.popcount] / pairs if bits else _FLOATS
-            products = macs / (rate * width)
-        else:
-            part = 1 / spec.packed if spec.method == "direct" else _FILTERED
-            products = macs * part / (_FLOATS * width)
+    if spec.macs:
+        rate = function(row(spec).rate)(spec, target)
+        products = spec.macs / (rate * target.vector_bits / 512)
     moved = 0
     for shape, dtype in (*input_types(spec), *output_types(spec)):
         extents = [extent if isinstance(extent, int) else 1 for extent in shape]
         moved += math.prod(extents) * (1 if dtype == "uint8" else 4)
     return max(products, moved / _BYTES)
+
+
+def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
+    """Return how many products of bits vectors of 512 bits make in a microsecond."""
+    lookup = "lookup" if spec.weight_order == "nibbles" else "bytes"
+    return _BITS[lookup if target.popcount == "lookup" else target.popcount]
+
+
+def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
+    """Return how many products of levels vectors of 512 bits make in a microsecond."""
+    if spec.form != "planes":
+        return _FLOATS
+    return _BITS[target.popcount] / (few_bit_data.weight_planes(spec) * spec.data_tensors)
+
+
+def floats(spec: Conv2d, target: TargetSpec) -> float:
+    """Return how many products of floats vectors of 512 bits make in a microsecond."""
+    return _FLOATS * (spec.packed if spec.method == "direct" else 1 / _FILTERED)
 
 
 def balanced(pieces: int, threads: int) -> bool:
@@ -115,10 +119,6 @@ def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tirx.PrimFunc
     """
     return func.with_body(_joined(func.body))
-
-
-def _way(spec: BinaryConv2d) -> str:
-    return "lookup" if spec.weight_order == "nibbles" else "bytes"
 
 
 def _joined(stmt: tirx.Stmt) -> tirx.Stmt:

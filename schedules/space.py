@@ -101,6 +101,11 @@ def space(
     return Space(values, dict(default), fits)
 
 
+def no_choice(*_: object) -> Space:
+    """Return the space of a kernel that leaves no choice."""
+    return Space()
+
+
 def with_threads(
     choices: Mapping[str, Iterable[int]], default: Point, several: bool, divided: bool,
     fits: Callable[[Point], bool] = _anything,

@@ -14,7 +14,7 @@ from bnncc.options import FLOAT_CONV
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, reference
-from bnncc.topi_binary.build import input_types, output_hw, pool_of, prim_func
+from bnncc.topi_binary.build import input_types, output_hw, prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
 
@@ -66,7 +66,7 @@ def convs(draw: st.DrawFn) -> Conv2d:
             draw(befores),
         )
         spec = replace(spec, pool=pool)
-        after = pool_of(spec)
+        after = spec.pooling
         sizes = output_hw(spec)
         assume(min(sizes) > 0)
         assume(all(taps_inside(after, axis, i) for axis in (0, 1) for i in range(sizes[axis])))

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from bnncc.topi_binary.spec import BinaryConv2d, output_size
-
-
-def extents(spec: BinaryConv2d) -> tuple[int, int]:
-    """Return the output rows and columns of `spec`."""
-    pads = spec.pads[0] + spec.pads[2], spec.pads[1] + spec.pads[3]
-    height, width = (
-        output_size(size, spec.kernel[i], spec.strides[i], spec.dilations[i], pads[i])
-        for i, size in enumerate((spec.height, spec.width))
-    )
-    return height, width
+from bnncc.topi_binary.spec import BinaryConv2d
 
 
 def inside(spec: BinaryConv2d, axis: int, place: int) -> tuple[bool, ...]:
@@ -32,5 +22,5 @@ def classes(spec: BinaryConv2d, axis: int) -> list[int]:
     >>> classes(spec, 0)
     [0, 1, 7]
     """
-    patterns = [inside(spec, axis, place) for place in range(extents(spec)[axis])]
+    patterns = [inside(spec, axis, place) for place in range(spec.window_hw[axis])]
     return [i for i, pattern in enumerate(patterns) if i == 0 or pattern != patterns[i - 1]]

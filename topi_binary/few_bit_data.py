@@ -23,12 +23,9 @@ from itertools import groupby
 import numpy as np
 
 from bnncc.topi_binary.layout import LANES, blocks, pack_bits, words
-from bnncc.topi_binary.spec import FewBitConv2d, output_size, taps_inside
+from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d, taps_inside
 
-FORM = {"xor": "planes", "and": "planes", "bytes": "bytes", "pairs": "pairs", "floats": "floats"}
-"""What form of `step.FORMS` the data of each method have."""
-
-METHODS = tuple(FORM)
+METHODS = tuple(LEVEL_FORM)
 """How products are computed."""
 
 MAX_FLOAT = 2**24
@@ -38,21 +35,16 @@ PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
 """Levels in a word, in the forms that are not planes."""
 
 
-def data_tensors(spec: FewBitConv2d) -> int:
-    """Return how many tensors the data of `spec` are."""
-    return spec.data_bits if FORM[spec.method] == "planes" else 1
-
-
 def group_words(spec: FewBitConv2d) -> int:
     """Return how many words of one group and pixel take part in products."""
     channels = spec.channels // spec.groups
-    form = FORM[spec.method]
+    form = spec.form
     return words(channels) if form == "planes" else -(-channels // PER_WORD[form])
 
 
 def weight_planes(spec: FewBitConv2d) -> int:
     """Return how many planes of weights there are; 1 if they are numbers."""
-    return spec.weight_bits if FORM[spec.method] == "planes" else 1
+    return spec.weight_bits if spec.form == "planes" else 1
 
 
 def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
@@ -72,10 +64,7 @@ def classes(spec: FewBitConv2d, axis: int) -> list[tuple[int, range]]:
     list of tuple
         First row or column, and the taps.
     """
-    pads = spec.pads[axis] + spec.pads[axis + 2]
-    extent = (spec.height, spec.width)[axis]
-    count = output_size(extent, spec.kernel[axis], spec.strides[axis], spec.dilations[axis], pads)
-    inside = [(place, taps_inside(spec, axis, place)) for place in range(count)]
+    inside = [(place, taps_inside(spec, axis, place)) for place in range(spec.window_hw[axis])]
     return [next(run) for _, run in groupby(inside, key=lambda pair: pair[1])]
 
 
@@ -116,11 +105,11 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
         Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
         order is (plane, kh, kw, word, lane).
     """
-    if FORM[spec.method] == "planes":
+    if spec.form == "planes":
         planes = planes_of(weight, spec.weight_bits, spec.method)
         packed = pack_bits(planes).transpose(1, 0, 2, 3, 4)
     else:
-        count, per_word = group_words(spec), PER_WORD[FORM[spec.method]]
+        count, per_word = group_words(spec), PER_WORD[spec.form]
         dtype = {4: "<i1", 2: "<i2", 1: "<f4"}[per_word]
         filled = np.zeros((*weight.shape[:3], count * per_word), dtype)
         filled[..., : weight.shape[3]] = weight

@@ -33,6 +33,9 @@ QUAD = 4
 WEIGHT_ORDERS = ("words", "nibbles", "vectors", "halves")
 """Orders of binary weights, see `pack_conv_weight`."""
 
+SLICED = "sliced"
+"""The order of `sliced_data`."""
+
 
 def words(channels: int) -> int:
     """Return how many words hold `channels` bits."""

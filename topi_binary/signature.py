@@ -51,7 +51,7 @@ def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
     buffers : list of Buffer
         The parameters.
     """
-    batch = getattr(spec, "n", 1)
+    batch = spec.n
     # A batch can be a product (``9*N``), which would be no name in C.
     n = batch if isinstance(batch, int) else tirx.Var(re.sub(r"\W", "_", f"n_{batch}"), "int64")
     T.func_name("main")

@@ -22,10 +22,10 @@ from typing import TypeGuard
 import numpy as np
 
 from bnncc.topi_binary import borders
-from bnncc.topi_binary.layout import LANES, WORD_BITS, blocks, pack_bits, words
+from bnncc.topi_binary.layout import LANES, SLICED, WORD_BITS, blocks, pack_bits, words
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 
-ORDER = "sliced"
+ORDER = SLICED
 """The value of `BinaryConv2d.weight_order`."""
 
 

@@ -1,9 +1,12 @@
 """What a fused layer computes, as plain data: an anchor and its epilogue.
 
+Each class here is a kind of kernel, and the row of the registry of operators: its definition and
+oracle, its types and extents are found through it, see `kind`. Schedules have a row beside theirs.
+
 One Relax operator call is one *anchor* (a convolution, dense layer, pooling, or nothing but its
 input) followed by an *epilogue*: the steps done on each vector of accumulators while it is still in
-registers. Both are frozen dataclasses that travel as JSON in the operator's attributes and in the
-PrimFunc's, so that legalization, schedules and tuning records see the same thing.
+registers. Both are frozen dataclasses. They travel as the attributes of the Relax operator, and as
+JSON in those of the PrimFunc and in tuning records, so that all see the same thing.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.kind import Convolution, Kind, Type, Windowed
+from bnncc.topi_binary.kind import Dim as Dim
+from bnncc.topi_binary.kind import output_size as output_size
+from bnncc.topi_binary.step import FORMS
 from bnncc.topi_binary.step import Step as Step
-
-Dim = int | str
 
 
 @dataclass(frozen=True)
-class BinaryConv2d:
+class BinaryConv2d(Convolution):
     """Convolution of bits: the anchor of `binary_conv2d` and (with 1x1 extents) `binary_dense`.
 
     Kernel inputs: data uint32 ``[n, height, width, groups * words(channels / groups)]`` (each group
@@ -45,6 +51,11 @@ class BinaryConv2d:
     ``and`` the start values, int32 ``[n, blocks * LANES]``. A zero weight counts like a zero datum;
     in mode ``and`` ``popcount(d & z)`` is added.
     """
+
+    operators = "binary_conv2d", "binary_dense"
+    definition = "binary_conv2d:binary_conv2d"
+    oracle = "binary:binary_conv2d"
+    exact = True
 
     n: Dim
     height: int
@@ -75,20 +86,29 @@ class BinaryConv2d:
         odd_border = odd and any(self.pads) and self.pad_value == 0
         return self.mode == "xor" and (self.ternary or self.weight_zeros or odd_border)
 
-    @property
-    def taps(self) -> int:
-        """K: products in one output, border taps included."""
-        return self.kernel[0] * self.kernel[1] * self.channels // self.groups
-
     def dot_from_acc(self) -> tuple[int, int]:
         """Return ``(a, b)`` with ``dot = a * acc + b``."""
         if self.mode == "and":
             return -1, 0
         return (-1, self.taps) if self.doubled else (-2, self.taps)
 
+    @property
+    def data_types(self) -> list[Type]:
+        """Bits, of which each group starts at a word unless weights are in slices."""
+        words = self.groups * layout.words(self.channels // self.groups)
+        if self.weight_order == layout.SLICED:
+            words = layout.words(self.channels)
+        return [self.image(words, "uint32")] * (1 + self.ternary)
+
+
+LEVEL_FORM = {
+    "xor": "planes", "and": "planes", "bytes": "bytes", "pairs": "pairs", "floats": "floats",
+}  # fmt: skip
+"""What form of `step.FORMS` the data of each method of `FewBitConv2d` have."""
+
 
 @dataclass(frozen=True)
-class FewBitConv2d:
+class FewBitConv2d(Convolution):
     """Convolution of small integers: ``acc = sum(k * q)`` of data levels k and weights q.
 
     Levels are from 0 to ``2**data_bits - 1``. What they and the weights are stored as follows from
@@ -98,6 +118,11 @@ class FewBitConv2d:
     The sum goes over the taps inside the image. If `starts`, a start value of the output channel
     and of the border class of the pixel is added; if `doubled`, the sum counts twice beside it.
     """
+
+    operators = "few_bit_conv2d", "few_bit_dense"
+    definition = "few_bit_conv2d:few_bit_conv2d"
+    oracle = "few_bit:few_bit_conv2d"
+    exact = True
 
     n: Dim
     height: int
@@ -126,6 +151,17 @@ class FewBitConv2d:
         """Whether each channel is a group of its own."""
         return 1 < self.groups == self.channels == self.out_channels
 
+    @property
+    def form(self) -> str:
+        """What the data are stored as, of `step.FORMS`."""
+        return LEVEL_FORM[self.method]
+
+    @property
+    def data_types(self) -> list[Type]:
+        """Planes of levels, or one tensor of numbers."""
+        one = self.image(layout.level_words(self.channels, self.form), FORMS[self.form])
+        return [one] * (self.data_bits if self.form == "planes" else 1)
+
 
 @dataclass(frozen=True)
 class RowPool:
@@ -143,13 +179,17 @@ class RowPool:
 
 
 @dataclass(frozen=True)
-class Conv2d:
+class Conv2d(Convolution):
     """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
 
     Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight
     (`layout.pack_float_weight` or, if `method` is not direct, `filtering.pack_weight`; f32, 1-d),
     then those of `pool.before`, then the steps'. Zero padding.
     """
+
+    operators = "conv2d", "dense"
+    definition = "conv2d:conv2d"
+    oracle = "floats:conv2d"
 
     n: Dim
     height: int
@@ -181,9 +221,33 @@ class Conv2d:
         """The convolution alone, without pooling and steps."""
         return dataclasses.replace(self, pool=None, steps=())
 
+    @property
+    def pooling(self) -> Pool2d:
+        """The pooling that is fused into it as one of its own, with the steps after it."""
+        assert self.pool is not None
+        return Pool2d(
+            self.n, *self.window_hw, self.out_channels, "max", self.pool.kernel, self.pool.strides,
+            pads=self.pool.pads, ceil_extra=self.pool.ceil_extra, steps=self.steps,
+        )  # fmt: skip
+
+    @property
+    def output_hw(self) -> tuple[int, int]:
+        """Height and width of its outputs."""
+        return self.window_hw if self.pool is None else self.pooling.window_hw
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """`steps`, and those before the pooling."""
+        return (*(self.pool.before if self.pool is not None else ()), *self.steps)
+
+    @property
+    def data_types(self) -> list[Type]:
+        """Floats, or bytes of an image."""
+        return [self.image(self.channels, "uint8" if self.zero_points else "float32")]
+
 
 @dataclass(frozen=True)
-class Pool2d:
+class Pool2d(Windowed):
     """Float pooling.
 
     `kind` is ``max``, ``avg`` (divide by the taps inside) or ``avg_full`` (by kh * kw).
@@ -191,6 +255,11 @@ class Pool2d:
     Kernel inputs: data float32 in `data_layout`, then the steps'. Padding does not take part in
     ``max``. Global pooling is a kernel of the whole image.
     """
+
+    operators = ("pool2d",)
+    definition = "pooling:pool2d"
+    oracle = "floats:pool2d"
+    epilogue = True
 
     n: Dim
     height: int
@@ -210,15 +279,30 @@ class Pool2d:
 
     rank: int = 4
 
+    @property
+    def output_rank(self) -> int:
+        """4, or 2 where outputs are ``[n, channels]``."""
+        return 2 if self.squeeze else self.rank
+
+    @property
+    def data_types(self) -> list[Type]:
+        """Floats."""
+        return [self.image(self.channels, "float32")]
+
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(Kind):
     """Nothing but the epilogue on one tensor: bit packing, glue between layers, layout change.
 
     Kernel inputs: data float32 in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
     `from_bits`: uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set,
     given as a second input if `ternary`); with mode ``and`` as 1/0.
     """
+
+    operators = "elementwise", "bitpack"
+    definition = "elementwise:elementwise"
+    oracle = "floats:elementwise"
+    epilogue = True
 
     n: Dim
     height: int
@@ -241,9 +325,17 @@ class Elementwise:
         return self.from_bits or self.planes > 0
 
     @property
-    def data_tensors(self) -> int:
-        """How many tensors the data are."""
-        return self.planes or 1 + self.ternary
+    def operator(self) -> str:
+        """The name of the Relax operator."""
+        return self.operators[all(step.op != "store" for step in self.steps)]
+
+    @property
+    def data_types(self) -> list[Type]:
+        """Planes, or a tensor of numbers."""
+        last, dtype = self.channels, self.dtype
+        if self.packed:
+            last, dtype = layout.words(self.channels), "uint32"
+        return [self.image(last, dtype)] * (self.planes or 1 + self.ternary)
 
 
 GREY = (299, 587, 114)
@@ -251,7 +343,7 @@ GREY = (299, 587, 114)
 
 
 @dataclass(frozen=True)
-class ImageBits:
+class ImageBits(Kind):
     """The bits of an image of bytes, channel by channel.
 
     Kernel input: data uint8 in `data_layout`. Output uint32 ``[n, height, width, 1]``. `kind` is
@@ -262,6 +354,10 @@ class ImageBits:
     * ``lbp``: bits 0, 1, 2 are 1 where the same sum is larger at the neighbour to the top left, to
       the right, and to the bottom left than at the pixel; it is 0 outside the image.
     """
+
+    operators = ("image_bits",)
+    definition = "image_bits:image_bits"
+    oracle = "floats:image_bits"
 
     n: Dim
     height: int
@@ -274,9 +370,19 @@ class ImageBits:
     data_layout: str = "NCHW"
     out_channels: int = 3
 
+    @property
+    def output_channels(self) -> int:
+        """Channels of its output."""
+        return self.out_channels
+
+    @property
+    def data_types(self) -> list[Type]:
+        """Bytes."""
+        return [self.image(self.channels, "uint8")]
+
 
 @dataclass(frozen=True)
-class BitwiseMaxPool:
+class BitwiseMaxPool(Windowed):
     """Max pooling of one plane of bits: OR of the words inside the image (AND if `minimum`).
 
     Kernel inputs: data uint32 ``[n, height, width, words]``; with `flip` a uint32 ``[words]`` mask
@@ -285,6 +391,10 @@ class BitwiseMaxPool:
     With several `planes`, there are so many inputs and outputs: the bits of levels, the lowest
     first, of which the highest level is taken.
     """
+
+    operators = ("bitwise_maxpool",)
+    definition = "pooling:bitwise_max_pool"
+    oracle = "floats:bitwise_maxpool"
 
     n: Dim
     height: int
@@ -300,13 +410,27 @@ class BitwiseMaxPool:
     planes: int = 1
     """With more than one, neither `minimum` nor `flip`."""
 
+    @property
+    def data_types(self) -> list[Type]:
+        """Planes of bits."""
+        return super().data_types * self.planes
+
+    @property
+    def plane_types(self) -> list[Type]:
+        """As many planes of bits."""
+        return super().plane_types * self.planes
+
 
 @dataclass(frozen=True)
-class ConcatBits:
+class ConcatBits(Kind):
     """Concatenate planes along the channels.
 
     Kernel inputs: one uint32 ``[n, height, width, words(c)]`` (or 2-d) for each of `channels`.
     """
+
+    operators = ("concat_bits",)
+    definition = "bit_moves:concat_bits"
+    oracle = "floats:concat_bits"
 
     n: Dim
     height: int
@@ -314,9 +438,14 @@ class ConcatBits:
     channels: tuple[int, ...]
     rank: int = 4
 
+    @property
+    def data_types(self) -> list[Type]:
+        """One plane for each of `channels`."""
+        return [self.image(layout.words(channels), "uint32") for channels in self.channels]
+
 
 @dataclass(frozen=True)
-class SliceBits:
+class SliceBits(Kind):
     """Pick channels of a plane, in any order, with repeats.
 
     Slices, splits, shuffles, and the word-aligned groups that a grouped convolution reads. `index`
@@ -325,6 +454,10 @@ class SliceBits:
     `bits_table.slice_table` as its second input.
     """
 
+    operators = ("slice_bits",)
+    definition = "bit_moves:slice_bits"
+    oracle = "floats:slice_bits"
+
     n: Dim
     height: int
     width: int
@@ -332,10 +465,19 @@ class SliceBits:
     index: tuple[int, ...]
     rank: int = 4
 
+    @property
+    def output_channels(self) -> int:
+        """Channels of its output."""
+        return len(self.index)
+
 
 @dataclass(frozen=True)
-class PadBits:
+class PadBits(Kind):
     """Pad a plane at the image border with `bit`: output ``[n, h + t + b, w + l + r, words]``."""
+
+    operators = ("pad_bits",)
+    definition = "bit_moves:pad_bits"
+    oracle = "floats:pad_bits"
 
     n: Dim
     height: int
@@ -344,9 +486,15 @@ class PadBits:
     pads: tuple[int, int, int, int]
     bit: int
 
+    @property
+    def output_hw(self) -> tuple[int, int]:
+        """Height and width of its output."""
+        top, left, bottom, right = self.pads
+        return self.height + top + bottom, self.width + left + right
+
 
 @dataclass(frozen=True)
-class WeightsOfRows:
+class WeightsOfRows(Kind):
     """Lay rows of bits beside each other, as weights of a convolution `BinaryConv2d.per_image`.
 
     Kernel input: uint32 ``[n, rows, words(channels)]``. Outputs: uint32 ``[n, blocks * words *
@@ -354,6 +502,10 @@ class WeightsOfRows:
     * words + c) * LANES + lane``; then, if `count`, int32 ``[n, blocks * LANES]``: minus the bits
     of each row.
     """
+
+    operators = ("weights_of_rows",)
+    definition = "bit_moves:weights_of_rows"
+    oracle = "binary:weights_of_rows"
 
     n: Dim
     rows: int
@@ -370,6 +522,18 @@ class WeightsOfRows:
         """One column."""
         return 1
 
+    @property
+    def data_types(self) -> list[Type]:
+        """Rows of bits."""
+        return [((self.n, self.rows, layout.words(self.channels)), "uint32")]
+
+    @property
+    def plane_types(self) -> list[Type]:
+        """Weights, and what sums start with."""
+        lanes = layout.blocks(self.rows) * layout.LANES
+        weight: Type = ((self.n, lanes * layout.words(self.channels)), "uint32")
+        return [weight, ((self.n, lanes), "int32")] if self.count else [weight]
+
 
 Spec = (
     BinaryConv2d
@@ -385,14 +549,13 @@ Spec = (
     | WeightsOfRows
 )
 
-_KINDS = {kind.__name__: kind for kind in get_args(Spec)}
+KINDS: tuple[type[Spec], ...] = get_args(Spec)
+"""The registry: all kinds of kernels."""
 
+OPERATORS = tuple(name for kind in KINDS for name in kind.operators)
+"""The names of their Relax operators, without the ``relax.bnncc.`` in front."""
 
-def output_size(
-    size: int, kernel: int, stride: int, dilation: int, pads: int, extra: int = 0
-) -> int:
-    """Return the output extent of a window sliding over `size` (`pads`: both sides together)."""
-    return (size + pads + extra - dilation * (kernel - 1) - 1) // stride + 1
+_KINDS = {kind.__name__: kind for kind in KINDS}
 
 
 def ceil_extra(out: int, size: int, kernel: int, stride: int, dilation: int, pads: int) -> int:
@@ -416,8 +579,9 @@ def taps_inside(spec: Any, axis: int, position: int) -> range:
 
 def zero_planes(spec: Spec | None) -> tuple[int, ...]:
     """Return which inputs of the kernel of `spec` are planes of zeros, all 0 in the usual case."""
-    ternary = bool(getattr(spec, "ternary", False))
-    return (1,) * ternary + (2 + ternary,) * bool(getattr(spec, "weight_zeros", False))
+    if spec is None:
+        return ()
+    return (1,) * spec.ternary + (2 + spec.ternary,) * spec.weight_zeros
 
 
 def to_json(spec: Spec) -> str:

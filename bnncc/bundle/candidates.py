@@ -15,7 +15,7 @@ from bnncc.console import Console
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point, text
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, Spec
+from bnncc.topi_binary.spec import Spec
 from bnncc.tuning import cases
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Task
@@ -165,7 +165,7 @@ def build(
 def _kernel(trial: Trial, name: str, candidates: Sequence[Candidate]) -> Kernel:
     spec = trial.task.workload.kernel
     case = cases.kept(spec, cases.small(spec))
-    return Kernel(name, candidates, case, digest(spec, case), cases.macs(spec))
+    return Kernel(name, candidates, case, digest(spec, case), spec.macs)
 
 
 def digest(spec: Spec, case: Mapping[str, np.ndarray]) -> str:
@@ -184,11 +184,10 @@ def digest(spec: Spec, case: Mapping[str, np.ndarray]) -> str:
         SHA-256.
     """
     found = hashlib.sha256(Workload.of(spec).layer.encode())
-    exact = isinstance(spec, (BinaryConv2d, FewBitConv2d))
     for name in sorted(case):
         array = np.ascontiguousarray(case[name])
         found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        found.update(array.tobytes() if exact else b"")
+        found.update(array.tobytes() if spec.exact else b"")
     return found.hexdigest()
 
 
@@ -204,5 +203,5 @@ def _names(trial: Trial) -> tuple[str, str]:
 def label(task: Task, point: Point) -> str:
     """Return what a candidate is called beside the others for a layer."""
     kernel = task.workload.kernel
-    order = kernel.weight_order if isinstance(kernel, BinaryConv2d) else "words"
-    return " ".join(filter(None, [order if order != "words" else "", text(point)])) or "default"
+    order = kernel.weight_order if kernel.weight_order != "words" else ""
+    return " ".join(filter(None, [order, text(point)])) or "default"

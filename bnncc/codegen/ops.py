@@ -1,9 +1,11 @@
 """The Relax operators of bnncc: ``relax.bnncc.binary_conv2d`` and its siblings.
 
-Each call is one fused kernel: operands are the kernel's inputs in order, and the attribute ``spec``
-(JSON of `topi_binary.spec`) says what it computes, epilogue included. All operators share one type
-inference and one legalization, to ``call_tir`` on the PrimFunc of the spec; they differ in name
-only, so that printed IR reads well. ``R.bnncc.binary_conv2d(...)`` prints and parses.
+Each call is one fused kernel: operands are the kernel's inputs in order, and its attributes say
+what it computes, epilogue included: the fields of a spec, see `attributes`. Inference takes the
+extents of the image from the first operand, checks all the others, and gives the outputs;
+legalization is ``call_tir`` on the PrimFunc of the spec. What prints, parses:
+
+    R.bnncc.binary_dense(x, weight, threshold, channels=64, out_channels=10, ...)
 """
 
 from __future__ import annotations
@@ -11,57 +13,19 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import tvm
 import tvm.ir._ffi_api as ir_ffi
 import tvm.relax.script.parser as relax_parser
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op, register_op_attr
 
+from bnncc.codegen import attributes
 from bnncc.topi_binary.build import aliases, input_types, output_types, prim_func
-from bnncc.topi_binary.spec import (
-    BinaryConv2d,
-    BitwiseMaxPool,
-    ConcatBits,
-    Conv2d,
-    Elementwise,
-    FewBitConv2d,
-    ImageBits,
-    PadBits,
-    Pool2d,
-    SliceBits,
-    Spec,
-    WeightsOfRows,
-    from_json,
-    to_json,
-)
+from bnncc.topi_binary.spec import KINDS, OPERATORS, Spec
 
 _OPAQUE = 8
 _NEVER_MIXED = 2
 
-OPERATORS = (
-    "binary_conv2d", "binary_dense", "few_bit_conv2d", "few_bit_dense", "conv2d", "dense",
-    "pool2d", "bitpack", "elementwise", "bitwise_maxpool", "image_bits", "concat_bits",
-    "slice_bits", "pad_bits", "weights_of_rows",
-)  # fmt: skip
-"""Operator names, without the ``relax.bnncc.`` in front."""
-
-
-def operator_name(spec: Spec) -> str:
-    """Return which operator computes `spec`."""
-    if isinstance(spec, BinaryConv2d):
-        return "binary_dense" if spec.rank == 2 else "binary_conv2d"
-    if isinstance(spec, FewBitConv2d):
-        return "few_bit_dense" if spec.rank == 2 else "few_bit_conv2d"
-    if isinstance(spec, Conv2d):
-        return "dense" if spec.rank == 2 else "conv2d"
-    if isinstance(spec, Elementwise):
-        return "bitpack" if all(s.op != "store" for s in spec.steps) else "elementwise"
-    names = {
-        Pool2d: "pool2d", BitwiseMaxPool: "bitwise_maxpool", ConcatBits: "concat_bits",
-        SliceBits: "slice_bits", PadBits: "pad_bits", ImageBits: "image_bits",
-        WeightsOfRows: "weights_of_rows",
-    }  # fmt: skip
-    return names[type(spec)]
+_KIND_OF: dict[str, Any] = {name: kind for kind in KINDS for name in kind.operators}
 
 
 def call(spec: Spec, args: list[relax.Expr]) -> relax.Call:
@@ -80,12 +44,8 @@ def call(spec: Spec, args: list[relax.Expr]) -> relax.Call:
         Of a tensor, or a tuple of tensors if the kernel has several outputs.
     """
     register()
-    return _call(operator_name(spec), args, to_json(spec))
-
-
-def _call(name: str, args: list[relax.Expr], spec: str) -> relax.Call:
-    attrs = tvm.ir.make_node("ir.DictAttrs", spec=spec)
-    return relax.Call(Op.get(f"relax.bnncc.{name}"), args, attrs=attrs)
+    op = Op.get(f"relax.bnncc.{spec.operator}")
+    return relax.Call(op, args, attrs=attributes.of_spec(spec))
 
 
 def register() -> None:
@@ -99,18 +59,55 @@ def register() -> None:
         register_op_attr(full, "FPurity", True)
         register_op_attr(full, "FLegalize", _legalize)
         register_op_attr(full, "TMixedPrecisionPolicy", _NEVER_MIXED)
-    relax_parser.bnncc = types.SimpleNamespace(**{name: _parsed(name) for name in OPERATORS})
+    parsers = {name: _parser(name) for name in OPERATORS}
+    relax_parser.bnncc = types.SimpleNamespace(**parsers)
 
 
-def _parsed(name: str) -> Any:
-    def parse(*args: relax.Expr, spec: str) -> relax.Call:
-        return _call(name, list(args), spec)
+def _parser(name: str) -> Any:
+    """Return ``R.bnncc.<name>`` of the parser."""
+
+    def parse(*args: relax.Expr, **attrs: Any) -> relax.Call:
+        made = attributes.of_kind(_KIND_OF[name])(**attrs)
+        return relax.Call(Op.get(f"relax.bnncc.{name}"), list(args), attrs=made)
 
     return parse
 
 
+def spec_of(call: relax.Call) -> Spec:
+    """Return what a call computes.
+
+    Parameters
+    ----------
+    call : relax.Call
+        Of an operator of ours.
+
+    Returns
+    -------
+    Spec
+
+    Raises
+    ------
+    TypeError
+        If its attributes do not fit its first operand, or the operator.
+    """
+    name = str(call.op.name)
+    if not call.args or not isinstance(call.args[0].ty, relax.TensorType):
+        raise TypeError(f"{name}: a tensor expected as the first operand")
+    try:
+        spec = attributes.to_spec(_KIND_OF[_short(name)], call.attrs, call.args[0].ty)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from error
+    if spec.operator != _short(name):
+        raise TypeError(f"{name}: the attributes are those of {spec.operator}")
+    return spec
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("relax.bnncc.")
+
+
 def _infer(call: relax.Call, bb: relax.BlockBuilder) -> relax.Type:
-    spec = from_json(str(call.attrs["spec"]))
+    spec = spec_of(call)
     wanted = input_types(spec)
     if len(wanted) != len(call.args):
         raise TypeError(f"{call.op.name}: {len(wanted)} operands expected, got {len(call.args)}")
@@ -119,10 +116,12 @@ def _infer(call: relax.Call, bb: relax.BlockBuilder) -> relax.Type:
         kind = arg.ty
         if not isinstance(kind, relax.TensorType) or str(kind.dtype) != dtype:
             raise TypeError(f"{call.op.name}: {dtype} tensor expected, got {kind}")
+        if kind.shape is None or len(kind.shape.values) != len(shape):
+            raise TypeError(f"{call.op.name}: shape {shape} expected, got {kind}")
         for have, want in zip(kind.shape.values, shape, strict=True):
             if isinstance(want, str):
                 symbols.setdefault(want, have)
-            elif int(have) != want:
+            elif not isinstance(have, tirx.IntImm) or int(have) != want:
                 raise TypeError(f"{call.op.name}: shape {shape} expected, got {kind.shape}")
     made = [
         relax.TensorType([symbols[d] if isinstance(d, str) else d for d in shape], dtype)
@@ -132,10 +131,9 @@ def _infer(call: relax.Call, bb: relax.BlockBuilder) -> relax.Type:
 
 
 def _legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    spec = from_json(str(call.attrs["spec"]))
-    name = str(call.op.name).removeprefix("relax.bnncc.")
+    spec = spec_of(call)
     func = prim_func(spec).with_attr("op_pattern", _OPAQUE)
-    kernel = bb.add_func(func, name)
+    kernel = bb.add_func(func, _short(str(call.op.name)))
     out = call.ty
     fields = list(out.fields) if isinstance(out, relax.TupleType) else out
     over = aliases(spec)

@@ -13,10 +13,11 @@ from tvm.relax import backend, transform
 import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, memory
-from bnncc.codegen.ops import OPERATORS, register
+from bnncc.codegen.ops import register
 from bnncc.records.database import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import OPERATORS
 
 SPEC = "bnncc.spec"
 """PrimFunc attribute of bnncc's own kernels."""

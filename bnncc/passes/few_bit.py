@@ -29,9 +29,9 @@ from bnncc.passes.operands import (
     padded_source,
 )
 from bnncc.passes.values import TwoValued
-from bnncc.topi_binary.few_bit_data import FORM, MAX_FLOAT, PER_WORD, start_values
+from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, start_values
 from bnncc.topi_binary.layout import LANES, WORD_BITS
-from bnncc.topi_binary.spec import FewBitConv2d
+from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
@@ -62,7 +62,7 @@ def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
     tuple
         The spec, and the reason in words.
     """
-    planes = [spec for spec in candidates if FORM[spec.method] == "planes"]
+    planes = [spec for spec in candidates if spec.form == "planes"]
     if not planes:
         return candidates[0], "as numbers"
     return min(planes, key=lambda spec: spec.weight_bits), "as planes"
@@ -199,7 +199,7 @@ def _candidates(
     rank = 2 if (node.op != "Conv" and (height, width) == (1, 1)) else 4
     doubled = outside != int(outside)
     specs = []
-    for method, form in FORM.items():
+    for method, form in LEVEL_FORM.items():
         if method == "xor" and not found.odd:
             continue
         if form != "planes" and found.complement_bits > 8 * (method != "bytes") + 8:
@@ -230,7 +230,7 @@ def _together(method: str, groups: int, channels: int, out_channels: int) -> int
     """
     if groups == channels == out_channels and method == "floats":
         return 1
-    unit = PER_WORD.get(FORM[method], WORD_BITS)
+    unit = PER_WORD.get(LEVEL_FORM[method], WORD_BITS)
     for count in range(1, min(groups, MAX_MERGED) + 1):
         data, made = channels * count // groups, out_channels * count // groups
         fills = data % unit == 0 and made % LANES == 0

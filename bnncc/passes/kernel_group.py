@@ -8,7 +8,6 @@ import numpy as np
 
 from bnncc.ir.graph import Node
 from bnncc.passes.physical import Physical
-from bnncc.topi_binary.build import output_rank
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     Conv2d,
@@ -116,7 +115,7 @@ class Group:
     @property
     def squeezed(self) -> bool:
         """Whether the kernel makes images of one pixel for what are logically rows."""
-        return self.rank == 2 and output_rank(self.spec) == 4
+        return self.rank == 2 and self.spec.output_rank == 4
 
 
 class Writer:

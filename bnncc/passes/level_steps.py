@@ -25,9 +25,8 @@ from bnncc.passes.monotone import direction
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
 from bnncc.passes.values import TwoValued
-from bnncc.topi_binary.few_bit_data import FORM
 from bnncc.topi_binary.layout import pad_lanes
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
 
 Array = np.ndarray[Any, Any]
@@ -61,7 +60,7 @@ class Chain:
     def __init__(self, group: Group, graph: Graph) -> None:
         self.group, self.graph = group, graph
         self.nodes: list[Node] = []
-        self.pure = isinstance(group.spec, (BinaryConv2d, FewBitConv2d))
+        self.pure = group.spec.exact
         self.scale, self.offset = group.scale, group.offset
         self.low, self.high = -group.top, group.top
 
@@ -341,7 +340,7 @@ def wanted_forms(
             if name not in wanted:
                 continue
             if node.op == FEW_BIT_CONV:
-                wanted[name].add(FORM[node.attrs["spec"].method])
+                wanted[name].add(node.attrs["spec"].form)
                 continue
             out = wanted.get(node.outputs[0], {"value"})
             if node.op in routed and out - {"value"}:

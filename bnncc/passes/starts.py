@@ -19,7 +19,7 @@ def start_few_bit(node: Node, graph: Graph, physical: Physical) -> Group:
     """Return the group of a `bnncc.FewBitConv`."""
     a, data = node.attrs, node.inputs[0]
     spec = a["spec"]
-    held = physical.level_form(data, few_bit_data.FORM[spec.method])
+    held = physical.level_form(data, spec.form)
     inputs = [
         physical.reshape(name, tuple(shape))
         for name, (shape, _) in zip(held, input_types(spec), strict=False)

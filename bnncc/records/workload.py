@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bnncc.topi_binary import spec as specs
 from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import SPEC_ATTR, aliases, input_types, output_types
 from bnncc.topi_binary.spec import Spec, from_json, to_json
@@ -90,8 +89,8 @@ class Workload:
 
         The kernels of a layer compute the same, so the fastest of them on record can be chosen.
         """
-        kernel = self.kernel
-        if isinstance(kernel, specs.BinaryConv2d):
+        kernel: Any = self.kernel
+        if kernel.weight_order != "words":
             kernel = replace(kernel, weight_order="words")
         return stored_apart(to_json(kernel))
 
@@ -106,8 +105,8 @@ class Workload:
         'BinaryConv2d 64,56x56 -> 128 3x3 s2'
         """
         kernel = self.kernel
-        text = _describe(kernel)
-        if isinstance(kernel, specs.BinaryConv2d) and kernel.weight_order in tiles.ORDERS:
+        text = kernel.description
+        if kernel.weight_order in tiles.ORDERS:
             text += f", {kernel.weight_order}"
         return text + (f", {self.threads} threads" if self.threads > 1 else "")
 
@@ -254,25 +253,3 @@ def workload_of_text(text: str) -> Workload:
     if found is None or threads is None:
         raise ValueError("no kernel of bnncc's")
     return Workload.of(json.loads(found[1]), int(threads[1]))
-
-
-def _describe(kernel: Spec) -> str:
-    name = type(kernel).__name__
-    channels = getattr(kernel, "channels", "")
-    if isinstance(channels, tuple):
-        channels = "+".join(map(str, channels))
-    text = f"{name} {channels}"
-    if getattr(kernel, "rank", 4) == 2:
-        text += f" x{kernel.n}" if kernel.n != 1 else ""
-    else:
-        text += f",{kernel.height}x{kernel.width}"
-    if isinstance(kernel, (specs.BinaryConv2d, specs.Conv2d, specs.FewBitConv2d)):
-        text += f" -> {kernel.out_channels}"
-    windowed = (
-        *(specs.BinaryConv2d, specs.Conv2d, specs.FewBitConv2d),
-        *(specs.Pool2d, specs.BitwiseMaxPool),
-    )
-    if isinstance(kernel, windowed) and getattr(kernel, "rank", 4) == 4:
-        text += f" {kernel.kernel[0]}x{kernel.kernel[1]}"
-        text += f" s{kernel.strides[0]}" if kernel.strides[0] > 1 else ""
-    return text

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from bnncc.topi_binary import filtering, layout, quantization, reference, sliced_data, tiles
+from bnncc.topi_binary.bits_table import slice_table
 from bnncc.topi_binary.build import (
     input_types,
-    output_channels,
     output_types,
     step_input_types,
 )
 from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
-    ConcatBits,
     Conv2d,
     Elementwise,
     FewBitConv2d,
@@ -124,10 +123,9 @@ def small(spec: Spec) -> Case:
     few = _few(spec)
     oracle = ORACLES[type(spec)]
     inputs, given, wanted = _drawn(few, rng)
-    exact = isinstance(spec, (BinaryConv2d, FewBitConv2d))
     level_cases.fill(wanted, inputs, given, oracle, rng)
     outputs = [np.ascontiguousarray(array) for array in oracle(wanted, given)]
-    tolerance = ROUNDING if exact else TOLERANCE
+    tolerance = ROUNDING if spec.exact else TOLERANCE
     return Case(inputs, outputs, _unsure(wanted, given, outputs, oracle, tolerance))
 
 
@@ -179,39 +177,57 @@ def repeated(case: Case, spec: Spec) -> Case:
 
 
 def _few(spec: Spec) -> Any:
-    return replace(spec, n=min(spec.n, IMAGES) if isinstance(spec.n, int) else 1)
+    return replace(spec, n=min(spec.images, IMAGES))
 
 
-def _drawn(spec: Spec, rng: Draws) -> tuple[list[Array], list[Array], Any]:
-    """Return inputs of a kernel but for the levels they meet, the oracle's, and its spec."""
-    if isinstance(spec, (BinaryConv2d, FewBitConv2d)):
-        inputs = _exact(spec, rng)
-        return inputs, list(inputs), spec
-    return _floats(spec, rng)
+_Drawn = tuple[list[Array], list[Array], Any]
+"""Inputs of a kernel but for the levels they meet, the oracle's, and its spec."""
 
 
-def _floats(spec: Spec, rng: Draws) -> tuple[list[Array], list[Array], Any]:
-    """Return inputs of a kernel of floats or of moves, the oracle's, and its spec."""
-    inputs = [_random(rng, shape, dtype) for shape, dtype in _sized(input_types(spec))]
+def _drawn(spec: Spec, rng: Draws) -> _Drawn:
+    return _DRAWS.get(type(spec), _values)(spec, rng)
+
+
+def _values(spec: Spec, rng: Draws) -> _Drawn:
+    """Draw random numbers and bits."""
+    inputs = _bits_of_channels(spec, _any(spec, rng))
+    return inputs, list(inputs), spec
+
+
+def _any(spec: Spec, rng: Draws) -> list[Array]:
+    return [_random(rng, shape, dtype) for shape, dtype in _sized(input_types(spec))]
+
+
+def _bits_of_channels(spec: Spec, inputs: list[Array]) -> list[Array]:
+    """Return inputs in which bits beyond the last channel are 0."""
+    for number, array in enumerate(inputs):
+        if array.dtype == np.uint32 and array.ndim > 1:
+            inputs[number] = _cleared(array, spec.parts[number if len(spec.parts) > 1 else 0])
+    return inputs
+
+
+def _conv2d(spec: Conv2d, rng: Draws) -> _Drawn:
+    inputs = _any(spec, rng)
     given = list(inputs)
-    wanted = spec
-    if isinstance(spec, Conv2d):
-        inputs[1], given[1] = _float_weight(spec, rng)
-        wanted = replace(spec, method="direct")
-    elif isinstance(spec, SliceBits) and len(inputs) > 1:
-        from bnncc.topi_binary.bits_table import slice_table
+    inputs[1], given[1] = _float_weight(spec, rng)
+    return inputs, given, replace(spec, method="direct")
 
-        inputs[1] = given[1] = slice_table(spec)
-    elif isinstance(spec, Elementwise) and level_cases.whole(spec):
+
+def _slice_bits(spec: SliceBits, rng: Draws) -> _Drawn:
+    inputs = _bits_of_channels(spec, _any(spec, rng))
+    if len(inputs) > 1:
+        inputs[1] = slice_table(spec)
+    return inputs, list(inputs), spec
+
+
+def _elementwise(spec: Elementwise, rng: Draws) -> _Drawn:
+    inputs = _any(spec, rng)
+    if level_cases.whole(spec):
         inputs = _whole_levels(spec, inputs, rng)
-        given = list(inputs)
-    for number, (shape, dtype) in enumerate(input_types(spec)):
-        if dtype == "uint32" and len(shape) > 1:  # bits beyond the last channel are 0
-            channels = spec.channels[number] if isinstance(spec, ConcatBits) else spec.channels
-            inputs[number] = given[number] = _cleared(inputs[number], channels)
-    if getattr(spec, "ternary", False):  # a value that is 0 has a bit too
-        inputs[0] = given[0] = inputs[0] | inputs[1]
-    return inputs, given, wanted
+    inputs = _bits_of_channels(spec, inputs)
+    if spec.ternary:  # a value that is 0 has a bit too
+        inputs[0] = inputs[0] | inputs[1]
+    return inputs, list(inputs), spec
 
 
 def _whole_levels(spec: Elementwise, inputs: list[Array], rng: Draws) -> list[Array]:
@@ -274,10 +290,10 @@ def _unsure(
     spec: Any, inputs: list[Array], outputs: list[Array], oracle: Any, tolerance: float
 ) -> list[Any]:
     """Return bits of values so near to a limit that the order of a sum decides what they are."""
-    steps = getattr(spec, "steps", ())
+    steps = spec.steps
     if not steps:
         return [None] * len(outputs)
-    exact = isinstance(spec, (BinaryConv2d, FewBitConv2d)) or getattr(spec, "packed", False)
+    exact = spec.exact or getattr(spec, "packed", False)
     kept: list[Any] = []
     for number, step in enumerate(steps):
         if step.op == "levels":
@@ -292,13 +308,17 @@ def _unsure(
     return kept
 
 
-def _exact(spec: BinaryConv2d | FewBitConv2d, rng: Draws) -> list[Array]:
-    """Return inputs of a kernel of integers; rounding a product or not makes no difference."""
-    n, middle = spec.n if isinstance(spec.n, int) else 1, 0
-    if isinstance(spec, BinaryConv2d):
-        inputs, middle = _binary(spec, n, rng), spec.taps // 2 * (1 + spec.doubled)
-    else:
-        inputs = level_cases.operands(spec, n, rng)
+def _binary_conv2d(spec: BinaryConv2d, rng: Draws) -> _Drawn:
+    middle = spec.taps // 2 * (1 + spec.doubled)
+    return _with_steps(spec, _binary(spec, spec.images, rng), middle, rng)
+
+
+def _few_bit_conv2d(spec: FewBitConv2d, rng: Draws) -> _Drawn:
+    return _with_steps(spec, level_cases.operands(spec, spec.images, rng), 0, rng)
+
+
+def _with_steps(spec: Spec, inputs: list[Array], middle: int, rng: Draws) -> _Drawn:
+    """Draw what steps take after integers; rounding a product or not makes no difference."""
     for step in spec.steps:
         for extents, dtype in _sized(step_input_types(spec, step)):
             if step.op == "threshold" and sliced_data.limited(spec):
@@ -310,7 +330,7 @@ def _exact(spec: BinaryConv2d | FewBitConv2d, rng: Draws) -> list[Array]:
                 inputs.append((middle + offset).astype(np.int32))
             else:
                 inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
-    return inputs
+    return inputs, list(inputs), spec
 
 
 def _binary(spec: BinaryConv2d, n: int, rng: Draws) -> list[Array]:
@@ -359,15 +379,11 @@ def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None
     return [weight, zero, *starts]
 
 
-def macs(spec: Spec) -> int:
-    """Return how many products the kernel of `spec` computes; 0 where it has none."""
-    if not isinstance(spec, (BinaryConv2d, Conv2d)):
-        return 0
-    from bnncc.topi_binary.build import output_hw
-
-    whole = spec.unpooled if isinstance(spec, Conv2d) else spec
-    height, width = output_hw(whole)
-    taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
-    return (
-        (spec.n if isinstance(spec.n, int) else 1) * height * width * output_channels(spec) * taps
-    )
+_DRAWS: dict[type, Callable[[Any, Draws], _Drawn]] = {
+    BinaryConv2d: _binary_conv2d,
+    Conv2d: _conv2d,
+    Elementwise: _elementwise,
+    FewBitConv2d: _few_bit_conv2d,
+    SliceBits: _slice_bits,
+}
+"""Of the kinds that take more than random numbers and bits."""

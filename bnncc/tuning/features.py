@@ -11,8 +11,7 @@ import numpy as np
 from bnncc.records.workload import Workload, point_of_module
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_channels, output_hw
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
-from bnncc.tuning.cases import macs
+from bnncc.topi_binary.spec import Spec
 
 CHOICES = (
     "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",
@@ -26,25 +25,22 @@ KINDS = ("BinaryConv2d", "Conv2d", "Pool2d", "Elementwise", "BitwiseMaxPool", "F
 def of_kernel(spec: Spec) -> list[float]:
     """Return what is the same for all points of a kernel; sizes as logarithms."""
     height, width = output_hw(spec)
-    channels = spec.channels if isinstance(spec.channels, int) else sum(spec.channels)
-    conv = spec if isinstance(spec, (BinaryConv2d, Conv2d, FewBitConv2d)) else None
-    steps = getattr(spec, "steps", ())
     taps = getattr(spec, "kernel", (1, 1))
     sizes = [
-        spec.n if isinstance(spec.n, int) else 1,
-        *(height, width, channels, output_channels(spec), taps[0], taps[1]),
+        spec.images,
+        *(height, width, spec.read_channels, output_channels(spec), taps[0], taps[1]),
         getattr(spec, "strides", (1, 1))[1],
-        conv.groups if conv is not None else 1,
-        max(1, macs(spec)),
+        spec.groups,
+        max(1, spec.macs),
     ]
     flags = [
         *(type(spec).__name__ == kind for kind in KINDS),
         any(getattr(spec, "pads", ())),
-        getattr(spec, "ternary", False),
-        getattr(spec, "rank", 4) == 2,
+        spec.ternary,
+        spec.rank == 2,
         getattr(spec, "method", "direct") != "direct",
-        any(step.op not in ("threshold", "bits", "store") for step in steps),
-        len(steps),
+        any(step.op not in ("threshold", "bits", "store") for step in spec.steps),
+        len(spec.steps),
     ]
     return [*(math.log2(size) for size in sizes), *map(float, flags)]
 

@@ -78,7 +78,7 @@ def operands(spec: FewBitConv2d, n: int, rng: Draws, outside: float = 0) -> list
     list of ndarray
     """
     image = (n, spec.channels) if spec.rank == 2 else (n, spec.height, spec.width, spec.channels)
-    arrays = levels(image, 2**spec.data_bits - 1, few_bit_data.FORM[spec.method], rng)
+    arrays = levels(image, 2**spec.data_bits - 1, spec.form, rng)
     weight = weights(spec, rng)
     arrays.append(few_bit_data.pack_weight(weight, spec))
     if spec.starts:
@@ -101,7 +101,7 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
     rng : Draws
         Where they come from.
     """
-    steps = getattr(spec, "steps", ())
+    steps = spec.steps
     place = len(input_types(replace(spec, steps=()))) if steps else 0
     for number, step in enumerate(steps):
         types = step_input_types(spec, step)
@@ -204,4 +204,4 @@ def _parameters(step: Step, values: Array, lanes: int, rng: Draws) -> list[Array
 
 def whole(spec: Spec) -> int:
     """Return the highest level of the data if they are levels already, else 0."""
-    return max((s.count for s in getattr(spec, "steps", ()) if s.way == "whole"), default=0)
+    return max((s.count for s in spec.steps if s.way == "whole"), default=0)

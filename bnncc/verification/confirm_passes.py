@@ -27,7 +27,6 @@ from bnncc.ir.ties import TIE
 from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.reference import evaluate_kernel
-from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded
@@ -274,7 +273,8 @@ class _Run:
         while stack:
             one = stack.pop()
             spec = one.attrs.get("spec") if one.op == KERNEL else None
-            floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
+            floats = spec is not None and spec.macs > 0 and not spec.exact
+            floating |= floats or one.op in PRODUCTS
             for name in one.inputs:
                 if name in self.forms:
                     for form in self.forms[name]:

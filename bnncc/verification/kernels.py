@@ -274,7 +274,7 @@ def _held(expr: Any, values: Mapping[Any, Any]) -> Any:
 
 def _meaningful(spec: Spec, outputs: Sequence[Array]) -> list[Array | None]:
     """Return which parts of outputs mean something: numbers of absent channels do not."""
-    kinds = [kind for step in getattr(spec, "steps", ()) for kind in output_kinds(step)]
+    kinds = [kind for step in spec.steps for kind in output_kinds(step)]
     if len(kinds) != len(outputs):
         return [None] * len(outputs)
     masks: list[Array | None] = []

@@ -7,24 +7,18 @@ function that is written here (docs/design.md says why).
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bnncc.schedules.cuda import binary, float_tiles, plain, text
-from bnncc.schedules.space import Point, Space
-from bnncc.topi_binary import tiles
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, to_json
+from bnncc.errors import TargetError
+from bnncc.schedules.cuda import text
+from bnncc.schedules.registry import function, row
+from bnncc.schedules.space import Point
+from bnncc.topi_binary.spec import Spec, to_json
 
 if TYPE_CHECKING:
     from tvm import tirx
 
     from bnncc.targets.spec import TargetSpec
-
-
-def space(spec: Spec, target: TargetSpec) -> Space:
-    """Return what can be chosen for the kernel of `spec` on `target`."""
-    if isinstance(spec, BinaryConv2d) and spec.weight_order in tiles.ORDERS:
-        return binary.space(spec, target.engine)
-    return float_tiles.space(spec) if isinstance(spec, Conv2d) else Space()
 
 
 def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
@@ -37,7 +31,7 @@ def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     target : TargetSpec
         The GPUs.
     point : mapping of str to int
-        Of `space`.
+        Of the space of the kernel.
 
     Returns
     -------
@@ -53,14 +47,12 @@ def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     return shell.prim_func(spec, kernel(spec, cut_of(spec, point)))
 
 
-def cut_of(spec: Spec, point: Point) -> binary.Cut | float_tiles.Cut | None:
-    """Return how a point of `space` says that the kernel of `spec` shares its work."""
-    if not point:
-        return None
-    return binary.Cut(**point) if isinstance(spec, BinaryConv2d) else float_tiles.Cut(**point)
+def cut_of(spec: Spec, point: Point) -> Any:
+    """Return how a point of the space says that the kernel of `spec` shares its work."""
+    return function(row(spec).gpu_cut)(**point) if point else None
 
 
-def kernel(spec: Spec, cut: binary.Cut | float_tiles.Cut | None = None) -> text.Kernel:
+def kernel(spec: Spec, cut: Any = None) -> text.Kernel:
     """Write the kernel of `spec`.
 
     Parameters
@@ -75,12 +67,15 @@ def kernel(spec: Spec, cut: binary.Cut | float_tiles.Cut | None = None) -> text.
     -------
     Kernel
         The same text for the same arguments.
+
+    Raises
+    ------
+    TargetError
+        If there is no such kernel for GPUs.
     """
     name = f"bnncc_{hashlib.sha256(f'{to_json(spec)}{cut}'.encode()).hexdigest()[:12]}"
-    if isinstance(spec, BinaryConv2d):
-        assert cut is None or isinstance(cut, binary.Cut)
-        return binary.kernel(name, spec, cut)
-    if isinstance(spec, Conv2d) and float_tiles.fits(spec):
-        assert cut is None or isinstance(cut, float_tiles.Cut)
-        return float_tiles.kernel(name, spec, cut)
-    return plain.kernel(name, spec)
+    maker = row(spec).gpu
+    if not maker:
+        raise TargetError(f"there is no GPU kernel for {type(spec).__name__}")
+    made: text.Kernel = function(maker)(name, spec, *([] if cut is None else [cut]))
+    return made

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from bnncc.schedules.cuda import epilogue, text, wgmma
 from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, tiles
-from bnncc.topi_binary.borders import extents
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import step_inputs
 
@@ -74,8 +74,8 @@ def _fills(spec: BinaryConv2d, width: int) -> bool:
 
 def _pixels(spec: BinaryConv2d) -> int:
     """Return the rows of the product; a batch that is not known is taken for 1."""
-    height, width = extents(spec)
-    return (spec.n if isinstance(spec.n, int) else 1) * height * width
+    height, width = spec.window_hw
+    return spec.images * height * width
 
 
 @dataclass(frozen=True)
@@ -120,31 +120,33 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
     return Cut(splits=splits)
 
 
-def space(spec: BinaryConv2d, engine: str) -> Space:
+def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
     """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        With one of `tiles.ORDERS`.
-    engine : str
-        Of the target.
+        There are choices if it has one of `tiles.ORDERS`.
+    target : TargetSpec
+        The GPUs.
 
     Returns
     -------
     Space
     """
+    if spec.weight_order not in tiles.ORDERS:
+        return Space()
     how, most = tiles.of(spec), _power(tiles.of(spec).steps)
     choices: dict[str, dict[str, Sequence[int]]] = {
         "strips": {"splits": [n for n in (1, 2, 4, 8, 16, 32) if n <= most]},
         "fragments": {
-            "rows": (1, 2) if _roomy(spec, how, engine) else (1,),
+            "rows": (1, 2) if _roomy(spec, how, target.engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
         "cores": {"teams": _teams(spec, how)},
     }
     own = choices[how.kind]
-    default = asdict(default_cut(spec, engine))
+    default = asdict(default_cut(spec, target.engine))
     return chosen_from(own, {name: default[name] for name in own})
 
 
@@ -199,7 +201,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
         finish,
         text.function(name, spec, body),
     ]
-    height, width = extents(spec)
+    height, width = spec.window_hw
     pixels = height * width
     fetching = any(step.op in FETCHED for step in spec.steps)
     threads, units, per_block, taken, most = {
@@ -224,7 +226,7 @@ def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
 
 
 def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text.Constant]:
-    height, width = extents(spec)
+    height, width = spec.window_hw
     per_group = layout.words(spec.channels // spec.groups)
     constants: dict[str, text.Constant] = {
         "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,

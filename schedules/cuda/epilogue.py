@@ -16,7 +16,6 @@ from bnncc.topi_binary.build import (
     input_types,
     output_channels,
     output_hw,
-    output_rank,
     output_types,
 )
 from bnncc.topi_binary.spec import Spec
@@ -181,7 +180,7 @@ class _Writer:
         yield from each(f"{word} |= (unsigned)({test}) << {bit};")
 
     def _planar(self, step: Step) -> bool:
-        return step.layout == "NCHW" and output_rank(self.spec) == 4
+        return step.layout == "NCHW" and self.spec.output_rank == 4
 
     def _planar_at(self) -> str:
         area = self.height * self.width

@@ -22,16 +22,16 @@ _METHODS = {"xor": 0, "and": 1, "bytes": 2, "pairs": 3, "floats": 4}
 def tiled(spec: FewBitConv2d) -> bool:
     """Whether tensor cores multiply: planes of bits, and groups that fill tiles."""
     per_group = spec.out_channels // spec.groups
-    planes = few_bit_data.FORM[spec.method] == "planes"
+    planes = spec.form == "planes"
     return planes and (spec.groups == 1 or per_group % TILE == 0)
 
 
 def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
     """Return the constants of a few-bit convolution beside those of its window."""
-    form = few_bit_data.FORM[spec.method]
+    form = spec.form
     run = spec.kernel[0] * spec.kernel[1] * few_bit_data.group_words(spec)
     return {
-        "METHOD": _METHODS[spec.method], "DATA_PLANES": few_bit_data.data_tensors(spec),
+        "METHOD": _METHODS[spec.method], "DATA_PLANES": spec.data_tensors,
         "WEIGHT_PLANES": few_bit_data.weight_planes(spec),
         "GROUP_WORDS": few_bit_data.group_words(spec),
         "PIXEL_WORDS": layout.level_words(spec.channels, form),
@@ -44,7 +44,7 @@ def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
 
 def anchor(spec: FewBitConv2d) -> str:
     """Return what makes the anchor, with a place for the layer's name."""
-    count = few_bit_data.data_tensors(spec)
+    count = spec.data_tensors
     data = ", ".join(f"(const unsigned*)in{i}" for i in range(count))
     starts = f"in{count + 1}" if spec.starts else "nullptr"
     return f"bnncc::FewBits<{{layer}}>{{{{{{{{{data}}}}}, (const unsigned*)in{count}, {starts}}}}}"

@@ -8,6 +8,7 @@ from bnncc.errors import TargetError
 from bnncc.schedules.cuda import epilogue, text
 from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import Conv2d
@@ -79,7 +80,7 @@ def fits(spec: Conv2d) -> bool:
     )
 
 
-def space(spec: Conv2d) -> Space:
+def space(spec: Conv2d, target: TargetSpec) -> Space:
     """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`."""
     if spec.operands != "float32" or not fits(spec):
         return Space()
@@ -106,7 +107,7 @@ def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
 def default_cut(spec: Conv2d) -> Cut:
     """Return the largest tiles that leave enough blocks; a batch that is not known is 1."""
     height, width = output_hw(spec)
-    pixels = (spec.n if isinstance(spec.n, int) else 1) * height * width
+    pixels = spec.images * height * width
     tiles = layout.blocks(spec.out_channels, CHANNELS)
     fitting = cuts(spec)
     busy = (cut for cut in fitting if layout.blocks(pixels, cut.pixels) * tiles >= _BLOCKS)

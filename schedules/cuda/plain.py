@@ -5,13 +5,10 @@ One thread makes neighbouring channels of one pixel, or one word of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from bnncc.errors import TargetError
-from bnncc.schedules.cuda import epilogue, few_bit, text
+from bnncc.schedules.cuda import epilogue, few_bit, float_tiles, text
 from bnncc.schedules.templates.image_bits import NEIGHBOURS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
@@ -40,31 +37,10 @@ MANY = 132 * 512
 _FLOATS, _BITS = ("common", "floats"), ("common", "bits")
 
 
-def kernel(name: str, spec: Spec) -> text.Kernel:
-    """Write the kernel of `spec`, which is no binary convolution.
-
-    Parameters
-    ----------
-    name : str
-        Of its function.
-    spec : Spec
-        A float convolution is direct, of float32, without pooling.
-
-    Returns
-    -------
-    Kernel
-
-    Raises
-    ------
-    TargetError
-        If there is no such kernel for GPUs.
-    """
-    if type(spec) not in _MAKERS:
-        raise TargetError(f"there is no GPU kernel for {type(spec).__name__}")
-    return _MAKERS[type(spec)](name, spec)
-
-
-def _conv2d(name: str, spec: Conv2d) -> text.Kernel:
+def conv2d(name: str, spec: Conv2d, cut: float_tiles.Cut | None = None) -> text.Kernel:
+    """Write a float convolution, without pooling: in tiles, if it fits them."""
+    if float_tiles.fits(spec):
+        return float_tiles.kernel(name, spec, cut)
     per_group = spec.out_channels // spec.groups
     whole: dict[str, text.Constant] = {
         "DEPTH": spec.channels // spec.groups, "GROUP_OUT": per_group,
@@ -81,7 +57,8 @@ def _conv2d(name: str, spec: Conv2d) -> text.Kernel:
     )
 
 
-def _few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
+def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
+    """Write a convolution of levels."""
     if spec.depthwise:
         raise TargetError("there is no GPU kernel for depthwise layers of a few bits")
     if few_bit.tiled(spec):
@@ -110,7 +87,8 @@ def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
     )  # fmt: skip
 
 
-def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
+def pool2d(name: str, spec: Pool2d) -> text.Kernel:
+    """Write float pooling."""
     parts = _parts(spec)
     constants: dict[str, text.Constant] = {
         "MAXIMUM": spec.kind == "max", "INSIDE_ONLY": spec.kind == "avg",
@@ -124,15 +102,15 @@ def _pool2d(name: str, spec: Pool2d) -> text.Kernel:
 def _parts(spec: Pool2d) -> int:
     """Return how many threads share a window: more if windows are few and large."""
     height, width = output_hw(spec)
-    images = spec.n if isinstance(spec.n, int) else 1
-    threads = images * height * width * layout.blocks(output_channels(spec), _lanes(spec))
+    threads = spec.images * height * width * layout.blocks(output_channels(spec), _lanes(spec))
     taps, parts = spec.kernel[0] * spec.kernel[1], 1
     while 2 * parts <= min(8, taps // 4) and threads * parts < MANY:
         parts *= 2
     return parts
 
 
-def _elementwise(name: str, spec: Elementwise) -> text.Kernel:
+def elementwise(name: str, spec: Elementwise) -> text.Kernel:
+    """Write an epilogue alone."""
     planar = any(step.layout == "NCHW" for step in spec.steps) or spec.data_layout == "NCHW"
     constants: dict[str, text.Constant] = {"PIXELS_FIRST": planar and spec.rank == 4}
     if spec.planes:
@@ -185,11 +163,12 @@ def _with_epilogue(
     layer = text.layer(f"{name}_layer", constants, members)
     parts = [layer, finish, text.function(name, spec, call)]
     units = height * width * blocks * threads_each
-    headers = (*_FLOATS, "few_bit") if isinstance(spec, FewBitConv2d) else _FLOATS
+    headers = (*_FLOATS, "few_bit") if spec.exact else _FLOATS
     return text.Kernel(name, text.source(headers, parts), THREADS, units, THREADS)
 
 
-def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
+def bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
+    """Write max pooling of bits."""
     if spec.planes > 1:
         planes = [", ".join(f"{side}{i}" for i in range(spec.planes)) for side in ("in", "out")]
         body = f"bnncc::PooledLevels<{name}_layer>{{{{{planes[0]}}}, {{{planes[1]}}}}}(images);"
@@ -200,7 +179,8 @@ def _bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
     )
 
 
-def _image_bits(name: str, spec: ImageBits) -> text.Kernel:
+def image_bits(name: str, spec: ImageBits) -> text.Kernel:
+    """Write the bits of an image of bytes."""
     layer = f"{name}_layer"
     grey = f"bnncc::grey_at<{layer}>(in0, at.image, at.y"
     if spec.kind == "threshold":
@@ -220,12 +200,14 @@ def _image_bits(name: str, spec: ImageBits) -> text.Kernel:
     return _of_words(name, spec, _lambda([f"  return {' | '.join(tests)};"]), **colours)
 
 
-def _pad_bits(name: str, spec: PadBits) -> text.Kernel:
+def pad_bits(name: str, spec: PadBits) -> text.Kernel:
+    """Write padding of bits."""
     anchor = f"bnncc::Padded<{name}_layer>{{in0}}"
     return _of_words(name, spec, anchor, CHANNELS=spec.channels, BIT=bool(spec.bit))
 
 
-def _concat_bits(name: str, spec: ConcatBits) -> text.Kernel:
+def concat_bits(name: str, spec: ConcatBits) -> text.Kernel:
+    """Write concatenation of bits."""
     starts = np.cumsum([0, *spec.channels])
     lines = []
     for number, (start, channels) in enumerate(zip(starts[:-1], spec.channels, strict=True)):
@@ -235,7 +217,8 @@ def _concat_bits(name: str, spec: ConcatBits) -> text.Kernel:
     return _of_words(name, spec, _lambda(["  unsigned bits = 0;", *lines, "  return bits;"]))
 
 
-def _slice_bits(name: str, spec: SliceBits) -> text.Kernel:
+def slice_bits(name: str, spec: SliceBits) -> text.Kernel:
+    """Write a selection of bits."""
     words = layout.words(spec.channels)
     if needs_table(spec):
         return _of_words(name, spec, f"bnncc::Gathered<{name}_layer>{{in0, in1}}", IN_WORDS=words)
@@ -271,16 +254,3 @@ def _of_threads(name: str, spec: Spec, body: str, **constants: text.Constant) ->
     parts = [text.layer(f"{name}_layer", constants), text.function(name, spec, body)]
     units = height * width * words
     return text.Kernel(name, text.source(_BITS, parts), THREADS, units, THREADS)
-
-
-_MAKERS: dict[type, Callable[[str, Any], text.Kernel]] = {
-    Conv2d: _conv2d,
-    FewBitConv2d: _few_bit_conv2d,
-    Pool2d: _pool2d,
-    Elementwise: _elementwise,
-    BitwiseMaxPool: _bitwise_maxpool,
-    ImageBits: _image_bits,
-    PadBits: _pad_bits,
-    ConcatBits: _concat_bits,
-    SliceBits: _slice_bits,
-}

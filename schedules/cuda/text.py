@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d, Spec
+from bnncc.topi_binary.kind import Windowed
+from bnncc.topi_binary.spec import Spec
 
 _DEVICE = Path(__file__).parent / "device"
 _C_TYPES = {"float32": "float", "int32": "int", "uint32": "unsigned", "uint8": "unsigned char"}
@@ -99,11 +100,11 @@ def window(spec: Spec) -> dict[str, Constant]:
     height, width = output_hw(spec)
     constants: dict[str, Constant] = {
         "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
-        "PLANAR": getattr(spec, "data_layout", "NHWC") == "NCHW",
+        "PLANAR": spec.data_layout == "NCHW",
     }  # fmt: skip
     if isinstance(spec.channels, int):
         constants["IN_CHANNELS"] = spec.channels
-    if isinstance(spec, (Conv2d, FewBitConv2d, Pool2d, BitwiseMaxPool)):
+    if isinstance(spec, Windowed):
         constants |= {
             "KERNEL_Y": spec.kernel[0], "KERNEL_X": spec.kernel[1],
             "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],

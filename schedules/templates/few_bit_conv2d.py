@@ -108,7 +108,7 @@ class _Conv:
 
     def __init__(self, kernel: Kernel, spec: FewBitConv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec, tile
-        count = few_bit_data.data_tensors(spec)
+        count = spec.data_tensors
         self.data, (self.weight, *rest) = kernel.inputs[:count], kernel.inputs[count:]
         self.start = rest.pop(0) if spec.starts else None
         self.params = rest
@@ -183,7 +183,7 @@ class _Conv:
                         at = (n, y, x, group + word)
                         self._products(data, at, kw, where, block, bases, segment, sums, sign)
 
-        if few_bit_data.FORM[self.spec.method] != "planes":
+        if self.spec.form != "planes":
             terms(self.data[0], const(0), 1)
             return sums
         self._by_significance(terms, sums)

@@ -51,7 +51,7 @@ class Kernel:
     """
 
     def __init__(self, spec: Spec) -> None:
-        n = getattr(spec, "n", 1)
+        n = spec.n
         self.n: Expr = const(n) if isinstance(n, int) else tirx.Var(n, "int64")
         self.spec = spec
         self._builder = IRBuilder()

@@ -75,7 +75,7 @@ def pays(spec: BinaryConv2d) -> bool:
     """Return whether this kernel can compute `spec`, and is faster than counting words."""
     pixels = output_hw(spec)[0] * output_hw(spec)[1]
     if spec.rank == 2:
-        pixels = spec.n if isinstance(spec.n, int) else 1
+        pixels = spec.images
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 

@@ -33,7 +33,7 @@ from bnncc.schedules.templates.kernel import (
 )
 from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw, output_rank
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
@@ -151,7 +151,7 @@ class Windows:
                 value = value / self._divisor(row, taps, segment, start, column)
             at = Place(
                 n, row, bind(start + column), bind(block + vector),
-                spec.channels, lanes[vector], output_rank(spec),
+                spec.channels, lanes[vector], spec.output_rank,
             )  # fmt: skip
             emit(spec.steps, value, self.params, self.outputs, at)
 

@@ -30,7 +30,7 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.pool import Windows
 from bnncc.schedules.templates.row_max import RowMax
 from bnncc.schedules.templates.window import row_taps, segments
-from bnncc.topi_binary.build import output_hw, pool_of
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_inputs
@@ -226,7 +226,7 @@ class Rows:
         return T.Select(row >= self.height, everything, T.min(count, everything))
 
     def _pool(self, n: Expr, first: Expr, last: Expr) -> None:
-        spec = pool_of(self.spec)
+        spec = self.spec.pooling
         shift = self.across.shift
         if self.across.done:
             width = output_hw(spec)[1]

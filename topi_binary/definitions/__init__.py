@@ -15,21 +15,6 @@ from bnncc.topi_binary.spec import Spec
 if TYPE_CHECKING:
     from tvm import tirx
 
-_DEFINITIONS = {
-    "BinaryConv2d": ("binary_conv2d", "binary_conv2d"),
-    "BitwiseMaxPool": ("pooling", "bitwise_max_pool"),
-    "ConcatBits": ("bit_moves", "concat_bits"),
-    "Conv2d": ("conv2d", "conv2d"),
-    "Elementwise": ("elementwise", "elementwise"),
-    "FewBitConv2d": ("few_bit_conv2d", "few_bit_conv2d"),
-    "ImageBits": ("image_bits", "image_bits"),
-    "PadBits": ("bit_moves", "pad_bits"),
-    "Pool2d": ("pooling", "pool2d"),
-    "SliceBits": ("bit_moves", "slice_bits"),
-    "WeightsOfRows": ("bit_moves", "weights_of_rows"),
-}
-"""File and function, by class of spec."""
-
 
 def define(spec: Spec) -> tirx.PrimFunc:
     """Return the definition of `spec`.
@@ -47,7 +32,7 @@ def define(spec: Spec) -> tirx.PrimFunc:
     """
     from bnncc.topi_binary.definitions.blocks import Operator
 
-    module, name = _DEFINITIONS[type(spec).__name__]
+    module, name = spec.definition.split(":")
     with Operator(spec) as operator:
         getattr(importlib.import_module(f"{__name__}.{module}"), name)(operator, spec)
     return operator.func

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, quantization
-from bnncc.topi_binary.build import output_hw, pool_of
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -29,7 +29,7 @@ from bnncc.topi_binary.step import step_inputs
 def conv2d(operator: Operator, spec: Conv2d) -> None:
     """Write the sums of products, the pooling if there is one, and the epilogue."""
     data, weight, *params = operator.inputs
-    extents = (operator.n, *output_hw(spec.unpooled), spec.out_channels)
+    extents = (operator.n, *spec.window_hw, spec.out_channels)
     if spec.method != "direct":
         value = _filtered(operator, spec, data, weight, extents)
     elif spec.operands != "float32":
@@ -44,7 +44,7 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
         taken = [params.pop(0) for _ in range(step_inputs(step))]
         source, value = value, buffer(f"before_{number}", extents, "float32")
         compute(f"before_{number}", value, extents, applied(step, source, taken, pixels.at()))
-    pool = pool_of(spec)
+    pool = spec.pooling
     write_pool(operator, pool, value, (operator.n, *output_hw(spec), spec.out_channels), params)
 
 

@@ -24,7 +24,7 @@ from bnncc.topi_binary.spec import FewBitConv2d
 
 def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
     """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue."""
-    count = few_bit_data.data_tensors(spec)
+    count = spec.data_tensors
     data, (weight, *params) = operator.inputs[:count], operator.inputs[count:]
     start = params.pop(0) if spec.starts else None
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)

@@ -7,7 +7,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw, output_rank
+from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -54,7 +54,7 @@ def write_pool(
             return summed[i] / T.Cast("float32", _count(spec, i[1], i[2]))
 
         compute("mean", pooled, extents, mean)
-    pixels = Pixels(extents, 2 if output_rank(spec) == 2 else 4)
+    pixels = Pixels(extents, spec.output_rank)
     epilogue(operator, spec.steps, params, pixels, pooled)
 
 

@@ -31,9 +31,9 @@ def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
 
 def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequence[Expr]:
     """Return the index of a datum in a tensor of `spec`'s rank and data layout."""
-    if getattr(spec, "rank", 4) == 2:
+    if spec.rank == 2:
         return n, channel
-    if getattr(spec, "data_layout", "NHWC") == "NCHW":
+    if spec.data_layout == "NCHW":
         return n, channel, row, column
     return n, row, column, channel
 

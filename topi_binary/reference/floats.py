@@ -234,7 +234,7 @@ def _to_nhwc(array: Array, where: str, rank: int) -> Array:
 
 def _extent(spec: Conv2d | Pool2d | BitwiseMaxPool, axis: int) -> int:
     size = (spec.height, spec.width)[axis] + spec.pads[axis] + spec.pads[axis + 2]
-    size += 0 if isinstance(spec, Conv2d) else spec.ceil_extra[axis]
+    size += spec.ceil_extra[axis]
     reach = (spec.kernel[axis] - 1) * spec.dilations[axis] + 1
     return (size - reach) // spec.strides[axis] + 1
 

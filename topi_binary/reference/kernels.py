@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary.reference import binary, few_bit, floats
-from bnncc.topi_binary.spec import (
-    BinaryConv2d,
-    BitwiseMaxPool,
-    ConcatBits,
-    Conv2d,
-    Elementwise,
-    FewBitConv2d,
-    ImageBits,
-    PadBits,
-    Pool2d,
-    SliceBits,
-    Spec,
-    WeightsOfRows,
-)
+from bnncc.topi_binary.spec import KINDS, Spec
 
 Array = np.ndarray[Any, Any]
 
-ORACLES: dict[type, Callable[[Any, Sequence[Array]], list[Array]]] = {
-    BinaryConv2d: binary.binary_conv2d,
-    BitwiseMaxPool: floats.bitwise_maxpool,
-    ConcatBits: floats.concat_bits,
-    Conv2d: floats.conv2d,
-    Elementwise: floats.elementwise,
-    FewBitConv2d: few_bit.few_bit_conv2d,
-    ImageBits: floats.image_bits,
-    PadBits: floats.pad_bits,
-    Pool2d: floats.pool2d,
-    SliceBits: floats.slice_bits,
-    WeightsOfRows: binary.weights_of_rows,
-}
+
+def _named(name: str) -> Callable[[Any, Sequence[Array]], list[Array]]:
+    module, function = name.split(":")
+    found: Any = importlib.import_module(f"bnncc.topi_binary.reference.{module}")
+    made: Callable[[Any, Sequence[Array]], list[Array]] = getattr(found, function)
+    return made
+
+
+ORACLES = {kind: _named(kind.oracle) for kind in KINDS}
 """By class of spec, what its kernel computes."""
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.bundle.device.place import Place, Unfit, in_turns, median
-from bnncc.topi_binary.build import aliases, weight_position
-from bnncc.topi_binary.spec import BinaryConv2d, from_json
+from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.spec import from_json
 from bnncc.tuning import cases
 
 LATE, UNFIT, BROKEN = 3, 4, 5
@@ -110,14 +110,13 @@ class Worker:
             if not self._begin(str(number)):
                 continue
             spec = from_json(candidate["spec"])
-            order = spec.weight_order if isinstance(spec, BinaryConv2d) else ""
+            order = spec.weight_order
             if order not in case_of:
                 case_of[order] = cases.restored(spec, kept)
             case = case_of[order]
-            position = weight_position(spec) if isinstance(spec, BinaryConv2d) else -1
             over = aliases(spec)
             given = [
-                inputs.fresh(f"{i}{order if i == position else ''}", a, i in over)
+                inputs.fresh(f"{i}{order if i == spec.data_tensors else ''}", a, i in over)
                 for i, a in enumerate(case.inputs)
             ]
             empty = cases.empty_outputs(spec)

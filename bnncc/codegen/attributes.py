@@ -1,0 +1,139 @@
+"""Attributes of the Relax operators: a typed class for each kind of kernel, made from its spec.
+
+An attribute is a field of the spec, with its type and default; ``n``, ``height`` and ``width`` are
+none, for the first operand has them. What is nested (steps, a fused pooling) is a list of maps, or
+a map, with the fields that differ from their defaults: it prints and parses as Python does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Attrs
+from tvm_ffi.dataclasses import py_class
+
+from bnncc.topi_binary.spec import RowPool, Spec, Step
+
+EXTENTS = ("n", "height", "width")
+"""Fields that the first operand tells."""
+
+_NESTED = tvm_ffi.Map[str, Any]
+_TYPES: dict[Any, Any] = {
+    tuple[Step, ...]: tvm_ffi.Array[_NESTED],
+    tuple[str, ...]: tvm_ffi.Array[str],
+    RowPool | None: _NESTED | None,
+}
+"""What a field is in TVM, unless it is a number, a string, or some whole numbers."""
+
+
+@functools.cache
+def of_kind(kind: type[Any]) -> type[Attrs]:
+    """Return the class of attributes for a class of spec."""
+    hints = get_type_hints(kind)
+    fields = [field for field in dataclasses.fields(kind) if field.name not in EXTENTS]
+    types = {field.name: _type(hints[field.name]) for field in fields}
+    defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    name = f"{kind.__name__}Attrs"
+    body = {"__annotations__": types, "__module__": __name__, "__doc__": kind.__doc__, **defaults}
+    made: type[Attrs] = py_class(f"bnncc.attrs.{name}")(type(name, (Attrs,), body))
+    return made
+
+
+def _type(hint: Any) -> Any:
+    if hint in (bool, float, int, str):
+        return hint
+    return _TYPES.get(hint, tvm_ffi.Array[int])
+
+
+def of_spec(spec: Spec) -> Attrs:
+    """Return the attributes of the call that computes `spec`."""
+    given = {key: _nested(value) for key, value in _fields(spec) if key not in EXTENTS}
+    kind: Any = type(spec)
+    return of_kind(kind)(**given)
+
+
+def to_spec(kind: type[Any], attrs: Attrs, data: Any) -> Spec:
+    """Return the spec of a call.
+
+    Parameters
+    ----------
+    kind : type
+        Its class.
+    attrs : Attrs
+        Of the call, from `of_spec` or from the text of a module.
+    data : relax.TensorType
+        Of the first operand.
+
+    Returns
+    -------
+    Spec
+
+    Raises
+    ------
+    TypeError
+        If an attribute or the operand is none of this kind.
+    """
+    own = {field.name for field in dataclasses.fields(kind)}
+    given = {key: _plain(getattr(attrs, key)) for key in own - set(EXTENTS)}
+    if "steps" in given:
+        given["steps"] = tuple(_step(one) for one in given["steps"])
+    if given.get("pool") is not None:
+        before = tuple(_step(one) for one in given["pool"].pop("before", ()))
+        given["pool"] = RowPool(**given["pool"], before=before)
+    found = _extents(given, data)
+    spec: Spec = kind(**given, **{key: value for key, value in found.items() if key in own})
+    return spec
+
+
+def _extents(given: Mapping[str, Any], data: Any) -> dict[str, int | str]:
+    """Return batch and extents of the image that the first operand is."""
+    shape = None if data.shape is None else [_dim(d) for d in data.shape.values]
+    if shape is None or not 2 <= len(shape) <= 4:
+        raise TypeError(f"data of 2 to 4 dimensions with known extents expected, got {data}")
+    planar = given.get("data_layout") == "NCHW" and str(data.dtype) != "uint32"
+    image = (shape[2:] if planar else shape[1:3]) if len(shape) == 4 else [1, 1]
+    return dict(zip(EXTENTS, [shape[0], *image], strict=True))
+
+
+def _dim(value: Any) -> int | str:
+    """Return a number, the name of a symbol, or a product of both (``9*N``)."""
+    if isinstance(value, tirx.Mul):
+        return f"{_dim(value.a)}*{_dim(value.b)}"
+    return int(value) if isinstance(value, tirx.IntImm) else str(value)
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+
+
+def _nested(value: Any) -> Any:
+    """Return a field's value with maps for dataclasses, without what is by default."""
+    if isinstance(value, tuple):
+        return [_nested(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # as TVM prints it
+    if not isinstance(value, (Step, RowPool)):
+        return value
+    defaults = {field.name: field.default for field in dataclasses.fields(value)}
+    # By their text: -0.0 is not 0.0.
+    return {k: _nested(one) for k, one in _fields(value) if repr(one) != repr(defaults[k])}
+
+
+def _step(given: Mapping[str, Any]) -> Step:
+    floats = {key: float(given[key]) for key in ("lo", "hi") if isinstance(given.get(key), str)}
+    return Step(**{**given, **floats})
+
+
+def _plain(value: Any) -> Any:
+    """Return what TVM made of a field's value as Python's own."""
+    if isinstance(value, tvm_ffi.Array):
+        return tuple(_plain(one) for one in value)
+    if isinstance(value, tvm_ffi.Map):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return value

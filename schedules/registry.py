@@ -1,0 +1,101 @@
+"""How each kind of kernel runs: the registry of `topi_binary.spec`, as schedules add to it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    ConcatBits,
+    Conv2d,
+    Elementwise,
+    FewBitConv2d,
+    ImageBits,
+    PadBits,
+    Pool2d,
+    SliceBits,
+    Spec,
+    WeightsOfRows,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where the functions for a kind of kernel are, each as ``file:name``.
+
+    Attributes
+    ----------
+    apply : str
+        The rule. Takes spec, target, number of threads and a point of the space, and returns a
+        function.
+    space : str
+        Takes the first three, and returns what can be chosen.
+    rate : str
+        Takes spec and target, and returns how many products vectors of 512 bits make in a
+        microsecond; for kinds that have products.
+    gpu : str
+        Takes the name of a function for GPUs, the spec and perhaps a cut, and returns a kernel.
+        Empty if there is none.
+    gpu_space : str
+        Takes spec and target, and returns what can be chosen there.
+    gpu_cut : str
+        Makes a cut of a point of that space.
+    """
+
+    apply: str = "generic:as_defined"
+    space: str = "space:no_choice"
+    rate: str = ""
+    gpu: str = ""
+    gpu_space: str = "space:no_choice"
+    gpu_cut: str = ""
+
+
+_ROWS = {
+    BinaryConv2d: Row(
+        "binary_words:apply", "binary_words:space", rate="multithreading:bits",
+        gpu="cuda.binary:kernel", gpu_space="cuda.binary:space", gpu_cut="cuda.binary:Cut",
+    ),
+    BitwiseMaxPool: Row(
+        "float_layers:bitwise_maxpool", "float_layers:bitwise_maxpool_space",
+        gpu="cuda.plain:bitwise_maxpool",
+    ),
+    ConcatBits: Row("bit_layers:concat_bits", gpu="cuda.plain:concat_bits"),
+    Conv2d: Row(
+        "float_layers:conv2d", "float_layers:conv2d_space", rate="multithreading:floats",
+        gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
+        gpu_cut="cuda.float_tiles:Cut",
+    ),
+    Elementwise: Row(
+        "bit_layers:elementwise", "bit_layers:elementwise_space", gpu="cuda.plain:elementwise",
+    ),
+    FewBitConv2d: Row(
+        "few_bit_conv2d:apply", "few_bit_conv2d:space", rate="multithreading:levels",
+        gpu="cuda.plain:few_bit_conv2d",
+    ),
+    ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),
+    PadBits: Row("bit_layers:pad_bits", gpu="cuda.plain:pad_bits"),
+    Pool2d: Row("float_layers:pool2d", "float_layers:pool2d_space", gpu="cuda.plain:pool2d"),
+    SliceBits: Row("bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
+    WeightsOfRows: Row("bit_layers:weights_of_rows"),
+}  # fmt: skip
+
+_DEFAULT = Row()
+"""Of a kind that has none: its definition, scheduled as what TVM legalized is."""
+
+
+def row(spec: Spec | type[Spec]) -> Row:
+    """Return the row of a kind."""
+    return _ROWS.get(spec if isinstance(spec, type) else type(spec), _DEFAULT)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return a function that a row names; its file is imported only now."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(
+        importlib.import_module(f"bnncc.schedules.{module}"), attribute
+    )
+    return found
