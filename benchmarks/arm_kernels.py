@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bnncc import schedules
 from bnncc.codegen import pipeline
 from bnncc.targets import catalog
-from bnncc.topi_binary.build import input_types, output_types, prim_func
+from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 
 Layer = tuple[int, int, int, int, int, int]

@@ -45,8 +45,9 @@ from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.targets import catalog, host
-from bnncc.topi_binary.build import output_types, prim_func
+from bnncc.topi_binary.build import output_types
 from bnncc.topi_binary.reference import read_levels
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import FewBitConv2d
 
 GOALS = {(1, 2): 2.5, (2, 2): 1.3, (1, 4): 1.3}

@@ -28,7 +28,8 @@ from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, reference
-from bnncc.topi_binary.build import input_types, output_hw, output_types, prim_func
+from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 
 POOL = RowPool((3, 3), (2, 2), ONE)

@@ -27,7 +27,8 @@ from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, reference, sliced_data, tiles
 from bnncc.topi_binary.bits_table import needs_table, slice_table
-from bnncc.topi_binary.build import output_types, prim_func
+from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, SliceBits, Spec, Step
 
 LAYERS = [(128, 56, 1), (512, 14, 1), (128, 56, 8), (512, 14, 8), (256, 28, 16), (512, 14, 16)]

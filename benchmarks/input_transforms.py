@@ -27,8 +27,8 @@ from bnncc.runtime.session import aligned_empty
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.build import prim_func
 from bnncc.topi_binary.layout import pack_bits
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import ImageBits
 
 SIDE = 96

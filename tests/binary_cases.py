@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bnncc import schedules
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference, sliced_data, tiles
-from bnncc.topi_binary.build import output_types, prim_func, step_input_types
+from bnncc.topi_binary.build import output_types, step_input_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests import kernel_harness
 

@@ -16,7 +16,8 @@ from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import input_types, output_types, prim_func
+from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.verification.confirm import runs_here
 

@@ -35,7 +35,8 @@ from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve
 from bnncc.topi_binary import tiles
-from bnncc.topi_binary.build import aliases, output_types, prim_func
+from bnncc.topi_binary.build import aliases, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 from bnncc.verification.confirm_passes import compare_passes
 from tests.cuda_emulator import Emulated

@@ -18,7 +18,8 @@ from bnncc.codegen.link import link
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.build import output_types, prim_func
+from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
 from tests import binary_cases, test_bits_kernels, test_float_kernels
 from tests.kernel_harness import EMULATED, clear_tails, same, small_integers

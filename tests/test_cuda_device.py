@@ -20,7 +20,8 @@ from bnncc.runtime import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.build import aliases, output_types, prim_func
+from bnncc.topi_binary.build import aliases, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Spec
 from bnncc.verify import verify
 from tests.binary_cases import make_inputs

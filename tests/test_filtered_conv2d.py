@@ -14,7 +14,8 @@ from bnncc.options import FLOAT_CONV
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, reference
-from bnncc.topi_binary.build import input_types, output_hw, prim_func
+from bnncc.topi_binary.build import input_types, output_hw
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
 

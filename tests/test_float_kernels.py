@@ -11,7 +11,8 @@ from bnncc import schedules
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.build import output_hw, prim_func
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
 

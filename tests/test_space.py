@@ -13,7 +13,8 @@ from bnncc import schedules
 from bnncc.schedules.space import UnfitPoint, space
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.build import output_types, prim_func
+from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     BitwiseMaxPool,

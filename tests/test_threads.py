@@ -140,7 +140,7 @@ def test_one_region_per_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     import tvm_ffi
 
     from bnncc import schedules
-    from bnncc.topi_binary.build import prim_func
+    from bnncc.topi_binary.signature import prim_func
 
     monkeypatch.setattr(multithreading, "MIN_US", 0.0)
     steps = (Step("affine"), Step("store"), Step("bits"))

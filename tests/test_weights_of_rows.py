@@ -9,7 +9,8 @@ import tvm
 from bnncc import schedules
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
-from bnncc.topi_binary.build import output_types, prim_func
+from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Step, WeightsOfRows
 from bnncc.tuning.cases import run_time_weights
 from tests import binary_cases, kernel_harness

@@ -19,30 +19,10 @@ from bnncc.topi_binary.spec import (
 from bnncc.topi_binary.step import FORMS, Step, output_kinds, step_inputs, step_outputs
 
 if TYPE_CHECKING:
-    from tvm import tirx
+    pass
 
 SPEC_ATTR = "bnncc.spec"
 """PrimFunc attribute that holds the spec as JSON."""
-
-
-def prim_func(spec: Spec) -> tirx.PrimFunc:
-    """Return the operator of `spec`: its parameters, and the spec as an attribute, without a body.
-
-    A schedule writes the body.
-
-    Parameters
-    ----------
-    spec : Spec
-        Any of the spec classes.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Inputs in the order of `input_types`, then outputs in the order of `output_types`.
-    """
-    from bnncc.topi_binary.signature import signature
-
-    return signature(spec)
 
 
 def output_hw(spec: Spec) -> tuple[int, int]:

@@ -16,8 +16,8 @@ Buffer = Any
 Expr = Any
 
 
-def signature(spec: Spec) -> tirx.PrimFunc:
-    """Declare the parameters of `spec` and nothing else.
+def prim_func(spec: Spec) -> tirx.PrimFunc:
+    """Declare the kernel of `spec`: the rule of its kind writes the body.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def signature(spec: Spec) -> tirx.PrimFunc:
     Returns
     -------
     tirx.PrimFunc
-        With an empty body.
+        Without a body. Inputs in the order of `input_types`, then outputs in that of `output_types`.
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):

@@ -19,7 +19,8 @@ from tvm import relax, tirx
 from tvm.ir import Op, register_op_attr
 
 from bnncc.codegen import attributes
-from bnncc.topi_binary.build import aliases, input_types, output_types, prim_func
+from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import KINDS, OPERATORS, Spec
 
 _OPAQUE = 8

@@ -75,7 +75,7 @@ class Worker:
         from bnncc.codegen import gpu, memory
         from bnncc.codegen.link import build_library
         from bnncc.codegen.pipeline import tvm_target
-        from bnncc.topi_binary.build import prim_func
+        from bnncc.topi_binary.signature import prim_func
 
         started = time.perf_counter()
         workload = Workload(job["spec"], job["threads"])

@@ -1,4 +1,4 @@
-"""The NumPy oracle of any kernel: one entry for all specs, beside `build.prim_func`."""
+"""The NumPy oracle of any kernel: one entry for all specs, beside `signature.prim_func`."""
 
 from __future__ import annotations
 
