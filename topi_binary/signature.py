@@ -27,7 +27,7 @@ def prim_func(spec: Spec) -> tirx.PrimFunc:
     Returns
     -------
     tirx.PrimFunc
-        Without a body. Inputs in the order of `input_types`, then outputs in that of `output_types`.
+        Without a body. Inputs in the order of `input_types`, outputs in that of `output_types`.
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
