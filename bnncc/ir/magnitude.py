@@ -33,6 +33,9 @@ DECISIONS = frozenset((
 ))  # fmt: skip
 """Operators whose results are exact, if they are not at a tie."""
 
+JUMPS = frozenset(("Shrink", "ThresholdedRelu", "Mod"))
+"""Operators that keep the rounding of their data, and jump besides."""
+
 _MOVES = frozenset((
     "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat",
     "Split", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "MaxPool",
@@ -201,6 +204,24 @@ def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
     return evaluate_node(node, inputs)[0].astype(np.float64)
 
 
+def _standardised(
+    node: Node, ins: list[Array | None], errs: list[Array], out: Array
+) -> Array:
+    """Bound a normalization by its own data: what lies near a constant is divided by little."""
+    x, scale, bias = (np.zeros(1) if v is None else v.astype(np.float64) for v in (*ins, None)[:3])
+    axes = tuple(range(2 if node.op == "InstanceNormalization" else node.attrs.get("axis", -1) % x.ndim, x.ndim))
+    if node.op == "InstanceNormalization":
+        scale, bias = (np.reshape(v, (1, -1) + (1,) * (x.ndim - 2)) for v in (scale, bias))
+    size = np.abs(x) + errs[0]
+    size = size + size.mean(axes, keepdims=True)
+    apart = np.abs(x - x.mean(axes, keepdims=True))
+    variance = x.var(axes, keepdims=True) + float(node.attrs.get("epsilon", 1e-5))
+    stretched = (apart * size).mean(axes, keepdims=True) / variance + 1
+    with np.errstate(all="ignore"):
+        inner = (size + apart * stretched) / np.sqrt(variance)
+    return np.asarray(np.abs(scale) * inner + np.abs(bias))
+
+
 def _limited(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     return sum(errs, ZERO)
 
@@ -258,7 +279,11 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "Clip": _limited,
     "Max": _limited,
     "Min": _limited,
+    "InstanceNormalization": _standardised,
+    "LayerNormalization": _standardised,
     "PRelu": _rectified,
+    "Shrink": _limited,
+    "ThresholdedRelu": _limited,
     "LeakyRelu": _rectified,
     "Where": _chosen,
     QUANTIZED_CONV: _rounded,

@@ -15,6 +15,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import (
     DECISIONS,
     EXACT_BELOW,
+    JUMPS,
     PRODUCTS,
     SUMS,
     ZERO,
@@ -135,7 +136,7 @@ def _around(
         if value is None:
             continue
         low, high = ends.get(name, (value, value))
-        if node.op in DECISIONS and value.dtype.kind == "f":
+        if node.op in DECISIONS | JUMPS and value.dtype.kind == "f":
             room = near * err
             if relaxed:
                 room = np.where(value == 0, np.maximum(room, _LEAST), room)

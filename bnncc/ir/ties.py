@@ -14,7 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
-from bnncc.ir.magnitude import magnitude
+from bnncc.ir.magnitude import JUMPS, magnitude
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
 Array = np.ndarray[Any, Any]
@@ -35,11 +35,11 @@ _SEEN = 5e-5
 _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _BEST = frozenset(("ArgMax", "ArgMin", "TopK", "Hardmax"))
 _ELEMENTWISE = frozenset((
-    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "Where", "And", "Or",
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Where", "And", "Or",
     "Xor", "PRelu", "Clip", "BatchNormalization", "DequantizeLinear", *_COMPARISONS, *_STEPS,
     "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
     "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
-    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", "ThresholdedRelu",
+    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", *JUMPS,
 ))  # fmt: skip
 _MOVES = frozenset((
     "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "GatherElements",
@@ -140,7 +140,7 @@ def _decided(
         ]
         top = float(np.abs(outs[0]).max(initial=0.0))
         return [np.maximum(*(np.abs(m - outs[0]) for m in moved)) > _SEEN * top]
-    if node.op not in _STEPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
+    if node.op not in _STEPS | JUMPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
         return []
     step = np.asarray(bounds[0])
     if zeros and node.op == "Sign":
@@ -148,7 +148,11 @@ def _decided(
     mask = np.zeros(outs[0].shape, bool)
     for sign in (-1, 1):
         moved = (first + sign * step).astype(first.dtype)
-        mask |= evaluate_node(node, [moved, *ins[1:]])[0] != outs[0]
+        other = evaluate_node(node, [moved, *ins[1:]])[0]
+        if node.op in JUMPS:  # else the result moves no further than the data
+            mask |= np.abs(other.astype(np.float64) - outs[0]) > 2 * np.abs(moved - first)
+        else:
+            mask |= other != outs[0]
     return [mask]
 
 
