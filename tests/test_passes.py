@@ -384,3 +384,10 @@ def test_the_report_says_how_full_the_words_of_groups_are(groups: int, said: str
     assert layer.kind == "binary"
     assert said in layer.reason
     assert bool(said) == bool(layer.reason)
+
+
+def test_a_sign_of_a_vector_has_no_pool_above() -> None:
+    graph = graph_of("a = Neg(x) y = Sign(a)", shape="16", out="16")
+    recognise_signs(graph)
+    commute_pools(graph)
+    assert [n.op for n in graph.nodes] == ["Neg", "bnncc.Sign"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
@@ -204,12 +205,14 @@ def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
     return evaluate_node(node, inputs)[0].astype(np.float64)
 
 
-def _standardised(
-    node: Node, ins: list[Array | None], errs: list[Array], out: Array
-) -> Array:
+def _standardised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     """Bound a normalization by its own data: what lies near a constant is divided by little."""
     x, scale, bias = (np.zeros(1) if v is None else v.astype(np.float64) for v in (*ins, None)[:3])
-    axes = tuple(range(2 if node.op == "InstanceNormalization" else node.attrs.get("axis", -1) % x.ndim, x.ndim))
+    axes = tuple(
+        range(
+            2 if node.op == "InstanceNormalization" else node.attrs.get("axis", -1) % x.ndim, x.ndim
+        )
+    )
     if node.op == "InstanceNormalization":
         scale, bias = (np.reshape(v, (1, -1) + (1,) * (x.ndim - 2)) for v in (scale, bias))
     size = np.abs(x) + errs[0]
@@ -255,7 +258,8 @@ def _narrowed(x: Array | None, err: Array, out: Array, kind: str) -> Array:
     wide = out.astype(np.float64)
     changed = (err > 0) | (np.asarray(x, np.float64) != wide)
     digits = spacing(kind) / float(np.finfo(np.float32).eps)
-    return err + np.where(changed, digits * np.abs(wide), 0.0)
+    least = float(ml_dtypes.finfo(KINDS[kind]).smallest_normal)  # what is less is spaced as that
+    return err + np.where(changed, digits * np.maximum(np.abs(wide), least), 0.0)
 
 
 def _chosen(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
