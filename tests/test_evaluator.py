@@ -178,21 +178,27 @@ def test_a_tie_is_excused_and_nothing_else() -> None:
             assert bool(compare_passes(physical, before, feeds)) == (not tie and way > 0)
 
 
-def quantized_sum(offset: float) -> tuple[onnx.ModelProto, Arrays]:
+def quantized_sum(offset: float, written: str) -> tuple[onnx.ModelProto, Arrays]:
     """Return a rounding of ``10 * conv(x)`` to 0..15, and an input that makes 1.3 + `offset`."""
     net = Net(seed=0)
     x = net.input("x", [1, 4, 1, 1])
     weight = np.array([0.1, 0.2, 0.3, 0.7], np.float32).reshape(1, 4, 1, 1)
     moved = net.op("Add", net.conv(x, weight), net.const(offset))
-    level = net.op("Round", net.clip(net.op("Mul", moved, net.const(10.0)), 0, 15))
+    level = net.clip(net.op("Mul", moved, net.const(10.0)), 0, 15)
+    if written == "Round":
+        level = net.op("Round", level)
+    else:
+        whole = net.op("Cast", net.op("Add", level, net.const(0.5)), to=onnx.TensorProto.INT32)
+        level = net.op("Cast", whole, to=onnx.TensorProto.FLOAT)
     net.channels[level] = 1
     net.output(net.conv(level, np.full((1, 1, 1, 1), 3, np.float32)))
     return net.model(), {"x": np.ones((1, 4, 1, 1), np.float32)}
 
 
-def test_a_tie_excuses_the_levels_beside_it_and_no_others() -> None:
+@pytest.mark.parametrize("written", ["Round", "Cast"])
+def test_a_tie_excuses_the_levels_beside_it_and_no_others(written: str) -> None:
     """The sum is 12.5 but for rounding: level 12 or 13."""
-    model, feeds = quantized_sum(-0.05)
+    model, feeds = quantized_sum(-0.05, written)
     before, physical, _ = passed(model, "arm64")
     (node,) = kernels(physical, "Conv2d")
     (limits,) = (i for i in node.inputs if i.endswith(("value", "search")) or ".value." in i)

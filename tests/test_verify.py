@@ -420,3 +420,25 @@ def test_sums_that_cancel_are_off_by_their_rounding(scale: float) -> None:
     moved = {"x": x}
     artifact.run = lambda arrays: {"y": made + np.float32(1e-4)}  # type: ignore[method-assign]
     assert verify.verify(proto, artifact, moved)["verdict"] == "wrong"
+
+
+@pytest.mark.parametrize(("operator", "kind"), [("ArgMax", "int64"), ("Cast", "int32")])
+def test_a_decision_that_ends_a_part_has_ties_in_it(operator: str, kind: str) -> None:
+    """A float runtime's sums of 0.1 differ where ours are equal, which is no error of either."""
+    rng = np.random.default_rng(0)
+    attributes = {"axis": 1} if operator == "ArgMax" else {"to": onnx.TensorProto.INT32}
+    proto = model(
+        [
+            helper.make_node("Greater", ["x", "zero"], ["g"]),
+            helper.make_node("Where", ["g", "one", "minus"], ["s"]),
+            helper.make_node("MatMul", ["s", "w"], ["m"]),
+            helper.make_node("Mul", ["m", "ten"], ["t"]),
+            helper.make_node(operator, ["t"], ["y"], **attributes),
+        ],
+        [64, 21], ["y"], zero=0.0, one=1.0, minus=-1.0, ten=10.0,
+        w=np.sign(rng.standard_normal((21, 10))) * 0.1,
+    )  # fmt: skip
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    proto.graph.output[0].type.tensor_type.elem_type = code
+    result = verify.verify(proto, compile_model(proto, CompileOptions(threads=1)))
+    assert result["verdict"] == "right but for ties", verify.text(result)

@@ -52,7 +52,7 @@ _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 def tied(
     graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, zeros: bool = False,
-    outputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None, sizes: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """Return which elements depend on a tie.
 
@@ -68,13 +68,15 @@ def tied(
         Whether an exact 0 in front of a sign is one too.
     outputs : iterable of str, optional
         Tensors; by default the graph's outputs.
+    sizes : mapping of str to ndarray, optional
+        Magnitudes of inputs that are rounded (see `bnncc.ir.magnitude`); the others are exact.
 
     Returns
     -------
     dict of str to ndarray of bool
     """
     values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
-    sizes: dict[str, Array] = {}
+    sizes = dict(sizes or {})
     masks: dict[str, Array] = {}
     clear = np.zeros((), bool)
     wanted = list(graph.outputs if outputs is None else outputs)

@@ -16,8 +16,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.ir.halves import is_float
-from bnncc.ir.magnitude import coarseness
-from bnncc.ir.magnitude import magnitudes
+from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.region import Box, Region, region, slices, whole
 from bnncc.ir.ties import tied
 from bnncc.runtime.manifest import infos

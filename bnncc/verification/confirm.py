@@ -183,7 +183,7 @@ _FIRST_SPARE, _SPARES = 32, 3
 def _rounded(
     name: str, check: Check, made: Mapping[str, np.ndarray], room: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return where an output is off by no more than rounding, be that little of its tensor or not."""
+    """Return where an output is off by rounding alone, be that little of its tensor or not."""
     wanted = check.outputs[name].astype(np.float64)
     with np.errstate(all="ignore"):
         return np.asarray(np.abs(check.part(name, made[name]) - wanted) <= room[name])

@@ -354,13 +354,20 @@ def _layer(
                 _tie(leaf, given[leaf], bound, crossed, relaxed) for leaf, bound in shaky.items()
             ]
             result["ties"] = [tie for tie in result["ties"] if tie["count"]]
+    if not is_float(values[name]) and result["right"]:
+        return result
+    graph, fed = runner.loaded(part.model, given)
     if is_float(values[name]):
-        graph, fed = runner.loaded(part.model, given)
         size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
-        if not result["right"] and wanted.shape == values[name].shape:
-            off = differs(values[name], wanted, relative=_relative(wanted, name, coarse))
-            result["right"] = not (off & ~_rounded(values[name], wanted, bounds[name])).any()
+    if not result["right"] and wanted.shape == values[name].shape and name in graph.outputs:
+        off = differs(values[name], wanted, relative=_relative(wanted, name, coarse))
+        if name in bounds:
+            off &= ~_rounded(values[name], wanted, bounds[name])
+        if off.any():  # a tie within this part
+            sizes = {leaf: bound / near for leaf, bound in bounds.items() if leaf in given}
+            off &= ~tied(graph, fed, near=near, zeros=relaxed, sizes=sizes)[name]
+        result["right"] = not off.any()
     return result
 
 
