@@ -224,6 +224,16 @@ def test_a_float_may_be_off_by_its_own_rounding_only() -> None:
     assert compare_passes(physical, before, feeds)
 
 
+def test_a_bias_beside_signs_that_are_all_zero() -> None:
+    """A kernel of lines computes ``K + 0.3 - 2 * acc``, whatever its data are."""
+    net = Net(seed=6)
+    x = net.input("x", [1, 16, 9])
+    y = net.conv(x, net.signs((16, 1, 3)) * np.float32(0.75), group=16)
+    net.output(net.conv(net.op("Sign", y), net.signs((8, 16, 3)), np.full(8, 0.3, np.float32)))
+    before, physical, _ = passed(net.model(), "arm64")
+    assert not compare_passes(physical, before, {"x": np.zeros((1, 16, 9), np.float32)})
+
+
 def test_floats_that_are_near_multiples_may_be_added_as_floats() -> None:
     """1.5e-8 is within 1e-5 of nothing times 0.9; a layer that stays float reads what it is."""
     net = Net(seed=6)

@@ -27,7 +27,7 @@ from bnncc.ir.ties import TIE
 from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.reference import evaluate_kernel
-from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded
@@ -237,7 +237,7 @@ class _Run:
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
-            read, floating, direct = self._read(maker, producers)
+            read, sums, direct = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
             known = {**feeds, **self._before(model, read), **near}
             # Levels of half precision are multiples of their step but for rounding.
@@ -247,7 +247,8 @@ class _Run:
                 and all(map(are_multiples, read.values()))
                 and exactly_whole(model, known, tensor)
             )
-            if not enumerated or relaxed:
+            # Where lines became images, what layers read is no tensor of the model: several count.
+            for floating in sums if not enumerated or relaxed else ():
                 found = spread(
                     model, known, tensor,
                     near=TIE, whole=None if floating or coarse else _largest(read),
@@ -261,20 +262,22 @@ class _Run:
 
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
-    ) -> tuple[dict[str, Held], bool, bool]:
+    ) -> tuple[dict[str, Held], tuple[bool, ...], bool]:
         """Return what `node` computes from, and whether products on the way are sums of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
-        Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
-        signs or levels is an integer. Last, whether no other kernel lies between.
+        Then whether products on the way are sums of floats, as those of kernels of layers that stay
+        float and of TVM's operators are, or of integers; both, if there are both. Last, whether no
+        other kernel lies between.
         """
         found: dict[str, Held] = {}
-        floating, direct, seen = False, True, set()
+        floating, whole, direct, seen = False, False, True, set()
         stack = [node] if node is not None else []
         while stack:
             one = stack.pop()
             spec = one.attrs.get("spec") if one.op == KERNEL else None
             floating |= isinstance(spec, Conv2d) or one.op in PRODUCTS
+            whole |= isinstance(spec, (BinaryConv2d, FewBitConv2d))
             for name in one.inputs:
                 if name in self.forms:
                     for form in self.forms[name]:
@@ -284,7 +287,7 @@ class _Run:
                     stack.append(producers[name])
                     # Such as bits of two values, which are constants of the next kernel.
                     direct = direct and producers[name].op != KERNEL
-        return found, floating, direct
+        return found, ((True, False) if floating and whole else (floating,)), direct
 
     def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
         """Return the tensors of the model that `read` are computed from.
@@ -350,5 +353,5 @@ def _allowed(found: Spread, one: _Suspect, coarse: float) -> Array:
 
 
 def _largest(read: Mapping[str, Held]) -> float:
-    """Return the largest magnitude of values that are held as bits or levels."""
-    return max((abs(v) for values in read.values() for v in values), default=0.0)
+    """Return the largest magnitude of values that are held as bits or levels, 1 if none are known."""
+    return max((abs(v) for values in read.values() for v in values), default=1.0)
