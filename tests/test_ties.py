@@ -152,3 +152,9 @@ def test_what_half_precision_has_no_number_for() -> None:
     numbers = np.array([1e-8, 1e-6, -1e-9, 0.5], np.float32)
     found = tied(load(parsed(text)), {"x": numbers})["y"]
     np.testing.assert_array_equal(found, [True, False, True, False])
+
+
+def test_the_square_of_what_cancels(x: np.ndarray) -> None:
+    x[0, :, 2, 3] = 2, -1, 0
+    made = masks("m = Mul(c, c) h = Greater(m, zero) y = Where(h, one, minus)", x)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))

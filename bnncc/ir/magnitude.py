@@ -46,6 +46,9 @@ SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"
 """Operators whose results are sums."""
 
 
+_ROUNDING = 8 * float(np.finfo(np.float32).eps)
+
+
 def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Evaluate `graph` and the magnitudes of its tensors.
 
@@ -190,7 +193,8 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
         with np.errstate(all="ignore"):
             b = np.where(b > 0, 1 / b, 0.0)
             errs = [errs[0], errs[1] * b * b]
-    err = errs[0] * b + a * errs[1]
+    # What is 0 but for rounding, squared, is 0 but for the square of that.
+    err = errs[0] * b + a * errs[1] + _ROUNDING * errs[0] * errs[1]
     if powers_of_two(b) or (node.op == "Mul" and powers_of_two(a)):
         return err
     if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
