@@ -11,6 +11,7 @@ import pytest
 
 from bnncc import driver
 from bnncc.errors import VerificationError
+from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.passes.physical import KERNEL
@@ -222,6 +223,25 @@ def test_a_float_may_be_off_by_its_own_rounding_only() -> None:
     bias[0] *= np.float32(1 + 1e-4)
     physical.constants[node.inputs[2]] = bias
     assert compare_passes(physical, before, feeds)
+
+
+def test_what_follows_a_value_that_ties_alone_can_give() -> None:
+    """``|x| - |x - 1| + 1`` below 0 is 0 but for rounding, of which Floor may make -1."""
+    net = Net(seed=2)
+    x = net.input("x", [1, 8, 6, 6])
+    one = net.const(1.0)
+    left, right = net.op("Abs", x), net.op("Abs", net.op("Sub", x, one))
+    bent = net.op("Add", net.op("Sub", left, right), one)
+    level = net.op("Floor", net.op("Mul", net.op("Mul", bent, net.const(0.5)), net.const(3.0)))
+    net.output(net.conv(net.op("Mul", level, net.const(1 / 3)), net.signs((4, 8, 3, 3))))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert evaluate(before, feeds, [level])[level].min() == -1
+    assert not compare_passes(physical, before, feeds)
+    scale = next(n.inputs[-1] for n in kernels(physical, "FewBitConv2d"))
+    physical.constants[scale] = physical.constants[scale] * np.float32(1 + 1e-4)
+    (wrong,) = compare_passes(physical, before, feeds)
+    assert wrong.tensor == before.outputs[0]
 
 
 def test_a_bias_beside_signs_that_are_all_zero() -> None:

@@ -30,7 +30,7 @@ from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
-from bnncc.verification.held import OFF, code, codes, differs, encoded
+from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 
 Array = np.ndarray[Any, Any]
 Values = Callable[[Iterable[str]], Mapping[str, Array]]
@@ -157,11 +157,22 @@ def compare_passes(
     forms = {name: held for name, held in forms.items() if held}
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
-    run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
-    run.go(feeds, compute)
-    if sign_zero != "exact" and run.unheld:
-        return []  # zeros were met that are to be something else: all behind them differs
-    return run.judged(model, feeds, sign_zero != "exact")
+    relaxed, settled = sign_zero != "exact", dict(feeds)
+    while True:
+        run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
+        run.go(feeds, compute)
+        if relaxed and run.unheld:
+            return []  # zeros were met that are to be something else: all behind them differs
+        # A tie may give a value that the passes rightly left out: what follows is compared without.
+        new = run.unheld.keys() - settled.keys()
+        name = next((o for n in model.nodes for o in n.outputs if o in new), "")
+        if not name:
+            return run.judged(model, settled, relaxed)
+        run.suspects = [one for one in run.suspects if one.form.tensor == name]
+        if wrong := run.judged(model, settled, relaxed):
+            return wrong
+        settled[name] = nearest(run.wanted[name], run.unheld[name])
+        wanted = evaluate(model, settled, tensors)
 
 
 def _comparable(physical: Graph, model: Graph, name: str, form: Form) -> bool:
@@ -194,8 +205,8 @@ class _Run:
     wanted: Mapping[str, Array]
     coarse: Mapping[str, float]
     suspects: list[_Suspect] = field(default_factory=list)
-    unheld: bool = False
-    """Whether the model had a value that bits or levels cannot hold."""
+    unheld: dict[str, Form] = field(default_factory=dict)
+    """Tensors of the model with a value that bits or levels cannot hold, and as which."""
     undefined: bool = False
     """Whether it had no number where a decision was to be: what follows from that says nothing."""
 
@@ -222,7 +233,8 @@ class _Run:
             none = np.isnan(want) if is_float(want) else np.zeros(want.shape, bool)
             self.undefined = self.undefined or bool(form.values and none.any())
             off &= ~none
-            self.unheld = self.unheld or bool(off.any())
+            if off.any():
+                self.unheld[form.tensor] = form
             apart = differs(value, right, form, want.shape) | off
             if self.undefined:
                 apart &= ~none
