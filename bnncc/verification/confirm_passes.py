@@ -365,5 +365,5 @@ def _allowed(found: Spread, one: _Suspect, coarse: float) -> Array:
 
 
 def _largest(read: Mapping[str, Held]) -> float:
-    """Return the largest magnitude of values that are held as bits or levels, 1 if none are known."""
+    """Return the largest magnitude of values held as bits or levels; 1 if none are known."""
     return max((abs(v) for values in read.values() for v in values), default=1.0)

@@ -120,7 +120,7 @@ def _(net: Net) -> None:
 
 @case("table_behind_a_sum", BLOCKS, 2, 0)
 def _(net: Net) -> None:
-    """What a sum of signs looks up decides: no direction, every attainable sum its own value."""
+    """Look up what a sum of signs says: no direction, every attainable sum its own value."""
     x = net.input("x", [4, 24])
     total = net.op("MatMul", net.sign(x), net.const(net.signs((24, 8))))
     place = net.cast(net.op("Add", total, net.const(24.0)), onnx.TensorProto.INT64)
@@ -139,7 +139,7 @@ def _(net: Net) -> None:
 
 @case("patches_behind_weights", BLOCKS, 0, 1)
 def _(net: Net) -> None:
-    """A convolution by hand: slices of the image, and the filters as the left operand."""
+    """Convolve by hand: slices of the image, and the filters as the left operand."""
     x = net.input("x", [2, 6, 4, 4])
     s = net.sign(x)
     cuts = [net.slice(s, [i, j], [i + 3, j + 3], [2, 3]) for i in (0, 1) for j in (0, 1)]
@@ -149,7 +149,7 @@ def _(net: Net) -> None:
 
 @case("bias_from_elsewhere", BLOCKS, 2, 0)
 def _(net: Net) -> None:
-    """A bias that is an input, and a sum that Gemm adds: torch.addmm."""
+    """Add a bias that is an input, and what torch.addmm adds."""
     x, bias = net.input("x", [3, 16]), net.input("b", [16])
     y = net.op("Gemm", net.sign(x), net.const(net.signs((16, 16))), bias)
     net.output(net.op("Gemm", net.sign(y), net.const(net.signs((16, 16))), x, beta=2.0))
