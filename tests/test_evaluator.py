@@ -11,6 +11,7 @@ import pytest
 
 from bnncc import driver
 from bnncc.errors import VerificationError
+from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.passes.physical import KERNEL
@@ -179,21 +180,27 @@ def test_a_tie_is_excused_and_nothing_else() -> None:
             assert bool(compare_passes(physical, before, feeds)) == (not tie and way > 0)
 
 
-def quantized_sum(offset: float) -> tuple[onnx.ModelProto, Arrays]:
+def quantized_sum(offset: float, written: str) -> tuple[onnx.ModelProto, Arrays]:
     """Return a rounding of ``10 * conv(x)`` to 0..15, and an input that makes 1.3 + `offset`."""
     net = Net(seed=0)
     x = net.input("x", [1, 4, 1, 1])
     weight = np.array([0.1, 0.2, 0.3, 0.7], np.float32).reshape(1, 4, 1, 1)
     moved = net.op("Add", net.conv(x, weight), net.const(offset))
-    level = net.op("Round", net.clip(net.op("Mul", moved, net.const(10.0)), 0, 15))
+    level = net.clip(net.op("Mul", moved, net.const(10.0)), 0, 15)
+    if written == "Round":
+        level = net.op("Round", level)
+    else:
+        whole = net.op("Cast", net.op("Add", level, net.const(0.5)), to=onnx.TensorProto.INT32)
+        level = net.op("Cast", whole, to=onnx.TensorProto.FLOAT)
     net.channels[level] = 1
     net.output(net.conv(level, np.full((1, 1, 1, 1), 3, np.float32)))
     return net.model(), {"x": np.ones((1, 4, 1, 1), np.float32)}
 
 
-def test_a_tie_excuses_the_levels_beside_it_and_no_others() -> None:
+@pytest.mark.parametrize("written", ["Round", "Cast"])
+def test_a_tie_excuses_the_levels_beside_it_and_no_others(written: str) -> None:
     """The sum is 12.5 but for rounding: level 12 or 13."""
-    model, feeds = quantized_sum(-0.05)
+    model, feeds = quantized_sum(-0.05, written)
     before, physical, _ = passed(model, "arm64")
     (node,) = kernels(physical, "Conv2d")
     (limits,) = (i for i in node.inputs if i.endswith(("value", "search")) or ".value." in i)
@@ -217,6 +224,35 @@ def test_a_float_may_be_off_by_its_own_rounding_only() -> None:
     bias[0] *= np.float32(1 + 1e-4)
     physical.constants[node.inputs[2]] = bias
     assert compare_passes(physical, before, feeds)
+
+
+def test_what_follows_a_value_that_ties_alone_can_give() -> None:
+    """``|x| - |x - 1| + 1`` below 0 is 0 but for rounding, of which Floor may make -1."""
+    net = Net(seed=2)
+    x = net.input("x", [1, 8, 6, 6])
+    one = net.const(1.0)
+    left, right = net.op("Abs", x), net.op("Abs", net.op("Sub", x, one))
+    bent = net.op("Add", net.op("Sub", left, right), one)
+    level = net.op("Floor", net.op("Mul", net.op("Mul", bent, net.const(0.5)), net.const(3.0)))
+    net.output(net.conv(net.op("Mul", level, net.const(1 / 3)), net.signs((4, 8, 3, 3))))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert evaluate(before, feeds, [level])[level].min() == -1
+    assert not compare_passes(physical, before, feeds)
+    scale = next(n.inputs[-1] for n in kernels(physical, "FewBitConv2d"))
+    physical.constants[scale] = physical.constants[scale] * np.float32(1 + 1e-4)
+    (wrong,) = compare_passes(physical, before, feeds)
+    assert wrong.tensor == before.outputs[0]
+
+
+def test_a_bias_beside_signs_that_are_all_zero() -> None:
+    """A kernel of lines computes ``K + 0.3 - 2 * acc``, whatever its data are."""
+    net = Net(seed=6)
+    x = net.input("x", [1, 16, 9])
+    y = net.conv(x, net.signs((16, 1, 3)) * np.float32(0.75), group=16)
+    net.output(net.conv(net.op("Sign", y), net.signs((8, 16, 3)), np.full(8, 0.3, np.float32)))
+    before, physical, _ = passed(net.model(), "arm64")
+    assert not compare_passes(physical, before, {"x": np.zeros((1, 16, 9), np.float32)})
 
 
 def test_floats_that_are_near_multiples_may_be_added_as_floats() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from bnncc.frontend.onnx import load
@@ -20,6 +21,7 @@ from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
+from tests.physical_networks import evaluated, passed
 
 ONE = (
     "one = Constant<value_float=1.0>() minus = Constant<value_float=-1.0>() "
@@ -384,3 +386,42 @@ def test_the_report_says_how_full_the_words_of_groups_are(groups: int, said: str
     assert layer.kind == "binary"
     assert said in layer.reason
     assert bool(said) == bool(layer.reason)
+
+
+def test_a_sign_of_a_vector_has_no_pool_above() -> None:
+    graph = graph_of("a = Neg(x) y = Sign(a)", shape="16", out="16")
+    recognise_signs(graph)
+    commute_pools(graph)
+    assert [n.op for n in graph.nodes] == ["Neg", "bnncc.Sign"]
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "out", "weight"),
+    [
+        ("b = ReduceMean<keepdims=0>(x, a) y = Conv(s, w, b)", "1,4,5,5", "1,4,3,3", (4, 4, 3, 3)),
+        ("b = ReduceMean<keepdims=0>(x, a) y = Conv(s, w, b)", "2,4,9,1", "2,4,9,1", (4, 4, 1, 1)),
+        (
+            "b = ReduceMean<keepdims=0>(x, a) y = ConvTranspose<strides=[2,2]>(s, w, b)",
+            "1,4,5,5", "1,4,11,11", (4, 4, 3, 3),
+        ),
+        ("y = Gemm(s, w, x)", "3,8", "3,8", (8, 8)),
+        ("y = Gemm<beta=0.5,transB=1>(s, w, x)", "3,8", "3,8", (8, 8)),
+    ],
+)  # fmt: skip
+def test_a_bias_that_is_computed_is_added_behind_a_binary_layer(
+    body: str, shape: str, out: str, weight: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(5)
+    text = f"""<ir_version: 9, opset_import: ["" : 18]>
+    net (float[{shape}] x) => (float[{out}] y) {{ s = Sign(x) {body} }}"""
+    model = onnx.parser.parse_model(text)
+    weights = {"w": np.sign(rng.standard_normal(weight)).astype(np.float32)}
+    for name, value in {**weights, "a": np.array([0, 2, 3], np.int64)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x = rng.standard_normal([int(d) for d in shape.split(",")]).astype(np.float32)
+    _, physical, layers = passed(model)
+    assert [layer.kind for layer in layers] == ["binary"]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    wanted = session.run(None, {"x": x})[0]
+    made = evaluated(physical, load(model), {"x": x})["y"]
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-5)

@@ -130,6 +130,10 @@ def test_explain_says_why_a_product_is_not_binary() -> None:
         a, b = net.input("x", [2, 3, 4]), net.input("y", [2, 4, 5])
         return net.op("MatMul", net.sign(a), threshold(net, b, 0.5))
 
+    def weights_on_the_left(net: Net) -> str:
+        return net.op("MatMul", net.const(net.signs((5, 4))), net.sign(net.input("x", [2, 4, 3])))
+
     assert "real-valued (from Softmax" in refused(real)
     assert "repeated" in refused(repeated)
+    assert "left operand" in refused(weights_on_the_left)
     assert "neither" in refused(right_of_zeros_and_ones)

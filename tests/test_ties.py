@@ -133,3 +133,28 @@ def test_what_onnx_leaves_open_and_what_chance_decides() -> None:
     large = np.array([[1e6, -1e6, 0.3, 0], [0.1, 0.2, -0.3, 0.5]], np.float32)
     found = tied(load(parsed(text)), {"x": large, "w": np.ones((4, 1), np.float32)})["y"]
     np.testing.assert_array_equal(found, [[True], [False]])
+
+
+@pytest.mark.parametrize(
+    "jump",
+    ["Shrink <lambd = 0.5> (a)", "ThresholdedRelu <alpha = 0.5> (a)", "Mod <fmod = 1> (a, half)"],
+)
+def test_what_jumps_and_follows_its_data_besides(x: np.ndarray, jump: str) -> None:
+    made = masks(f"a = Add(c, half) y = {jump}", x, half=0.5)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))
+
+
+def test_what_half_precision_has_no_number_for() -> None:
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[4] x) => (float16 y) '
+        "{ a = Cast <to = 10> (x) y = Sign(a) }"
+    )
+    numbers = np.array([1e-8, 1e-6, -1e-9, 0.5], np.float32)
+    found = tied(load(parsed(text)), {"x": numbers})["y"]
+    np.testing.assert_array_equal(found, [True, False, True, False])
+
+
+def test_the_square_of_what_cancels(x: np.ndarray) -> None:
+    x[0, :, 2, 3] = 2, -1, 0
+    made = masks("m = Mul(c, c) h = Greater(m, zero) y = Where(h, one, minus)", x)["y"]
+    np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))

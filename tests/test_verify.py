@@ -380,3 +380,66 @@ def test_infinities_are_right_without_a_warning() -> None:
     result = verify.verify(model, compile_model(model, CompileOptions(threads=1)))
     assert result["verdict"] == "right"
     assert np.isinf(mask).sum() == 6
+
+
+def test_a_part_that_is_cut_at_one_of_the_outputs_of_a_node() -> None:
+    proto = model(
+        [
+            helper.make_node("Mul", ["x", "third"], ["a"]),
+            helper.make_node("Split", ["a"], ["b", "c"], axis=1, num_outputs=2),
+            helper.make_node("Sign", ["b"], ["d"]),
+            helper.make_node("Add", ["d", "c"], ["y"]),
+        ],
+        [1, 4], ["y"], third=1 / 3,
+    )  # fmt: skip
+    proto.opset_import[0].version = 18
+    result = verify.verify(proto, compile_model(proto, CompileOptions(threads=1)))
+    assert result["verdict"] == "right", verify.text(result)
+    assert [x["name"] for x in result["layers"]] == ["b", "y"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_sums_that_cancel_are_off_by_their_rounding(scale: float) -> None:
+    """The mean of what was normalised is 0 but for rounding: no part of it is a measure."""
+    rng = np.random.default_rng(1)
+    proto = model(
+        [
+            helper.make_node("Sign", ["x"], ["s"]),
+            helper.make_node("Conv", ["s", "w"], ["c"]),
+            helper.make_node("InstanceNormalization", ["c", "g", "b"], ["n"]),
+            helper.make_node("GlobalAveragePool", ["n"], ["y"]),
+        ],
+        [1, 16, 9, 9], ["y"],
+        w=np.sign(rng.standard_normal((8, 16, 3, 3))) * scale, g=np.ones(8), b=np.zeros(8),
+    )  # fmt: skip
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    result = verify.verify(proto, artifact)
+    assert result["right"], verify.text(result)
+    x = np.asarray(rng.standard_normal((1, 16, 9, 9)), np.float32)
+    made = artifact.run({"x": x})["y"]
+    assert np.abs(made).max() < 1e-5
+    moved = {"x": x}
+    artifact.run = lambda arrays: {"y": made + np.float32(1e-4)}  # type: ignore[method-assign]
+    assert verify.verify(proto, artifact, moved)["verdict"] == "wrong"
+
+
+@pytest.mark.parametrize(("operator", "kind"), [("ArgMax", "int64"), ("Cast", "int32")])
+def test_a_decision_that_ends_a_part_has_ties_in_it(operator: str, kind: str) -> None:
+    """A float runtime's sums of 0.1 differ where ours are equal, which is no error of either."""
+    rng = np.random.default_rng(0)
+    attributes = {"axis": 1} if operator == "ArgMax" else {"to": onnx.TensorProto.INT32}
+    proto = model(
+        [
+            helper.make_node("Greater", ["x", "zero"], ["g"]),
+            helper.make_node("Where", ["g", "one", "minus"], ["s"]),
+            helper.make_node("MatMul", ["s", "w"], ["m"]),
+            helper.make_node("Mul", ["m", "ten"], ["t"]),
+            helper.make_node(operator, ["t"], ["y"], **attributes),
+        ],
+        [64, 21], ["y"], zero=0.0, one=1.0, minus=-1.0, ten=10.0,
+        w=np.sign(rng.standard_normal((21, 10))) * 0.1,
+    )  # fmt: skip
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    proto.graph.output[0].type.tensor_type.elem_type = code
+    result = verify.verify(proto, compile_model(proto, CompileOptions(threads=1)))
+    assert result["verdict"] == "right but for ties", verify.text(result)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
@@ -34,11 +35,17 @@ DECISIONS = frozenset((
 ))  # fmt: skip
 """Operators whose results are exact, if they are not at a tie."""
 
+JUMPS = frozenset(("Shrink", "ThresholdedRelu", "Mod"))
+"""Operators that keep the rounding of their data, and jump besides."""
+
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "Concat", "MaxPool", "GlobalMaxPool", "Dropout", "Neg", "Abs", "Relu",
 }  # fmt: skip
 SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
 """Operators whose results are sums."""
+
+
+_ROUNDING = 8 * float(np.finfo(np.float32).eps)
 
 
 def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -185,7 +192,8 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
         with np.errstate(all="ignore"):
             b = np.where(b > 0, 1 / b, 0.0)
             errs = [errs[0], errs[1] * b * b]
-    err = errs[0] * b + a * errs[1]
+    # What is 0 but for rounding, squared, is 0 but for the square of that.
+    err = errs[0] * b + a * errs[1] + _ROUNDING * errs[0] * errs[1]
     if powers_of_two(b) or (node.op == "Mul" and powers_of_two(a)):
         return err
     if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
@@ -198,6 +206,26 @@ def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
     size = (np.abs(x) + errs[0]).astype(np.float32)
     inputs = [size, np.abs(scale), np.abs(bias), -np.abs(mean), var]
     return evaluate_node(node, inputs)[0].astype(np.float64)
+
+
+def _standardised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Bound a normalization by its own data: what lies near a constant is divided by little."""
+    x, scale, bias = (np.zeros(1) if v is None else v.astype(np.float64) for v in (*ins, None)[:3])
+    axes = tuple(
+        range(
+            2 if node.op == "InstanceNormalization" else node.attrs.get("axis", -1) % x.ndim, x.ndim
+        )
+    )
+    if node.op == "InstanceNormalization":
+        scale, bias = (np.reshape(v, (1, -1) + (1,) * (x.ndim - 2)) for v in (scale, bias))
+    size = np.abs(x) + errs[0]
+    size = size + size.mean(axes, keepdims=True)
+    apart = np.abs(x - x.mean(axes, keepdims=True))
+    variance = x.var(axes, keepdims=True) + float(node.attrs.get("epsilon", 1e-5))
+    stretched = (apart * size).mean(axes, keepdims=True) / variance + 1
+    with np.errstate(all="ignore"):
+        inner = (size + apart * stretched) / np.sqrt(variance)
+    return np.asarray(np.abs(scale) * inner + np.abs(bias))
 
 
 def _limited(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
@@ -233,7 +261,8 @@ def _narrowed(x: Array | None, err: Array, out: Array, kind: str) -> Array:
     wide = out.astype(np.float64)
     changed = (err > 0) | (np.asarray(x, np.float64) != wide)
     digits = spacing(kind) / float(np.finfo(np.float32).eps)
-    return err + np.where(changed, digits * np.abs(wide), 0.0)
+    least = float(ml_dtypes.finfo(KINDS[kind]).smallest_normal)  # what is less is spaced as that
+    return err + np.where(changed, digits * np.maximum(np.abs(wide), least), 0.0)
 
 
 def _chosen(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
@@ -257,7 +286,11 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "Clip": _limited,
     "Max": _limited,
     "Min": _limited,
+    "InstanceNormalization": _standardised,
+    "LayerNormalization": _standardised,
     "PRelu": _rectified,
+    "Shrink": _limited,
+    "ThresholdedRelu": _limited,
     "LeakyRelu": _rectified,
     "Where": _chosen,
     QUANTIZED_CONV: _rounded,

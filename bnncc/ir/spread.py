@@ -12,9 +12,11 @@ import numpy as np
 from bnncc.ir import numeric
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import (
     DECISIONS,
     EXACT_BELOW,
+    JUMPS,
     PRODUCTS,
     SUMS,
     ZERO,
@@ -91,7 +93,7 @@ def spread(
         ins = [values[i] if i else None for i in node.inputs]
         errs = [sizes.get(i, ZERO) for i in node.inputs]
         outs = evaluate_node(node, ins, graph.types)
-        around = _around(node, ins, errs, ends, near, relaxed)
+        around = _around(node, ins, errs, outs, ends, near, relaxed)
         others = _outcomes(node, ins, around, outs)
         if whole is None and node.op in PRODUCTS:
             twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
@@ -127,16 +129,17 @@ def _between(graph: Graph, known: Mapping[str, Array], name: str) -> list[Node]:
 
 
 def _around(
-    node: Node, ins: list[Array | None], errs: list[Array], ends: Mapping[str, tuple[Array, Array]],
-    near: float, relaxed: bool,
+    node: Node, ins: list[Array | None], errs: list[Array], outs: list[Array],
+    ends: Mapping[str, tuple[Array, Array]], near: float, relaxed: bool,
 ) -> dict[int, tuple[Array, Array]]:  # fmt: skip
     """Return by number of an input the least and the most it may be, where that matters."""
     out: dict[int, tuple[Array, Array]] = {}
+    decides = node.op in DECISIONS | JUMPS or not is_float(outs[0])
     for k, (name, value, err) in enumerate(zip(node.inputs, ins, errs, strict=True)):
         if value is None:
             continue
         low, high = ends.get(name, (value, value))
-        if node.op in DECISIONS and value.dtype.kind == "f":
+        if decides and value.dtype.kind == "f":
             room = near * err
             if relaxed:
                 room = np.where(value == 0, np.maximum(room, _LEAST), room)

@@ -14,7 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
-from bnncc.ir.magnitude import magnitude
+from bnncc.ir.magnitude import JUMPS, magnitude
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -36,11 +36,11 @@ _SEEN = 5e-5
 _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _BEST = frozenset(("ArgMax", "ArgMin", "TopK", "Hardmax"))
 _ELEMENTWISE = frozenset((
-    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "Where", "And", "Or",
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Where", "And", "Or",
     "Xor", "PRelu", "Clip", "BatchNormalization", "DequantizeLinear", *_COMPARISONS, *_STEPS,
     "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
     "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
-    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", "ThresholdedRelu",
+    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", *JUMPS,
 ))  # fmt: skip
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "GatherElements", "GatherND", "Concat", "MaxPool", "GlobalMaxPool", "AveragePool",
@@ -51,7 +51,7 @@ _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 def tied(
     graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, zeros: bool = False,
-    outputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None, sizes: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """Return which elements depend on a tie.
 
@@ -67,13 +67,15 @@ def tied(
         Whether an exact 0 in front of a sign is one too.
     outputs : iterable of str, optional
         Tensors; by default the graph's outputs.
+    sizes : mapping of str to ndarray, optional
+        Magnitudes of inputs that are rounded (see `bnncc.ir.magnitude`); the others are exact.
 
     Returns
     -------
     dict of str to ndarray of bool
     """
     values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
-    sizes: dict[str, Array] = {}
+    sizes = dict(sizes or {})
     masks: dict[str, Array] = {}
     clear = np.zeros((), bool)
     wanted = list(graph.outputs if outputs is None else outputs)
@@ -139,7 +141,7 @@ def _decided(
         ]
         top = float(np.abs(outs[0]).max(initial=0.0))
         return [np.maximum(*(np.abs(m - outs[0]) for m in moved)) > _SEEN * top]
-    if node.op not in _STEPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
+    if node.op not in _STEPS | JUMPS or (node.op == "Cast" and outs[0].dtype.kind == "f"):
         return []
     step = np.asarray(bounds[0])
     if zeros and node.op == "Sign":
@@ -147,7 +149,11 @@ def _decided(
     mask = np.zeros(outs[0].shape, bool)
     for sign in (-1, 1):
         moved = (first + sign * step).astype(first.dtype)
-        mask |= evaluate_node(node, [moved, *ins[1:]])[0] != outs[0]
+        other = evaluate_node(node, [moved, *ins[1:]])[0]
+        if node.op in JUMPS:  # else the result moves no further than the data
+            mask |= np.abs(other.astype(np.float64) - outs[0]) > 2 * np.abs(moved - first)
+        else:
+            mask |= other != outs[0]
     return [mask]
 
 

@@ -127,7 +127,8 @@ def _pool_above(
         data = [i for i in node.inputs if i and i not in graph.constants]
         if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
             return None
-        if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
+        shape = graph.types[name].shape
+        if len(shape) != 4 or not has_constant_form(node, graph, int(shape[1]), 4):
             return None
         chain.append(node)
         name = data[0]

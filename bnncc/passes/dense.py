@@ -1,4 +1,4 @@
-"""One form for dense layers: Gemm(data, constant (inputs, units), constant (units,))."""
+"""One form of layers: Gemm(data, constant (inputs, units), constant (units,)), constant biases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.rewrite import Result, Walk, walk
+
+
+def computed_bias(node: Node, state: Walk) -> Result:
+    """Add a bias that is no constant behind a convolution: passes and kernels take constants."""
+    graph = state.graph
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    if not bias or state.value(bias) is not None:
+        return None
+    spatial = len(graph.types[node.outputs[0]].shape) - 2
+    shape = graph.constant(np.array([1, -1] + [1] * spatial, np.int64), f"{node.name}.shape")
+    column, out = graph.fresh(f"{node.name}.column"), graph.fresh(f"{node.name}.product")
+    return [
+        Node("Reshape", [bias, shape], [column], {"allowzero": 0}, f"{node.name}.reshape"),
+        Node(node.op, node.inputs[:2], [out], node.attrs, node.name, node.covers),
+        Node("Add", [out, column], node.outputs, {}, f"{node.name}.bias"),
+    ]
 
 
 def gemm(node: Node, state: Walk) -> Result:
@@ -16,7 +32,7 @@ def gemm(node: Node, state: Walk) -> Result:
     c = node.inputs[2] if len(node.inputs) > 2 else ""
     weight, bias = state.value(b), state.value(c) if c else None
     units = graph.types[node.outputs[0]].shape[1]
-    settled = bias is None or bias.shape == (units,)
+    settled = not c or (bias is not None and bias.shape == (units,))
     turned_weight = weight is not None and attrs["transB"]
     if alpha == beta == 1 and not attrs["transA"] and settled and not turned_weight:
         return None
@@ -39,7 +55,7 @@ def gemm(node: Node, state: Walk) -> Result:
         if isinstance(units, int) and (bias.ndim < 2 or bias.shape[0] == 1):
             bias = np.broadcast_to(bias.reshape(-1), (units,)).copy()
         c = graph.constant(bias, f"{node.name}.bias")
-    plain = alpha == 1 and beta == 1 and (bias is None or bias.ndim == 1)
+    plain = alpha == 1 and beta == 1 and (not c or (bias is not None and bias.ndim == 1))
     base = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": trans}
     if plain:
         inputs = [a, b, c] if c else [a, b]

@@ -72,6 +72,8 @@ def why_not(
     tuple of str
         Reason and remedy.
     """
+    if node.inputs[0] in graph.constants:
+        return "its weights are the left operand", "turn the product: w @ x is (x.T @ w.T).T"
     found = _operands(node, graph, values, producers)
     if not isinstance(found, tuple):
         return "kernels of products of two activations are for CPUs", "give it constant weights"

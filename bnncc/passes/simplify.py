@@ -13,7 +13,7 @@ from bnncc.ir.fold import fold
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.infer import COMPARE
 from bnncc.passes.cancel import cancel
-from bnncc.passes.dense import dense_bias, gemm
+from bnncc.passes.dense import computed_bias, dense_bias, gemm
 from bnncc.passes.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
 from bnncc.passes.lines import lift_lines
 from bnncc.passes.pairs import larger_of_two, with_negative
@@ -338,6 +338,8 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Cast": _cast,
     "Clip": _clip,
     "Concat": _single,
+    "Conv": computed_bias,
+    "ConvTranspose": computed_bias,
     "Div": _neutral(1, (1,)),
     "Expand": _if_same_type,
     "Flatten": _reshape,

@@ -16,7 +16,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.ir.halves import is_float
-from bnncc.ir.magnitude import coarseness
+from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.region import Box, Region, region, slices, whole
 from bnncc.ir.ties import tied
 from bnncc.runtime.manifest import infos
@@ -176,13 +176,21 @@ class SelfCheck:
 
     def surely(self, check: Check, *, near: float, zeros: bool) -> dict[str, np.ndarray]:
         """Return which elements of each output depend on no tie."""
-        graph, feeds = self._graph, check.inputs
-        if check.places is not None:
-            boxes = {n: tuple((s.start, s.stop) for s in p) for n, p in check.places.items()}
-            part = region(graph, boxes)
-            graph, feeds = part.graph, part.of(feeds)
-        found = tied(graph, feeds, near=near, zeros=zeros)
+        found = tied(*self._judged(check), near=near, zeros=zeros)
         return {name: ~mask for name, mask in found.items()}
+
+    def rounding(self, check: Check, *, near: float) -> dict[str, np.ndarray]:
+        """Return how far rounding may take each element of each output that meets no tie."""
+        found = magnitudes(*self._judged(check))
+        return {name: near * size for name, (_, size) in found.items()}
+
+    def _judged(self, check: Check) -> tuple[Graph, Mapping[str, np.ndarray]]:
+        """Return the part of the graph that `check` is of, and its inputs."""
+        if check.places is None:
+            return self._graph, check.inputs
+        boxes = {n: tuple((s.start, s.stop) for s in p) for n, p in check.places.items()}
+        part = region(self._graph, boxes)
+        return part.graph, part.of(check.inputs)
 
 
 def parts(graph: Graph, seconds: float, count: int) -> list[Region]:

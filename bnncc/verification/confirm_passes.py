@@ -29,7 +29,7 @@ from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
-from bnncc.verification.held import OFF, code, codes, differs, encoded
+from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 
 Array = np.ndarray[Any, Any]
 Values = Callable[[Iterable[str]], Mapping[str, Array]]
@@ -156,11 +156,22 @@ def compare_passes(
     forms = {name: held for name, held in forms.items() if held}
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
-    run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
-    run.go(feeds, compute)
-    if sign_zero != "exact" and run.unheld:
-        return []  # zeros were met that are to be something else: all behind them differs
-    return run.judged(model, feeds, sign_zero != "exact")
+    relaxed, settled = sign_zero != "exact", dict(feeds)
+    while True:
+        run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
+        run.go(feeds, compute)
+        if relaxed and run.unheld:
+            return []  # zeros were met that are to be something else: all behind them differs
+        # A tie may give a value that the passes rightly left out: what follows is compared without.
+        new = run.unheld.keys() - settled.keys()
+        name = next((o for n in model.nodes for o in n.outputs if o in new), "")
+        if not name:
+            return run.judged(model, settled, relaxed)
+        run.suspects = [one for one in run.suspects if one.form.tensor == name]
+        if wrong := run.judged(model, settled, relaxed):
+            return wrong
+        settled[name] = nearest(run.wanted[name], run.unheld[name])
+        wanted = evaluate(model, settled, tensors)
 
 
 def _comparable(physical: Graph, model: Graph, name: str, form: Form) -> bool:
@@ -193,8 +204,8 @@ class _Run:
     wanted: Mapping[str, Array]
     coarse: Mapping[str, float]
     suspects: list[_Suspect] = field(default_factory=list)
-    unheld: bool = False
-    """Whether the model had a value that bits or levels cannot hold."""
+    unheld: dict[str, Form] = field(default_factory=dict)
+    """Tensors of the model with a value that bits or levels cannot hold, and as which."""
     undefined: bool = False
     """Whether it had no number where a decision was to be: what follows from that says nothing."""
 
@@ -221,7 +232,8 @@ class _Run:
             none = np.isnan(want) if is_float(want) else np.zeros(want.shape, bool)
             self.undefined = self.undefined or bool(form.values and none.any())
             off &= ~none
-            self.unheld = self.unheld or bool(off.any())
+            if off.any():
+                self.unheld[form.tensor] = form
             apart = differs(value, right, form, want.shape) | off
             if self.undefined:
                 apart &= ~none
@@ -236,7 +248,7 @@ class _Run:
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
-            read, floating, direct = self._read(maker, producers)
+            read, sums, direct = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
             known = {**feeds, **self._before(model, read), **near}
             # Levels of half precision are multiples of their step but for rounding.
@@ -246,7 +258,8 @@ class _Run:
                 and all(map(are_multiples, read.values()))
                 and exactly_whole(model, known, tensor)
             )
-            if not enumerated or relaxed:
+            # Where lines became images, what layers read is no tensor of the model: several count.
+            for floating in sums if not enumerated or relaxed else ():
                 found = spread(
                     model, known, tensor,
                     near=TIE, whole=None if floating or coarse else _largest(read),
@@ -260,21 +273,23 @@ class _Run:
 
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
-    ) -> tuple[dict[str, Held], bool, bool]:
+    ) -> tuple[dict[str, Held], tuple[bool, ...], bool]:
         """Return what `node` computes from, and whether products on the way are sums of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
-        Kernels of layers that stay float and TVM's operators add floats; elsewhere a product of
-        signs or levels is an integer. Last, whether no other kernel lies between.
+        Then whether products on the way are sums of floats, as those of kernels of layers that stay
+        float and of TVM's operators are, or of integers; both, if there are both. Last, whether no
+        other kernel lies between.
         """
         found: dict[str, Held] = {}
-        floating, direct, seen = False, True, set()
+        floating, whole, direct, seen = False, False, True, set()
         stack = [node] if node is not None else []
         while stack:
             one = stack.pop()
             spec = one.attrs.get("spec") if one.op == KERNEL else None
-            floats = spec is not None and spec.macs > 0 and not spec.exact
-            floating |= floats or one.op in PRODUCTS
+            if spec is not None and spec.macs > 0:
+                floating, whole = floating or not spec.exact, whole or spec.exact
+            floating |= one.op in PRODUCTS
             for name in one.inputs:
                 if name in self.forms:
                     for form in self.forms[name]:
@@ -284,7 +299,7 @@ class _Run:
                     stack.append(producers[name])
                     # Such as bits of two values, which are constants of the next kernel.
                     direct = direct and producers[name].op != KERNEL
-        return found, floating, direct
+        return found, ((True, False) if floating and whole else (floating,)), direct
 
     def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
         """Return the tensors of the model that `read` are computed from.
@@ -350,5 +365,5 @@ def _allowed(found: Spread, one: _Suspect, coarse: float) -> Array:
 
 
 def _largest(read: Mapping[str, Held]) -> float:
-    """Return the largest magnitude of values that are held as bits or levels."""
-    return max((abs(v) for values in read.values() for v in values), default=0.0)
+    """Return the largest magnitude of values held as bits or levels; 1 if none are known."""
+    return max((abs(v) for values in read.values() for v in values), default=1.0)

@@ -39,10 +39,7 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     if form.kind in ("NCHW", "NHWC"):
         right = last if form.kind == "NHWC" else value
         return np.asarray(right, order="C"), np.zeros(value.shape, bool)
-    values = np.array(form.values)
-    order = np.argsort(values)
-    middles = (values[order][1:] + values[order][:-1]) / 2
-    level = order[np.searchsorted(middles, value)]
+    values, level = np.array(form.values), _level(value, form)
     off = ~(np.abs(values[level] - value) <= near * np.abs(values).max())
     level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
     stored = code(level, form)
@@ -52,6 +49,19 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
     wide[..., : level.shape[-1]] = stored
     return wide.view("<f4" if form.kind == "floats" else "<u4"), off
+
+
+def nearest(value: Array, form: Form) -> Array:
+    """Return the values that `form` can hold which are nearest to those of a logical tensor."""
+    held = np.array(form.values)[_level(value, form)]
+    return np.where(np.isnan(value), value, held).astype(value.dtype)
+
+
+def _level(value: Array, form: Form) -> Array:
+    values = np.array(form.values)
+    order = np.argsort(values)
+    middles = (values[order][1:] + values[order][:-1]) / 2
+    return np.asarray(order[np.searchsorted(middles, value)])
 
 
 _BITS = ("sign", "zero", "plane")

@@ -14,6 +14,7 @@ from onnx import helper
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
+from bnncc.ir.magnitude import JUMPS
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +22,8 @@ ONNX_RUNTIME, ONNX_REFERENCE, OWN = "onnxruntime", "onnx.reference", "bnncc.eval
 
 DECISIONS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-    "QuantizeLinear", "BipolarQuant", "Quant", "IntQuant", "MultiThreshold", "Trunc",
+    "Equal", "QuantizeLinear", "BipolarQuant", "Quant", "IntQuant", "MultiThreshold", "Trunc",
+    *JUMPS,
 ))  # fmt: skip
 """Operators whose output jumps where their first input crosses a threshold."""
 
@@ -147,7 +149,7 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
                 wanted.update(node.input[:2] if node.op_type != "Conv" else node.input[:1])
             elif node.op_type in DECISIONS:
                 wanted.update(node.input[:1])
-                if node.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+                if node.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"):
                     wanted.update(node.input)
     return [name for name in order if name in wanted and name not in ends]
 
@@ -260,7 +262,7 @@ class Splitter:
         part.opset_import.extend(self._model.opset_import)
         part.functions.extend(self._model.functions)
         part.graph.name = tensor
-        part.graph.node.extend(ordered)
+        part.graph.node.extend(_without(node, leaves) for node in ordered)
         part.graph.initializer.extend(fixed.values())
         part.graph.input.extend(infos)
         part.graph.output.append(onnx.ValueInfoProto(name=tensor))
@@ -268,6 +270,16 @@ class Splitter:
         return Segment(
             part, tensor, given, tuple(n.op_type for n in ordered), layer.name or layer.output[0]
         )
+
+
+def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
+    """Return `node`, with outputs that are `given` anyway under names that nobody reads."""
+    if not any(name in given for name in node.output):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.output[:] = [f"{name}/again" if name in given else name for name in node.output]
+    return copy
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:

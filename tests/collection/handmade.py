@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from tests.collection import cases_blocks, cases_layers, cases_signs, cases_structure  # noqa: F401
+from tests.collection import (  # noqa: F401
+    cases_blocks,
+    cases_layers,
+    cases_sequences,
+    cases_signs,
+    cases_structure,
+)
 from tests.collection.builder import CASES, Case
 
 # What `make test` compiles: a case of each kind, chosen to be small.
 QUICK = frozenset(
     [
         "sign_sign",
+        "bias_from_elsewhere",
+        "linear_attention",
         "step_heaviside",
         "ste_approx_sign_opset18",
         "weight_channel_scales_zero",
