@@ -253,8 +253,8 @@ def _without_elements(graph: Graph, name: str, where: str) -> None:
     found = graph.types[name]
     if found.shape[0] != 0 or not found.static:  # TVM cannot read others back
         raise ShapeError(
-            f"{where}: has no elements, its shape is {list(found.shape)}; only a first axis of 0 is "
-            "supported"
+            f"{where}: has no elements, its shape is {list(found.shape)}; only a first axis of "
+            "0 is supported"
         )
     if name in graph.constants:
         return
