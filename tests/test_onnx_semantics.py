@@ -98,6 +98,44 @@ def agrees(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(made[info.name], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", ["Sinh", "Cosh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_hyperbolic_functions_of_whole_vectors(op: str, dtype: type) -> None:
+    """Near 0, where exponentials cancel; and where they overflow before the result does."""
+    x = np.concatenate([np.linspace(-89, 89, 200), np.linspace(-1.1, 1.1, 198), [1e-8, 95]])
+    x = x.astype(dtype)
+    node = helper.make_node(op, ["x"], ["y"])
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    info = [helper.make_tensor_value_info(n, kind, x.shape) for n in "xy"]
+    graph = helper.make_graph([node], "net", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    with np.errstate(over="ignore"):
+        want = {"Sinh": np.sinh, "Cosh": np.cosh}[op](x.astype(np.float64)).astype(dtype)
+    made = bnncc.compile(model, threads=1).run({"x": x})["y"]
+    np.testing.assert_allclose(made, want, rtol=3e-7 if dtype is np.float32 else 1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_mean_variance_normalization_of_every_type(dtype: str) -> None:
+    """ONNX defines it with constants of float32 only; one channel does not vary."""
+    x = real(2, 4, 3, 3).astype(np.float64)
+    x[:, 1] = 0.25
+    node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"])
+    data = x.astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(data.dtype)
+    info = [helper.make_tensor_value_info(n, kind, x.shape) for n in "xy"]
+    graph = helper.make_graph([node], "net", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    made = bnncc.compile(model, threads=1).run({"x": data})["y"]
+    assert made.dtype == data.dtype
+    wide = data.astype(np.float64)
+    axes = (0, 2, 3)
+    deviation = np.maximum(wide.std(axes, keepdims=True), 1e-9)
+    want = (wide - wide.mean(axes, keepdims=True)) / deviation
+    near = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-6}[dtype]
+    np.testing.assert_allclose(made.astype(np.float64), want, rtol=near, atol=near)
+
+
 def test_if_takes_the_branch_of_a_constant() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),

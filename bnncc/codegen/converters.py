@@ -207,11 +207,47 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     return bb.emit_te(compute, args[0])
 
 
+_SERIES = 9
+"""Terms of the series of sinh that float64 needs below 1."""
+
+
+def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    """Compute sinh and cosh, of which TVM has no vectors, by exponentials; sinh near 0 by a series.
+
+    With h = exp(|x| / 2), cosh is h * h / 2 + 1 / (2 * h * h): it overflows where the result does.
+    """
+    x, dtype = args[0], graph.types[node.outputs[0]].dtype
+
+    def number(value: float) -> relax.Expr:
+        return relax.const(np.asarray(value, dtype), dtype)
+
+    size = relax.op.abs(x)
+    root = relax.op.exp(relax.op.multiply(size, number(0.5)))
+    half = relax.op.multiply(root, number(0.5))
+    rising = relax.op.multiply(half, root)
+    falling = relax.op.divide(relax.op.divide(number(0.5), root), root)
+    if node.op == "Cosh":
+        return relax.op.add(rising, falling)
+    # Beyond 1 the series is not looked at; it must not overflow.
+    square = relax.op.minimum(relax.op.multiply(x, x), number(1.0))
+    series = number(1.0)
+    for k in range(_SERIES, 0, -1):
+        part = relax.op.multiply(
+            relax.op.multiply(square, number(1 / (2 * k * (2 * k + 1)))), series
+        )
+        series = relax.op.add(part, number(1.0))
+    far = relax.op.multiply(relax.op.sign(x), relax.op.subtract(rising, falling))
+    near = relax.op.multiply(x, series)
+    return relax.op.where(relax.op.less(size, number(1.0)), near, far)
+
+
 _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
+    "Cosh": _hyperbolic,
     "Pad": _pad,
     "ReduceMax": _extreme,
     "ReduceMin": _extreme,
     "Resize": _resize,
+    "Sinh": _hyperbolic,
     "Tile": _tile,
 }
