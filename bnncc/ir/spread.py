@@ -200,7 +200,7 @@ def _size(
         other being what stands between the accumulator and the product (the K of ``K - 2 * acc``,
         the levels that are no multiples of their step).
     between : dict of str to ndarray
-        By tensor that is padded by what is no multiple of the data's unit: where. There a product is
+        By tensor that is padded by what is no multiple of its unit: where. There a product is
         an integer and a constant, which is rounded.
     """
     size, terms = None, None
