@@ -76,7 +76,7 @@ class CompileOptions:
         What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
         convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
-        What the sign of an exact zero is where the graph says 0: itself, or a bit.
+        What the sign of an exact zero is where the graph says 0, or NaN: that, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
         How float convolutions may be computed: with every product, or with fewer (minimal filtering
         along rows, or both ways) where that is faster.
