@@ -187,9 +187,12 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
     from bnncc.codegen import pipeline
 
     executable, scratch = pipeline.build(made.module, target)
-    library = build_library(executable, target)
     workspace = {name: used.total(made.threads) for name, used in scratch.items()}
     plan = _plan(made, workspace)
+    orders = orders_of(network.physical) if target.kind == "cuda" else {}
+    network.physical.constants.clear()  # the module has its own, and linking makes more
+    library = build_library(executable, target)
+    del executable
 
     def packed(checks: Sequence[Check]) -> Artifact:
         content, members = manifest.make(
@@ -197,7 +200,7 @@ def compile_model(model: Model, options: CompileOptions | None = None) -> Artifa
             options=replace(options, threads=made.threads),
             inputs=network.inputs, outputs=network.outputs,
             selfcheck=network.checks.packed(checks, library),
-            weight_orders=orders_of(network.physical) if target.kind == "cuda" else {},
+            weight_orders=orders,
         )  # fmt: skip
         return Artifact(content, members)
 
