@@ -23,7 +23,7 @@ from bnncc.frontend.formats import Model, captured, opened
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.passes.first_layer import relax_first_layer
+from bnncc.passes.first_layer import Relaxed, relax_first_layer
 from bnncc.passes.image import take_uint8
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.sequence import to_physical
@@ -367,14 +367,8 @@ def _lowered(
 ) -> Lowered:
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     assumed = assumed or {}
-    graph = load(model, input_shapes=options.input_shapes)
-    if fixed and (sizes := graph.symbolic_as_one()):
-        graph = load(model, input_shapes={**options.input_shapes, **sizes})
-    dump.graph("load", graph)
-    take_uint8(graph, options.input_uint8)
-    transform_input(graph, options.input_transform)
+    graph, relaxed = _loaded(model, options, dump, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
-    relaxed = relax_first_layer(graph, options.first_layer)
     model_graph = copy_of(graph)
     checks = SelfCheck(model_graph, options.seed)
 
@@ -388,7 +382,10 @@ def _lowered(
                 values=partial(checks.values, 0),
             )  # fmt: skip
         else:
-            compared = notices.compared(_confirmed_twin(model_graph, options, target, records))
+            large = model_graph
+            if not all(large.types[name].static for name in large.inputs):
+                large, _ = _loaded(model, options, Dumper(None), fixed=True)
+            compared = notices.compared(_confirmed_twin(large, options, target, records))
 
     from bnncc.codegen import pipeline
     from bnncc.codegen.lower import to_relax
@@ -407,12 +404,27 @@ def _lowered(
     )  # fmt: skip
 
 
+def _loaded(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    options: CompileOptions,
+    dump: Dumper,
+    *,
+    fixed: bool,
+) -> tuple[Graph, Relaxed]:
+    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1."""
+    graph = load(model, input_shapes=options.input_shapes)
+    if fixed and (sizes := graph.symbolic_as_one()):
+        graph = load(model, input_shapes={**options.input_shapes, **sizes})
+    dump.graph("load", graph)
+    take_uint8(graph, options.input_uint8)
+    transform_input(graph, options.input_transform)
+    return graph, relax_first_layer(graph, options.first_layer)
+
+
 def _confirmed_twin(
     large: Graph, options: CompileOptions, target: TargetSpec, records: Recorded
 ) -> str:
     """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
-    if not all(large.types[name].static for name in large.inputs):
-        return ""
 
     def drawn(graph: Graph) -> dict[str, Any]:
         return SelfCheck(graph, options.seed).inputs(0)
