@@ -207,6 +207,33 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     return bb.emit_te(compute, args[0])
 
 
+_MOST_POWER = 256
+"""Larger exponents are TVM's: products of so many factors are rounded too often."""
+
+
+def _power(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    """Raise floats to a constant from 3 on by products, for which TVM's pow prints a warning."""
+    value, dtype = graph.constants.get(node.inputs[1]), graph.types[node.inputs[0]].dtype
+    whole = graph.types[node.inputs[0]] == graph.types[node.outputs[0]]
+    if value is None or value.size != 1 or not dtype.startswith("float") or not whole:
+        return None
+    exponent = float(value.reshape(()))
+    if not 3 <= exponent <= _MOST_POWER:
+        return None
+
+    def raised(power: float) -> relax.Expr:
+        if power == 1:
+            return args[0]
+        if power < 3 and power != 2:
+            return relax.op.power(args[0], relax.const(np.asarray(power, dtype), dtype))
+        half = power // 2 if power == int(power) else power / 2
+        root = bb.emit(raised(half))
+        square = relax.op.multiply(root, root)
+        return relax.op.multiply(square, args[0]) if half * 2 != power else square
+
+    return raised(exponent)
+
+
 _SERIES = 9
 """Terms of the series of sinh that float64 needs below 1."""
 
@@ -245,6 +272,7 @@ _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
     "Cosh": _hyperbolic,
     "Pad": _pad,
+    "Pow": _power,
     "ReduceMax": _extreme,
     "ReduceMin": _extreme,
     "Resize": _resize,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.relax import backend, transform
 
@@ -132,8 +133,18 @@ def schedule(
             out[var], recorded = _ours(func, target, threads, records)
             tuned |= {var.name_hint} if recorded else set()
         else:
-            out[var] = generic.schedule(func, target, threads)
+            plain = func if target.kind == "cuda" else _without_scopes(func)
+            out[var] = generic.schedule(plain, target, threads)
     return out, frozenset(tuned)
+
+
+def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take the scopes out of TVM's scatters: its code for CPUs warns that it ignores them."""
+
+    def inside(node: tirx.AttrStmt) -> tirx.Stmt:
+        return node.body if node.attr_key == "pragma_scope" else node
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AttrStmt, inside)))
 
 
 def _ours(
