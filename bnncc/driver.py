@@ -23,7 +23,7 @@ from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.passes.dabnn import assume_dabnn
-from bnncc.passes.first_layer import relax_first_layer
+from bnncc.passes.first_layer import Relaxed, relax_first_layer
 from bnncc.passes.image import take_uint8, transform_input
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.pipeline import Compilation, to_physical
@@ -97,7 +97,7 @@ def compile(
         What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
         convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
-        What the sign of an exact zero is where the graph says 0: itself, or a bit.
+        What the sign of an exact zero is where the graph says 0, or NaN: that, or a bit.
     float_conv : {"filtered", "direct", "filtered-2d"}
         How float convolutions may be computed: with every product, or with fewer (minimal filtering
         along rows, or both ways) where that is faster.
@@ -191,9 +191,13 @@ def compile_model(
 
     with trace.timed("build"):
         executable, scratch = pipeline.build(made.module, target)
-        library = build_library(executable, target)
     workspace = {name: used.total(made.threads) for name, used in scratch.items()}
     plan = _plan(made, workspace)
+    orders = orders_of(network.physical) if target.kind == "cuda" else {}
+    network.physical.constants.clear()  # the module has its own, and linking makes more
+    with trace.timed("link"):
+        library = build_library(executable, target)
+    del executable
 
     def packed(checks: Sequence[Check]) -> Artifact:
         content, members = manifest.make(
@@ -201,7 +205,7 @@ def compile_model(
             options=replace(options, threads=made.threads),
             inputs=network.inputs, outputs=network.outputs,
             selfcheck=network.checks.packed(checks, library),
-            weight_orders=orders_of(network.physical) if target.kind == "cuda" else {},
+            weight_orders=orders,
         )  # fmt: skip
         return Artifact(content, members)
 
@@ -391,23 +395,15 @@ def _lowered(
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     with trace.timed("load"):
         model, assumed = opened(model, options)
-        graph = load(model, input_shapes=options.input_shapes)
-        if fixed and (sizes := graph.symbolic_as_one()):
-            graph = load(model, input_shapes={**options.input_shapes, **sizes})
-    trace.graph("load", graph)
-    with trace.timed("as asked"):
-        take_uint8(graph, options.input_uint8)
-        transform_input(graph, options.input_transform)
-        inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
-        relaxed = relax_first_layer(graph, options.first_layer)
-    trace.graph("as asked", graph)
+    graph, relaxed = _loaded(model, options, trace, fixed=fixed)
+    inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     model_graph = copy_of(graph)
     checks = SelfCheck(model_graph, options.seed)
     made = Compilation(options, target, records, trace)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
     with trace.timed("confirm passes"):
-        compared = _confirm(physical, model_graph, checks, made)
+        compared = _confirm(physical, model_graph, checks, made, model)
 
     with trace.timed("relax"):
         from bnncc.codegen import pipeline
@@ -429,25 +425,43 @@ def _lowered(
     )  # fmt: skip
 
 
+def _loaded(
+    model: Model, options: CompileOptions, trace: Trace, *, fixed: bool
+) -> tuple[Graph, Relaxed]:
+    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1."""
+    with trace.timed("load"):
+        graph = load(model, input_shapes=options.input_shapes)
+        if fixed and (sizes := graph.symbolic_as_one()):
+            graph = load(model, input_shapes={**options.input_shapes, **sizes})
+    trace.graph("load", graph)
+    with trace.timed("as asked"):
+        take_uint8(graph, options.input_uint8)
+        transform_input(graph, options.input_transform)
+        relaxed = relax_first_layer(graph, options.first_layer)
+    trace.graph("as asked", graph)
+    return graph, relaxed
+
+
 def _confirm(
-    physical: Graph, model: Graph, checks: SelfCheck, made: Compilation
+    physical: Graph, graph: Graph, checks: SelfCheck, made: Compilation, model: Model
 ) -> tuple[str, ...]:
-    """Compare what the passes made with the model, or with a smaller twin; say so if so."""
-    if not made.options.confirm:
+    """Compare what the passes made of `graph`, or of a smaller twin; say so if so."""
+    options = made.options
+    if not options.confirm:
         return ()
-    if affordable(physical, model, sum(layer.macs for layer in made.layers)):
+    if affordable(physical, graph, sum(layer.macs for layer in made.layers)):
         confirm_passes(
-            physical, model, checks.inputs(0), sign_zero=made.options.sign_zero,
+            physical, graph, checks.inputs(0), sign_zero=options.sign_zero,
             values=partial(checks.values, 0),
         )  # fmt: skip
         return ()
-    return notices.compared(_confirmed_twin(model, made))
+    if not all(graph.types[name].static for name in graph.inputs):
+        graph, _ = _loaded(model, options, Trace(), fixed=True)
+    return notices.compared(_confirmed_twin(graph, made))
 
 
 def _confirmed_twin(large: Graph, made: Compilation) -> str:
     """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
-    if not all(large.types[name].static for name in large.inputs):
-        return ""
 
     def drawn(graph: Graph) -> dict[str, Any]:
         return SelfCheck(graph, made.options.seed).inputs(0)

@@ -117,6 +117,23 @@ def test_operator(op: str, ins: list[np.ndarray | None], attrs: dict) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
+UNARY = [
+    *("Abs", "Acos", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu", "Erf"),
+    *("Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish"),
+    *("Hardmax", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Reciprocal", "ReduceL1"),
+    *("ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceProd", "ReduceSum", "Relu"),
+    *("Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus"),
+    *("Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("op", UNARY)
+def test_a_result_has_the_type_of_its_data(op: str, dtype: str) -> None:
+    data = np.linspace(0.1, 0.9, 16).reshape(1, 4, 2, 2).astype(dtype)
+    assert evaluate_node(Node(op, ["x"], ["y"], {}, op), [data])[0].dtype == data.dtype
+
+
 def test_scaled_signs_accumulate_exactly() -> None:
     x = np.sign(real(1, 64, 8, 8)) * np.float32(0.3)
     w = np.sign(real(8, 64, 3, 3)) * np.float32(0.07)

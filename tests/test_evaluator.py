@@ -306,6 +306,54 @@ def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
         assert not compare_passes(physical, before, feeds)
 
 
+def test_constants_that_are_joined_are_rounded_as_one() -> None:
+    """A product of zeros and a constant: the kernel's own constant is small beside that."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 1, 2, 3])
+    sign = net.op("Sign", x)
+    net.channels[sign] = 1
+    made = net.conv(sign, net.rng.uniform(-3, 3, (256, 1, 1, 1)).astype(np.float32))
+    moved = net.op("Add", net.op("Mul", made, net.const(-0.031)), net.const(1.408084))
+    net.output(moved)
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, {"x": np.zeros((1, 1, 2, 3), np.float32)})
+
+
+def test_filters_of_two_values_are_two_products() -> None:
+    """What is left of a filter's large number beside its small one is rounded as the former."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 2, 3, 3])
+    bits = net.op("Round", net.clip(x, 0, 1))
+    net.channels[bits] = 2
+    weight = net.rng.standard_normal((256, 2, 1, 1)).astype(np.float32)
+    weight[:, 1] *= np.float32(0.01)
+    net.output(net.conv(bits, weight))
+    before, physical, layers = passed(net.model())
+    assert layers[0].kind == "binary"
+    x = np.zeros((1, 2, 3, 3), np.float32)
+    x[:, 1] = 1
+    assert not compare_passes(physical, before, {"x": x})
+    # The same bound for what is 0 would excuse anything.
+    node = next(n for n in physical.nodes if n.op == KERNEL and ".scale" in "".join(n.inputs))
+    scale = next(i for i in node.inputs if ".scale" in i)
+    physical.constants[scale] = physical.constants[scale] * np.float32(1 + 1e-5)
+    assert compare_passes(physical, before, {"x": x})
+
+
+def test_padding_between_the_data_is_a_constant_that_is_rounded() -> None:
+    net = Net(seed=0)
+    x = net.input("x", [1, 62, 6, 6])
+    bits = net.where(net.op("Greater", x, net.const(0.0)), np.float32(1), np.float32(-1))
+    padded = net.pad_hw(bits, [1, 1, 1, 0], 1 / 3)
+    net.channels[padded] = 62
+    weight = net.rng.integers(-1, 2, (64, 31, 2, 2)).astype(np.float32) * np.float32(0.37)
+    net.output(net.op("Relu", net.conv(padded, weight, None, pad=[0] * 4, group=2)))
+    before, physical, _ = passed(net.model())
+    for seed in range(4):
+        data = np.random.default_rng(seed).standard_normal((1, 62, 6, 6)).astype(np.float32)
+        assert not compare_passes(physical, before, {"x": data})
+
+
 def test_shapes_are_those_that_kernels_read() -> None:
     before, physical, _ = passed(network())
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
@@ -333,7 +381,7 @@ def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert any("too large to compare" in line for line in report["warnings"])
 
 
-def large(side: int = 128, batch: int = 2) -> onnx.ModelProto:
+def large(batch: int | str = 2, side: int = 128) -> onnx.ModelProto:
     net = Net(seed=3)
     x = net.input("x", (batch, 8, side, side))
     s = net.op("Sign", x)
@@ -344,13 +392,13 @@ def large(side: int = 128, batch: int = 2) -> onnx.ModelProto:
     return net.model()
 
 
-@pytest.mark.parametrize("target", ["native", "arm64"])
+@pytest.mark.parametrize(("target", "batch"), [("native", 2), ("arm64", 2), ("native", "N")])
 def test_a_large_network_is_compared_as_its_twin(
-    target: str, monkeypatch: pytest.MonkeyPatch
+    target: str, batch: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.01, 0.0))
     options = CompileOptions(target=target, threads=1)
-    said = driver.lowered(large(), options).warnings
+    said = driver.lowered(large(batch), options).warnings
     assert any("compared with the model for x 1x8x32x32" in line for line in said)
     real = driver.to_physical
 
@@ -361,7 +409,7 @@ def test_a_large_network_is_compared_as_its_twin(
 
     monkeypatch.setattr(driver, "to_physical", wrong)
     with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
-        driver.lowered(large(), options)
+        driver.lowered(large(batch), options)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -290,3 +290,18 @@ def test_real_filters_of_two_weights_are_no_multiples() -> None:
     found = few_bit_weights(whole.astype(np.float32))
     assert found is not None
     assert np.abs(found.whole).tolist() == [[7, 3, 1], [100, 3, 77]]
+
+
+def test_a_sign_behind_an_inverted_pool_keeps_its_three_values() -> None:
+    """No sum gives its 0, but the few-bit layer behind it was made for data that have one."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 33, 6, 6])
+    bits = net.where(net.op("GreaterOrEqual", x, net.const(0.0)), np.float32(1), np.float32(-1))
+    net.channels[bits] = 33
+    pooled = net.op("MaxPool", net.bconv(bits, 33, 3, pad=0), kernel_shape=[2, 2], strides=[2, 2])
+    falling = net.op("Mul", pooled, net.const(np.float32(-0.5)))
+    sign = net.op("Sign", net.op("Add", falling, net.const(np.float32(0.125))))
+    net.channels[sign] = 33
+    weight = net.rng.integers(-1, 2, (8, 33, 1, 1)).astype(np.float32)
+    net.output(net.conv(sign, weight))
+    check(net.model(), np.random.default_rng(0).standard_normal((1, 33, 6, 6)))

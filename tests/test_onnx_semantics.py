@@ -98,6 +98,44 @@ def agrees(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(made[info.name], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", ["Sinh", "Cosh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_hyperbolic_functions_of_whole_vectors(op: str, dtype: type) -> None:
+    """Near 0, where exponentials cancel; and where they overflow before the result does."""
+    x = np.concatenate([np.linspace(-89, 89, 200), np.linspace(-1.1, 1.1, 198), [1e-8, 95]])
+    x = x.astype(dtype)
+    node = helper.make_node(op, ["x"], ["y"])
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    info = [helper.make_tensor_value_info(n, kind, x.shape) for n in "xy"]
+    graph = helper.make_graph([node], "net", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    with np.errstate(over="ignore"):
+        want = {"Sinh": np.sinh, "Cosh": np.cosh}[op](x.astype(np.float64)).astype(dtype)
+    made = bnncc.compile(model, threads=1).run({"x": x})["y"]
+    np.testing.assert_allclose(made, want, rtol=3e-7 if dtype is np.float32 else 1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_mean_variance_normalization_of_every_type(dtype: str) -> None:
+    """ONNX defines it with constants of float32 only; one channel does not vary."""
+    x = real(2, 4, 3, 3).astype(np.float64)
+    x[:, 1] = 0.25
+    node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"])
+    data = x.astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(data.dtype)
+    info = [helper.make_tensor_value_info(n, kind, x.shape) for n in "xy"]
+    graph = helper.make_graph([node], "net", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    made = bnncc.compile(model, threads=1).run({"x": data})["y"]
+    assert made.dtype == data.dtype
+    wide = data.astype(np.float64)
+    axes = (0, 2, 3)
+    deviation = np.maximum(wide.std(axes, keepdims=True), 1e-9)
+    want = (wide - wide.mean(axes, keepdims=True)) / deviation
+    near = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-6}[dtype]
+    np.testing.assert_allclose(made.astype(np.float64), want, rtol=near, atol=near)
+
+
 def test_if_takes_the_branch_of_a_constant() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
@@ -202,12 +240,78 @@ def test_constants_keep_their_types() -> None:
         np.testing.assert_array_equal(made, np.array([0, 5], dtype) + array)
 
 
-def test_an_output_without_elements_is_refused() -> None:
-    node = helper.make_node("Slice", ["x", "a", "a"], ["y"])
-    model = network([node], {"x": [4]}, "y")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(ints(1), "a"))
-    with pytest.raises(ModelError, match=r"output `y`: has no elements, its shape is \[0\]"):
+def test_an_output_without_elements_is_a_constant() -> None:
+    """Split, that other things are read of; but TVM cannot store constants of every such shape."""
+    split = helper.make_node("Split", ["x", "a"], ["y", "z"], axis=0)
+    model = network([split], {"x": [3, 2]}, "y")
+    model.graph.output.append(helper.make_tensor_value_info("z", F32, [3, 2]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(ints(0, 3), "a"))
+    x = np.float32([[1, 2], [3, 4], [5, 6]])
+    made = bnncc.compile(model, threads=1).run({"x": x})
+    np.testing.assert_array_equal(made["z"], x)
+    assert made["y"].shape == (0, 2)
+    node = helper.make_node("Slice", ["x", "a", "a", "b"], ["y"])
+    model = network([node], {"x": [2, 4]}, "y")
+    for name, value in (("a", 1), ("b", 1)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(ints(value), name))
+    with pytest.raises(ModelError, match=r"`y`: has no elements, its shape is \[2, 0\]; only"):
         load(model)
+
+
+CONSTANT = np.float32([1, np.nan, 2, 3])
+
+
+def with_constant(body: str, value: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 20]>
+        net (float[1,4,3,3] x, float[4,4,1,1] w) => (y) {{ {body} }}"""
+    )
+    del model.graph.input[1]
+    weight = np.where(real(4, 4, 1, 1) > 0, 1, -1).astype(np.float32)
+    for name, array in (("w", weight), ("c", value.reshape(4, 1, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+BEHIND = "b = Sign(x) v = Conv(b, w)"
+
+
+@pytest.mark.parametrize(
+    ("body", "odd"),
+    [
+        (f"{BEHIND} y = Mul(v, c)", np.nan),
+        (f"{BEHIND} y = Mul(v, c)", np.inf),
+        (f"{BEHIND} y = Add(v, c)", -np.inf),
+        (f"{BEHIND} a = Add(v, c) t = Mul(a, c) y = Sub(t, v)", -np.inf),
+        ("a = Add(x, c) n = IsNaN(a) y = Cast<to=1>(n)", np.nan),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_arithmetic_carries_constants_that_are_not_finite(body: str, odd: float) -> None:
+    """They stay out of epilogues, whose constants are composed."""
+    model = with_constant(body, np.float32([1, odd, 2, 3]))
+    x = real(1, 4, 3, 3)
+    x[0, 1, 0, 0] = 0
+    with np.errstate(all="ignore"):
+        want = evaluate(load(model), {"x": x})["y"]
+    assert "IsNaN" in body or not np.isfinite(want).all()
+    made = bnncc.compile(model, threads=1).run({"x": x})["y"]
+    np.testing.assert_allclose(made, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("a = Mul(x, c) y = Sign(a)", "Sign `Sign_y`: constant `c` holds NaN, which reaches it"),
+        ("a = Mul(x, c) y = Conv(a, w)", "Conv `Conv_y`: constant `c` holds NaN, which reaches it"),
+        ("a = Conv(x, w) y = Max(a, c)", "Max `Max_y`: constant `c` holds NaN, finite"),
+        # A sum is cancelled where it is numbers.
+        ("a = Mul(x, c) b = Sub(x, a) y = Add(b, a)", "Add `Add_y`: constant `c` holds NaN, which"),
+    ],
+)
+def test_no_decision_is_made_of_constants_that_are_not_finite(body: str, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        load(with_constant(body, CONSTANT))
 
 
 def test_bools_are_compared_as_bools() -> None:

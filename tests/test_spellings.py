@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from bnncc.driver import compile_model
+from bnncc.driver import compile_model, lowered
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate, evaluate_node
 from bnncc.ir.graph import Graph
@@ -26,6 +26,7 @@ from tests.spellings import (
     SPELLINGS,
     Array,
     Network,
+    Spelling,
     above,
     below,
     check,
@@ -41,7 +42,50 @@ from tests.spellings import (
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_a_spelling_is_found_and_gives_the_same(name: str) -> None:
     spelling, kind = SPELLINGS[name]
-    check(network(spelling), [kind] * 2, inputs(zeros=name not in ("x / |x|", "|x| / x")))
+    check(network(spelling), [kind] * 2, inputs())
+
+
+DIVIDED: dict[str, tuple[Spelling, str]] = {
+    "x / |x|": (lambda g, x: g("Div", x, g("Abs", x)), "NaN where x is 0"),
+    "|x| / x": (lambda g, x: g("Div", g("Abs", x), x), "NaN where x is 0"),
+    "x / (|x| + c)": (lambda g, x: g("Div", x, g("Add", g("Abs", x), 1e-6)), "no sign near 0"),
+    "x / sqrt(x * x)": (
+        lambda g, x: g("Div", x, g("Sqrt", g("Mul", x, x))), "where x * x is 0 or infinite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_what_is_a_sign_but_for_some_numbers_stays_float(name: str) -> None:
+    """NaN at 0 is what the model says, and nothing else is, unless it is asked for."""
+    spelling, reason = DIVIDED[name]
+    g = Network()
+    model = g.model(g.layer(spelling(g, "x"), signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    x = inputs(zeros=False)
+    x[0, 0, 0, 0] = 0
+    check(model, ["float"], x)
+    (layer,) = found(model)
+    assert reason in layer.reason
+    assert "Where(x >= 0, 1, -1)" in layer.remedy
+    assert ("--sign-zero" in layer.remedy) == ("NaN" in reason)
+
+
+@pytest.mark.parametrize(("sign_zero", "at_zero"), [("+1", 1.0), ("-1", -1.0)])
+@pytest.mark.parametrize("name", ["x / |x|", "|x| / x"])
+def test_a_number_divided_by_its_size_is_a_sign_by_option(
+    name: str, sign_zero: str, at_zero: float
+) -> None:
+    g = Network()
+    data = DIVIDED[name][0](g, "x")
+    model = g.model(g.layer(data, signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    options = CompileOptions(threads=1, sign_zero=sign_zero)
+    (layer,) = lowered(model, options).layers
+    assert layer.kind == "binary"
+    x = inputs()
+    made = next(iter(compile_model(model, options).run({"x": x}).values()))
+    given = np.where(x == 0, np.float32(at_zero), x)
+    assert (x == 0).any()
+    np.testing.assert_array_equal(made, runtime(model, given))
 
 
 def test_bool_inputs_are_bits() -> None:
@@ -77,20 +121,6 @@ def test_a_scale_for_each_channel_of_a_depthwise_layer_is_its_own() -> None:
     x = g("Mul", where(g, "x"), g.rng.uniform(0.5, 1.5, (1, 16, 1, 1)))
     model = g.model(g.layer(x, signs(g.rng, 16, 1, 3, 3), group=16), SHAPE)
     check(model, ["few_bit"], inputs())
-
-
-def test_where_the_model_has_no_number_any_bit_will_do() -> None:
-    """0 / 0 in front of a layer: the report says so, and the rest is right."""
-    g = Network()
-    model = g.model(g.layer(g("Div", "x", g("Abs", "x")), signs(g.rng, 8, 16, 3, 3)), SHAPE)
-    made = compile_model(model, CompileOptions(threads=1))
-    assert "divides 0 by 0" in str(made.manifest["report"])
-    x = inputs(zeros=False)
-    want = runtime(model, x)
-    x[0, :, 4, 4] = 0
-    got = made.run({"x": x})[model.graph.output[0].name]
-    np.testing.assert_allclose(got[:, :, :2], want[:, :, :2], atol=1e-5)
-    assert np.isfinite(got).all()
 
 
 def test_near_signs_are_no_signs() -> None:

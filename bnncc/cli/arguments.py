@@ -121,7 +121,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--sign-zero",
         choices=SIGN_ZERO,
         default="exact",
-        help="sign of an exact zero where the model says 0",
+        help="sign of an exact zero where the model says 0, or NaN as x / |x| does",
     )
     group.add_argument(
         "--float-conv",

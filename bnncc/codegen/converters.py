@@ -207,11 +207,75 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     return bb.emit_te(compute, args[0])
 
 
+_MOST_POWER = 256
+"""Larger exponents are TVM's: products of so many factors are rounded too often."""
+
+
+def _power(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    """Raise floats to a constant from 3 on by products, for which TVM's pow prints a warning."""
+    value, dtype = graph.constants.get(node.inputs[1]), graph.types[node.inputs[0]].dtype
+    whole = graph.types[node.inputs[0]] == graph.types[node.outputs[0]]
+    if value is None or value.size != 1 or not dtype.startswith("float") or not whole:
+        return None
+    exponent = float(value.reshape(()))
+    if not 3 <= exponent <= _MOST_POWER:
+        return None
+
+    def raised(power: float) -> relax.Expr:
+        if power == 1:
+            return args[0]
+        if power < 3 and power != 2:
+            return relax.op.power(args[0], relax.const(np.asarray(power, dtype), dtype))
+        half = power // 2 if power == int(power) else power / 2
+        root = bb.emit(raised(half))
+        square = relax.op.multiply(root, root)
+        return relax.op.multiply(square, args[0]) if half * 2 != power else square
+
+    return raised(exponent)
+
+
+_SERIES = 9
+"""Terms of the series of sinh that float64 needs below 1."""
+
+
+def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    """Compute sinh and cosh, of which TVM has no vectors, by exponentials; sinh near 0 by a series.
+
+    With h = exp(|x| / 2), cosh is h * h / 2 + 1 / (2 * h * h): it overflows where the result does.
+    """
+    x, dtype = args[0], graph.types[node.outputs[0]].dtype
+
+    def number(value: float) -> relax.Expr:
+        return relax.const(np.asarray(value, dtype), dtype)
+
+    size = relax.op.abs(x)
+    root = relax.op.exp(relax.op.multiply(size, number(0.5)))
+    half = relax.op.multiply(root, number(0.5))
+    rising = relax.op.multiply(half, root)
+    falling = relax.op.divide(relax.op.divide(number(0.5), root), root)
+    if node.op == "Cosh":
+        return relax.op.add(rising, falling)
+    # Beyond 1 the series is not looked at; it must not overflow.
+    square = relax.op.minimum(relax.op.multiply(x, x), number(1.0))
+    series = number(1.0)
+    for k in range(_SERIES, 0, -1):
+        part = relax.op.multiply(
+            relax.op.multiply(square, number(1 / (2 * k * (2 * k + 1)))), series
+        )
+        series = relax.op.add(part, number(1.0))
+    far = relax.op.multiply(relax.op.sign(x), relax.op.subtract(rising, falling))
+    near = relax.op.multiply(x, series)
+    return relax.op.where(relax.op.less(size, number(1.0)), near, far)
+
+
 _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
+    "Cosh": _hyperbolic,
     "Pad": _pad,
+    "Pow": _power,
     "ReduceMax": _extreme,
     "ReduceMin": _extreme,
     "Resize": _resize,
+    "Sinh": _hyperbolic,
     "Tile": _tile,
 }

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+import tvm_ffi
+from tvm import relax, te, tirx, topi
 from tvm.relax import backend, transform
 
 import bnncc.schedules.generic as generic
@@ -64,7 +65,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
         module = tvm.transform.Sequential([*first, backend.DispatchSortScan()])(module)
     return tvm.transform.Sequential(
         [
-            transform.LegalizeOps(skip_ops=ours),
+            transform.LegalizeOps({"relax.take": _take}, skip_ops=ours),
             transform.AnnotateTIROpPattern(),
             transform.FoldConstant(),
             transform.FuseOps(),
@@ -75,6 +76,30 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             transform.DeadCodeElimination(["main"]),
         ]
     )(module)
+
+
+def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Legalize `relax.take` of one axis; TVM's own prints a warning that indices may be outside.
+
+    None is: tables of positions are made by `converters`, and what a model gathers by is proved or
+    checked, and clipped besides, in `lower` (see `bnncc.ir.demands` and `guards`).
+    """
+    data, index = call.args
+    axis, mode = call.attrs.axis, call.attrs.mode
+    if axis is None or mode != "fast" or not isinstance(index.ty, relax.TensorType):
+        return bb.call_te(topi.take, data, index, axis, mode="clip" if mode == "fast" else mode)
+
+    def picked(x: te.Tensor, at: te.Tensor) -> te.Tensor:
+        first = int(axis) % len(x.shape)
+        last = first + len(at.shape)
+
+        def value(*place: tirx.Var) -> tirx.Expr:
+            return x(*place[:first], at(*place[first:last]), *place[last:])
+
+        shape = [*x.shape[:first], *at.shape, *x.shape[first + 1 :]]
+        return te.compute(shape, value, name="taken")
+
+    return bb.call_te(picked, data, index)
 
 
 def schedule(
@@ -109,8 +134,18 @@ def schedule(
             out[var], recorded = _ours(func, target, threads, records)
             tuned |= {var.name_hint} if recorded else set()
         else:
-            out[var] = generic.schedule(func, target, threads)
+            plain = func if target.kind == "cuda" else _without_scopes(func)
+            out[var] = generic.schedule(plain, target, threads)
     return out, frozenset(tuned)
+
+
+def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take the scopes out of TVM's scatters: its code for CPUs warns that it ignores them."""
+
+    def inside(node: tirx.AttrStmt) -> tirx.Stmt:
+        return node.body if node.attr_key == "pragma_scope" else node
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AttrStmt, inside)))
 
 
 def _ours(

@@ -60,6 +60,25 @@ INFINITE_OK = {
 """Operators that may read an infinite constant."""
 MASKS = {"Add"}
 """Operators that may read a constant of negative infinities, as masks in front of a softmax do."""
+CARRY = {
+    *(
+        "Abs",
+        "Add",
+        "Concat",
+        "Div",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Pad",
+    ),
+    *("Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+}
+"""Operators that are computed as IEEE says, so that NaN and infinities go through them."""
+ASK_FINITE = {"IsInf", "IsNaN"}
+"""Operators behind which there is neither."""
 
 _MAGIC = (
     (b"\x1f\x8b", "a gzip file"),
@@ -290,35 +309,46 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
 
 
 def check_finite(graph: Graph, *, infinities: bool) -> None:
-    """Refuse constants that hold NaN, or infinity where that can only be damage.
+    """Refuse constants that hold NaN, or infinity, but where arithmetic alone carries them.
+
+    What they may reach is NaN for finite inputs, and no bit, level or integer sum can hold that.
 
     Parameters
     ----------
     graph : Graph
         Its constants are read.
     infinities : bool
-        Whether to look for infinities as well; before folding they may still go away.
+        Whether to look for infinities, and at what constants reach, as well; before folding they
+        may still go away.
 
     Raises
     ------
     ModelError
-        Naming the node that reads the constant.
+        Naming the node that reads the constant, or what is computed with it.
     """
     state: dict[str, str] = {}
+    reached: dict[str, str] = {}
     for node in graph.nodes:
+        holds = ""
         for name in node.inputs:
             value = graph.constants.get(name) if name else None
             if value is None or value.dtype.kind not in "fV":
+                holds = holds or reached.get(name, "")
                 continue
             if name not in state:
                 state[name] = _not_finite(value.astype(np.float32))
             found = state[name]
             fine = INFINITE_OK | MASKS if found == "-infinity" else INFINITE_OK
             if found == "NaN" or (found and infinities and node.op not in fine):
-                raise ModelError(
-                    f"{node.op} `{node.name}`: constant `{name}` holds {found}, finite numbers "
-                    "are wanted"
-                )
+                holds = f"constant `{name}` holds {found}"
+        if not holds or node.op in ASK_FINITE:
+            continue
+        twice = sum(name in reached for name in node.inputs) > 1  # it might be cancelled
+        if node.op not in CARRY or (twice and node.op in ("Add", "Sub")):
+            raise ModelError(f"{node.op} `{node.name}`: {holds}, finite numbers are wanted")
+        if infinities:
+            first = holds if "reaches" in holds else f"{holds}, which reaches it"
+            reached.update(dict.fromkeys(node.outputs, first))
 
 
 def _not_finite(value: np.ndarray) -> str:

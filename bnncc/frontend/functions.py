@@ -21,6 +21,9 @@ from bnncc.ir.operators import FUNCTIONS
 KEPT = {"Gelu", "Selu", "Shrink", "ThresholdedRelu"}
 """Function operators that are lowered as they are, though onnx.reference evaluates them."""
 
+SINGLE = {"MeanVarianceNormalization"}
+"""Function operators whose definition has constants of float32 and no other type."""
+
 
 def has_body(node: Node) -> bool:
     """Whether a node is to be replaced by the definition of its operator."""
@@ -69,7 +72,8 @@ def _definition(
 ) -> FunctionProto:
     if not schema.has_context_dependent_function:
         plain: FunctionProto = schema.function_body
-        return plain
+        dtype = graph.types[node.inputs[0]].dtype
+        return _single(plain, dtype) if node.op in SINGLE and dtype != "float32" else plain
     version = max(v for v in schema.context_dependent_function_opset_versions if v <= OPSET)
     types = [_type(name, graph).SerializeToString() for name in node.inputs]
     try:
@@ -88,6 +92,31 @@ def _definition(
             f"{node.op} `{node.name}`: ONNX has no definition for these inputs and attributes"
         )
     return function
+
+
+def _single(function: FunctionProto, dtype: str) -> FunctionProto:
+    """Return a definition of one tensor by float32 constants, for data of another type.
+
+    Sums want one type. Doubles have constants of their own; what is narrower is computed in
+    float32, as the constants are: an epsilon of 1e-9 is 0 in float16.
+    """
+    made = FunctionProto()
+    made.CopyFrom(function)
+    if dtype == "float64":
+        for attribute in (a for node in made.node for a in node.attribute if a.name == "value"):
+            value = onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
+            attribute.t.CopyFrom(onnx.numpy_helper.from_array(value))
+        return made
+    for node in made.node:
+        for names in (node.input, node.output):
+            names[:] = [f"{n}.single" if n in (*made.input, *made.output) else n for n in names]
+    (data,), (out,) = made.input, made.output
+    first = helper.make_node("Cast", [data], [f"{data}.single"], to=onnx.TensorProto.FLOAT)
+    last = helper.make_node("CastLike", [f"{out}.single", data], [out])
+    nodes = [first, *made.node, last]
+    del made.node[:]
+    made.node.extend(nodes)
+    return made
 
 
 def _type(name: str, graph: Graph) -> TypeProto:

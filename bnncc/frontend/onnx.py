@@ -231,7 +231,7 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
             raise UnsupportedOp(f"{where}: is not a tensor")
         found = graph.types[value.name]
         if 0 in found.shape:
-            raise ShapeError(f"{where}: has no elements, its shape is {list(found.shape)}")
+            _without_elements(graph, value.name, where)
         if kind.elem_type in checks.DTYPES:
             declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
             if declared != found.dtype:
@@ -247,6 +247,22 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
             raise ShapeError(
                 f"{where}: is declared with shape {dims} but computed with {list(found.shape)}"
             )
+
+
+def _without_elements(graph: Graph, name: str, where: str) -> None:
+    """Make an output that has no elements a constant."""
+    found = graph.types[name]
+    if found.shape[0] != 0 or not found.static:  # TVM cannot read others back
+        raise ShapeError(
+            f"{where}: has no elements, its shape is {list(found.shape)}; only a first axis of "
+            "0 is supported"
+        )
+    if name in graph.constants:
+        return
+    for node in graph.nodes:
+        node.outputs = [graph.fresh(f"{name}.made") if o == name else o for o in node.outputs]
+        graph.types.update(dict.fromkeys(set(node.outputs) - set(graph.types), graph.types[name]))
+    graph.constants[name] = np.zeros([int(d) for d in found.shape], found.dtype)
 
 
 def _in_cycle(nodes: Sequence[Node]) -> Node:

@@ -115,7 +115,7 @@ def _elu(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 def _hard_sigmoid(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     x = ins[0]
     y = x * _like(x, attrs.get("alpha", 0.2)) + _like(x, attrs.get("beta", 0.5))
-    return [np.clip(y, _like(x, 0), _like(x, 1))]
+    return [np.clip(y, _like(x, 0), _like(x, 1)).astype(x.dtype)]  # NumPy widens bfloat16
 
 
 def _hard_swish(x: Array) -> Array:

@@ -88,6 +88,7 @@ def spread(
     values: dict[str, Array] = {**graph.constants, **known}
     sizes: dict[str, Array] = {}
     owed: dict[str, Array] = {}
+    between: dict[str, Array] = {}
     ends: dict[str, tuple[Array, Array]] = {}
     for node in _between(graph, known, name):
         ins = [values[i] if i else None for i in node.inputs]
@@ -104,7 +105,7 @@ def spread(
             if not made or (made in known and made != name):
                 continue
             values[made] = out
-            sizes[made] = _size(node, ins, errs, out, k, whole, dyadic, owed)
+            sizes[made] = _size(node, ins, errs, out, k, whole, dyadic, owed, between)
             if others:
                 with np.errstate(all="ignore"):
                     low = np.minimum.reduce([out, *(o[k] for o in others)])
@@ -187,7 +188,7 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 def _size(
     node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int,
-    whole: float | None, dyadic: bool, owed: dict[str, Array],
+    whole: float | None, dyadic: bool, owed: dict[str, Array], between: dict[str, Array],
 ) -> Array:  # fmt: skip
     """Return the magnitude of a result of kernels whose accumulators are integers.
 
@@ -202,19 +203,30 @@ def _size(
         that product, which count where a constant is added. The two constants become one, the
         other being what stands between the accumulator and the product (the K of ``K - 2 * acc``,
         the levels that are no multiples of their step).
+    between : dict of str to ndarray
+        By tensor that is padded by what is no multiple of its unit: where. There a product is
+        an integer and a constant, which is rounded.
     """
     size, terms = None, None
+    if node.op == "Pad" and whole is not None and (mark := _pad_between(ins, out)) is not None:
+        between[node.outputs[index]] = mark
     held = [k for k, name in enumerate(node.inputs) if name in owed]
     if whole is not None and node.op in PRODUCTS:
         found = _of_integers(node, ins, errs, out, whole, dyadic)
         if found is not None:
             size, terms = found
+            mark = between.get(node.inputs[0])
+            if mark is not None:
+                size = np.where(_far(node, mark, ins) > 0, _far(node, ins[0], ins), size)
+        elif not any(e.any() for e in errs):
+            size = _of_two_values(node, ins)
     elif held and _is_affine(node, ins, held[0]):
         scale, offset = _affine(node, ins, out, held[0])
         rounded = owed[node.inputs[held[0]]]
         terms = rounded * np.abs(scale)
         errs = list(errs)
-        errs[held[0]] = errs[held[0]] + np.where(offset != 0, rounded, 0.0)
+        joined = np.where(offset != 0, rounded + np.abs(offset), 0.0)  # they are rounded as one
+        errs[held[0]] = errs[held[0]] + joined
     elif held == [0] and node.op in PERMUTATIONS | {"Slice", "Split"}:
         data = ins[0]
         assert data is not None
@@ -311,6 +323,48 @@ def _of_integers(
         return ZERO, terms
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
     return np.abs(out) + bias + np.where(bias != 0, terms, 0.0), terms
+
+
+def _pad_between(ins: list[Array | None], out: Array) -> Array | None:
+    """Return 1 where data are padded by what is no multiple of their unit, else 0; None if not."""
+    data, pads = ins[:2]
+    value = float(np.asarray(ins[2]).reshape(())) if len(ins) > 2 and ins[2] is not None else 0.0
+    parts = None if data is None or not value else numeric.multiples(data)
+    if parts is None or data is None or pads is None or len(ins) > 3:
+        return None
+    if value / float(parts[1].reshape(-1)[0]) % 1 == 0:
+        return None
+    mark = np.ones(out.shape)
+    inside = zip(pads.tolist(), data.shape, strict=False)
+    mark[tuple(slice(max(0, low), max(0, low + size)) for low, size in inside)] = 0.0
+    return mark
+
+
+def _of_two_values(node: Node, ins: list[Array | None]) -> Array | None:
+    """Return the magnitude of a product by filters of any two values; None if it is none.
+
+    It is two integers, each times a number of the filter: half the difference of the values, and
+    their middle, which together are as large as the larger value.
+    """
+    data, weight = ins[:2]
+    assert data is not None
+    assert weight is not None
+    axis = _filters_axis(node, weight)
+    if weight.ndim < 2 or axis is None or numeric.multiples(data) is None:
+        return None
+    rest = tuple(k for k in range(weight.ndim) if k != axis)
+    low, high = weight.min(rest, keepdims=True), weight.max(rest, keepdims=True)
+    if not ((weight == low) | (weight == high)).all():
+        return None
+    most = np.broadcast_to(np.maximum(np.abs(low), np.abs(high)), weight.shape)
+    return _far(node, data, [data, most, *ins[2:]])
+
+
+def _far(node: Node, data: Array | None, ins: list[Array | None]) -> Array:
+    """Return the sum of the magnitudes of a product's terms, with `data` in place of its own."""
+    far = [None if v is None else np.abs(v) for v in (data, *ins[1:])]
+    twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
+    return evaluate_node(twin, far)[0]
 
 
 def _filters_axis(node: Node, weight: Array) -> int | None:

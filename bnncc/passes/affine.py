@@ -48,7 +48,7 @@ def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | No
         return None
     left = node.inputs[0] in graph.constants
     vector = channel_vector(graph.constants[node.inputs[0 if left else 1]], channels, rank)
-    if vector is None:
+    if vector is None or not np.isfinite(vector).all():  # no order of its own may meet infinities
         return None
     if node.op == "Add":
         return ones, vector

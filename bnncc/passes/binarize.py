@@ -225,6 +225,8 @@ def _why_real(
             "its data have a scale of their own in each channel, and its sums go over channels",
             "give all channels one scale, or put it behind the layer; depthwise ones can have both",
         )
+    if (why := _divided(name, graph, producers)) is not None:
+        return why
     count = len(held.get(name, ()))
     if count < 3:
         return None
@@ -232,6 +234,34 @@ def _why_real(
         f"its data take {count} values that are not evenly spaced",
         "space them evenly, or let there be two",
     )
+
+
+def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, str] | None:
+    """Say why what is divided by its own size is no sign; None if it is not."""
+    node = producers.get(name)
+    if node is None or node.op != "Div":
+        return None
+    sizes = [producers.get(i) for i in node.inputs]
+    plain = "binarise by Where(x >= 0, 1, -1), which is a bit for every number"
+    for data, size in zip(node.inputs, sizes[::-1], strict=True):
+        if size is None:
+            continue
+        if size.op == "Abs" and size.inputs[0] == data:
+            return (
+                "its data are x / |x|, which is NaN where x is 0",
+                f"{plain}; or say what it is at 0: --sign-zero +1",
+            )
+        inner = [producers.get(i) for i in size.inputs]
+        if size.op == "Add" and any(
+            n is not None and n.op == "Abs" and n.inputs[0] == data for n in inner
+        ):
+            return "its data are x / (|x| + c), which is no sign near 0", plain
+        if size.op == "Sqrt" and inner[0] is not None and set(inner[0].inputs) == {data}:
+            return (
+                "its data are x / sqrt(x * x), which is no sign where x * x is 0 or infinite",
+                plain,
+            )
+    return None
 
 
 def _weight_reason(filters: Array) -> tuple[str, str]:

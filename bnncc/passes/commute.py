@@ -191,9 +191,8 @@ def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndar
     attrs = dict(sign.attrs)
     pool_attrs = dict(pool.attrs)
     if flip.any():
+        # A sign with a zero keeps it, though none is met: layers behind were made for three values.
         attrs["flip"] = pool_attrs["flip"] = flip
-        if attrs["zero"] == "mid":
-            attrs["zero"] = "ge"
     inner = graph.fresh(f"{sign.outputs[0]}.unpooled")
     graph.types[inner] = kind
     new_sign = Node("bnncc.Sign", [name], [inner], attrs, sign.name)

@@ -110,6 +110,8 @@ def _held(
         made = _combined(node, graph, table)
     if made is not None:
         return made
+    if node.op in ("Mod", "BitwiseAnd") and dtype.startswith(("int", "uint")):
+        return _remainders(node, graph)
     if node.op == "Sign":
         return np.array([0, 1] if dtype.startswith("u") else [-1, 0, 1], _kind(dtype))
     if node.op in _BOOLEAN or (node.op == "Cast" and dtype == "bool"):
@@ -126,6 +128,21 @@ def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | No
     wide = bounds + _ROUNDED * np.abs(bounds) * [-1, 1]
     low, high = evaluate_node(node, [wide])[0]
     return None if high - low >= MAX_FILLED else np.arange(low, high + 1).astype(dtype)
+
+
+def _remainders(node: Node, graph: Graph) -> Array | None:
+    """Return what is left of integers of any size, divided or masked by a constant."""
+    value = graph.constants.get(node.inputs[1])
+    if value is None or value.size != 1:
+        return None
+    by, dtype = int(value.reshape(())), graph.types[node.outputs[0]].dtype
+    most = abs(by) - 1 if node.op == "Mod" else by
+    if not 0 <= most < MAX_FILLED:
+        return None
+    both = node.op == "Mod" and node.attrs.get("fmod", 0) and not dtype.startswith("u")
+    low = -most if both or (node.op == "Mod" and by < 0) else 0
+    high = most if both or low == 0 else 0
+    return np.arange(low, high + 1).astype(dtype)
 
 
 def _kind(dtype: str) -> str:

@@ -7,6 +7,7 @@ knows which exist, makes missing ones, and appends kernel nodes.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,7 +86,9 @@ class Physical:
 
     def constant(self, value: np.ndarray, stem: str) -> str:
         """Add a constant and return its name; equal ones are shared."""
-        key = (value.dtype.str, value.shape, value.tobytes())
+        # A digest: weights as keys would be another copy of all.
+        digest = hashlib.sha256(np.ascontiguousarray(value).data).digest()
+        key = (value.dtype.str, value.shape, digest)
         table: dict[object, str] = self.__dict__.setdefault("_constants", {})
         if key not in table:
             table[key] = self.graph.constant(value, stem)

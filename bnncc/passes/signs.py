@@ -148,16 +148,12 @@ def _at_one_point(
 ) -> _Form | None:
     """Return what takes a value of its own at one point only: a `Sign`, scaled and shifted."""
     attrs = {"lo": below, "hi": above, "zero": "mid"}
-    upper = "ge" if above > below else "gt"
-    if np.isnan(at):  # x / |x|: no number there, so that any bit will do
-        return _Form("bnncc.Sign", {**attrs, "zero": upper}, cut, _NO_NUMBER)
-    if abs(at - (below + above) / 2) > uneven * max(abs(below), abs(above)):
+    nowhere = bool(np.isnan(at))  # x / |x|: no bit is what the model gives for 0
+    half_way = abs(at - (below + above) / 2) <= uneven * max(abs(below), abs(above))
+    if not (half_way or (nowhere and sign_zero != "exact")):
         return None
     if sign_zero == "exact":
         return _Form("bnncc.Sign", attrs, cut)
-    lower = "gt" if above > below else "ge"
+    upper, lower = ("ge", "gt") if above > below else ("gt", "ge")
     zero = upper if sign_zero == "+1" else lower
     return _Form("bnncc.Sign", {**attrs, "zero": zero}, cut, f"taken as {sign_zero}, by option")
-
-
-_NO_NUMBER = "the model divides 0 by 0 where it meets an exact 0: taken as the upper value there"

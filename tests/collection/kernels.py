@@ -17,6 +17,7 @@ from onnx import helper
 EPS = float(np.finfo(np.float32).eps)
 TIE = 8 * EPS
 NOISE = 1e-5  # relative noise under which values still count as multiples of one scale
+UNITS = (*range(1, 129), 255)  # how many the largest of multiples may be: docs/semantics.md
 
 
 @dataclass
@@ -44,7 +45,7 @@ def _multiples(x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray, np.n
     safe = np.where(top == 0, 1.0, top)
     ratio = x / safe
     head = ratio.reshape(-1)[:256]
-    for levels in (*range(1, 17), 31, 63, 127, 255):
+    for levels in UNITS:
         if levels > 1 and x.size < 4:
             break
         noise = NOISE * max(1, levels / 16)
