@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
 
@@ -130,3 +130,37 @@ XOR_POPCOUNT = TensorPair(
 """One data word meets the weight words of `LANES` output channels; differing bits are added.
 
 With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by bytes."""
+
+
+def _widening_add(size: int, vectors: int) -> TensorPair:
+    half, whole = size // 2, size * vectors
+
+    def impl(narrow: Any, total: Any) -> Any:
+        for vector in range(vectors):
+            both = T.reinterpret(f"uint16x{half}", narrow[T.Ramp(vector * size, 1, size)])
+            low, high = (T.Broadcast(T.uint16(k), half) for k in (255, 8))
+            for side, value in enumerate((both & low, both >> high)):
+                where = T.Ramp(side * whole // 2 + vector * half, 1, half)
+                yield where, total[where] + value
+
+    return TensorPair(
+        f"widening_add_{vectors}x{size}_u8",
+        "",
+        (Operand((whole,), "uint8"), Operand((whole,), "uint16")),
+        whole,
+        lambda lane, narrow, total: [
+            (
+                lane,
+                total[lane]
+                + T.Cast("uint16", narrow[lane % (whole // 2) * 2 + lane // (whole // 2)]),
+            )
+        ],
+        lambda narrow, total: list(impl(narrow, total)),
+    )
+
+
+WIDENING_ADD = {
+    size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)
+}
+"""By bytes of a vector: bytes are added to sums of 16 bits, first those in even places, then those
+in odd ones, of `NIBBLE_LANES` channels at least."""
