@@ -51,6 +51,9 @@ class Operand:
 class Pair:
     """Two halves that compute the same: ``desc`` as a plain loop, ``impl`` as an instruction."""
 
+    fresh = True
+    """Whether the tensor that changes is not read."""
+
     @property
     def tensors(self) -> Sequence[Operand]:
         """What the halves take, as functions; the last one changes."""
@@ -79,7 +82,8 @@ class Pair:
                 buffers = [_declared(f"operand_{i}", t) for i, t in enumerate(self.tensors)]
                 with T.sblock("root"):
                     whole = [b[tuple(slice(0, e) for e in b.shape)] for b in buffers]
-                    T.reads(whole[-1], *whole[:-1])  # in the order in which TVM finds them
+                    # In the order in which TVM finds them.
+                    T.reads(*([] if self.fresh else whole[-1:]), *whole[:-1])
                     T.writes(whole[-1])
                     self.write(half, buffers)
             return builder.get()
@@ -219,6 +223,8 @@ class TensorPair(Pair):
         Takes the buffers; returns the same for whole vectors.
     terms : int, default 0
         Extent of a second loop in ``desc``, over what is added to a lane.
+    fresh : bool, default False
+        Whether the last operand is written without being read.
     """
 
     name: str
@@ -228,6 +234,7 @@ class TensorPair(Pair):
     desc: Callable[..., Sequence[tuple[Expr, Expr]]]
     impl: Callable[..., Sequence[tuple[Expr, Expr]]]
     terms: int = 0
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         """Enter it in `TENSOR_PAIRS`."""

@@ -159,8 +159,31 @@ def _widening_add(size: int, vectors: int) -> TensorPair:
     )
 
 
-WIDENING_ADD = {
-    size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)
-}
+WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
 """By bytes of a vector: bytes are added to sums of 16 bits, first those in even places, then those
 in odd ones, of `NIBBLE_LANES` channels at least."""
+
+
+def _spread(count: int) -> TensorPair:
+    def impl(data: Any, rows: Any) -> Any:
+        wide = T.Cast(f"uint16x{count}", data[T.Ramp(0, 1, count)])
+        four, eight, high = (T.Broadcast(T.uint16(k), count) for k in (4, 8, 0xF0F0))
+        both = ((wide << four) | (wide << eight)) & high
+        return [(T.Ramp(0, 1, 2 * count), T.reinterpret(f"uint8x{2 * count}", both))]
+
+    return TensorPair(
+        f"spread_nibbles_{count}_u8",
+        "",
+        (Operand((count,), "uint8"), Operand((2 * count,), "uint8")),
+        count,
+        lambda lane, data, rows: [
+            (lane * 2, T.shift_left(data[lane], T.uint8(4))),
+            (lane * 2 + 1, data[lane] & T.uint8(0xF0)),
+        ],
+        impl,
+        fresh=True,
+    )
+
+
+SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
+"""By bytes: their nibbles, low ones first, become bytes of their own, times 16."""

@@ -40,7 +40,6 @@ LOOKUP = {
 """By bytes of a vector: entries of tables of sixteen bytes."""
 
 
-
 def _lookup_add(size: int) -> TensorPair:
     every = T.Ramp(0, 1, size)
 

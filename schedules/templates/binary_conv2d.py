@@ -38,9 +38,9 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d, neon_tiling
 from bnncc.schedules.templates.border_start import Start, Tables
-from bnncc.schedules.templates.taps import Kernel, Piece, Tap
+from bnncc.schedules.templates.taps import Kernel, Piece, Tap, aliased
 from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
-from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
 
 Buffer = Any
@@ -135,7 +135,7 @@ def _declare(spec: BinaryConv2d) -> Kernel:
         extents = [batch if isinstance(extent, str) else extent for extent in shape]
         buffers.append(T.arg(name, T.buffer(extents, dtype)))
     inputs, fresh = buffers[: len(input_types(spec))], iter(buffers[len(input_types(spec)) :])
-    outputs = [_again(inputs[i]) if i >= 0 else next(fresh) for i in over]
+    outputs = [aliased(inputs[i]) if i >= 0 else next(fresh) for i in over]
     n, height, width = image(spec)
     rest = iter(inputs[1:])
     return Kernel(
@@ -151,14 +151,6 @@ def _declare(spec: BinaryConv2d) -> Kernel:
         params=list(rest),
         outputs=outputs,
     )
-
-
-def _again(buffer: Buffer) -> Buffer:
-    """Declare a tensor once more, for storing in place.
-
-    Schedules see two buffers: every vector is read before it is stored, and by no other.
-    """
-    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
 
 
 def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
@@ -192,11 +184,13 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
     def write(masked: bool) -> None:
-        def finish(piece: Piece, at: epilogue.Place, raw: Expr) -> None:
-            _finish(kernel, piece, views, at, raw, masked)
+        def finish(
+            piece: Piece, at: epilogue.Place, raw: Expr, outputs: Sequence[Buffer] = views
+        ) -> None:
+            _finish(kernel, piece, outputs, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
-            _writer(kernel, tiling, masked, finish).write()
+            _writer(kernel, tiling, masked, views, finish).write()
 
     if kernel.zero is None:
         write(False)
@@ -213,13 +207,15 @@ def _writer(
     kernel: Kernel,
     tiling: lookup.Lookup | neon_tiling.Quads | None,
     masked: bool,
-    finish: Callable[[Piece, epilogue.Place, Expr], None],
+    views: Sequence[Buffer],
+    finish: Callable[..., None],
 ) -> lookup.Writer | neon_conv2d.Writer:
     """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
     if kernel.spec.weight_order == "nibbles":
         assert not isinstance(tiling, neon_tiling.Quads)
-        cut = lookup.plain(kernel, tiling) if masked or tiling is None else tiling
-        return lookup.Writer(kernel, cut, masked, finish)
+        tiling = tiling or lookup.Lookup(NIBBLE_LANES, ((kernel.width, kernel.width),), 1)
+        cut = lookup.narrowed(kernel.spec, tiling, kernel.width) if masked else tiling
+        return lookup.Writer(kernel, cut, masked, views, finish)
     assert not isinstance(tiling, lookup.Lookup)
     chosen = neon_tiling.plain(kernel, tiling) if masked or tiling is None else tiling
     return neon_conv2d.Writer(kernel, chosen, masked, finish)
