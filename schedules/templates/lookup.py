@@ -32,10 +32,11 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.columns import cut
 from bnncc.schedules.intrin_portable import I32, popcount
 from bnncc.schedules.templates import epilogue
-from bnncc.schedules.templates.taps import Kernel, Piece, aliased
+from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
+from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
 
 Buffer = Any

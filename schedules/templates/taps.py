@@ -18,11 +18,6 @@ from bnncc.topi_binary.spec import BinaryConv2d, Dim
 Buffer = Any
 
 
-def aliased(buffer: Buffer) -> Buffer:
-    """Declare a tensor once more: schedules see two, of which one is read and one written."""
-    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
-
-
 @dataclass(frozen=True)
 class Piece:
     """A range of columns and of channel blocks."""
