@@ -27,7 +27,70 @@ PAIRS: dict[str, Intrinsic] = {}
 
 
 @dataclass(frozen=True)
-class Intrinsic:
+class Operand:
+    """A tensor that an instruction reads or changes.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its extents.
+    dtype : str
+        Of an element.
+    strided : bool, default False
+        Whether rows may lie apart in memory; elements of the last axis never do.
+    bounds : (int, int), optional
+        Range of its elements: what a desc says holds for those alone.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    strided: bool = False
+    bounds: tuple[int, int] | None = None
+
+
+class Pair:
+    """Two halves that compute the same: ``desc`` as a plain loop, ``impl`` as an instruction."""
+
+    fresh = True
+    """Whether the tensor that changes is not read."""
+
+    @property
+    def tensors(self) -> Sequence[Operand]:
+        """What the halves take, as functions; the last one changes."""
+        raise NotImplementedError
+
+    def write(self, half: str, buffers: list[Buffer]) -> None:
+        """Write the body of one half."""
+        raise NotImplementedError
+
+    def function(self, half: str) -> tirx.PrimFunc:
+        """Return one half as a function of its own.
+
+        Parameters
+        ----------
+        half : {"desc", "impl"}
+            Which.
+
+        Returns
+        -------
+        tirx.PrimFunc
+            With one block, whose parameters are `tensors`.
+        """
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("main")
+                buffers = [_declared(f"operand_{i}", t) for i, t in enumerate(self.tensors)]
+                with T.sblock("root"):
+                    whole = [b[tuple(slice(0, e) for e in b.shape)] for b in buffers]
+                    # In the order in which TVM finds them.
+                    T.reads(*([] if self.fresh else whole[-1:]), *whole[:-1])
+                    T.writes(whole[-1])
+                    self.write(half, buffers)
+            return builder.get()
+
+
+@dataclass(frozen=True)
+class Intrinsic(Pair):
     """One instruction, or a few that belong together, on whole vectors.
 
     Attributes
@@ -69,50 +132,31 @@ class Intrinsic:
         """Write the instruction."""
         return self.impl(*operands)
 
-    def function(self, half: str) -> tirx.PrimFunc:
-        """Return one half as a function of its own.
+    @property
+    def tensors(self) -> list[Operand]:
+        """One vector for each operand (uint8 for booleans), then one for the result."""
+        return [
+            Operand((lanes(kind),), stored(kind), bounds=self.bounds.get(i))
+            for i, kind in enumerate((*self.operands, self.result))
+        ]
 
-        Parameters
-        ----------
-        half : {"desc", "impl"}
-            Which.
-
-        Returns
-        -------
-        tirx.PrimFunc
-            Parameters: one buffer for each operand (uint8 for booleans), then one for the result.
-        """
-        with IRBuilder() as builder:
-            with T.prim_func(s_tir=True):
-                T.func_name("main")
-                T.func_attr({"tirx.noalias": True})
-                operands = [
-                    T.arg(f"operand_{i}", T.buffer((lanes(kind),), stored(kind)))
-                    for i, kind in enumerate(self.operands)
-                ]
-                result = T.arg("result", T.buffer((lanes(self.result),), stored(self.result)))
-                (self._loop if half == "desc" else self._vector)(operands, result)
-            return builder.get()
-
-    def _loop(self, operands: list[Buffer], result: Buffer) -> None:
-        def reader(number: int) -> Callable[[Expr], Expr]:
-            truth = self.operands[number].startswith("bool")
-            return lambda lane: operands[number][lane] != 0 if truth else operands[number][lane]
-
-        read = [reader(number) for number in range(len(operands))]
-        with T.serial(lanes(self.result)) as lane:
-            T.buffer_store(result, self.desc(lane, *read), [lane])
-
-    def _vector(self, operands: list[Buffer], result: Buffer) -> None:
-        values = []
-        for kind, buffer in zip(self.operands, operands, strict=True):
-            value = buffer[T.Ramp(0, 1, lanes(kind))]
-            if kind.startswith("bool"):
-                value = value != T.Broadcast(T.uint8(0), lanes(kind))
-            values.append(value)
+    def write(self, half: str, buffers: list[Buffer]) -> None:
+        """Write the body of one half."""
+        *operands, result = buffers
+        if half == "desc":
+            read = [self._of(number, buffer) for number, buffer in enumerate(operands)]
+            with T.serial(lanes(self.result)) as lane:
+                T.buffer_store(result, self.desc(lane, *read), [lane])
+            return
+        values = [self._of(i, b)(T.Ramp(0, 1, b.shape[0])) for i, b in enumerate(operands)]
         where = T.Ramp(0, 1, lanes(self.result)) if lanes(self.result) > 1 else T.int32(0)
         with imported(self.source):
             T.buffer_store(result, self.impl(*values), [where])
+
+    def _of(self, number: int, buffer: Buffer) -> Callable[[Expr], Expr]:
+        if not self.operands[number].startswith("bool"):
+            return lambda where: buffer[where]
+        return lambda where: buffer[where] != _zeros(where)
 
 
 def imported(*sources: str) -> AbstractContextManager[Any]:
@@ -157,26 +201,7 @@ def unsigned(value: Expr, bits: int, place: int) -> Expr:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A tensor that an instruction reads or changes.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Its extents.
-    dtype : str
-        Of an element.
-    strided : bool, default False
-        Whether rows may lie apart in memory; elements of the last axis never do.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    strided: bool = False
-
-
-@dataclass(frozen=True)
-class TensorPair:
+class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
 
     It changes its last operand in place, which has one axis.
@@ -192,10 +217,14 @@ class TensorPair:
     lanes : int
         Extent of the loop in ``desc``.
     desc : callable
-        Takes the number of a lane and the buffers; returns which elements of the last one change,
-        and what they become, as pairs.
+        Takes the number of a lane (with `terms`, that of a term too) and the buffers; returns which
+        elements of the last one change, and what they become, as pairs.
     impl : callable
         Takes the buffers; returns the same for whole vectors.
+    terms : int, default 0
+        Extent of a second loop in ``desc``, over what is added to a lane.
+    fresh : bool, default False
+        Whether the last operand is written without being read.
     """
 
     name: str
@@ -204,6 +233,8 @@ class TensorPair:
     lanes: int
     desc: Callable[..., Sequence[tuple[Expr, Expr]]]
     impl: Callable[..., Sequence[tuple[Expr, Expr]]]
+    terms: int = 0
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         """Enter it in `TENSOR_PAIRS`."""
@@ -215,37 +246,19 @@ class TensorPair:
             s_tir.TensorIntrin.register(self.name, self.function("desc"), self.function("impl"))
         return self.name
 
-    def function(self, half: str) -> tirx.PrimFunc:
-        """Return one half as a function of its own, whose parameters are the operands.
+    @property
+    def tensors(self) -> Sequence[Operand]:
+        """The operands."""
+        return self.operands
 
-        Parameters
-        ----------
-        half : {"desc", "impl"}
-            Which.
-
-        Returns
-        -------
-        tirx.PrimFunc
-            With one block.
-        """
-        with IRBuilder() as builder:
-            with T.prim_func(s_tir=True):
-                T.func_name("main")
-                buffers = [
-                    _declared(f"operand_{i}", operand) for i, operand in enumerate(self.operands)
-                ]
-                with T.sblock("root"):
-                    whole = [b[tuple(slice(0, e) for e in b.shape)] for b in buffers]
-                    T.reads(whole[-1], *whole[:-1])  # in the order in which TVM finds them
-                    T.writes(whole[-1])
-                    if half == "desc":
-                        with T.serial(self.lanes) as loop, T.sblock("update"):
-                            _store(
-                                buffers[-1], self.desc(T.axis.spatial(self.lanes, loop), *buffers)
-                            )
-                    else:
-                        _store(buffers[-1], self.impl(*buffers))
-            return builder.get()
+    def write(self, half: str, buffers: list[Buffer]) -> None:
+        """Write the body of one half."""
+        if half == "impl":
+            _store(buffers[-1], self.impl(*buffers))
+            return
+        with T.grid(self.lanes, *[self.terms][: self.terms]) as loops, T.sblock("update"):
+            axes = T.axis.remap("SR" if self.terms else "S", loops if self.terms else [loops])
+            _store(buffers[-1], self.desc(*(axes if self.terms else [axes]), *buffers))
 
 
 TENSOR_PAIRS: dict[str, TensorPair] = {}
@@ -265,3 +278,8 @@ def _declared(name: str, operand: Operand) -> Buffer:
 def _store(buffer: Buffer, made: Sequence[tuple[Expr, Expr]]) -> None:
     for where, value in made:
         T.buffer_store(buffer, value, [where])
+
+
+def _zeros(where: Expr) -> Expr:
+    count = getattr(where, "lanes", 1)
+    return T.Broadcast(T.uint8(0), int(count)) if isinstance(where, tirx.Ramp) else T.uint8(0)

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
 
@@ -130,3 +130,60 @@ XOR_POPCOUNT = TensorPair(
 """One data word meets the weight words of `LANES` output channels; differing bits are added.
 
 With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by bytes."""
+
+
+def _widening_add(size: int, vectors: int) -> TensorPair:
+    half, whole = size // 2, size * vectors
+
+    def impl(narrow: Any, total: Any) -> Any:
+        for vector in range(vectors):
+            both = T.reinterpret(f"uint16x{half}", narrow[T.Ramp(vector * size, 1, size)])
+            low, high = (T.Broadcast(T.uint16(k), half) for k in (255, 8))
+            for side, value in enumerate((both & low, both >> high)):
+                where = T.Ramp(side * whole // 2 + vector * half, 1, half)
+                yield where, total[where] + value
+
+    return TensorPair(
+        f"widening_add_{vectors}x{size}_u8",
+        "",
+        (Operand((whole,), "uint8"), Operand((whole,), "uint16")),
+        whole,
+        lambda lane, narrow, total: [
+            (
+                lane,
+                total[lane]
+                + T.Cast("uint16", narrow[lane % (whole // 2) * 2 + lane // (whole // 2)]),
+            )
+        ],
+        lambda narrow, total: list(impl(narrow, total)),
+    )
+
+
+WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
+"""By bytes of a vector: bytes are added to sums of 16 bits, first those in even places, then those
+in odd ones, of `NIBBLE_LANES` channels at least."""
+
+
+def _spread(count: int) -> TensorPair:
+    def impl(data: Any, rows: Any) -> Any:
+        wide = T.Cast(f"uint16x{count}", data[T.Ramp(0, 1, count)])
+        four, eight, high = (T.Broadcast(T.uint16(k), count) for k in (4, 8, 0xF0F0))
+        both = ((wide << four) | (wide << eight)) & high
+        return [(T.Ramp(0, 1, 2 * count), T.reinterpret(f"uint8x{2 * count}", both))]
+
+    return TensorPair(
+        f"spread_nibbles_{count}_u8",
+        "",
+        (Operand((count,), "uint8"), Operand((2 * count,), "uint8")),
+        count,
+        lambda lane, data, rows: [
+            (lane * 2, T.shift_left(data[lane], T.uint8(4))),
+            (lane * 2 + 1, data[lane] & T.uint8(0xF0)),
+        ],
+        impl,
+        fresh=True,
+    )
+
+
+SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
+"""By bytes: their nibbles, low ones first, become bytes of their own, times 16."""

@@ -39,6 +39,36 @@ LOOKUP = {
 }
 """By bytes of a vector: entries of tables of sixteen bytes."""
 
+
+def _lookup_add(size: int) -> TensorPair:
+    every = T.Ramp(0, 1, size)
+
+    def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
+        # One of the sixteen entries is meant. No loop can be found again that says ``row[weight]``.
+        meant = T.Cast("int32", weight[lane]) == entry
+        picked = T.if_then_else(meant, row[lane // 16 * 16 + entry], T.uint8(0))
+        return [(lane, total[lane] + picked)]
+
+    return TensorPair(
+        LOOKUP[size].name.replace("lookup", "lookup_add"),
+        LOOKUP[size].feature,
+        (
+            Operand((size,), "uint8", bounds=(0, 15)),
+            Operand((size,), "uint8"),
+            Operand((size,), "uint8"),
+        ),
+        size,
+        desc,
+        lambda weight, row, total: [
+            (every, total[every] + LOOKUP[size](row[every], weight[every])),
+        ],
+        terms=16,
+    )
+
+
+LOOKUP_ADD = {size: _lookup_add(size) for size in LOOKUP}
+"""By bytes of a vector: each byte of weights picks from a row of sixteen; that is added."""
+
 SUM, MAJORITY, LESS, CHOOSE, CARRY = 0x96, 0xE8, 0x8E, 0xCA, 0xD4
 """Truth tables of three bits, the first operand being the highest digit of the row's number: their
 sum; their majority; ``a < b`` or, where a is b, c; b where a is set, else c; and the majority of x,

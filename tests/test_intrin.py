@@ -85,12 +85,13 @@ def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
     library = build(functions, target)
     for i, pair in enumerate(tried):
         for _ in range(BATCHES):
-            arrays = [
-                rng.integers(0, 2**32, operand.shape, dtype=np.uint32)
-                if operand.dtype != "int32"
-                else rng.integers(-1000, 1000, operand.shape).astype("int32")
-                for operand in pair.operands
-            ]
+            arrays = []
+            for operand in pair.operands:
+                info = np.iinfo(operand.dtype)
+                low, high = operand.bounds or (max(info.min, -1000), info.max)
+                high = 1000 if operand.dtype == "int32" else high
+                values = rng.integers(low, high, operand.shape, endpoint=True)
+                arrays.append(values.astype(operand.dtype))
             if pair.name.startswith("avx512vpopcntdq_carry_save"):
                 apart = (len(arrays[2]) - 1) // 2  # the first operand is the XOR of the data
                 arrays[0][0] = np.bitwise_xor.reduce(arrays[2][::apart, 0])

@@ -1,15 +1,16 @@
-"""Operators: name, attributes and parameters of a kernel whose body a schedule writes."""
+"""Operators: name, attributes and parameters of the function of a spec, while it is written."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.build import SPEC_ATTR, aliases, input_types, output_types
+from bnncc.topi_binary.build import SPEC_ATTR, Type, aliases, input_types, output_types
 from bnncc.topi_binary.spec import Spec, to_json
 
 Buffer = Any
@@ -64,3 +65,83 @@ def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
         extents = [n if isinstance(d, str) else d for d in shape]
         buffers.append(T.arg(name, T.buffer(extents, dtype)))
     return n, buffers
+
+
+class Operator:
+    """The function of a spec while it is being written.
+
+    Parameters
+    ----------
+    spec : Spec
+        What it computes.
+
+    Attributes
+    ----------
+    n : Expr of int64
+        The batch.
+    inputs, outputs : list of Buffer
+        Of the kernel, in the order of `build.input_types` and `build.output_types`. An output that
+        is stored over an input is one parameter and two buffers.
+
+    Examples
+    --------
+    A kernel that copies its input::
+
+        with Operator(spec) as operator:
+            with T.serial(operator.n) as i:
+                T.buffer_store(operator.outputs[0], operator.inputs[0][i, 0], [i, 0])
+        return operator.func
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._builder = IRBuilder()
+        self._frame = T.prim_func(s_tir=True)
+
+    def __enter__(self) -> Operator:
+        """Open the function and declare its parameters."""
+        self._builder.__enter__()
+        self._frame.__enter__()
+        n, buffers = declare(self._spec)
+        self.n = _int64(n)
+        count = len(input_types(self._spec))
+        self.inputs, fresh = buffers[:count], iter(buffers[count:])
+        over = aliases(self._spec)
+        self.outputs = [next(fresh) if i < 0 else aliased(self.inputs[i]) for i in over]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the function."""
+        self._frame.__exit__(*error)
+        self._builder.__exit__(*error)
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        """The finished function."""
+        return self._builder.get()
+
+    def reshape(self, spec: Spec) -> None:
+        """Look at the parameters as those of `spec`, which describes the same memory."""
+
+        def view(buffers: list[Buffer], types: Sequence[Type]) -> list[Buffer]:
+            return [
+                aliased(b, [self.n if isinstance(d, str) else _int64(d) for d in shape], dtype)
+                for b, (shape, dtype) in zip(buffers, types, strict=True)
+            ]
+
+        if isinstance(spec.n, int):
+            self.n = _int64(spec.n)
+        self.inputs = view(self.inputs, input_types(spec))
+        self.outputs = view(self.outputs, output_types(spec))
+
+
+def aliased(
+    buffer: Buffer, shape: Sequence[Expr] | None = None, dtype: str | None = None
+) -> Buffer:
+    """Declare a tensor once more: schedules see two, of which one is read and one written."""
+    shape = buffer.shape if shape is None else shape
+    return T.decl_buffer(list(shape), dtype or buffer.dtype, data=buffer.data)
+
+
+def _int64(value: Expr | int) -> Expr:
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value

@@ -39,9 +39,10 @@ from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d, neon_tiling
 from bnncc.schedules.templates.border_start import Start, Tables
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
-from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
-from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import BinaryConv2d, Dim, to_json
+from bnncc.topi_binary.build import output_hw
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
+from bnncc.topi_binary.signature import Operator
+from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
 Buffer = Any
 Expr = Any
@@ -91,19 +92,15 @@ def conv2d(
     tirx.PrimFunc
         Not scheduled, named ``main``.
     """
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            T.func_name("main")
-            T.func_attr({"tirx.noalias": True, "bnncc.spec": to_json(spec)})
-            kernel = _declare(spec)
-            with T.sblock("root"):
-                T.reads()
-                T.writes()
-                if spec.weight_order != "words":
-                    _written(kernel, tiling)
-                else:
-                    _body(kernel, pieces(spec, columns, blocks), carry_save)
-        return builder.get()
+    with Operator(spec) as operator, T.sblock("root"):
+        T.reads()
+        T.writes()
+        kernel = _kernel(spec, operator)
+        if spec.weight_order != "words":
+            _written(kernel, tiling)
+        else:
+            _body(kernel, pieces(spec, columns, blocks), carry_save)
+    return operator.func
 
 
 def pieces(
@@ -125,40 +122,23 @@ def pieces(
     ]
 
 
-def _declare(spec: BinaryConv2d) -> Kernel:
-    batch = spec.n if isinstance(spec.n, int) else tirx.Var(spec.n, "int64")
-    buffers = []
-    over = aliases(spec)
-    types = [(f"input_{i}", kind) for i, kind in enumerate(input_types(spec))]
-    types += [(f"output_{i}", kind) for i, kind in enumerate(output_types(spec)) if over[i] < 0]
-    for name, (shape, dtype) in types:
-        extents = [batch if isinstance(extent, str) else extent for extent in shape]
-        buffers.append(T.arg(name, T.buffer(extents, dtype)))
-    inputs, fresh = buffers[: len(input_types(spec))], iter(buffers[len(input_types(spec)) :])
-    outputs = [_again(inputs[i]) if i >= 0 else next(fresh) for i in over]
+def _kernel(spec: BinaryConv2d, operator: Operator) -> Kernel:
     n, height, width = image(spec)
-    rest = iter(inputs[1:])
+    data, *others = operator.inputs
+    rest = iter(others)
     return Kernel(
         spec=spec,
-        n=batch if isinstance(n, str) else n,
+        n=operator.n if isinstance(n, str) else n,
         height=height,
         width=width,
-        data=inputs[0],
+        data=data,
         zero=next(rest) if spec.ternary else None,
         weight=next(rest),
         weight_zero=next(rest) if spec.weight_zeros else None,
         starts=next(rest) if spec.per_image and spec.mode == "and" else None,
         params=list(rest),
-        outputs=outputs,
+        outputs=operator.outputs,
     )
-
-
-def _again(buffer: Buffer) -> Buffer:
-    """Declare a tensor once more, for storing in place.
-
-    Schedules see two buffers: every vector is read before it is stored, and by no other.
-    """
-    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
 
 
 def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
@@ -192,11 +172,13 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
     def write(masked: bool) -> None:
-        def finish(piece: Piece, at: epilogue.Place, raw: Expr) -> None:
-            _finish(kernel, piece, views, at, raw, masked)
+        def finish(
+            piece: Piece, at: epilogue.Place, raw: Expr, outputs: Sequence[Buffer] = views
+        ) -> None:
+            _finish(kernel, piece, outputs, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
-            _writer(kernel, tiling, masked, finish).write()
+            _writer(kernel, tiling, masked, views, finish).write()
 
     if kernel.zero is None:
         write(False)
@@ -213,13 +195,15 @@ def _writer(
     kernel: Kernel,
     tiling: lookup.Lookup | neon_tiling.Quads | None,
     masked: bool,
-    finish: Callable[[Piece, epilogue.Place, Expr], None],
+    views: Sequence[Buffer],
+    finish: Callable[..., None],
 ) -> lookup.Writer | neon_conv2d.Writer:
     """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
     if kernel.spec.weight_order == "nibbles":
         assert not isinstance(tiling, neon_tiling.Quads)
-        cut = lookup.plain(kernel, tiling) if masked or tiling is None else tiling
-        return lookup.Writer(kernel, cut, masked, finish)
+        tiling = tiling or lookup.Lookup(NIBBLE_LANES, ((kernel.width, kernel.width),), 1)
+        cut = lookup.narrowed(kernel.spec, tiling, kernel.width) if masked else tiling
+        return lookup.Writer(kernel, cut, masked, views, finish)
     assert not isinstance(tiling, lookup.Lookup)
     chosen = neon_tiling.plain(kernel, tiling) if masked or tiling is None else tiling
     return neon_conv2d.Writer(kernel, chosen, masked, finish)

@@ -10,11 +10,12 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.kernel import Buffer, Expr, Kernel, bind, const, loop, loops
+from bnncc.schedules.templates.kernel import Buffer, Expr, bind, const, loop, loops
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import ConcatBits, PadBits, SliceBits
 
 
@@ -41,7 +42,7 @@ def concat_bits(spec: ConcatBits) -> tirx.PrimFunc:
             if shift and shift + min(WORD_BITS, channels - word * WORD_BITS) > WORD_BITS:
                 parts[target + 1].append((number, word, shift - WORD_BITS))
         first += channels
-    with Kernel(spec) as kernel, loops([kernel.n, spec.height, spec.width]) as at:
+    with Operator(spec) as kernel, loops([kernel.n, spec.height, spec.width]) as at:
         where = _pixel(spec, at)
         for target, sources in enumerate(parts):
             value = None
@@ -65,7 +66,7 @@ def slice_bits(spec: SliceBits) -> tirx.PrimFunc:
     tirx.PrimFunc
         Takes `bits_table.slice_table` as a second input if `bits_table.needs_table`.
     """
-    with Kernel(spec) as kernel, loops([kernel.n, spec.height, spec.width]) as at:
+    with Operator(spec) as kernel, loops([kernel.n, spec.height, spec.width]) as at:
         where = _pixel(spec, at)
         if needs_table(spec):
             _gather(kernel, where, layout.words(len(spec.index)))
@@ -96,7 +97,7 @@ def pad_bits(spec: PadBits) -> tirx.PrimFunc:
     """
     words, (height, width) = layout.words(spec.channels), output_hw(spec)
     top, left, _, right = spec.pads
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         data, out = kernel.inputs[0], kernel.outputs[0]
 
         def fill(n: Expr, row: Expr, first: int, count: int) -> None:
@@ -143,7 +144,7 @@ def _shifted(word: Expr, shift: int) -> Expr:
     return word << word_const(shift) if shift > 0 else word >> word_const(-shift)
 
 
-def _gather(kernel: Kernel, where: list[Any], words: int) -> None:
+def _gather(kernel: Operator, where: list[Any], words: int) -> None:
     """Write words bit by bit, as the table says."""
     data, table = kernel.inputs
     value = T.sblock_alloc_buffer((1,), "uint32")

@@ -23,10 +23,11 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.adders import Logic, Tree
 from bnncc.schedules.templates.bit_sliced_rows import ONES, Cut, Ring, get, put, splat_word
 from bnncc.schedules.templates.epilogue import Place, emit, views
-from bnncc.schedules.templates.kernel import Expr, Kernel, bind, const, flat, load, loop, loops
+from bnncc.schedules.templates.kernel import Expr, bind, const, flat, load, loop, loops
 from bnncc.schedules.templates.source import lanes_of
 from bnncc.topi_binary import sliced_data
 from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
 
 Buffer = Any
@@ -72,7 +73,7 @@ def conv2d(spec: BinaryConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
     tirx.PrimFunc
         Its loops are as they are to run.
     """
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         _Conv(kernel, spec, tile or Tile()).write()
     return kernel.func
 
@@ -80,7 +81,7 @@ def conv2d(spec: BinaryConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
 class _Conv:
     """Writes one convolution into an open kernel."""
 
-    def __init__(self, kernel: Kernel, spec: BinaryConv2d, tile: Tile) -> None:
+    def __init__(self, kernel: Operator, spec: BinaryConv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec, tile
         inputs = list(kernel.inputs)
         self.data = [inputs.pop(0) for _ in range(1 + spec.ternary)]

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from bnncc.schedules.templates.epilogue import Place, emit, half_view, views
-from bnncc.schedules.templates.kernel import Kernel, bind, const, loop, loops
+from bnncc.schedules.templates.kernel import bind, const, loop, loops
 from bnncc.schedules.templates.planar import write_planar
 from bnncc.schedules.templates.source import value_of
 from bnncc.schedules.templates.square import write_squares
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 
 TENSORS = ("store", "add", "rsub", "mul")
@@ -61,7 +62,7 @@ def elementwise(spec: Elementwise, tile: Tile | None = None) -> tirx.PrimFunc:
     tile = tile or Tile()
     flat = _flattened(spec)
     layouts = _layouts(spec)
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         kernel.reshape(flat)
         if in_vectors(spec):
             _write_rows(kernel, flat, tile)
@@ -91,7 +92,7 @@ def _flattened(spec: Elementwise) -> Elementwise:
     return dataclasses.replace(spec, height=1, width=spec.height * spec.width)
 
 
-def _write_rows(kernel: Kernel, spec: Elementwise, tile: Tile) -> None:
+def _write_rows(kernel: Operator, spec: Elementwise, tile: Tile) -> None:
     count = spec.data_tensors
     outputs = views(spec.steps, kernel.outputs, spec.channels)
     params = kernel.inputs[count:]

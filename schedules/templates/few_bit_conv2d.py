@@ -19,21 +19,12 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin import imported
 from bnncc.schedules.templates import few_bit_products
 from bnncc.schedules.templates.epilogue import Place, emit, views
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Kernel,
-    Register,
-    bind,
-    const,
-    load,
-    loop,
-    loops,
-    splat,
-)
+from bnncc.schedules.templates.kernel import Expr, Register, bind, const, load, loop, loops, splat
 from bnncc.schedules.templates.window import Segment, row_taps, segments
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import FewBitConv2d
 
 UNROLLED_PAIRS = 4
@@ -81,7 +72,7 @@ def conv2d(spec: FewBitConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
         ``out[n, y, x, o] = epilogue(start + sum k[n, y + i, x + j, c] * q[o, i, j, c])``.
     """
     tile = tile or Tile()
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         flat = flattened(spec)
         if flat is not spec:
             kernel.reshape(flat)
@@ -106,7 +97,7 @@ def flattened(spec: FewBitConv2d) -> FewBitConv2d:
 class _Conv:
     """Writes one convolution into an open kernel."""
 
-    def __init__(self, kernel: Kernel, spec: FewBitConv2d, tile: Tile) -> None:
+    def __init__(self, kernel: Operator, spec: FewBitConv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec, tile
         count = spec.data_tensors
         self.data, (self.weight, *rest) = kernel.inputs[:count], kernel.inputs[count:]

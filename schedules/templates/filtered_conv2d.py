@@ -19,23 +19,14 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.templates.filtered_data import Filtered, make
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Kernel,
-    Register,
-    bind,
-    f32,
-    load,
-    loop,
-    splat,
-    store,
-)
+from bnncc.schedules.templates.kernel import Expr, Register, bind, f32, load, loop, splat, store
 from bnncc.schedules.templates.rows import Line, Rows, Strip, when
 from bnncc.schedules.templates.transforms import combine
 from bnncc.schedules.templates.window import row_taps
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
 
@@ -82,7 +73,7 @@ def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
     tirx.PrimFunc
         What `float_conv2d.conv2d` computes, but for rounding.
     """
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         _Conv(kernel, spec, tile or Tile()).write()
     return kernel.func
 
@@ -102,7 +93,7 @@ class _Piece:
 
 
 class _Conv:
-    def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
+    def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
         self.spec, self.tile = spec, tile
         self.weight = kernel.inputs[1]
         self.vertical, self.axis = filtering.axes(spec)

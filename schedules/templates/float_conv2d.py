@@ -22,7 +22,6 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.templates.kernel import (
     Expr,
-    Kernel,
     Register,
     bind,
     const,
@@ -40,6 +39,7 @@ from bnncc.schedules.templates.rows import Line, Rows
 from bnncc.schedules.templates.window import Segment, row_taps, segments
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
 
@@ -109,7 +109,7 @@ def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
     tirx.PrimFunc
         ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
     """
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         tile = tile or Tile()
         flat = flattened(spec, tile.flat_rows)
         if flat is not spec:
@@ -130,7 +130,7 @@ class _Block(NamedTuple):
 class _Conv:
     """Writes one convolution into an open kernel."""
 
-    def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
+    def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
         self.data, self.weight = kernel.inputs[:2]
         self.unit = spec.pool.strides[1] if spec.pool is not None else 1

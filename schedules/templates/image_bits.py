@@ -26,7 +26,6 @@ from bnncc.schedules.templates import few_bit_products
 from bnncc.schedules.templates.kernel import (
     Buffer,
     Expr,
-    Kernel,
     Register,
     bind,
     const,
@@ -36,6 +35,7 @@ from bnncc.schedules.templates.kernel import (
     splat,
     u32,
 )
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import GREY, ImageBits
 
 NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
@@ -66,7 +66,7 @@ def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
     tirx.PrimFunc
         Not scheduled; straight code for vectors of pixels.
     """
-    with Kernel(spec) as kernel, ExitStack() as stack:
+    with Operator(spec) as kernel, ExitStack() as stack:
         if code := few_bit_products.imported("pairs", machine):
             stack.enter_context(imported(code, less.source))
         data, out = flat(kernel.inputs[0]), flat(kernel.outputs[0])

@@ -2,116 +2,23 @@
 
 Kernels of this package are loops around vectors of `LANES` values. Written out they say exactly
 which registers they need, on every target: LLVM cuts a vector of 16 lanes into as many registers as
-the machine asks for. All indices are int64, as Relax shapes are. Everything here works inside a
-`Kernel` context, on TVM's IRBuilder.
+the machine asks for. All indices are int64, as Relax shapes are. Everything here works inside an
+`Operator` context, on TVM's IRBuilder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.build import SPEC_ATTR, Type, aliases, input_types, output_types
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import Dim, Spec, to_json
 
 Buffer = Any
 Expr = Any
-
-
-class Kernel:
-    """The PrimFunc of one spec while it is being written.
-
-    Parameters
-    ----------
-    spec : Spec
-        What it computes; gives parameters and attributes.
-
-    Attributes
-    ----------
-    n : Expr
-        The batch.
-    inputs, outputs : list of Buffer
-        Parameters, in the order of `build.input_types` and `build.output_types`.
-
-    Examples
-    --------
-    A kernel that copies its input::
-
-        with Kernel(spec) as kernel:
-            with T.serial(kernel.n) as i:
-                T.buffer_store(kernel.outputs[0], load(kernel.inputs[0], [i, 0]), [i, ramp(0)])
-        return kernel.func
-    """
-
-    def __init__(self, spec: Spec) -> None:
-        n = spec.n
-        self.n: Expr = const(n) if isinstance(n, int) else tirx.Var(n, "int64")
-        self.spec = spec
-        self._builder = IRBuilder()
-        self._frame = T.prim_func(s_tir=True)
-
-    def __enter__(self) -> Kernel:
-        """Open the function and declare its parameters."""
-        self._builder.__enter__()
-        self._frame.__enter__()
-        T.func_name("main")
-        T.func_attr({"tirx.noalias": True, "op_pattern": 8, SPEC_ATTR: to_json(self.spec)})
-        self.inputs = self._declare("in", input_types(self.spec))
-        over = aliases(self.spec)
-        types = [kind for kind, i in zip(output_types(self.spec), over, strict=True) if i < 0]
-        fresh = iter(self._declare("out", types))
-        # Where a result is stored over an input, it is one parameter and two buffers.
-        self.outputs = [next(fresh) if i < 0 else _again(self.inputs[i]) for i in over]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the function."""
-        self._frame.__exit__(kind, error, trace)
-        self._builder.__exit__(kind, error, trace)
-
-    @property
-    def func(self) -> tirx.PrimFunc:
-        """The finished function."""
-        return self._builder.get()
-
-    def reshape(self, spec: Spec) -> None:
-        """Look at the parameters as those of `spec`, which describes the same memory."""
-
-        def view(buffers: list[Buffer], types: Sequence[Type]) -> list[Buffer]:
-            return [
-                T.decl_buffer(self._dims(shape), dtype, data=buffer.data)
-                for buffer, (shape, dtype) in zip(buffers, types, strict=True)
-            ]
-
-        if isinstance(spec.n, int):
-            self.n = const(spec.n)
-        self.inputs = view(self.inputs, input_types(spec))
-        self.outputs = view(self.outputs, output_types(spec))
-
-    def _dims(self, shape: Sequence[Dim]) -> list[Expr]:
-        return [self.n if isinstance(d, str) else const(d) for d in shape]
-
-    def _declare(self, prefix: str, types: Sequence[Type]) -> list[Buffer]:
-        return [
-            T.arg(f"{prefix}{number}", T.buffer(self._dims(shape), dtype))
-            for number, (shape, dtype) in enumerate(types)
-        ]
-
-
-def _again(buffer: Buffer) -> Buffer:
-    return T.decl_buffer(list(buffer.shape), buffer.dtype, data=buffer.data)
 
 
 def const(value: int) -> Expr:

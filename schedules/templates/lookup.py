@@ -1,8 +1,17 @@
 """Binary convolution by table lookup, for x86 processors that cannot count the bits of a vector.
 
-A row of a table, chosen by a nibble of data, holds the differing bits for each nibble of weight
-(`lookup_data`). A vector of weight nibbles, one byte for each output channel, picks from the row in
-one instruction (``pshufb``), and one addition of bytes ends four products of every channel.
+A *nibble* is four channels. Row t of a table holds ``popcount(t ^ i)`` for i = 0 .. 15, repeated to
+a whole line. A row, chosen by a nibble of data, holds the differing bits for each nibble of weight;
+a vector of weight nibbles, one byte for each output channel, picks from the row in one instruction
+(``pshufb``), and one addition of bytes ends four products of every channel.
+
+Blocks, in the order in which they are written: ``table``; ``rows``, data nibbles as places of rows;
+for each range of output channels ``nibbles``, its weights; for each tile of columns ``sums``, the
+lookups summed in bytes, ``acc``, those in 16 bits, and ``out``, the epilogue. All but the first
+are loops over single values, or over blocks of lanes to be tensorized; `binary_lookup` schedules.
+
+Bounds: a lookup is at most 4, so a byte takes 63 of them (`MAX_LOOKUPS`: 63 * 4 = 252), and `fits`
+admits no more products than 16 bits count.
 
 With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
 w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
@@ -10,19 +19,24 @@ w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates import epilogue, lookup_data
-from bnncc.schedules.templates.lookup_data import NIBBLES, ROW, ROW_UNIT, whole
-from bnncc.schedules.templates.lookup_sums import MAX_LOOKUPS, MAX_PRODUCTS, Sums
+from bnncc.schedules.columns import cut
+from bnncc.schedules.intrin_portable import I32, popcount
+from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.taps import Kernel, Piece
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
+from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
 
 Buffer = Any
@@ -33,6 +47,28 @@ MIN_PIXELS = 4
 
 MIN_CHANNELS = LANES + 1
 """Output channels: fewer are half of the `NIBBLE_LANES` computed together, a draw with words."""
+
+MAX_LOOKUPS = 63
+"""Lookups of at most 4 that a byte can sum."""
+
+MAX_PRODUCTS = 2**16 - 1
+"""What a sum of 16 bits can count."""
+
+NIBBLES = layout.WORD_BITS // 4
+"""Nibbles in a word."""
+
+ROW_UNIT = 16
+"""A data nibble t is stored as ``16 * t``, which an address scaled by 4 makes the row's place."""
+
+ROW = 64
+"""Bytes from one row of the table to the next: rows lie in one cache line each, and the table is so
+large that TVM does not put it on the stack, where it would not be aligned."""
+
+CONVERTED = 32
+"""Bytes of data converted at a time."""
+
+Finish = Callable[..., None]
+"""Writes the epilogue, given a piece, where the vector lies, the sums, and views of the outputs."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +83,27 @@ class Lookup:
         Pieces of the width, each a multiple of its tile; those at a border are one tile.
     vectors : int
         Vectors of output channels in a tile, a multiple of `layout.NIBBLE_LANES` channels.
-    parallel : bool, default False
-        Whether threads share the rows.
-    unroll : int, default 1
-        Nibbles in one loop body.
-    shared : bool, default False
-        Whether a row of the table stays in a register for all taps of a kernel row that read the
-        same pixel, with the taps unrolled; else it is loaded again for each tap.
     """
 
     size: int
     columns: tuple[tuple[int, int], ...]
     vectors: int
-    parallel: bool = False
-    unroll: int = 1
-    shared: bool = False
+
+    @property
+    def unit(self) -> int:
+        """The fewest channels that a tile can have."""
+        return max(self.size, NIBBLE_LANES)
+
+
+class Channels(NamedTuple):
+    """A range of output channels, cut into equal tiles."""
+
+    name: str
+    first: int
+    """The first vector."""
+    tiles: int
+    vectors: int
+    """Of a tile."""
 
 
 def fits(spec: BinaryConv2d) -> bool:
@@ -79,27 +121,44 @@ def pays(spec: BinaryConv2d) -> bool:
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 
-def plain(kernel: Kernel, tiling: Lookup | None = None) -> Lookup:
-    """Return the smallest tiling (of the vectors of `tiling`): one column, borders apart."""
-    runs: list[tuple[int, int]] = []
-    inner = False
-    for column in range(kernel.width):
-        inside = not any(kernel.leaves(1, Piece(column, 1, 0, 1, LANES)))
-        if inner and inside:
-            runs[-1] = (runs[-1][0] + 1, 1)
-        else:
-            runs.append((1, 1))
-        inner = inside
-    tiling = tiling or Lookup(NIBBLE_LANES, (), 1)
-    return replace(tiling, columns=tuple(runs))
+def narrowed(spec: BinaryConv2d, tiling: Lookup, width: int) -> Lookup:
+    """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
+    return replace(tiling, columns=cut(spec, [1] * width))
 
 
-Finish = Callable[[Piece, "epilogue.Place", Expr], None]
-"""Writes the epilogue of one vector of accumulators."""
+def channels(spec: BinaryConv2d, tiling: Lookup, masked: bool) -> list[Channels]:
+    """Return the ranges of output channels: equal tiles, then what is left as one."""
+    per_unit = tiling.unit // tiling.size
+    tile = tiling.vectors // per_unit
+    full, rest = divmod(spec.out_channels, tiling.unit)
+    tiles, left = full // tile, full % tile + (rest > 0)
+    ranges = ((0, tiles, tiling.vectors), (tiles * tiling.vectors, min(left, 1), left * per_unit))
+    prefix = "zero_" if masked else ""
+    return [Channels(f"{prefix}{i}", *r) for i, r in enumerate(ranges) if r[1]]
+
+
+def padded(kernel: Kernel) -> Kernel:
+    """Return `kernel` as it is on data with a border of the pixels that padding means.
+
+    Padding with +1 or -1 (or 0 in mode ``and``) is in the copied data, so no tap leaves the image.
+    Padding with zeros, which one bit does not hold, stays: those taps are skipped.
+    """
+    spec = kernel.spec
+    if kernel.pads_zeros or spec.rank == 2:
+        return kernel
+    top, left, bottom, right = spec.pads
+    height, width = spec.height + top + bottom, spec.width + left + right
+    return replace(kernel, spec=replace(spec, height=height, width=width, pads=(0, 0, 0, 0)))
+
+
+def whole(buffer: Buffer, *first: Expr) -> Expr:
+    """Return the region of all of `buffer` that begins with some indices."""
+    rest = (slice(0, extent) for extent in buffer.shape[len(first) :])
+    return buffer[tuple([*first, *rest])]
 
 
 class Writer:
-    """Writes the loops of a kernel, as they are to run.
+    """Writes the blocks of a kernel.
 
     Parameters
     ----------
@@ -109,228 +168,278 @@ class Writer:
         How to cut it.
     masked : bool
         Whether there is a plane of zeros that matters.
+    views : sequence of Buffer
+        The outputs, as `epilogue.views` gives them.
     finish : callable
         Writes the epilogue of one vector.
     """
 
-    def __init__(self, kernel: Kernel, tiling: Lookup, masked: bool, finish: Finish) -> None:
-        self.source, self.tiling, self.finish = kernel, tiling, finish
-        self.kernel = lookup_data.padded(kernel)
-        self.masked = masked
-        self.chunk = _chunk(kernel.spec.kernel[1], kernel.group_words)
+    def __init__(
+        self, kernel: Kernel, tiling: Lookup, masked: bool, views: Sequence[Buffer], finish: Finish
+    ) -> None:
+        self._source, self._tiling, self._views, self._finish = kernel, tiling, views, finish
+        self._kernel = padded(kernel)
+        self._masked, self._prefix = masked, "zero_" if masked else ""
+        self._words = kernel.group_words
+        taps = kernel.spec.kernel[1] * NIBBLES
+        fitting = [c for c in range(1, self._words + 1) if self._words % c == 0]
+        # Of one type: threads share the product of these extents, and TVM follows no casts.
+        self._extent = T.int64 if isinstance(kernel.n, tirx.Var) else int
+        self._image = kernel.n, self._extent(kernel.height)
+        # Words, of each of a row's taps, that are summed in bytes.
+        self._chunk = max((c for c in fitting if taps * c <= MAX_LOOKUPS), default=1)
 
     def write(self) -> None:
         """Write everything."""
-        self.table = lookup_data.table(self.tiling.size)
-        self.offsets = lookup_data.offsets(self.source, self.masked)
-        size = self.tiling.size
-        unit = max(size, NIBBLE_LANES)  # the fewest channels that a tile can have
-        tile = self.tiling.vectors * size // unit
-        full, rest = divmod(self.kernel.spec.out_channels, unit)
-        main = full // tile
-        if main:
-            self._channels(0, main, tile * unit // size)
-        if full % tile or rest:
-            self._channels(main * tile * unit // size, 1, (full % tile + (rest > 0)) * unit // size)
-
-    def _channels(self, first: int, count: int, tile: int) -> None:
-        """Write the loops of `count` tiles of `tile` vectors of channels from vector `first`."""
-        kernel, lanes = self.kernel, tile * self.tiling.size
-        height, width, words = kernel.reduction
-        slots = count if self.tiling.parallel else 1
-        split = T.sblock_alloc_buffer((slots, height * width * words * NIBBLES, lanes), "uint8")
-        IRBuilder.name("split", split)
-        counts = None
-        if kernel.spec.mode == "and":
-            counts = T.sblock_alloc_buffer((slots, lanes), "int32")
-            IRBuilder.name("counts", counts)
-
-        def prepare(o: Expr, slot: Expr) -> None:
-            lookup_data.split(
-                self.source, split, slot, (o * tile + first) * self.tiling.size, lanes
-            )
-            if counts is not None:
-                self._count_weights(split, counts, slot, tile)
-
-        def row(n: Expr, h: Expr, o: Expr, slot: Expr) -> None:
+        self._table = self._write_table()
+        self._rows = self._write_rows()
+        spec = self._kernel.spec
+        parts = channels(spec, self._tiling, self._masked)
+        # Of each piece its own: in one nest of loops, TVM takes no result from two blocks.
+        count = len(parts) * len(self._tiling.columns)
+        views = iter([[aliased(b) for b in self._views] for _ in range(count)])
+        for part in parts:
+            nibbles = self._write_nibbles(part)
+            bits = None
+            if spec.mode == "and":  # what weights differ in from data 0
+                bits = self._accumulate(part, "bits", nibbles, (1, 1, 1), None)
             start = 0
-            for extent, columns in self.tiling.columns:
+            for i, (extent, _) in enumerate(self._tiling.columns):
                 piece = Piece(start, extent, 0, 1, LANES)
-                with T.serial(0, extent // columns) as w:
-                    column = w * columns + start if extent > columns else start
-                    at = (n, h, column, (o * tile + first) * self.tiling.size // LANES)
-                    self._tile(piece, at, columns, tile, split, counts, slot)
+                acc = self._accumulate(part, str(i), nibbles, (*self._image, extent), piece)
+                self._out(part, str(i), piece, acc, bits, next(views))
                 start += extent
 
-        if not self.tiling.parallel:
-            with T.serial(0, count) as loop:
-                o = loop if count > 1 else T.int32(0)
-                prepare(o, T.int32(0))
-                with T.grid(kernel.n, kernel.height) as (n, h):
-                    row(n, h, o, T.int32(0))
-            return
-        with T.parallel(0, count) as o:
-            prepare(o, o)
-        # Few rows are still divided evenly, while few threads write to the same words.
-        with T.parallel(0, kernel.n * kernel.height * count) as flat:
-            o = T.Bind(flat % count) if count > 1 else T.int32(0)
-            both = T.Bind(flat // count)
-            row(both // kernel.height, both % kernel.height, o, o)
+    def _alloc(self, name: str, shape: Sequence[Expr], dtype: str) -> Buffer:
+        made = T.sblock_alloc_buffer(tuple(shape), dtype)
+        IRBuilder.name(name, made)
+        return made
 
-    def _weight(self, split: Buffer, slot: Expr, row: Expr, vector: int) -> Expr:
-        size = self.tiling.size
-        return T.Bind(split[slot, row, T.Ramp(vector * size, 1, size)])
+    def _write_table(self) -> Buffer:
+        table = self._alloc("table", (17 * ROW,), "uint8")
+        with T.grid(17, ROW) as loops, T.sblock(f"{self._prefix}table"):
+            row, i = T.axis.remap("SS", list(loops))
+            differ = T.Cast("uint8", row) ^ T.Cast("uint8", i % 16)
+            T.buffer_store(table, T.Cast("uint8", popcount(differ)), [row * ROW + i])
+        return table
 
-    def _count_weights(self, split: Buffer, counts: Buffer, slot: Expr, tile: int) -> None:
-        """Count the bits of each channel's weights: what they differ in from data 0."""
-        size = self.tiling.size
-        step = NIBBLES
-        with T.sblock("weights"):
-            T.reads(whole(split), whole(self.table))
-            T.writes(whole(counts))
-            sums = Sums.make(size, 1, tile)
-            sums.start()
-            with T.serial(0, int(split.shape[1]) // step) as part:
-                sums.clear()
-                with T.serial(0, step) as nibble:
-                    for o in range(tile):
-                        weight = self._weight(split, slot, part * step + nibble, o)
-                        sums.add(0, o, self.table[T.Ramp(0, 1, size)], weight)
-                sums.widen()
-            for block in range(tile * size // LANES):
-                lanes = T.Ramp(block * LANES, 1, LANES)
-                T.buffer_store(counts, sums.total(0, block), [slot, lanes])
+    def _write_rows(self) -> Buffer:
+        """Copy the data as places of rows, with the border of `padded`.
 
-    def _tile(
-        self,
-        piece: Piece,
-        at: tuple[Expr, Expr, Expr, Expr],
-        columns: int,
-        tile: int,
-        split: Buffer,
-        counts: Buffer | None,
-        slot: Expr,
-    ) -> None:
-        """Write one register tile: its counts, then its epilogue."""
-        kernel, spec = self.kernel, self.kernel.spec
-        n, h, column, block = at
-        fixed = piece.columns == columns
-        with T.sblock("tile"):
-            T.reads(whole(split), whole(self.table), whole(self.offsets))
-            T.writes()
-            sums = Sums.make(self.tiling.size, columns, tile)
-            sums.start()
-            with T.serial(0, 1 + self.masked) as plane, T.serial(0, spec.kernel[0]) as kh:
-
-                def one_row() -> None:
-                    with T.serial(0, kernel.group_words // self.chunk) as part:
-                        sums.clear()
-                        tap = (plane, n, h, column, block, kh, part)
-                        taps = range(spec.kernel[1])
-                        if not fixed or not any(kernel.leaves(1, piece)):
-                            inside = {kw: list(range(columns)) for kw in taps}
-                        else:
-                            inside = {kw: self._inside(piece, kw) for kw in taps}
-                        if self.tiling.shared:
-                            self._taps(sums, inside, tap, split, slot)
-                        elif all(len(c) == columns for c in inside.values()):
-                            with T.serial(0, spec.kernel[1]) as kw:
-                                self._taps(sums, {kw: inside[0]}, tap, split, slot)
-                        else:
-                            for kw in taps:
-                                self._taps(sums, {kw: inside[kw]}, tap, split, slot)
-                        sums.widen()
-
-                test = kernel.inside(0, h, kh, piece)
-                if test is None:
-                    one_row()
-                else:
-                    with T.If(test), T.Then():
-                        one_row()
-            for c in range(columns):
-                for b in range(tile * self.tiling.size // LANES):
-                    self._finish(sums, piece, (n, h, column + c, block + b), c, b, counts, slot)
-
-    def _inside(self, piece: Piece, kw: int) -> list[int]:
-        """Return the columns of `piece` whose tap `kw` is inside the image."""
-        width = self.kernel.spec.width
-        places = [self.kernel.position(1, piece.column + c, kw) for c in range(piece.columns)]
-        return [c for c, place in enumerate(places) if 0 <= place < width]
-
-    def _taps(
-        self,
-        sums: Sums,
-        inside: Mapping[Expr, Sequence[int]],
-        tap: tuple[Any, ...],
-        split: Buffer,
-        slot: Expr,
-    ) -> None:
-        """Write the lookups of some taps of a kernel row: all words of a part.
-
-        `inside` names them, each with the columns for which it is inside the image.
+        The shape is (planes, n, height, nibbles of a row). Rows of a dense layer are columns.
         """
-        kernel, spec = self.kernel, self.kernel.spec
-        plane, n, h, column, block, kh, part = tap
-        pixels: dict[Any, list[tuple[int, Expr]]] = {}
-        for kw, columns in inside.items():
-            for c in columns:
-                alone = (c, 0) if len(inside) == 1 else c * spec.strides[1] + kw * spec.dilations[1]
-                pixels.setdefault(alone, []).append((c, kw))
-        if not pixels:
-            return
-        depth = spec.groups * kernel.group_words * NIBBLES
-        word = kernel.word(Piece(0, 1, 0, 1, LANES), block, 0, part * self.chunk)
+        spec, outer = self._source.spec, self._kernel.spec
+        depth = spec.groups * self._words * 4
+        height, width = spec.height, spec.width
+        if self._source.rows_are_columns:
+            height, width = 1, self._source.width
+        top, left = (a - b for a, b in zip(spec.pads[:2], outer.pads[:2], strict=True))
+        high, wide = height + outer.height - spec.height, width + outer.width - spec.width
+        n, planes = self._source.n, 1 + self._masked
+        made = self._alloc("rows", (planes, n, high, wide * depth * 2), "uint8")
+        sources: list[Any] = [self._source.data, self._source.zero][:planes]
+        shape = (n, height, width * depth)
+        data = [T.decl_buffer(shape, "uint8", data=b.data) for b in sources]
+        if self._masked:
+            data = [self._either(data, plane) for plane in range(planes)]
+        count = math.gcd(width * depth, CONVERTED)
+        with T.serial(n) as image, T.sblock(f"{self._prefix}rows"):
+            i = T.axis.spatial(n, image)
+            T.reads(*(whole(source, i) for source in data))
+            T.writes(*(whole(made, plane, i) for plane in range(planes)))
+            if (high, wide) != (height, width):  # the inside is written again
+                with T.grid(planes, high, wide, depth * 2) as loops, T.sblock("border"):
+                    plane, h, w, c = T.axis.remap("SSSS", list(loops))
+                    word = self._source.pad_word(c // NIBBLES % self._words)
+                    value = T.Cast("uint8", word >> T.Cast("uint32", c % NIBBLES * 4))
+                    value = (value & T.uint8(15)) * T.uint8(ROW_UNIT)
+                    T.buffer_store(made, value, [plane, i, h, w * depth * 2 + c])
+            for plane, source in enumerate(data):
+                with T.grid(height, width * depth // count) as loops, T.sblock("row"):
+                    h, x = T.axis.remap("SS", list(loops))
+                    start = (x * count + left * depth) * 2
+                    T.reads(source[i, h, x * count : x * count + count])
+                    T.writes(made[plane, i, h + top, start : start + count * 2])
+                    with T.serial(count) as loop, T.sblock(f"{self._prefix}spread_{plane}"):
+                        lane = T.axis.spatial(count, loop)
+                        byte = source[i, h, x * count + lane]
+                        both = T.shift_left(byte, T.uint8(4)), byte & T.uint8(0xF0)
+                        for side, nibble in enumerate(both):
+                            where = [plane, i, h + top, start + (lane * 2 + side)]
+                            T.buffer_store(made, nibble, where)
+        return made
+
+    def _either(self, data: Sequence[Buffer], plane: int) -> Buffer:
+        """Write one of the planes that are looked up: zeros as 1, or as 0."""
+        made = self._alloc(f"plane_{plane}", data[0].shape, "uint8")
+        with T.grid(*made.shape) as loops, T.sblock(f"plane_{plane}"):
+            where = tuple(T.axis.remap("SSS", list(loops)))
+            bits, zero = (b[where] for b in data)
+            T.buffer_store(made, bits & ~zero if plane else bits | zero, list(where))
+        return made
+
+    def _write_nibbles(self, part: Channels) -> Buffer:
+        """Copy the weights of some channels, one nibble to a byte."""
+        size, taps = self._tiling.size, self._kernel.spec.kernel
+        depth = self._words * 4
+        blocks = layout.blocks(self._kernel.spec.out_channels, NIBBLE_LANES)
+        packed = T.decl_buffer(
+            (blocks, *taps, depth, NIBBLE_LANES), "uint8", data=self._kernel.weight.data
+        )
+        made = self._alloc(
+            f"nibbles_{part.name}", (part.tiles * part.vectors, *taps, depth * 2, size), "uint8"
+        )
+        lanes = min(size, NIBBLE_LANES)
+        extents = (*made.shape[:3], depth, 2, size // lanes, lanes)
+        with T.grid(*extents) as loops, T.sblock(f"nibbles_{part.name}"):
+            o, kh, kw, b, side, some, lane = T.axis.remap("SSSSSSS", list(loops))
+            vector = o + part.first
+            if size < NIBBLE_LANES:
+                block, first = vector * size // NIBBLE_LANES, vector * size % NIBBLE_LANES
+            else:  # lanes beyond the last block are read by nobody
+                block, first = T.min(vector * (size // lanes) + some, blocks - 1), 0
+            pair = packed[block, kh, kw, b, first + lane]
+            nibble = (pair >> T.Cast("uint8", side * 4)) & T.uint8(15)
+            T.buffer_store(made, nibble, [o, kh, kw, b * 2 + side, some * lanes + lane])
+        return made
+
+    def _accumulate(
+        self, part: Channels, name: str, nibbles: Buffer, extents: Sequence[Expr],
+        piece: Piece | None,
+    ) -> Buffer:  # fmt: skip
+        """Sum lookups in bytes, and those in 16 bits: of the pixels of a piece, or of data 0."""
+        kernel, size, unit = self._kernel, self._tiling.size, self._tiling.unit
+        (height, width, words), steps = kernel.reduction, self._chunk * NIBBLES
+        vectors, name = part.tiles * part.vectors, f"{part.name}_{name}"
+        turns = (1 + self._masked if piece else 1, height, words // self._chunk)
+        lanes = vectors * size
+        sums = self._alloc(f"sums_{name}", (*extents, *turns, lanes), "uint8")
+        acc = self._alloc(f"acc_{name}", (*extents, lanes), "uint16")
+        grid = (*extents, *turns, self._extent(vectors), width, steps)
+        with T.grid(*grid) as loops, T.sblock(f"sums_{name}"):
+            n, h, w, plane, kh, turn, o, kw, c = T.axis.remap("SSSSSSSRR", list(loops))
+            here = (n, h, w, plane, kh, turn)
+            nibble = turn * steps + c
+            row: Expr = T.int32(0)
+            tests, reads = [], []
+            if piece is not None:
+                tests = self._inside(piece, h, w, kh, kw)
+                at = self._place((plane, n, h, w + piece.column), (kh, kw, nibble), part, o)
+                row = self._rows[at]
+                # A tap outside the image reads nothing, but TVM wants a place there is.
+                last = [extent - 1 for extent in self._rows.shape]
+                within = [T.max(0, T.min(i, end)) for i, end in zip(at, last, strict=True)]
+                reads = [self._rows[tuple(within)]]
+            where = slice(o * size, o * size + size)
+            first = T.Cast("int32", row) * (ROW // ROW_UNIT)
+            T.reads(nibbles[o, kh, kw, nibble, 0:size], self._table[first : first + size], *reads)
+            T.writes(sums[tuple([*here, where])])
+            with T.init(), T.vectorized(0, size) as lane:
+                T.buffer_store(sums, T.uint8(0), [*here, o * size + lane])
+            with ExitStack() as stack:
+                for test in tests:
+                    stack.enter_context(T.If(test))
+                    stack.enter_context(T.Then())
+                with T.grid(size, 16) as inner, T.sblock(f"lookup_{name}"):
+                    lane, entry = T.axis.remap("SR", list(inner))
+                    weight = nibbles[o, kh, kw, nibble, lane]
+                    meant = T.Cast("int32", weight) == entry
+                    found = self._table[first + (lane // 16 * 16 + entry)]
+                    place = (*here, o * size + lane)
+                    T.reads(sums[place], weight, found)  # the place of the row is known
+                    T.writes(sums[place])
+                    value = sums[place] + T.if_then_else(meant, found, T.uint8(0))
+                    T.buffer_store(sums, value, list(place))
+        with (
+            T.grid(*extents, self._extent(vectors * size // unit), *turns) as loops,
+            T.sblock(f"acc_{name}"),
+        ):
+            n, h, w, o, plane, kh, turn = T.axis.remap("SSSSRRR", list(loops))
+            where = slice(o * unit, o * unit + unit)
+            T.reads(sums[n, h, w, plane, kh, turn, where])
+            T.writes(acc[n, h, w, where])
+            with T.init():
+                for i in range(0, unit, size // 2):
+                    with T.vectorized(0, size // 2) as lane:
+                        T.buffer_store(acc, T.uint16(0), [n, h, w, o * unit + i + lane])
+            with T.serial(unit) as loop, T.sblock(f"widen_{name}"):
+                lane = T.axis.spatial(unit, loop)
+                byte = lane % (unit // 2) * 2 + lane // (unit // 2)
+                value = T.Cast("uint16", sums[n, h, w, plane, kh, turn, o * unit + byte])
+                value = acc[n, h, w, o * unit + lane] + value
+                T.buffer_store(acc, value, [n, h, w, o * unit + lane])
+        return acc
+
+    def _place(self, at: Any, tap: Any, part: Channels, o: Expr) -> tuple[Expr, ...]:
+        """Return where a nibble of data is."""
+        plane, n, h, position = at
+        kh, kw, nibble = tap
+        kernel, spec = self._kernel, self._kernel.spec
+        block = (o + part.first) * self._tiling.size // LANES
         line = h if spec.rank == 2 else kernel.position(0, h, kh)
-        unroll = self.tiling.unroll
-        with T.serial(0, self.chunk * NIBBLES // unroll) as step, T.unroll(0, unroll) as one:
-            nibble = step * unroll + one
-            weights = {}
-            for kw, columns in inside.items():
-                row = (kh * spec.kernel[1] + kw) * kernel.group_words + part * self.chunk
-                if columns:
-                    weights[kw] = [
-                        self._weight(split, slot, row * NIBBLES + nibble, o)
-                        for o in range(sums.vectors)
-                    ]
-            for readers in pixels.values():
-                c, kw = readers[0]
-                position = column + c
-                if spec.rank == 4:
-                    position = kernel.position(1, position, kw)
-                offset = self.offsets[plane, n, line, position * depth + word * NIBBLES + nibble]
-                first = T.Cast("int32", offset) * (ROW // ROW_UNIT)
-                found = T.Bind(self.table[T.Ramp(first, 1, self.tiling.size)])
-                for c, kw in readers:
-                    for o, weight in enumerate(weights[kw]):
-                        sums.add(c, o, found, weight)
+        if spec.rank == 4:
+            position = kernel.position(1, position, kw)
+        first = kernel.word(Piece(0, 1, 0, 1, LANES), block, 0, 0) * NIBBLES
+        depth = spec.groups * self._words * NIBBLES
+        return plane, n, line, position * depth + (first + nibble)
 
-    def _finish(
-        self,
-        sums: Sums,
-        piece: Piece,
-        at: tuple[Expr, Expr, Expr, Expr],
-        column: int,
-        block: int,
-        counts: Buffer | None,
-        slot: Expr,
-    ) -> None:
-        kernel, spec = self.kernel, self.kernel.spec
-        n, h, w, o = at
-        number = getattr(T.int32(0) + o, "value", None)
-        lanes = LANES if number is None else min(LANES, spec.out_channels - number * LANES)
-        if lanes <= 0:
-            return
-        raw = sums.total(column, block)
-        raw = raw + T.Broadcast(kernel.share(h, w, piece, self.masked), LANES)
-        if counts is not None:
-            raw = raw - counts[slot, T.Ramp(block * LANES, 1, LANES)]
-        place = kernel.place(n, h, w, o, lanes)
-        self.finish(piece, place, T.Bind(raw))
+    def _inside(self, piece: Piece, h: Expr, w: Expr, kh: Expr, kw: Expr) -> list[Expr]:
+        kernel = self._kernel
+        found = kernel.inside(0, h, kh, piece), kernel.inside(1, w + piece.column, kw, piece)
+        return [test for test in found if test is not None]
 
+    def _out(
+        self, part: Channels, name: str, piece: Piece, acc: Buffer, bits: Buffer | None,
+        views: Sequence[Buffer],
+    ) -> None:  # fmt: skip
+        """Write the epilogue of the pixels of a piece, a tile of channels at a time."""
+        kernel, tile = self._kernel, part.vectors * self._tiling.size
+        extents = (self._extent(part.tiles), *self._image, piece.columns)
+        with T.grid(*extents) as loops, T.sblock(f"out_{part.name}_{name}"):
+            o, n, h, w = T.axis.remap("SSSS", list(loops))
+            turn = o if part.tiles > 1 else T.int32(0)
+            column = w + piece.column
+            places = list(self._places(part, (n, h, column, turn)))
+            steps, params = kernel.spec.steps, kernel.params
+            regions = [epilogue.regions(steps, params, views, at) for _, at in places]
+            lanes = slice(turn * tile, turn * tile + tile)
+            mine = [acc[n, h, w, lanes], *([bits[0, 0, 0, lanes]] if bits is not None else [])]
+            T.reads(*mine, *(one for reads, _ in regions for one in reads))
+            T.writes(*(one for _, writes in regions for one in writes))
+            for start, at in places:
+                raw = self._total(acc, (n, h, w), turn * tile, start)
+                share = kernel.share(h, column, piece, self._masked)
+                raw = raw + T.Broadcast(share, LANES)
+                if bits is not None:
+                    zero = T.int32(0)
+                    raw = raw - self._total(bits, (zero, zero, zero), turn * tile, start)
+                self._finish(piece, at, T.Bind(raw), views)
 
-def _chunk(taps: int, words: int) -> int:
-    """Return how many words, of each of a row's `taps`, can be summed in bytes."""
-    fitting = [
-        c for c in range(1, words + 1) if words % c == 0 and taps * c * NIBBLES <= MAX_LOOKUPS
-    ]
-    return max(fitting, default=0)
+    def _places(self, part: Channels, at: Any) -> Iterator[tuple[int, epilogue.Place]]:
+        """Yield each block of `LANES` channels of a tile, and where its results lie."""
+        n, h, column, turn = at
+        tile = part.vectors * self._tiling.size
+        for start in range(0, tile, LANES):
+            first = part.first * self._tiling.size + start
+            lanes = min(LANES, self._kernel.spec.out_channels - first)
+            if part.tiles > 1 or lanes > 0:
+                block = turn * (tile // LANES) + first // LANES
+                yield start, self._kernel.place(n, h, column, block, min(lanes, LANES))
+
+    def _total(self, acc: Buffer, at: Any, first: Expr, start: int) -> Expr:
+        """Return the sums of the channels from `start` of a tile on.
+
+        A unit has those of its even bytes, then those of its odd bytes: of `NIBBLE_LANES` bytes,
+        the even ones are the lower `LANES` channels.
+        """
+        half, unit = self._tiling.size // 2, self._tiling.unit
+        offset = start % unit
+        begin = start - offset + offset // LANES % 2 * (unit // 2) + offset // NIBBLE_LANES * LANES
+        vector, inner = divmod(begin, half)
+        count = max(1, LANES // half)
+        parts = [
+            acc[tuple([*at, T.Ramp(first + (vector + i) * half, 1, half)])] for i in range(count)
+        ]
+        if half != LANES:
+            parts = [T.Shuffle(parts, [T.int32(inner + i) for i in range(LANES)])]
+        return T.Cast(I32, parts[0])

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import popcount
-from bnncc.schedules.templates.lookup_data import whole
+from bnncc.schedules.templates.lookup import whole
 from bnncc.schedules.templates.neon_data import mask
 from bnncc.schedules.templates.neon_sums import BYTES, total_of, widened
 from bnncc.topi_binary import layout

@@ -29,7 +29,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import I32
 from bnncc.schedules.templates import epilogue
-from bnncc.schedules.templates.lookup_data import padded, whole
+from bnncc.schedules.templates.lookup import padded, whole
 from bnncc.schedules.templates.neon_border import Border, Rows
 from bnncc.schedules.templates.neon_data import Data, mask
 from bnncc.schedules.templates.neon_sums import BYTES, MAX_STEPS, Sums

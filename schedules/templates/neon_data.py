@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.lookup_data import whole
+from bnncc.schedules.templates.lookup import whole
 from bnncc.schedules.templates.neon_sums import BYTES
 from bnncc.schedules.templates.taps import Kernel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bnncc.schedules.columns import cut
 from bnncc.schedules.templates.neon_sums import MAX_PRODUCTS, MAX_STEPS, Machine
 from bnncc.schedules.templates.taps import Kernel
 from bnncc.topi_binary import layout
@@ -61,6 +62,5 @@ def order(spec: BinaryConv2d) -> str:
 
 def plain(kernel: Kernel, tiling: Quads | None = None) -> Quads:
     """Return the smallest tiling: one column at a time, borders apart."""
-    from bnncc.schedules.templates.lookup import plain as narrowest
-
-    return replace(tiling or Quads(Machine(), ()), columns=narrowest(kernel).columns)
+    columns = cut(kernel.spec, [1] * kernel.width)
+    return replace(tiling or Quads(Machine(), ()), columns=columns)

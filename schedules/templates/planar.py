@@ -15,7 +15,6 @@ from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.templates.kernel import (
     Buffer,
     Expr,
-    Kernel,
     Register,
     bind,
     const,
@@ -31,16 +30,17 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.source import to_float
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 from bnncc.topi_binary.step import Step, step_inputs, step_outputs
 
 
-def write_planar(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
+def write_planar(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
     """Write the kernel of `spec`, whose height is 1 and whose tensors are all NCHW.
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : Operator
         Where to.
     spec : Elementwise
         The kernel, flattened.
@@ -55,7 +55,7 @@ def write_planar(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
                 _pixels(kernel, spec, n, pixel, valid)
 
 
-def _pixels(kernel: Kernel, spec: Elementwise, n: Expr, pixel: Expr, valid: int) -> None:
+def _pixels(kernel: Operator, spec: Elementwise, n: Expr, pixel: Expr, valid: int) -> None:
     words, tail = divmod(spec.channels, WORD_BITS)
     for count, first, channels in ((words, 0, WORD_BITS), (1 if tail else 0, words, tail)):
         if count:
@@ -65,7 +65,7 @@ def _pixels(kernel: Kernel, spec: Elementwise, n: Expr, pixel: Expr, valid: int)
 
 
 def _word(
-    kernel: Kernel, spec: Elementwise, n: Expr, pixel: Expr, valid: int, word: Expr, channels: int
+    kernel: Operator, spec: Elementwise, n: Expr, pixel: Expr, valid: int, word: Expr, channels: int
 ) -> None:
     data, *params = kernel.inputs
     packed = [
@@ -102,7 +102,7 @@ def _word(
 
 
 def _channel(
-    kernel: Kernel,
+    kernel: Operator,
     steps: Sequence[Step],
     data: Buffer,
     params: Sequence[Buffer],

@@ -16,7 +16,6 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.epilogue import Place, emit, views
 from bnncc.schedules.templates.kernel import (
     Expr,
-    Kernel,
     Register,
     bind,
     const,
@@ -35,10 +34,11 @@ from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_i
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 UNROLLED_TAPS = 8
-"""Kernel rows with more taps than this are loops."""
+"""Operator rows with more taps than this are loops."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def pool2d(spec: Pool2d, tile: Tile | None = None) -> tirx.PrimFunc:
     if rest or tail:
         lanes = (LANES,) * rest + (tail,) * bool(tail)
         groups.append((1, whole * tile.vectors, lanes))
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         outputs = views(spec.steps, kernel.outputs, spec.channels)
         pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], outputs)
         with loops([kernel.n, output_hw(spec)[0]], parallel=tile.parallel) as (n, row):
@@ -203,7 +203,7 @@ def bitwise_maxpool(spec: BitwiseMaxPool, tile: Tile | None = None) -> tirx.Prim
     height, _ = output_hw(spec)
     words = layout.words(spec.channels)
     empty_rows = not all(taps_inside(spec, 0, row) for row in range(height))
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         data = kernel.inputs[: spec.planes]
         with loops([kernel.n, height], parallel=tile.parallel) as (n, row):
             low, taps = row_taps(spec, row)

@@ -18,21 +18,13 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin import imported
 from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.intrin_x86 import DOT_BFLOAT16, DOT_BYTES
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Kernel,
-    Register,
-    bind,
-    f32,
-    load,
-    loop,
-    splat,
-)
+from bnncc.schedules.templates.kernel import Expr, Register, bind, f32, load, loop, splat
 from bnncc.schedules.templates.quantized_data import Taps
 from bnncc.schedules.templates.rows import Line, Rows
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
 
@@ -73,7 +65,7 @@ def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
     tirx.PrimFunc
         What `float_conv2d.conv2d` computes, of rounded data and weights.
     """
-    with Kernel(spec) as kernel:
+    with Operator(spec) as kernel:
         paired = spec.packed == quantization.PACKED["bfloat16"]
         with imported(DOT_BFLOAT16.source if paired else ""):
             _Conv(kernel, spec, tile or Tile()).write()
@@ -81,7 +73,7 @@ def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
 
 
 class _Conv:
-    def __init__(self, kernel: Kernel, spec: Conv2d, tile: Tile) -> None:
+    def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
         self.spec, self.tile = spec, tile
         self.weight = kernel.inputs[1]
         unit = spec.pool.strides[1] if spec.pool is not None else 1

@@ -16,22 +16,13 @@ from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import Place, emit, views
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Kernel,
-    bind,
-    const,
-    f32,
-    loop,
-    loops,
-    splat,
-    store,
-)
+from bnncc.schedules.templates.kernel import Expr, bind, const, f32, loop, loops, splat, store
 from bnncc.schedules.templates.pool import Windows
 from bnncc.schedules.templates.row_max import RowMax
 from bnncc.schedules.templates.window import row_taps, segments
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_inputs
 
@@ -75,7 +66,7 @@ class Rows:
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : Operator
         Open.
     spec : Conv2d
         What it computes.
@@ -92,7 +83,7 @@ class Rows:
     """
 
     def __init__(
-        self, kernel: Kernel, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
+        self, kernel: Operator, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
         unit: int = 1, parallel: bool = False,
     ) -> None:  # fmt: skip
         self.aligned, self.parallel = aligned, parallel

@@ -13,31 +13,21 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import Place, emit, half_view, views
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Kernel,
-    bind,
-    const,
-    f32,
-    load,
-    loop,
-    loops,
-    splat,
-    store,
-)
+from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
 from bnncc.schedules.templates.planar import apply, combine
 from bnncc.schedules.templates.source import to_float, value_of
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 from bnncc.topi_binary.step import Step, step_inputs, step_outputs
 
 
-def write_squares(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
+def write_squares(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
     """Write the kernel of `spec`, whose height is 1.
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : Operator
         Where to.
     spec : Elementwise
         The kernel, flattened.
@@ -66,7 +56,7 @@ class _Square:
     """One square of values."""
 
     def __init__(
-        self, kernel: Kernel, spec: Elementwise, outputs: list[Any], n: Expr, pixel: Expr,
+        self, kernel: Operator, spec: Elementwise, outputs: list[Any], n: Expr, pixel: Expr,
         pixels: int, block: Expr, lanes: int,
     ) -> None:  # fmt: skip
         self.kernel, self.spec, self.outputs = kernel, spec, outputs

@@ -7,9 +7,10 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates.bit_moves import word_const
-from bnncc.schedules.templates.kernel import Kernel, const, loop, loops
+from bnncc.schedules.templates.kernel import const, loop, loops
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import WeightsOfRows
 
 
@@ -27,7 +28,7 @@ def weights_of_rows(spec: WeightsOfRows) -> tirx.PrimFunc:
         Its loops are those that run: each word is moved once.
     """
     words, ragged = layout.words(spec.channels), spec.rows % LANES
-    with Kernel(spec) as kernel, loops([kernel.n, layout.blocks(spec.rows)]) as (n, o):
+    with Operator(spec) as kernel, loops([kernel.n, layout.blocks(spec.rows)]) as (n, o):
         data, weight = kernel.inputs[0], kernel.outputs[0]
         with loop(words) as c, loop(LANES) as lane:
             row = o * LANES + lane

@@ -30,7 +30,7 @@ def define(spec: Spec) -> tirx.PrimFunc:
         Inputs in the order of `build.input_types`, then outputs in the order of
         `build.output_types`, without those that are stored over an input (`build.aliases`).
     """
-    from bnncc.topi_binary.definitions.blocks import Operator
+    from bnncc.topi_binary.signature import Operator
 
     module, name = spec.definition.split(":")
     with Operator(spec) as operator:

@@ -11,7 +11,6 @@ from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
-    Operator,
     accumulate,
     bit_of,
     buffer,
@@ -23,6 +22,7 @@ from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
 from bnncc.topi_binary.definitions.weights import binary_word
 from bnncc.topi_binary.layout import LANES, WORD_BITS
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import Step
 

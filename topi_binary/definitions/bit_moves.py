@@ -5,18 +5,11 @@ from __future__ import annotations
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.definitions.blocks import (
-    Expr,
-    Operator,
-    accumulate,
-    bit_of,
-    compute,
-    int64,
-    pack,
-)
+from bnncc.topi_binary.definitions.blocks import Expr, accumulate, bit_of, compute, int64, pack
 from bnncc.topi_binary.definitions.epilogue import Pixels
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import ConcatBits, PadBits, SliceBits, WeightsOfRows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from tvm import tirx
@@ -11,64 +10,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import aliases, input_types
-from bnncc.topi_binary.signature import declare
-from bnncc.topi_binary.spec import Spec
 
 Buffer = Any
 Expr = Any
-
-
-class Operator:
-    """The function that is being written.
-
-    Parameters
-    ----------
-    spec : Spec
-        What it computes.
-
-    Attributes
-    ----------
-    n : Expr or int
-        The batch.
-    inputs, outputs : list of Buffer
-        Of the kernel, in order. An output that is stored over an input is a second view of it.
-    """
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._builder = IRBuilder()
-        self._frame = T.prim_func(s_tir=True)
-
-    def __enter__(self) -> Operator:
-        """Open the function."""
-        self._builder.__enter__()
-        self._frame.__enter__()
-        self.n, buffers = declare(self._spec)
-        count = len(input_types(self._spec))
-        self.inputs, fresh = buffers[:count], iter(buffers[count:])
-        self.outputs = [
-            next(fresh) if i < 0 else T.decl_buffer(
-                list(self.inputs[i].shape), self.inputs[i].dtype, data=self.inputs[i].data
-            )
-            for i in aliases(self._spec)
-        ]  # fmt: skip
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self._frame.__exit__(kind, error, trace)
-        self._builder.__exit__(kind, error, trace)
-
-    @property
-    def func(self) -> tirx.PrimFunc:
-        """The finished function."""
-        return self._builder.get()
 
 
 def int64(value: int) -> Expr:

@@ -9,19 +9,13 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, quantization
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.definitions.blocks import (
-    Buffer,
-    Expr,
-    Operator,
-    accumulate,
-    buffer,
-    compute,
-)
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, applied, epilogue
 from bnncc.topi_binary.definitions.pooling import write_pool
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
 from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_inputs
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.definitions.blocks import Expr, Operator, bit_of, buffer, compute
+from bnncc.topi_binary.definitions.blocks import Expr, bit_of, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import pixel
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 
 

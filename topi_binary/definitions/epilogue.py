@@ -8,9 +8,10 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, Operator, bit, buffer, compute, pack
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, bit, buffer, compute, pack
 from bnncc.topi_binary.few_bit_data import PER_WORD
 from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
 
 

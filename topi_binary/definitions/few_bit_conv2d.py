@@ -9,16 +9,11 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_hw
-from bnncc.topi_binary.definitions.blocks import (
-    Expr,
-    Operator,
-    accumulate,
-    buffer,
-    compute,
-)
+from bnncc.topi_binary.definitions.blocks import Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
 from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import FewBitConv2d
 
 

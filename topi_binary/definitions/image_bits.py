@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.definitions.blocks import Expr, Operator, differ, int64, pack
+from bnncc.topi_binary.definitions.blocks import Expr, differ, int64, pack
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import GREY, ImageBits
 
 NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))

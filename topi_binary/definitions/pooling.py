@@ -11,7 +11,6 @@ from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
-    Operator,
     accumulate,
     bit_of,
     buffer,
@@ -21,6 +20,7 @@ from bnncc.topi_binary.definitions.blocks import (
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 
