@@ -179,13 +179,6 @@ def stored(kind: str) -> str:
     return "uint8" if base == "bool" else base
 
 
-def every() -> Mapping[str, Intrinsic]:
-    """Return all intrinsics by name."""
-    from bnncc.schedules import intrin_arm, intrin_portable, intrin_x86  # noqa: F401
-
-    return PAIRS
-
-
 def signed(value: Expr, bits: int, place: int) -> Expr:
     """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
     whole = T.Cast("int32", value)

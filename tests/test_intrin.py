@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
 
-from bnncc.schedules.intrin import TENSOR_PAIRS, Intrinsic, every, lanes, stored
+from bnncc.schedules.intrin import PAIRS, TENSOR_PAIRS, Intrinsic, lanes, stored
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from tests.kernel_harness import EMULATED, HERE, build
@@ -17,6 +18,8 @@ from tests.kernel_harness import EMULATED, HERE, build
 ROOT = Path(__file__).resolve().parents[1]
 BATCHES = 20
 HALVES = ("desc", "impl")
+for path in (ROOT / "schedules").glob("intrin_*.py"):
+    importlib.import_module(f"bnncc.schedules.{path.stem}")  # each enters its own in the tables
 
 
 def inputs(intrinsic: Intrinsic, rng: np.random.Generator) -> list[np.ndarray]:
@@ -53,7 +56,7 @@ def has(target: TargetSpec, intrinsic: Intrinsic) -> bool:
 @pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED])
 def test_instructions_compute_what_is_said_of_them(name: str) -> None:
     target = catalog.resolve(name)
-    tried = [intrinsic for intrinsic in every().values() if has(target, intrinsic)]
+    tried = [intrinsic for intrinsic in PAIRS.values() if has(target, intrinsic)]
     assert tried
     functions = {
         f"{half}_{i}": intrinsic.function(half)
@@ -76,7 +79,6 @@ def test_instructions_compute_what_is_said_of_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED])
 def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
-    every()
     target = catalog.resolve(name)
     tried = [p for p in TENSOR_PAIRS.values() if not p.feature or p.feature in target.features]
     assert tried
@@ -107,15 +109,15 @@ def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
 def test_every_instruction_is_in_some_target() -> None:
     features = {f for target in catalog.CATALOG.values() for f in target.features}
     features |= {"avx512_vnni", "avx512_bf16", ""}  # of `native` alone
-    assert {intrinsic.feature for intrinsic in every().values()} <= features
+    assert {intrinsic.feature for intrinsic in PAIRS.values()} <= features
 
 
 def test_a_wrong_description_is_noticed() -> None:
-    right = every()["mask_16"]
+    right = PAIRS["mask_16"]
     wrong = Intrinsic(
         "wrong", "", right.operands, right.result, right.desc, lambda x: right.impl(x) + 1
     )
-    del every()["wrong"]  # type: ignore[attr-defined]
+    del PAIRS["wrong"]
     target = catalog.native()
     library = build({"desc": wrong.function("desc"), "impl": wrong.function("impl")}, target)
     operands = [tvm.runtime.tensor(x) for x in inputs(wrong, np.random.default_rng(0))]

@@ -38,6 +38,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d, neon_tiling
 from bnncc.schedules.templates.border_start import Start, Tables
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
 from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
@@ -172,9 +173,7 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
     def write(masked: bool) -> None:
-        def finish(
-            piece: Piece, at: epilogue.Place, raw: Expr, outputs: Sequence[Buffer] = views
-        ) -> None:
+        def finish(piece: Piece, at: Place, raw: Expr, outputs: Sequence[Buffer] = views) -> None:
             _finish(kernel, piece, outputs, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
@@ -344,7 +343,7 @@ def _finish(
     kernel: Kernel,
     piece: Piece,
     views: Sequence[Buffer],
-    at: epilogue.Place,
+    at: Place,
     raw: Expr,
     masked: bool,
 ) -> None:

@@ -22,8 +22,9 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.adders import Logic, Tree
 from bnncc.schedules.templates.bit_sliced_rows import ONES, Cut, Ring, get, put, splat_word
-from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, flat, load, loop, loops
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.source import lanes_of
 from bnncc.topi_binary import sliced_data
 from bnncc.topi_binary.layout import LANES, blocks

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from bnncc.schedules.templates.epilogue import Place, emit, half_view, views
+from bnncc.schedules.templates.epilogue import emit, half_view, views
 from bnncc.schedules.templates.kernel import bind, const, loop, loops
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.planar import write_planar
 from bnncc.schedules.templates.source import value_of
 from bnncc.schedules.templates.square import write_squares

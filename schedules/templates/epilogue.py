@@ -9,13 +9,13 @@ compare and one 16-bit store, into a view of the packed tensor as half words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import F32, fused_multiply_add, mask
 from bnncc.schedules.templates import levels
+from bnncc.schedules.templates.place import Place
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
@@ -28,72 +28,6 @@ NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
 
 MAX_MASKS = 7
 """Thresholds up to which planes are XORs of comparisons."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one vector of an output lies.
-
-    Attributes
-    ----------
-    n, h, w : Expr
-        Image, row and column (`h` and `w` are not used if `rank` is 2).
-    block : Expr
-        Which block of `LANES` channels.
-    channels : int
-        Channels of the whole output.
-    lanes : int
-        Channels in this block: `LANES`, or fewer in the last.
-    rank : int, default 4
-        2 for outputs ``[n, channels]``.
-    """
-
-    n: Expr
-    h: Expr
-    w: Expr
-    block: Expr
-    channels: int
-    lanes: int = LANES
-    rank: int = 4
-
-    def index(self, channel: Expr, where: str = "NHWC") -> list[Expr]:
-        """Return the index of `channel` (a scalar or a range) in a tensor of layout `where`."""
-        if self.rank == 2:
-            return [self.n, channel]
-        if where == "NCHW":
-            return [self.n, channel, self.h, self.w]
-        return [self.n, self.h, self.w, channel]
-
-    def channel(self, lane: Expr = 0) -> Expr:
-        """Return the channel in `lane`."""
-        return self.block * LANES + lane
-
-    @property
-    def vector(self) -> Expr:
-        """The channels of the block, as the index of one vector access."""
-        return T.Ramp(self.channel(), 1, LANES)
-
-    @property
-    def span(self) -> slice:
-        """The channels of the block that exist, as a region."""
-        return slice(self.channel(), self.channel(self.lanes))
-
-    @property
-    def padded_span(self) -> slice:
-        """The channels of the block, as a region of a vector padded by `layout.pad_lanes`."""
-        return slice(self.channel(), self.channel(LANES))
-
-    def repeated(self, period: int) -> Place:
-        """Return where the vector lies in a tensor that repeats every `period` channels."""
-        if not period:
-            return self
-        return replace(self, block=self.block % (period // LANES), channels=period)
-
-    def halves(self) -> slice:
-        """Return the region of half words that this block's bits fill."""
-        last = layout.blocks(self.channels) - 1
-        ends_odd = self.lanes < LANES and last % 2 == 0
-        return slice(self.block, self.block + (2 if ends_odd else 1))
 
 
 def half_view(plane: Buffer, channels: int) -> Buffer:

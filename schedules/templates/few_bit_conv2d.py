@@ -18,8 +18,9 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import imported
 from bnncc.schedules.templates import few_bit_products
-from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, Register, bind, const, load, loop, loops, splat
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import Segment, row_taps, segments
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.build import output_hw

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import F32, I32, fused_multiply_add, mask
+from bnncc.schedules.templates.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.step import Step
-
-if TYPE_CHECKING:
-    from bnncc.schedules.templates.epilogue import Place
 
 Buffer = Any
 Expr = Any

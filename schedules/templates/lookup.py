@@ -32,6 +32,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.columns import cut
 from bnncc.schedules.intrin_portable import I32, popcount
 from bnncc.schedules.templates import epilogue
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw
@@ -415,7 +416,7 @@ class Writer:
                     raw = raw - self._total(bits, (zero, zero, zero), turn * tile, start)
                 self._finish(piece, at, T.Bind(raw), views)
 
-    def _places(self, part: Channels, at: Any) -> Iterator[tuple[int, epilogue.Place]]:
+    def _places(self, part: Channels, at: Any) -> Iterator[tuple[int, Place]]:
         """Yield each block of `LANES` channels of a tile, and where its results lie."""
         n, h, column, turn = at
         tile = part.vectors * self._tiling.size

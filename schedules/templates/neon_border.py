@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
@@ -16,10 +16,25 @@ from bnncc.schedules.templates.neon_sums import BYTES, total_of, widened
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
 
-if TYPE_CHECKING:
-    from bnncc.schedules.templates.neon_conv2d import Writer
-
+Buffer = Any
 Expr = Any
+
+
+class Writer(Protocol):
+    """What a border needs of `neon_conv2d.Writer`, which has one."""
+
+    kernel: Any
+    spec: Any
+    machine: Any
+    weight: Buffer
+    quads: int
+    runs: int
+    share: int
+    masked: bool
+    halves: bool
+
+    def load_weight(self, quad: Expr, kh: Expr, run: Expr, vector: Expr, lane: int) -> Expr:
+        """Return a vector of weights."""
 
 
 @dataclass(frozen=True)

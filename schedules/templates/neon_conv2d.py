@@ -28,19 +28,19 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import I32
-from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.lookup import padded, whole
 from bnncc.schedules.templates.neon_border import Border, Rows
 from bnncc.schedules.templates.neon_data import Data, mask
 from bnncc.schedules.templates.neon_sums import BYTES, MAX_STEPS, Sums
 from bnncc.schedules.templates.neon_tiling import Quads
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
 
 Buffer = Any
 Expr = Any
-Finish = Callable[[Piece, "epilogue.Place", Expr], None]
+Finish = Callable[[Piece, "Place", Expr], None]
 
 ALL_UNROLLED = 18
 """Vectors of all kernel rows that are code without loops."""

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import (
     Expr,
     Register,
@@ -30,6 +30,7 @@ from bnncc.schedules.templates.kernel import (
     store,
     u32,
 )
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import output_hw

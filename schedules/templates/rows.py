@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.epilogue import Place, emit, views
+from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, loop, loops, splat, store
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.pool import Windows
 from bnncc.schedules.templates.row_max import RowMax
 from bnncc.schedules.templates.window import row_taps, segments

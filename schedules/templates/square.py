@@ -12,8 +12,9 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.epilogue import Place, emit, half_view, views
+from bnncc.schedules.templates.epilogue import emit, half_view, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
+from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.planar import apply, combine
 from bnncc.schedules.templates.source import to_float, value_of
 from bnncc.topi_binary.layout import LANES
