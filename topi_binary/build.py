@@ -87,8 +87,7 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
         }
         table: list[Type] = [((step.count + 1,), "float32")] * ("table" in step.forms)
         return shared[step.way] + [((lanes,), "int32")] * step.flip + table
-    vectors = {"affine": 2, "scale": 1, "shift": 1, "prelu": 1}
-    return [((lanes,), "float32")] * vectors.get(step.op, 0)
+    return [((lanes,), "float32")] * step_inputs(step)
 
 
 def output_types(spec: Spec) -> list[Type]:
