@@ -13,7 +13,7 @@ from bnncc.schedules.cuda.terms import TEXT
 from bnncc.topi_binary import algebra
 from bnncc.topi_binary.reference.epilogue import apply_steps, level_outputs
 from bnncc.topi_binary.reference.packing import bits_to_words
-from bnncc.topi_binary.step import INPUTS_OF_STEP, Step
+from bnncc.topi_binary.step import FETCHED, INPUTS_OF_STEP, Step
 
 RNG = np.random.default_rng(0)
 SHAPE = (2, 3, 4, 32)
@@ -74,7 +74,7 @@ def drawn(*shape: int) -> np.ndarray:
 def test_a_step_changes_a_value_as_the_oracle_says(op: str) -> None:
     step, value = Step(op, lo=-0.25, hi=0.5), drawn(*SHAPE)
     shapes = {"gate": (2, 32)}
-    shape = shapes.get(op, SHAPE if op in algebra.TENSORS else (32,))
+    shape = shapes.get(op, SHAPE if op in FETCHED else (32,))
     params = [drawn(*shape) for _ in range(INPUTS_OF_STEP[op])]
     (wanted,) = apply_steps((step, Step("store")), value, iter(params))
     read = [param[:, None, None, :] if op == "gate" else param for param in params]

@@ -88,9 +88,6 @@ STEPS: dict[str, Callable[..., Term]] = {
 """The value after each step that changes it. Takes the algebra, the step, the value before it, and
 what the step reads for this value."""
 
-TENSORS = ("add", "rsub", "mul", "gate")
-"""Steps that read a tensor; the others read vectors of one number for each channel."""
-
 
 def changed(algebra: Algebra, step: Step, value: Term, params: Sequence[Term]) -> Term:
     """Return the value after a step of `STEPS`."""

@@ -16,7 +16,7 @@ from bnncc.topi_binary.spec import (
     SliceBits,
     Spec,
 )
-from bnncc.topi_binary.step import FORMS, Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FORMS, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -68,7 +68,7 @@ def input_types(spec: Spec) -> list[Type]:
 def step_input_types(spec: Spec, step: Step) -> list[Type]:
     """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
     lanes = layout.blocks(spec.output_channels) * layout.LANES
-    if step.op in ("add", "rsub", "mul"):
+    if step.op in TENSORS:
         (*image, channels), dtype = _float_output(spec, step)
         return [((*image, step.period or channels), dtype)]
     if step.op == "gate":

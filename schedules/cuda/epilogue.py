@@ -12,7 +12,7 @@ from bnncc.schedules.cuda import few_bit
 from bnncc.schedules.cuda.terms import TEXT
 from bnncc.schedules.cuda.text import HERE, each
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.algebra import STEPS, TENSORS, changed, conditions, stands_for
+from bnncc.topi_binary.algebra import STEPS, changed, conditions, stands_for
 from bnncc.topi_binary.build import (
     aliases,
     input_types,
@@ -21,7 +21,7 @@ from bnncc.topi_binary.build import (
     output_types,
 )
 from bnncc.topi_binary.spec import Spec
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs
+from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs
 
 
 def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
@@ -133,7 +133,7 @@ class _Writer:
         taken = [self._input() for _ in range(step_inputs(step))]
         yield "{"
         if step.op in STEPS:
-            if step.op in TENSORS:
+            if step.op in FETCHED:
                 params = [f"{self._fetch(step, taken[0])}[i + k]"]
             else:
                 params = [f"p{k}[k]" for k in range(len(taken))]

@@ -18,9 +18,9 @@ from bnncc.schedules.intrin_portable import mask
 from bnncc.schedules.templates import levels
 from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.algebra import TENSORS, changed, conditions, stands_for
+from bnncc.topi_binary.algebra import changed, conditions, stands_for
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FETCHED, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 Buffer = Any
 Expr = Any
@@ -158,7 +158,7 @@ def regions(
             buffer = next(inputs)
             if number == 0 and "table" in step.forms:
                 reads.append(buffer[0 : buffer.shape[0]])
-            elif step.op in ("add", "rsub", "mul"):
+            elif step.op in TENSORS:
                 source = at.repeated(step.period)
                 reads.append(buffer[tuple(source.index(source.span, step.layout))])
             elif step.op == "gate":
@@ -260,7 +260,7 @@ def emit(
 
 def _operands(step: Step, taken: Sequence[Buffer], at: Place) -> list[Expr]:
     """Return what a step reads for one vector."""
-    if step.op not in TENSORS:
+    if step.op not in FETCHED:
         return [buffer[at.vector] for buffer in taken]
     gate = step.op == "gate"
     return [_load(taken[0], at if gate else at.repeated(step.period), step.layout, gate)]

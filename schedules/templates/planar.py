@@ -32,7 +32,7 @@ from bnncc.topi_binary import layout
 from bnncc.topi_binary.algebra import changed, conditions
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import Elementwise
-from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 
 
 def write_planar(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
@@ -126,7 +126,7 @@ def _channel(
             for condition in conditions(VECTOR, step, value, ()):
                 word = next(words)
                 word.set(word.value | T.Select(condition, u32(1 << bit), u32(0)))
-        elif step.op in ("add", "rsub", "mul"):
+        elif step.op in TENSORS:
             value = changed(VECTOR, step, value, [load(taken[0], where, valid)])
         else:
             place = [n, channel] if step.op == "gate" else [channel]

@@ -30,7 +30,7 @@ from bnncc.schedules.templates.source import to_float, value_of
 from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Elementwise
-from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 
 
 def write_squares(kernel: Kernel, spec: Elementwise, parallel: bool) -> None:
@@ -131,7 +131,7 @@ class _Square:
         return Place(self.n, const(0), where, self.block, self.spec.channels, self.lanes)
 
     def _params(self, step: Step, taken: list[Any], number: int) -> list[Expr]:
-        if step.op in ("add", "rsub", "mul"):
+        if step.op in TENSORS:
             return [load(taken[0], self._at(number), self._valid)]
         channel = self.block * LANES
         outer = [self.n] if step.op == "gate" else []
@@ -145,7 +145,7 @@ class _Square:
         wanted = self.planar
         if step.op in ("bits", "levels"):
             wanted = False
-        elif step.op in ("store", "add", "rsub", "mul"):
+        elif step.op in ("store", *TENSORS):
             wanted = step.layout == "NCHW"
         if wanted == self.planar:
             return

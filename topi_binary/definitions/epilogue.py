@@ -8,12 +8,12 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.algebra import TENSORS, changed, conditions, nearest, stands_for
+from bnncc.topi_binary.algebra import changed, conditions, nearest, stands_for
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, Operator, bit, buffer, compute, pack
 from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.few_bit_data import PER_WORD
 from bnncc.topi_binary.layout import LANES, blocks
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs, step_outputs
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def applied(
     def read(param: Buffer, *i: Expr) -> Expr:
         if step.op == "gate":
             return param[i[0], i[3]]
-        if step.op not in TENSORS:
+        if step.op not in FETCHED:
             return param[i[3]]
         return param[tuple(at(*i[:3], i[3] % step.period if step.period else i[3]))]
 
