@@ -20,48 +20,31 @@ SHAPE = (2, 3, 4, 32)
 COMPARE = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
 
 
-class Numbers:
-    """float32 arrays, rounded after each operation."""
-
-    zero = np.float32(0)
-
-    def __init__(self) -> None:
-        self.number = self.count = np.float32
-        self.add, self.sub, self.mul = operator.add, operator.sub, operator.mul
-        self.max, self.min, self.select, self.both = (
-            np.maximum,
-            np.minimum,
-            np.where,
-            np.logical_and,
-        )
-
-    def shared(self, value: Any) -> Any:
-        """Return `value`."""
-        return value
-
-    def fma(self, value: Any, scale: Any, bias: Any) -> Any:
-        """Return ``value * scale + bias``, rounded once."""
-        wide = value.astype(np.longdouble) * np.longdouble(scale) + np.longdouble(bias)
-        return wide.astype(np.float32)
-
-    def compare(self, left: Any, how: str, right: Any) -> Any:
-        """Return a condition."""
-        return COMPARE[how](left, right)
-
-    def not_negative(self, value: Any) -> Any:
-        """Return whether `value` is at least 0."""
-        return value >= 0
-
-    def real(self, value: Any) -> Any:
-        """Return whole numbers as floats."""
-        return value.astype(np.float32)
-
-    def whole(self, value: Any) -> Any:
-        """Return floats, cut to whole numbers."""
-        return np.trunc(value).astype(np.int64)
+def fused(value: Any, scale: Any, bias: Any) -> Any:
+    """Return ``value * scale + bias``, rounded once."""
+    wide = value.astype(np.longdouble) * np.longdouble(scale) + np.longdouble(bias)
+    return wide.astype(np.float32)
 
 
-NUMBERS = Numbers()
+NUMBERS = algebra.Algebra(
+    zero=np.float32(0),
+    number=np.float32,
+    count=np.float32,
+    shared=lambda value: value,
+    fma=fused,
+    add=operator.add,
+    sub=operator.sub,
+    mul=operator.mul,
+    max=np.maximum,
+    min=np.minimum,
+    compare=lambda left, how, right: COMPARE[how](left, right),
+    both=np.logical_and,
+    not_negative=lambda value: value >= 0,
+    select=np.where,
+    real=lambda value: value.astype(np.float32),
+    whole=lambda value: np.trunc(value).astype(np.int64),
+)
+"""float32 arrays, rounded after each operation."""
 
 
 def drawn(*shape: int) -> np.ndarray:

@@ -8,64 +8,58 @@ oracle (`reference.epilogue`) says it again, so that there is something to compa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from bnncc.topi_binary.step import Step
 
 Term = Any
 
 
-class Algebra(Protocol):
-    """How terms are written. Results are rounded to float32 after each operation."""
+@dataclass(frozen=True)
+class Algebra:
+    """How terms are written. Results are rounded to float32 after each operation.
 
-    @property
-    def zero(self) -> Term:
-        """The float 0."""
+    Attributes
+    ----------
+    zero : Term
+        The float 0.
+    number, count : callable
+        Take a float, and a small whole number, and return it as a float.
+    shared : callable
+        Returns a term under a name, to be used twice.
+    fma : callable
+        Takes value, scale and bias, and returns ``value * scale + bias``, rounded once.
+    add, sub, mul, max, min : callable
+        Take two floats.
+    compare : callable
+        Takes a term, a comparison of C, and a term; returns a condition.
+    both : callable
+        Takes two conditions, and returns whether they hold.
+    not_negative : callable
+        Takes a float, and returns whether it is at least 0.
+    select : callable
+        Takes a condition, and the terms for yes and no.
+    real, whole : callable
+        Take an int32 and return a float, and the other way round (cut towards 0).
+    """
 
-    def number(self, value: float) -> Term:
-        """Return a float."""
-
-    def count(self, value: int) -> Term:
-        """Return a small whole number, as a float."""
-
-    def shared(self, value: Term) -> Term:
-        """Return `value` under a name, to be used twice."""
-
-    def fma(self, value: Term, scale: Term, bias: Term) -> Term:
-        """Return ``value * scale + bias``, rounded once."""
-
-    def add(self, left: Term, right: Term) -> Term:
-        """Return a sum."""
-
-    def sub(self, left: Term, right: Term) -> Term:
-        """Return a difference."""
-
-    def mul(self, left: Term, right: Term) -> Term:
-        """Return a product."""
-
-    def max(self, left: Term, right: Term) -> Term:
-        """Return the larger one."""
-
-    def min(self, left: Term, right: Term) -> Term:
-        """Return the smaller one."""
-
-    def compare(self, left: Term, how: str, right: Term) -> Term:
-        """Return a condition; `how` is a comparison of C."""
-
-    def both(self, one: Term, other: Term) -> Term:
-        """Return whether two conditions hold."""
-
-    def not_negative(self, value: Term) -> Term:
-        """Return whether `value` is at least 0."""
-
-    def select(self, condition: Term, yes: Term, no: Term) -> Term:
-        """Return one of two terms."""
-
-    def real(self, value: Term) -> Term:
-        """Return an int32 as a float."""
-
-    def whole(self, value: Term) -> Term:
-        """Return a float as an int32, rounded towards 0."""
+    zero: Term
+    number: Callable[[float], Term]
+    count: Callable[[int], Term]
+    shared: Callable[[Term], Term]
+    fma: Callable[[Term, Term, Term], Term]
+    add: Callable[[Term, Term], Term]
+    sub: Callable[[Term, Term], Term]
+    mul: Callable[[Term, Term], Term]
+    max: Callable[[Term, Term], Term]
+    min: Callable[[Term, Term], Term]
+    compare: Callable[[Term, str, Term], Term]
+    both: Callable[[Term, Term], Term]
+    not_negative: Callable[[Term], Term]
+    select: Callable[[Term, Term, Term], Term]
+    real: Callable[[Term], Term]
+    whole: Callable[[Term], Term]
 
 
 def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
