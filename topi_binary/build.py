@@ -16,7 +16,7 @@ from bnncc.topi_binary.spec import (
     SliceBits,
     Spec,
 )
-from bnncc.topi_binary.step import FORMS, Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FORMS, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 if TYPE_CHECKING:
     pass
@@ -48,7 +48,7 @@ def input_types(spec: Spec) -> list[Type]:
 def step_input_types(spec: Spec, step: Step) -> list[Type]:
     """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
     lanes = layout.blocks(spec.output_channels) * layout.LANES
-    if step.op in ("add", "rsub", "mul"):
+    if step.op in TENSORS:
         (*image, channels), dtype = _float_output(spec, step)
         return [((*image, step.period or channels), dtype)]
     if step.op == "gate":
@@ -67,8 +67,7 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
         }
         table: list[Type] = [((step.count + 1,), "float32")] * ("table" in step.forms)
         return shared[step.way] + [((lanes,), "int32")] * step.flip + table
-    vectors = {"affine": 2, "scale": 1, "shift": 1, "prelu": 1}
-    return [((lanes,), "float32")] * vectors.get(step.op, 0)
+    return [((lanes,), "float32")] * step_inputs(step)
 
 
 def output_types(spec: Spec) -> list[Type]:

@@ -6,13 +6,10 @@ that nobody else asks what kind a spec is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from bnncc.topi_binary import layout
-
-if TYPE_CHECKING:
-    from bnncc.topi_binary.step import Step
+from bnncc.topi_binary.step import Step
 
 Dim = int | str
 """An extent, or the name of a symbolic one."""
@@ -21,7 +18,6 @@ Type = tuple[tuple[Dim, ...], str]
 """Shape and dtype of a kernel's tensor. The batch may be the name of a symbol."""
 
 
-@dataclass(frozen=True)
 class Kind:
     """Base of all specs; what is said here holds for a kernel that moves one plane of bits.
 
@@ -37,6 +33,10 @@ class Kind:
         Whether its results are those of `steps`.
     n : int or str
         Images; a symbol's name where the batch is open.
+    height, width, channels : int
+        Of the image that is read; `channels` is a tuple where tensors are joined.
+    rank, data_layout, groups, steps, ternary, weight_zeros, weight_order
+        What stands for these fields in kinds that lack them.
     """
 
     operators: ClassVar[tuple[str, ...]]
@@ -46,51 +46,16 @@ class Kind:
     epilogue: ClassVar[bool] = False
 
     n: Dim
-
-    if TYPE_CHECKING:  # fields of some kinds, or what stands for them in the others
-
-        @property
-        def height(self) -> int:
-            """Rows of the image that is read."""
-
-        @property
-        def width(self) -> int:
-            """Columns of it."""
-
-        @property
-        def channels(self) -> int | tuple[int, ...]:
-            """Of the data; one number for each tensor that is joined."""
-
-        @property
-        def rank(self) -> int:
-            """2 for rows of channels without an image."""
-
-        @property
-        def data_layout(self) -> str:
-            """``NHWC`` or ``NCHW``, of data that are no bits."""
-
-        @property
-        def steps(self) -> tuple[Step, ...]:
-            """The epilogue."""
-
-        @property
-        def ternary(self) -> bool:
-            """Whether a plane of zeros follows the plane of signs."""
-
-        @property
-        def weight_zeros(self) -> bool:
-            """Whether a plane of zeros follows the weights."""
-
-        @property
-        def groups(self) -> int:
-            """Of channels."""
-
-        @property
-        def weight_order(self) -> str:
-            """How binary weights lie."""
-    else:
-        rank, data_layout, steps = 4, "NHWC", ()
-        ternary, weight_zeros, groups, weight_order = False, False, 1, "words"
+    height: int
+    width: int
+    channels: int | tuple[int, ...]
+    rank: int = 4
+    data_layout: str = "NHWC"
+    groups: int = 1
+    steps: tuple[Step, ...] = ()
+    ternary: bool = False
+    weight_zeros: bool = False
+    weight_order: str = "words"
 
     @property
     def operator(self) -> str:
@@ -179,33 +144,24 @@ def shape(
     return (n, last, height, width) if where == "NCHW" else (n, height, width, last)
 
 
-@dataclass(frozen=True)
 class Windowed(Kind):
-    """A kind in which a window slides over the image."""
+    """A kind in which a window slides over the image.
 
-    if TYPE_CHECKING:
+    Attributes
+    ----------
+    kernel, strides, dilations : tuple of int
+        Of the window, in rows and columns.
+    pads : tuple of int
+        Of the image: top, left, bottom, right.
+    ceil_extra : tuple of int
+        How far the last windows reach over the padded image.
+    """
 
-        @property
-        def kernel(self) -> tuple[int, int]:
-            """Extents of the window."""
-
-        @property
-        def strides(self) -> tuple[int, int]:
-            """Of the window."""
-
-        @property
-        def dilations(self) -> tuple[int, int]:
-            """Of the window."""
-
-        @property
-        def pads(self) -> tuple[int, int, int, int]:
-            """Of the image: top, left, bottom, right."""
-
-        @property
-        def ceil_extra(self) -> tuple[int, int]:
-            """How far the last window reaches over the padded image."""
-    else:
-        ceil_extra = (0, 0)
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    ceil_extra: tuple[int, int] = (0, 0)
 
     @property
     def description(self) -> str:
@@ -234,17 +190,17 @@ class Windowed(Kind):
         return self.window_hw
 
 
-@dataclass(frozen=True)
 class Convolution(Windowed):
-    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product."""
+    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product.
 
-    epilogue: ClassVar[bool] = True
+    Attributes
+    ----------
+    out_channels : int
+        Filters.
+    """
 
-    if TYPE_CHECKING:
-
-        @property
-        def out_channels(self) -> int:
-            """Filters."""
+    epilogue = True
+    out_channels: int
 
     @property
     def operator(self) -> str:

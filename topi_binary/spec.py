@@ -513,12 +513,12 @@ class WeightsOfRows(Kind):
     count: bool = False
 
     @property
-    def height(self) -> int:
+    def height(self) -> int:  # type: ignore[override]
         """Rows, as an image has them."""
         return self.rows
 
     @property
-    def width(self) -> int:
+    def width(self) -> int:  # type: ignore[override]
         """One column."""
         return 1
 

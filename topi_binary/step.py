@@ -72,6 +72,12 @@ INPUTS_OF_STEP = {
 """Kernel inputs each step takes, but for `step_inputs`."""
 
 
+TENSORS = ("add", "rsub", "mul")
+"""Steps that read a tensor of the shape of the output."""
+
+FETCHED = (*TENSORS, "gate")
+"""Steps that read a tensor; the others read vectors of one number for each channel."""
+
 FORMS = {
     "planes": "uint32", "bytes": "uint32", "pairs": "uint32", "floats": "float32",
     "value": "float32", "table": "float32",

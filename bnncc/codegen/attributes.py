@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import tvm_ffi
 from tvm import tirx
@@ -24,12 +24,6 @@ EXTENTS = ("n", "height", "width")
 """Fields that the first operand tells."""
 
 _NESTED = tvm_ffi.Map[str, Any]
-_TYPES: dict[Any, Any] = {
-    tuple[Step, ...]: tvm_ffi.Array[_NESTED],
-    tuple[str, ...]: tvm_ffi.Array[str],
-    RowPool | None: _NESTED | None,
-}
-"""What a field is in TVM, unless it is a number, a string, or some whole numbers."""
 
 
 @functools.cache
@@ -46,9 +40,16 @@ def of_kind(kind: type[Any]) -> type[Attrs]:
 
 
 def _type(hint: Any) -> Any:
+    """Return what a field is in TVM."""
     if hint in (bool, float, int, str):
         return hint
-    return _TYPES.get(hint, tvm_ffi.Array[int])
+    if hint is Step:
+        return _NESTED
+    if hint == RowPool | None:
+        return _NESTED | None
+    if get_origin(hint) is tuple:
+        return tvm_ffi.Array[_type(get_args(hint)[0])]
+    raise TypeError(f"no attribute can be a {hint}")
 
 
 def of_spec(spec: Spec) -> Attrs:

@@ -54,6 +54,7 @@ def register() -> None:
     if f"relax.bnncc.{OPERATORS[0]}" in Op.list_op_names():
         return
     for name in OPERATORS:
+        attributes.of_kind(_KIND_OF[name])  # so that saved modules can be loaded
         full = f"relax.bnncc.{name}"
         ir_ffi.RegisterOp(full, f"bnncc's fused {name}")
         register_op_attr(full, "FInferType", _infer)

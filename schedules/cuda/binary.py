@@ -11,7 +11,7 @@ from bnncc.schedules.space import space as chosen_from
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.topi_binary.step import step_inputs
+from bnncc.topi_binary.step import FETCHED, step_inputs
 
 _FUNCTION = {
     "strips": "conv_by_popcount",
@@ -21,9 +21,6 @@ _FUNCTION = {
 
 WARPS = 4
 """Warps of a block."""
-
-FETCHED = ("add", "rsub", "mul", "gate")
-"""Steps whose tensor is in registers before the sums are."""
 
 BUSY = 8 * 132
 """Warps that keep a large GPU at work: two for each quarter of 132 processors."""

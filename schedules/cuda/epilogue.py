@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnncc.schedules.cuda import few_bit
-from bnncc.schedules.cuda.text import HERE, each, number
+from bnncc.schedules.cuda.terms import TEXT
+from bnncc.schedules.cuda.text import HERE, each
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.algebra import STEPS, changed, conditions, stands_for
 from bnncc.topi_binary.build import (
     aliases,
     input_types,
@@ -19,20 +21,7 @@ from bnncc.topi_binary.build import (
     output_types,
 )
 from bnncc.topi_binary.spec import Spec
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs
-
-_CHANNEL_STEPS = {
-    "affine": "__fmaf_rn(v[k], p0[k], p1[k])",
-    "scale": "__fmul_rn(v[k], p0[k])",
-    "shift": "__fadd_rn(v[k], p0[k])",
-    "prelu": "v[k] >= 0.0f ? v[k] : __fmul_rn(v[k], p0[k])",
-}
-_TENSOR_STEPS = {
-    "add": "__fadd_rn(v[k], {t})",
-    "rsub": "__fsub_rn({t}, v[k])",
-    "mul": "__fmul_rn(v[k], {t})",
-    "gate": "__fmul_rn(v[k], {t})",
-}
+from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs
 
 
 def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
@@ -143,34 +132,27 @@ class _Writer:
     def _step(self, step: Step) -> Iterator[str]:
         taken = [self._input() for _ in range(step_inputs(step))]
         yield "{"
-        if step.op in _CHANNEL_STEPS:
-            for k, pointer in enumerate(taken):
-                yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + {HERE});"
-            yield from each(f"v[k] = {_CHANNEL_STEPS[step.op]};")
-        elif step.op in _TENSOR_STEPS:
-            fetched = self._fetch(step, taken[0])
-            yield from each(f"v[k] = {_TENSOR_STEPS[step.op].format(t=f'{fetched}[i + k]')};")
-        elif step.op == "relu":
-            yield from each("v[k] = fmaxf(v[k], 0.0f);")
-        elif step.op == "clip":
-            yield from each(f"v[k] = fminf(fmaxf(v[k], {number(step.lo)}), {number(step.hi)});")
+        if step.op in STEPS:
+            if step.op in FETCHED:
+                params = [f"{self._fetch(step, taken[0])}[i + k]"]
+            else:
+                params = [f"p{k}[k]" for k in range(len(taken))]
+                for k, pointer in enumerate(taken):
+                    yield f"  float p{k}[4]; bnncc::load4(p{k}, {pointer} + {HERE});"
+            yield from each(f"v[k] = {changed(TEXT, step, 'v[k]', params)};")
         elif step.op == "store":
             yield from self._store(step, "v")
         elif step.op == "levels":
             filled = layout.blocks(self.channels) * layout.LANES
             yield from few_bit.levels(step, taken, filled)
             yield from self._levels(step, taken)
-        elif step.op == "bits":
-            test = ">=" if step.compare == "ge" else ">"
-            yield from self._bits(f"v[k] {test} 0.0f")
-            if step.zero:
-                yield from self._bits("v[k] == 0.0f")
         else:
             for k, pointer in enumerate(taken):
                 yield f"  int p{k}[4]; bnncc::load4(p{k}, {pointer} + {HERE});"
-            yield from self._bits("raw[i + k] <= p0[k]")
-            if step.zero:
-                yield from self._bits("raw[i + k] <= p0[k] && raw[i + k] > p1[k]")
+            seen = "v[k]" if step.op == "bits" else "raw[i + k]"
+            limits = [f"p{k}[k]" for k in range(len(taken))]
+            for test in conditions(TEXT, step, seen, limits):
+                yield from self._bits(test)
         yield "}"
 
     def _bits(self, test: str) -> Iterator[str]:
@@ -221,9 +203,8 @@ class _Writer:
                 yield from self._bits(f"level[k] >> {plane} & 1")
                 plane += 1
             elif kind == "value":
-                value = f"__fmaf_rn((float)level[k], {number(step.hi)}, {number(step.lo)})"
                 yield "  float stood[4];"
-                yield from each(f"stood[k] = {value};")
+                yield from each(f"stood[k] = {stands_for(TEXT, step, 'level[k]')};")
                 yield from self._store(step, "stood")
             elif kind == "table":
                 yield "  float found[4];"

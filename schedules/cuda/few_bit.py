@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bnncc.schedules.cuda import text
+from bnncc.schedules.cuda.terms import TEXT
 from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.algebra import nearest
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
 
@@ -73,19 +75,18 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
     str
         A line of code. ``level[k]`` is made of ``raw[i + k]`` or ``v[k]``.
     """
-    top = f"{step.count}.0f"
     yield "  int level[4];"
     if step.way == "whole":
-        yield from text.each("level[k] = (int)v[k];")
+        yield from text.each(f"level[k] = {TEXT.whole('v[k]')};")
     elif step.way == "acc-scale":
         yield f"  float p0[4]; bnncc::load4(p0, {taken[0]} + {text.HERE});"
         yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + {text.HERE});"
-        found = "__fmaf_rn((float)raw[i + k], p0[k], p1[k])"
-        yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
+        found = nearest(TEXT, step, TEXT.real("raw[i + k]"), "p0[k]", "p1[k]")
+        yield from text.each(f"level[k] = {found};")
     elif step.way == "search":
         table = taken[0]
-        found = f"__fmaf_rn(v[k], __ldg({table}), __ldg({table} + 1))"
-        yield from text.each(f"level[k] = (int)fminf(fmaxf({found}, 0.0f), {top});")
+        found = nearest(TEXT, step, "v[k]", f"__ldg({table})", f"__ldg({table} + 1)")
+        yield from text.each(f"level[k] = {found};")
         below, above = (f"__ldg({table} + level[k] + {n})" for n in (2, 3))
         yield from text.each(f"level[k] += (int)(v[k] >= {above}) - (int)(v[k] < {below});")
     else:

@@ -24,8 +24,9 @@ from bnncc.schedules.templates.square import write_squares
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
+from bnncc.topi_binary.step import TENSORS
 
-TENSORS = ("store", "add", "rsub", "mul")
+_LAID_OUT = ("store", *TENSORS)
 """Steps that touch a float tensor with a layout."""
 
 
@@ -80,7 +81,7 @@ def in_vectors(spec: Elementwise) -> bool:
 
 
 def _layouts(spec: Elementwise) -> set[str]:
-    layouts = {step.layout for step in spec.steps if step.op in TENSORS}
+    layouts = {step.layout for step in spec.steps if step.op in _LAID_OUT}
     if any(step.op == "levels" for step in spec.steps):
         layouts.add("NHWC")
     return layouts if spec.packed else layouts | {spec.data_layout}

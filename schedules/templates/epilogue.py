@@ -13,12 +13,14 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import F32, fused_multiply_add, mask
+from bnncc.schedules.intrin_portable import mask
 from bnncc.schedules.templates import levels
+from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.schedules.templates.place import Place
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.algebra import changed, conditions, stands_for
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FETCHED, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 Buffer = Any
 Expr = Any
@@ -90,7 +92,7 @@ def regions(
             buffer = next(inputs)
             if number == 0 and "table" in step.forms:
                 reads.append(buffer[0 : buffer.shape[0]])
-            elif step.op in ("add", "rsub", "mul"):
+            elif step.op in TENSORS:
                 source = at.repeated(step.period)
                 reads.append(buffer[tuple(source.index(source.span, step.layout))])
             elif step.op == "gate":
@@ -144,7 +146,7 @@ def emit(
         The value after the last step.
     """
     if value is None:
-        value = T.Cast(F32, acc)
+        value = VECTOR.real(acc)
         halved_value = halved
     else:
         halved_value = False
@@ -154,7 +156,7 @@ def emit(
         taken = [next(inputs) for _ in range(step_inputs(step))]
         made = [next(results) for _ in range(step_outputs(step))]
         if halved_value and step.op not in ("threshold", "affine"):
-            value = value * _fill(2.0)
+            value = value * VECTOR.number(2.0)
             halved_value = False
         if step.op == "levels":
             if not step.way.startswith("acc"):
@@ -173,56 +175,33 @@ def emit(
         elif step.op == "bits":
             if step.zero or _used_later(steps[number + 1 :]):
                 value = T.Bind(value)
-            zeros = _fill(0.0)
-            _store_bits(made[0], value >= zeros if step.compare == "ge" else value > zeros, at)
-            if step.zero:
-                _store_bits(made[1], value == zeros, at)
+            _store_planes(made, conditions(VECTOR, step, value, ()), at)
         elif step.op == "threshold":
             if step.zero:
                 acc = T.Bind(acc)
             # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
             one = T.Broadcast(T.int32(1), LANES)
             limits = [T.shift_right(t[at.vector], one) if halved else t[at.vector] for t in taken]
-            _store_bits(made[0], acc <= limits[0], at)
-            if step.zero:
-                _store_bits(made[1], T.And(acc <= limits[0], acc > limits[1]), at)
+            _store_planes(made, conditions(VECTOR, step, acc, limits), at)
         elif halved_value:
-            scale, bias = (buffer[at.vector] for buffer in taken)
-            value = fused_multiply_add(value, scale * _fill(2.0), bias)
+            scale, bias = _operands(step, taken, at)
+            value = changed(VECTOR, step, value, [scale * VECTOR.number(2.0), bias])
             halved_value = False
         else:
-            value = _apply(step, value, taken, at)
+            value = changed(VECTOR, step, value, _operands(step, taken, at))
     return value
 
 
-def _apply(step: Step, value: Expr, taken: Sequence[Buffer], at: Place) -> Expr:
-    if step.op == "affine":
-        scale, bias = (buffer[at.vector] for buffer in taken)
-        return fused_multiply_add(value, scale, bias)
-    if step.op == "scale":
-        return value * taken[0][at.vector]
-    if step.op == "shift":
-        return value + taken[0][at.vector]
-    if step.op == "relu":
-        return T.max(value, _fill(0.0))
-    if step.op == "clip":
-        return T.min(T.max(value, _fill(step.lo)), _fill(step.hi))
-    if step.op == "prelu":
-        value = T.Bind(value)
-        # Not `value >= 0`: TVM cannot share a vector of booleans with the `bits` of this value.
-        return T.Select(_fill(0.0) <= value, value, value * taken[0][at.vector])
-    if step.op == "gate":
-        return value * _load(taken[0], at, gate=True)
-    other = _load(taken[0], at.repeated(step.period), step.layout)
-    return {"add": value + other, "rsub": other - value, "mul": value * other}[step.op]
+def _operands(step: Step, taken: Sequence[Buffer], at: Place) -> list[Expr]:
+    """Return what a step reads for one vector."""
+    if step.op not in FETCHED:
+        return [buffer[at.vector] for buffer in taken]
+    gate = step.op == "gate"
+    return [_load(taken[0], at if gate else at.repeated(step.period), step.layout, gate)]
 
 
 def _used_later(steps: Sequence[Step]) -> bool:
     return any(step.op != "threshold" and not step.way.startswith("acc") for step in steps)
-
-
-def _fill(number: float) -> Expr:
-    return T.Broadcast(T.float32(number), LANES)
 
 
 def _load(buffer: Buffer, at: Place, where: str = "NHWC", gate: bool = False) -> Expr:
@@ -234,7 +213,7 @@ def _load(buffer: Buffer, at: Place, where: str = "NHWC", gate: bool = False) ->
         return buffer[index(at.vector)]
     lanes = T.sblock_alloc_buffer((LANES,), "float32")
     if at.lanes < LANES:
-        T.buffer_store(lanes, _fill(0.0), [T.Ramp(0, 1, LANES)])
+        T.buffer_store(lanes, VECTOR.number(0.0), [T.Ramp(0, 1, LANES)])
     with T.unroll(at.lanes) as lane:
         T.buffer_store(lanes, buffer[index(at.channel(lane))], [lane])
     return lanes[T.Ramp(0, 1, LANES)]
@@ -260,8 +239,7 @@ def _store_levels(
             _store_bits(buffer, levels.bit(level, plane), at)
             plane += 1
         elif kind == "value":
-            value = fused_multiply_add(T.Cast(F32, level), _fill(step.hi), _fill(step.lo))
-            _store(buffer, value, at, step.layout)
+            _store(buffer, stands_for(VECTOR, step, level), at, step.layout)
         elif kind == "table":
             _store(buffer, table[0][level], at, step.layout)
         else:
@@ -282,6 +260,11 @@ def _store_masks(masks: Sequence[Expr], made: Sequence[Buffer], at: Place) -> No
         for one in chosen[1:]:
             bits = T.bitwise_xor(bits, one)
         _store_half(buffer, bits, at)
+
+
+def _store_planes(made: Sequence[Buffer], tests: Sequence[Expr], at: Place) -> None:
+    for plane, test in zip(made, tests, strict=True):
+        _store_bits(plane, test, at)
 
 
 def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import F32, I32, fused_multiply_add, mask
+from bnncc.schedules.intrin_portable import mask
+from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.schedules.templates.place import Place
+from bnncc.topi_binary.algebra import nearest
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.step import Step
 
@@ -39,10 +41,10 @@ def find(step: Step, value: Expr, acc: Expr, taken: Sequence[Buffer], at: Place)
         From 0 to ``step.count``, in lanes that exist.
     """
     if step.way == "whole":
-        return T.Cast(I32, value)
+        return VECTOR.whole(value)
     if step.way == "acc-scale":
         scale, bias = (buffer[at.vector] for buffer in taken[:2])
-        return _clipped(step, T.Cast(F32, acc), scale, bias)
+        return nearest(VECTOR, step, VECTOR.real(acc), scale, bias)
     if step.way == "search":
         return _search(step, T.Bind(value), taken[0])
     if step.way == "value":
@@ -77,16 +79,10 @@ def _reached(step: Step, value: Expr, limits: Buffer, at: Place) -> Expr:
     return count
 
 
-def _clipped(step: Step, value: Expr, scale: Expr, bias: Expr) -> Expr:
-    found = fused_multiply_add(value, scale, bias)
-    top = T.Broadcast(T.float32(step.count), LANES)
-    return T.Cast(I32, T.min(T.max(found, T.Broadcast(T.float32(0), LANES)), top))
-
-
 def _search(step: Step, value: Expr, table: Buffer) -> Expr:
     """Guess the level, then compare with the thresholds on both sides of it."""
     slope, offset = (T.Broadcast(table[i], LANES) for i in (0, 1))
-    guess = T.Bind(_clipped(step, value, slope, offset))
+    guess = T.Bind(nearest(VECTOR, step, value, slope, offset))
     below, above = (table[guess + _whole(i)] for i in (2, 3))
     up = T.Select(value >= above, _whole(1), _whole(0))
     return guess + up - T.Select(value < below, _whole(1), _whole(0))

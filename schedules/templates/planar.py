@@ -11,14 +11,12 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.templates.kernel import (
     Buffer,
     Expr,
     Register,
     bind,
     const,
-    f32,
     lane,
     load,
     loop,
@@ -27,12 +25,14 @@ from bnncc.schedules.templates.kernel import (
     store,
     u32,
 )
+from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.schedules.templates.source import to_float
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.algebra import changed, conditions
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
-from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 
 
 def write_planar(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
@@ -118,57 +118,17 @@ def _channel(
     for step in steps:
         taken = [next(inputs) for _ in range(step_inputs(step))]
         made = [next(results) for _ in range(step_outputs(step))]
-        if step.op in ("store", "bits", "prelu"):
+        if step.op in ("store", "bits"):
             value = T.Bind(value)
         if step.op == "store":
             store(made[0], where, value, valid)
         elif step.op == "bits":
-            conditions = [value >= f32(0.0) if step.compare == "ge" else value > f32(0.0)]
-            conditions += [value == f32(0.0)] * step.zero
-            for condition in conditions:
+            for condition in conditions(VECTOR, step, value, ()):
                 word = next(words)
                 word.set(word.value | T.Select(condition, u32(1 << bit), u32(0)))
-        elif step.op in ("add", "rsub", "mul"):
-            other = load(taken[0], where, valid)
-            value = combine(step, value, other)
+        elif step.op in TENSORS:
+            value = changed(VECTOR, step, value, [load(taken[0], where, valid)])
         else:
             place = [n, channel] if step.op == "gate" else [channel]
-            value = apply(step, value, [splat(buffer[tuple(place)]) for buffer in taken])
-
-
-def combine(step: Step, value: Expr, other: Expr) -> Expr:
-    """Return ``add``, ``rsub`` or ``mul`` of `value` and the tensor's vector `other`."""
-    if step.op == "rsub":
-        return other - value
-    return value + other if step.op == "add" else value * other
-
-
-def apply(step: Step, value: Expr, params: Sequence[Expr]) -> Expr:
-    """Return the effect of a step without tensors on a vector.
-
-    Parameters
-    ----------
-    step : Step
-        Any but ``store``, ``bits``, ``threshold`` and those that read a tensor.
-    value : Expr of float32x16
-        What it is applied to.
-    params : sequence of Expr of float32x16
-        Its parameters for these lanes.
-
-    Returns
-    -------
-    Expr of float32x16
-        The new value.
-    """
-    if step.op == "affine":
-        return fused_multiply_add(value, params[0], params[1])
-    if step.op in ("scale", "gate"):
-        return value * params[0]
-    if step.op == "shift":
-        return value + params[0]
-    if step.op == "relu":
-        return T.max(value, f32(0.0))
-    if step.op == "clip":
-        return T.min(T.max(value, f32(step.lo)), f32(step.hi))
-    # Not `value >= 0`: TVM cannot share a vector of booleans with the `bits` step of that value.
-    return T.Select(f32(0.0) <= value, value, value * params[0])
+            params = [splat(buffer[tuple(place)]) for buffer in taken]
+            value = changed(VECTOR, step, value, params)

@@ -14,13 +14,14 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import emit, half_view, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
+from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.schedules.templates.place import Place
-from bnncc.schedules.templates.planar import apply, combine
 from bnncc.schedules.templates.source import to_float, value_of
+from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
-from bnncc.topi_binary.step import Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 
 
 def write_squares(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
@@ -82,14 +83,9 @@ class _Square:
             elif step.op in ("bits", "levels"):
                 for number, value in enumerate(self.values):
                     emit([step], value, taken, made, self._place(number))
-            elif step.op in ("add", "rsub", "mul"):
-                self.values = [
-                    combine(step, value, load(taken[0], self._at(number), self._valid))
-                    for number, value in enumerate(self.values)
-                ]
             else:
                 self.values = [
-                    apply(step, value, self._params(step, taken, number))
+                    changed(VECTOR, step, value, self._params(step, taken, number))
                     for number, value in enumerate(self.values)
                 ]
 
@@ -126,6 +122,8 @@ class _Square:
         return Place(self.n, const(0), where, self.block, self.spec.channels, self.lanes)
 
     def _params(self, step: Step, taken: list[Any], number: int) -> list[Expr]:
+        if step.op in TENSORS:
+            return [load(taken[0], self._at(number), self._valid)]
         channel = self.block * LANES
         outer = [self.n] if step.op == "gate" else []
         if self.planar:
@@ -138,7 +136,7 @@ class _Square:
         wanted = self.planar
         if step.op in ("bits", "levels"):
             wanted = False
-        elif step.op in ("store", "add", "rsub", "mul"):
+        elif step.op in ("store", *TENSORS):
             wanted = step.layout == "NCHW"
         if wanted == self.planar:
             return

@@ -8,11 +8,13 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
+from bnncc.topi_binary.algebra import changed, conditions, nearest, stands_for
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, bit, buffer, compute, pack
+from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.few_bit_data import PER_WORD
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.step import Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs, step_outputs
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,15 @@ def epilogue(
 def _conditions(
     step: Step, value: Buffer, acc: Buffer, taken: Sequence[Buffer]
 ) -> Iterator[Callable[..., Expr]]:
-    zero = T.float32(0)
-    if step.op == "threshold":
-        yield lambda *i: acc[i] <= taken[0][i[3]]
-        if step.zero:
-            yield lambda *i: T.And(acc[i] <= taken[0][i[3]], acc[i] > taken[1][i[3]])
-        return
-    yield lambda *i: value[i] >= zero if step.compare == "ge" else value[i] > zero
-    if step.zero:
-        yield lambda *i: value[i] == zero
+    seen = acc if step.op == "threshold" else value
+
+    def plane(number: int) -> Callable[..., Expr]:
+        def condition(*i: Expr) -> Expr:
+            return conditions(SCALAR, step, seen[i], [limit[i[3]] for limit in taken])[number]
+
+        return condition
+
+    return map(plane, range(1 + step.zero))
 
 
 def applied(
@@ -104,24 +106,14 @@ def applied(
 ) -> Callable[..., Expr]:
     """Return the value after a step that changes it."""
 
-    def value(*i: Expr) -> Expr:
-        x, c = source[i], i[3]
-        if step.op == "affine":
-            return T.fma(x, taken[0][c], taken[1][c])
-        if step.op == "relu":
-            return T.max(x, T.float32(0))
-        if step.op == "clip":
-            return T.min(T.max(x, T.float32(step.lo)), T.float32(step.hi))
+    def read(param: Buffer, *i: Expr) -> Expr:
         if step.op == "gate":
-            return x * taken[0][i[0], c]
-        if step.op == "prelu":
-            return T.Select(x >= T.float32(0), x, x * taken[0][c])
-        if step.op in ("scale", "shift"):
-            return x * taken[0][c] if step.op == "scale" else x + taken[0][c]
-        other = taken[0][tuple(at(*i[:3], c % step.period if step.period else c))]
-        return {"add": x + other, "rsub": other - x, "mul": x * other}[step.op]
+            return param[i[0], i[3]]
+        if step.op not in FETCHED:
+            return param[i[3]]
+        return param[tuple(at(*i[:3], i[3] % step.period if step.period else i[3]))]
 
-    return value
+    return lambda *i: changed(SCALAR, step, source[i], [read(param, *i) for param in taken])
 
 
 def _levels(
@@ -139,9 +131,8 @@ def _levels(
                  lambda *i: bit(T.Cast("uint32", level[i]), number), at)  # fmt: skip  # noqa: B023
             plane += 1
         elif kind == "value":
-            high, low = T.float32(step.hi), T.float32(step.lo)
             compute(f"{name}_value", out, pixels.extents,
-                    lambda *i: T.fma(T.Cast("float32", level[i]), high, low), at)  # fmt: skip  # noqa: B023
+                    lambda *i: stands_for(SCALAR, step, level[i]), at)  # fmt: skip
         elif kind == "table":
             compute(f"{name}_value", out, pixels.extents, lambda *i: taken[-1][level[i]], at)
         else:
@@ -153,11 +144,9 @@ def _level(step: Step, value: Buffer, acc: Buffer, taken: Sequence[Buffer]) -> C
 
     def level(*i: Expr) -> Expr:
         if step.way == "whole":
-            return T.Cast("int32", value[i])
+            return SCALAR.whole(value[i])
         if step.way == "acc-scale":
-            found = T.fma(T.Cast("float32", acc[i]), taken[0][i[3]], taken[1][i[3]])
-            top = T.float32(step.count)
-            return T.Cast("int32", T.min(T.max(found, T.float32(0)), top))
+            return nearest(SCALAR, step, SCALAR.real(acc[i]), taken[0][i[3]], taken[1][i[3]])
         x = acc[i] if step.way == "acc" else value[i]
         if step.flip:
             x = x ^ taken[1][i[3]]

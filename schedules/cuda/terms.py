@@ -1,0 +1,25 @@
+"""The algebra of an epilogue's steps on one value, as CUDA C++ that no compiler fuses."""
+
+from __future__ import annotations
+
+from bnncc.schedules.cuda.text import number
+from bnncc.topi_binary.algebra import Algebra
+
+TEXT = Algebra(
+    zero="0.0f",
+    number=number,
+    count="{}.0f".format,
+    shared=str,  # is a variable already
+    fma="__fmaf_rn({}, {}, {})".format,
+    add="__fadd_rn({}, {})".format,
+    sub="__fsub_rn({}, {})".format,
+    mul="__fmul_rn({}, {})".format,
+    max="fmaxf({}, {})".format,
+    min="fminf({}, {})".format,
+    compare="{} {} {}".format,
+    both="{} && {}".format,
+    not_negative="{} >= 0.0f".format,
+    select="{} ? {} : {}".format,
+    real="(float){}".format,
+    whole="(int){}".format,
+)

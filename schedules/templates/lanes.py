@@ -1,0 +1,33 @@
+"""The algebra of an epilogue's steps on a vector of `layout.LANES` values, as TensorIR."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin_portable import F32, I32, fused_multiply_add
+from bnncc.topi_binary.definitions.terms import SCALAR
+from bnncc.topi_binary.layout import LANES
+
+Expr = Any
+
+
+def _every(value: float) -> Expr:
+    return T.Broadcast(T.float32(value), LANES)
+
+
+VECTOR = replace(
+    SCALAR,
+    zero=_every(0.0),
+    number=_every,
+    count=_every,
+    shared=lambda value: value if isinstance(value, tirx.Var) else T.Bind(value),
+    fma=fused_multiply_add,
+    # Not `value >= 0`: TVM cannot share a vector of booleans with the ``bits`` of this value.
+    not_negative=lambda value: _every(0.0) <= value,
+    real=lambda value: T.Cast(F32, value),
+    whole=lambda value: T.Cast(I32, value),
+)

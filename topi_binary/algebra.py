@@ -1,0 +1,130 @@
+"""What the steps of an epilogue compute, once for all who write code: definitions, kernels, CUDA.
+
+A step is an expression over a small algebra. Who writes code gives the algebra, which says how a
+sum or a choice is written: for one number or for a vector, as TensorIR or as text. Only the NumPy
+oracle (`reference.epilogue`) says it again, so that there is something to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bnncc.topi_binary.step import Step
+
+Term = Any
+
+
+@dataclass(frozen=True)
+class Algebra:
+    """How terms are written. Results are rounded to float32 after each operation.
+
+    Attributes
+    ----------
+    zero : Term
+        The float 0.
+    number, count : callable
+        Take a float, and a small whole number, and return it as a float.
+    shared : callable
+        Returns a term under a name, to be used twice.
+    fma : callable
+        Takes value, scale and bias, and returns ``value * scale + bias``, rounded once.
+    add, sub, mul, max, min : callable
+        Take two floats.
+    compare : callable
+        Takes a term, a comparison of C, and a term; returns a condition.
+    both : callable
+        Takes two conditions, and returns whether they hold.
+    not_negative : callable
+        Takes a float, and returns whether it is at least 0.
+    select : callable
+        Takes a condition, and the terms for yes and no.
+    real, whole : callable
+        Take an int32 and return a float, and the other way round (cut towards 0).
+    """
+
+    zero: Term
+    number: Callable[[float], Term]
+    count: Callable[[int], Term]
+    shared: Callable[[Term], Term]
+    fma: Callable[[Term, Term, Term], Term]
+    add: Callable[[Term, Term], Term]
+    sub: Callable[[Term, Term], Term]
+    mul: Callable[[Term, Term], Term]
+    max: Callable[[Term, Term], Term]
+    min: Callable[[Term, Term], Term]
+    compare: Callable[[Term, str, Term], Term]
+    both: Callable[[Term, Term], Term]
+    not_negative: Callable[[Term], Term]
+    select: Callable[[Term, Term, Term], Term]
+    real: Callable[[Term], Term]
+    whole: Callable[[Term], Term]
+
+
+def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
+    v = a.shared(v)
+    return a.select(a.not_negative(v), v, a.mul(v, slope))
+
+
+STEPS: dict[str, Callable[..., Term]] = {
+    "affine": lambda a, step, v, scale, bias: a.fma(v, scale, bias),
+    "scale": lambda a, step, v, scale: a.mul(v, scale),
+    "shift": lambda a, step, v, bias: a.add(v, bias),
+    "add": lambda a, step, v, tensor: a.add(v, tensor),
+    "rsub": lambda a, step, v, tensor: a.sub(tensor, v),
+    "mul": lambda a, step, v, tensor: a.mul(v, tensor),
+    "gate": lambda a, step, v, tensor: a.mul(v, tensor),
+    "relu": lambda a, step, v: a.max(v, a.zero),
+    "clip": lambda a, step, v: a.min(a.max(v, a.number(step.lo)), a.number(step.hi)),
+    "prelu": _prelu,
+}
+"""The value after each step that changes it. Takes the algebra, the step, the value before it, and
+what the step reads for this value."""
+
+
+def changed(algebra: Algebra, step: Step, value: Term, params: Sequence[Term]) -> Term:
+    """Return the value after a step of `STEPS`."""
+    return STEPS[step.op](algebra, step, value, *params)
+
+
+def conditions(algebra: Algebra, step: Step, seen: Term, limits: Sequence[Term]) -> list[Term]:
+    """Return what each plane of ``bits`` or ``threshold`` holds.
+
+    Parameters
+    ----------
+    algebra : Algebra
+        How it is written.
+    step : Step
+        Of one of the two kinds.
+    seen : Term
+        The value for ``bits``, the accumulator for ``threshold``.
+    limits : sequence of Term
+        Inputs of ``threshold``.
+
+    Returns
+    -------
+    list of Term
+    """
+    if step.op == "threshold":
+        made = [algebra.compare(seen, "<=", limits[0])]
+        if step.zero:
+            below = algebra.compare(seen, ">", limits[1])
+            made.append(algebra.both(algebra.compare(seen, "<=", limits[0]), below))
+        return made
+    made = [algebra.compare(seen, ">=" if step.compare == "ge" else ">", algebra.zero)]
+    if step.zero:
+        made.append(algebra.compare(seen, "==", algebra.zero))
+    return made
+
+
+def nearest(algebra: Algebra, step: Step, value: Term, scale: Term, bias: Term) -> Term:
+    """Return ``trunc(clip(value * scale + bias, 0, count))``, the level by ``acc-scale``."""
+    found = algebra.fma(value, scale, bias)
+    top = algebra.count(step.count)
+    return algebra.whole(algebra.min(algebra.max(found, algebra.zero), top))
+
+
+def stands_for(algebra: Algebra, step: Step, level: Term) -> Term:
+    """Return what a level stands for, in the form ``value``."""
+    return algebra.fma(algebra.real(level), algebra.number(step.hi), algebra.number(step.lo))

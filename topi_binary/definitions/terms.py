@@ -1,0 +1,30 @@
+"""The algebra of an epilogue's steps on one number at a time, as TensorIR."""
+
+from __future__ import annotations
+
+import operator
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary.algebra import Algebra
+
+_COMPARE = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
+
+SCALAR = Algebra(
+    zero=T.float32(0),
+    number=T.float32,
+    count=T.float32,
+    shared=lambda value: value,  # the code generator finds what is written twice
+    fma=T.fma,
+    add=operator.add,
+    sub=operator.sub,
+    mul=operator.mul,
+    max=T.max,
+    min=T.min,
+    compare=lambda left, how, right: _COMPARE[how](left, right),
+    both=T.And,
+    not_negative=lambda value: value >= T.float32(0),
+    select=T.Select,
+    real=lambda value: T.Cast("float32", value),
+    whole=lambda value: T.Cast("int32", value),
+)
