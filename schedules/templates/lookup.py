@@ -374,8 +374,8 @@ class Writer:
                 )
                 added = (lane, even + odd * T.uint16(256)), (lane + both, odd)
                 for place, value in added:
-                    here = (n, h, w, o * unit + place)
-                    T.buffer_store(acc, acc[here] + value, list(here))
+                    spot = (n, h, w, o * unit + place)
+                    T.buffer_store(acc, acc[spot] + value, list(spot))
         return acc
 
     def _place(self, at: Any, tap: Any, part: Channels, o: Expr) -> tuple[Expr, ...]:
