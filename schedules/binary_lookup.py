@@ -131,7 +131,7 @@ def _channels(
     if not parallel:
         sch.compute_at(nibbles, outer[0], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
-    else:
+    if parallel:
         sch.parallel(sch.fuse(*outer))
         sch.parallel(sch.get_loops(nibbles)[0])
     *_, side, vector, some, lane = sch.get_loops(nibbles)
