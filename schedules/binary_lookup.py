@@ -131,12 +131,12 @@ def _channels(
     if not parallel:
         sch.compute_at(nibbles, outer[0], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
-    else:
+    if parallel:
         sch.parallel(sch.fuse(*outer))
         sch.parallel(sch.get_loops(nibbles)[0])
-    *_, side, some, lane = sch.get_loops(nibbles)
-    sch.unroll(side)
-    sch.unroll(some)
+    *_, side, vector, some, lane = sch.get_loops(nibbles)
+    for loop in (side, vector, some):
+        sch.unroll(loop)
     sch.vectorize(lane)
     alone = [width == tile for width, tile in tiling.columns]  # perhaps at a border
     for name, split in zip(names, [*alone, False], strict=False):

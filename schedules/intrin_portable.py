@@ -133,35 +133,37 @@ With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by byte
 
 
 def _widening_add(size: int, vectors: int) -> TensorPair:
-    half, whole = size // 2, size * vectors
+    half, both = size // 2, size * vectors // 2
+
+    def desc(lane: Expr, narrow: Any, total: Any) -> Any:
+        even, odd = (T.Cast("uint16", narrow[lane * 2 + side]) for side in range(2))
+        return [
+            (lane, total[lane] + (even + odd * T.uint16(256))),
+            (lane + both, total[lane + both] + odd),
+        ]
 
     def impl(narrow: Any, total: Any) -> Any:
+        made = []
         for vector in range(vectors):
-            both = T.reinterpret(f"uint16x{half}", narrow[T.Ramp(vector * size, 1, size)])
-            low, high = (T.Broadcast(T.uint16(k), half) for k in (255, 8))
-            for side, value in enumerate((both & low, both >> high)):
-                where = T.Ramp(side * whole // 2 + vector * half, 1, half)
-                yield where, total[where] + value
+            pair = T.reinterpret(f"uint16x{half}", narrow[T.Ramp(vector * size, 1, size)])
+            for first, value in ((0, pair), (both, pair >> T.Broadcast(T.uint16(8), half))):
+                where = T.Ramp(first + vector * half, 1, half)
+                made.append((where, total[where] + value))
+        return made
 
     return TensorPair(
         f"widening_add_{vectors}x{size}_u8",
         "",
-        (Operand((whole,), "uint8"), Operand((whole,), "uint16")),
-        whole,
-        lambda lane, narrow, total: [
-            (
-                lane,
-                total[lane]
-                + T.Cast("uint16", narrow[lane % (whole // 2) * 2 + lane // (whole // 2)]),
-            )
-        ],
-        lambda narrow, total: list(impl(narrow, total)),
+        (Operand((2 * both,), "uint8"), Operand((2 * both,), "uint16")),
+        both,
+        desc,
+        impl,
     )
 
 
 WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
-"""By bytes of a vector: bytes are added to sums of 16 bits, first those in even places, then those
-in odd ones, of `NIBBLE_LANES` channels at least."""
+"""By bytes of a vector: pairs of bytes are added to sums of 16 bits, ``even + 256 * odd``, and the
+odd ones to sums of their own; `NIBBLE_LANES` bytes at least."""
 
 
 def _spread(count: int) -> TensorPair:

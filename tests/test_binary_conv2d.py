@@ -140,6 +140,26 @@ def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     check(build([spec], target, threads=2), 0, spec, inputs)
 
 
+@pytest.mark.parametrize("target", HERE)
+def test_threads_share_any_number_of_images(target: str) -> None:
+    spec = BinaryConv2d("n", 24, 40, 256, 160, (3, 3), pads=(1, 1, 1, 1), steps=THRESHOLD)
+    spec = for_target(spec, target)
+    inputs = make_inputs(spec, seed(spec))
+    check(build([spec], target, threads=2), 0, spec, inputs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_windows_wholly_outside_the_image(target: str) -> None:
+    steps = (Step("threshold", zero=True),)
+    spec = BinaryConv2d(1, 5, 18, 64, 64, (7, 1), pads=(1, 1, 1, 1), ternary=True, steps=steps)
+    wide = dataclasses.replace(spec, kernel=(1, 1), pads=(2, 3, 2, 3), ternary=False)
+    vectors = dataclasses.replace(wide, channels=128, kernel=(3, 1), pads=(4, 0, 4, 0))
+    specs = [for_target(s, target) for s in (spec, wide, vectors)]
+    library = build(specs, target)
+    for number, one in enumerate(specs):
+        check(library, number, one, make_inputs(one, seed(one)))
+
+
 def test_weight_order_is_chosen_by_rule() -> None:
     layer = BinaryConv2d(1, 8, 8, 64, 64, (3, 3), pads=(1, 1, 1, 1))
     wide = dataclasses.replace(layer, channels=128)

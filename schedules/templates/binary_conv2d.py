@@ -20,8 +20,9 @@ With `carry_save`, three taps are counted at once, see `carry_save_sums`.
 With planes of exact zeros (`ternary`, `weight_zeros`) those are scanned first. If all are 0, the
 ordinary pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
 
-Where weights are stored in the order ``nibbles``, the kernel is that of `lookup`, in the orders
-``vectors`` and ``halves`` that of `neon_conv2d`; their loops are written as they are to run.
+Where weights are stored in the order ``nibbles``, the blocks are those of `lookup`. In the orders
+``vectors`` and ``halves`` the kernel is that of `neon_conv2d`, whose loops are written as they are
+to run.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ for each range of output channels ``nibbles``, its weights; for each tile of col
 lookups summed in bytes, ``acc``, those in 16 bits, and ``out``, the epilogue. All but the first
 are loops over single values, or over blocks of lanes to be tensorized; `binary_lookup` schedules.
 
-Bounds: a lookup is at most 4, so a byte takes 63 of them (`MAX_LOOKUPS`: 63 * 4 = 252), and `fits`
-admits no more products than 16 bits count.
+Bounds: a lookup is at most 4, so a byte takes 63 of them (`MAX_LOOKUPS`: 63 * 4 = 252). Sums of 16
+bits, also of pairs of bytes, are exact modulo 2**16: `fits` admits no more products than that.
 
 With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
 w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
@@ -287,21 +287,22 @@ class Writer:
         packed = T.decl_buffer(
             (blocks, *taps, depth, NIBBLE_LANES), "uint8", data=self._kernel.weight.data
         )
-        made = self._alloc(
-            f"nibbles_{part.name}", (part.tiles * part.vectors, *taps, depth * 2, size), "uint8"
-        )
+        # The vectors of a tile lie side by side, and are read as one stream.
+        shape = (part.tiles, *taps, depth * 2, part.vectors * size)
+        made = self._alloc(f"nibbles_{part.name}", shape, "uint8")
         lanes = min(size, NIBBLE_LANES)
-        extents = (*made.shape[:3], depth, 2, size // lanes, lanes)
+        extents = (part.tiles, *taps, depth, 2, part.vectors, size // lanes, lanes)
         with T.grid(*extents) as loops, T.sblock(f"nibbles_{part.name}"):
-            o, kh, kw, b, side, some, lane = T.axis.remap("SSSSSSS", list(loops))
-            vector = o + part.first
+            o, kh, kw, b, side, v, some, lane = T.axis.remap("SSSSSSSS", list(loops))
+            vector = o * part.vectors + v + part.first
             if size < NIBBLE_LANES:
                 block, first = vector * size // NIBBLE_LANES, vector * size % NIBBLE_LANES
             else:  # lanes beyond the last block are read by nobody
                 block, first = T.min(vector * (size // lanes) + some, blocks - 1), 0
             pair = packed[block, kh, kw, b, first + lane]
             nibble = (pair >> T.Cast("uint8", side * 4)) & T.uint8(15)
-            T.buffer_store(made, nibble, [o, kh, kw, b * 2 + side, some * lanes + lane])
+            place = v * size + (some * lanes + lane)
+            T.buffer_store(made, nibble, [o, kh, kw, b * 2 + side, place])
         return made
 
     def _accumulate(
@@ -333,7 +334,9 @@ class Writer:
                 reads = [self._rows[tuple(within)]]
             where = slice(o * size, o * size + size)
             first = T.Cast("int32", row) * (ROW // ROW_UNIT)
-            T.reads(nibbles[o, kh, kw, nibble, 0:size], self._table[first : first + size], *reads)
+            tile, start = o // part.vectors, o % part.vectors * size
+            weights = nibbles[tile, kh, kw, nibble, start : start + size]
+            T.reads(weights, self._table[first : first + size], *reads)
             T.writes(sums[tuple([*here, where])])
             with T.init(), T.vectorized(0, size) as lane:
                 T.buffer_store(sums, T.uint8(0), [*here, o * size + lane])
@@ -343,7 +346,7 @@ class Writer:
                     stack.enter_context(T.Then())
                 with T.grid(size, 16) as inner, T.sblock(f"lookup_{name}"):
                     lane, entry = T.axis.remap("SR", list(inner))
-                    weight = nibbles[o, kh, kw, nibble, lane]
+                    weight = nibbles[tile, kh, kw, nibble, start + lane]
                     meant = T.Cast("int32", weight) == entry
                     found = self._table[first + (lane // 16 * 16 + entry)]
                     place = (*here, o * size + lane)
@@ -363,12 +366,17 @@ class Writer:
                 for i in range(0, unit, size // 2):
                     with T.vectorized(0, size // 2) as lane:
                         T.buffer_store(acc, T.uint16(0), [n, h, w, o * unit + i + lane])
-            with T.serial(unit) as loop, T.sblock(f"widen_{name}"):
-                lane = T.axis.spatial(unit, loop)
-                byte = lane % (unit // 2) * 2 + lane // (unit // 2)
-                value = T.Cast("uint16", sums[n, h, w, plane, kh, turn, o * unit + byte])
-                value = acc[n, h, w, o * unit + lane] + value
-                T.buffer_store(acc, value, [n, h, w, o * unit + lane])
+            both = unit // 2
+            with T.serial(both) as loop, T.sblock(f"widen_{name}"):
+                lane = T.axis.spatial(both, loop)
+                even, odd = (
+                    T.Cast("uint16", sums[n, h, w, plane, kh, turn, o * unit + (lane * 2 + side)])
+                    for side in range(2)
+                )
+                added = (lane, even + odd * T.uint16(256)), (lane + both, odd)
+                for place, value in added:
+                    spot = (n, h, w, o * unit + place)
+                    T.buffer_store(acc, acc[spot] + value, list(spot))
         return acc
 
     def _place(self, at: Any, tap: Any, part: Channels, o: Expr) -> tuple[Expr, ...]:
@@ -430,17 +438,22 @@ class Writer:
     def _total(self, acc: Buffer, at: Any, first: Expr, start: int) -> Expr:
         """Return the sums of the channels from `start` of a tile on.
 
-        A unit has those of its even bytes, then those of its odd bytes: of `NIBBLE_LANES` bytes,
-        the even ones are the lower `LANES` channels.
+        Of `NIBBLE_LANES` bytes, the even ones are the lower `LANES` channels. A unit has the sums
+        of pairs, then those of odd bytes: the even ones are ``pairs - 256 * odds``, modulo 2**16.
         """
         half, unit = self._tiling.size // 2, self._tiling.unit
         offset = start % unit
-        begin = start - offset + offset // LANES % 2 * (unit // 2) + offset // NIBBLE_LANES * LANES
-        vector, inner = divmod(begin, half)
-        count = max(1, LANES // half)
-        parts = [
-            acc[tuple([*at, T.Ramp(first + (vector + i) * half, 1, half)])] for i in range(count)
-        ]
-        if half != LANES:
-            parts = [T.Shuffle(parts, [T.int32(inner + i) for i in range(LANES)])]
-        return T.Cast(I32, parts[0])
+        begin = start - offset + offset // NIBBLE_LANES * LANES
+
+        def lanes(begin: int) -> Expr:
+            vector, inner = divmod(begin, half)
+            ramps = [T.Ramp(first + (vector + i) * half, 1, half) for i in range(-(-LANES // half))]
+            parts = [acc[tuple([*at, ramp])] for ramp in ramps]
+            if half == LANES:
+                return parts[0]
+            return T.Shuffle(parts, [T.int32(inner + i) for i in range(LANES)])
+
+        count = lanes(begin + unit // 2)
+        if offset // LANES % 2 == 0:
+            count = lanes(begin) - (count << T.Broadcast(T.uint16(8), LANES))
+        return T.Cast(I32, count)

@@ -204,7 +204,8 @@ class Writer:
         spec = self.spec
         step, size = spec.dilations[0], spec.kernel[0]
         first = h * spec.strides[0] - spec.pads[0]
-        low = T.Bind(T.max(step - 1 - first, 0) // step)
+        # A row of outputs may lie so far outside that even the last of its taps does.
+        low = T.Bind(T.min(T.max(step - 1 - first, 0) // step, size))
         return low, T.Bind(T.min(T.max(spec.height - first + step - 1, 0) // step, size))
 
     def _tile(

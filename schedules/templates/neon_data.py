@@ -36,7 +36,7 @@ class Data:
     source : Kernel
         The function being written.
     kernel : Kernel
-        The same on data with the border that `lookup_data.padded` adds.
+        The same on data with the border that `lookup.padded` adds.
     halves : bool
         Whether vectors hold two neighbouring columns.
     masked : bool
