@@ -28,7 +28,7 @@ from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, reference
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 
@@ -113,7 +113,7 @@ def main() -> None:
             for layer in layers.values():
                 layer.measure()
         best = {method: layer.best * 1e6 for method, layer in layers.items()}
-        chosen = filtering.choose(spec, "filtered", *output_hw(spec.unpooled))
+        chosen = filtering.choose(spec, "filtered", *spec.unpooled.output_hw)
         found = errors(spec, target)
         rows.append({"name": name, "us": best, "chosen": chosen, "errors": found})
         times = " ".join(f"{best[m]:8.1f}" for m in filtering.METHODS)

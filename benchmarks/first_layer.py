@@ -29,7 +29,7 @@ from bnncc.schedules import schedule, with_packed_operands
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization, reference
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, Step
 
@@ -49,7 +49,7 @@ LAYERS: dict[str, Conv2d] = {
 
 def forms(spec: Conv2d, target: TargetSpec) -> dict[str, Conv2d]:
     """Return the ways to compute `spec`."""
-    method = filtering.choose(spec, "filtered", *output_hw(spec.unpooled))
+    method = filtering.choose(spec, "filtered", *spec.unpooled.output_hw)
     out = {"float32": replace(spec, method=method)}
     for name in ("bfloat16", "int8"):
         out[name] = with_packed_operands(replace(spec, operands=name), target)

@@ -28,7 +28,7 @@ from tables import markdown, where
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import (
     BitwiseMaxPool,
@@ -131,7 +131,7 @@ class Layer:
         spec = self.spec
         if not isinstance(spec, Conv2d):
             return 0
-        height, width = output_hw(spec.unpooled)
+        height, width = spec.unpooled.output_hw
         taps = spec.kernel[0] * spec.kernel[1] * spec.channels // spec.groups
         return height * width * spec.out_channels * taps
 

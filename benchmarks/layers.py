@@ -32,7 +32,7 @@ from bnncc.schedules import schedule, with_weight_order
 from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import layout, reference
-from bnncc.topi_binary.build import input_types, output_hw, output_types
+from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 
 NINE = [
@@ -122,7 +122,7 @@ class Layer:
 
     @property
     def macs(self) -> int:
-        height, width = output_hw(self.spec)
+        height, width = self.spec.output_hw
         return height * width * self.spec.out_channels * self.spec.taps
 
     @property
@@ -130,7 +130,7 @@ class Layer:
         """Products of taps inside the image."""
         spec = self.spec
         inside = 1
-        for axis, size in enumerate(output_hw(spec)):
+        for axis, size in enumerate(spec.output_hw):
             starts = np.arange(size)[:, None] * spec.strides[axis] - spec.pads[axis]
             taps = starts + np.arange(spec.kernel[axis]) * spec.dilations[axis]
             inside *= int(((taps >= 0) & (taps < (spec.height, spec.width)[axis])).sum())

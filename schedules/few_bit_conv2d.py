@@ -9,7 +9,6 @@ from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.schedules.templates import few_bit_conv2d, few_bit_products
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import FewBitConv2d
 
 MAX_TILE = 14
@@ -32,7 +31,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     registers = target.vector_registers // target.registers_per_vector(layout.LANES)
     return with_threads(
         {
-            "columns": tile_sizes(output_hw(few_bit_conv2d.flattened(spec))[1], registers),
+            "columns": tile_sizes(few_bit_conv2d.flattened(spec).output_hw[1], registers),
             "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
             "rows_outside": (0, 1),
         },
@@ -64,7 +63,7 @@ def machine(target: TargetSpec) -> str:
 def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
     flat = few_bit_conv2d.flattened(spec)
-    width = output_hw(flat)[1]
+    width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2
     most = MAX_TILE

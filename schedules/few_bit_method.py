@@ -14,7 +14,6 @@ from bnncc.schedules import few_bit_conv2d as tiles
 from bnncc.schedules.templates import few_bit_products
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import FewBitConv2d
 
 FEW_BIT = ("auto", "planes")
@@ -50,7 +49,7 @@ def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
     -------
     float
     """
-    height, width = output_hw(spec)
+    height, width = spec.output_hw
     pixels = height * width * spec.images
     form = spec.form
     per_word = few_bit_data.PER_WORD.get(form, layout.WORD_BITS)

@@ -15,7 +15,6 @@ from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
 
 MAX_UNROLLED = 256
@@ -62,7 +61,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     images = spec.images
     chunked = spec.method != "direct" or spec.operands != "float32" or spec.pool is not None
     chunks = _chunks(spec, threads) if chunked else 1
-    most = max(1, output_hw(spec)[0] // MIN_CHUNK)
+    most = max(1, spec.output_hw[0] // MIN_CHUNK)
     fitting = [c for c in range(1, most + 1) if chunked and images * c <= MAX_SHARES * threads]
     return space(
         {**made.choices, "divide": (0, 1), "chunks": fitting},
@@ -114,13 +113,13 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
 
     if spec.operands != "float32":
         default = quantized_operands.choose(spec, target)
-        most = output_hw(spec.unpooled)[1]
+        most = spec.unpooled.output_hw[1]
         sizes = tile_sizes(most, min(registers, MAX_COLUMNS))
         vectors = range(1, min(blocks, quantized_operands.VECTORS) + 1)
         return space({"columns": sizes, "vectors": vectors}, default, held)
     if spec.method != "direct":
         _, across = filtering.axes(spec)
-        tiles = -(-output_hw(spec.unpooled)[1] // across.outputs)
+        tiles = -(-spec.unpooled.output_hw[1] // across.outputs)
         return space(
             {
                 "columns": tile_sizes(tiles, MAX_COLUMNS),
@@ -132,7 +131,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
             held,
         )
     depth = spec.channels // spec.groups
-    width = output_hw(float_conv2d.flattened(spec.unpooled))[1]
+    width = float_conv2d.flattened(spec.unpooled).output_hw[1]
     gathered = spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES > 0
 
     def fits(point: Point) -> bool:
@@ -166,7 +165,7 @@ def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of a filtered `spec`, for one thread."""
     budget = _budget(target)
     vertical, columns = filtering.axes(spec)
-    height, width = output_hw(spec.unpooled)
+    height, width = spec.unpooled.output_hw
     tiles = -(-width // columns.outputs)
     channels = layout.blocks(spec.out_channels)
     block_bytes = filtering.block_terms(spec) * layout.LANES * 4
@@ -187,14 +186,14 @@ def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
 def _chunks(spec: Conv2d, threads: int) -> int:
     """Return into how many pieces to cut an image, if rows around a piece are computed again."""
     images = spec.images
-    most = max(1, output_hw(spec)[0] // MIN_CHUNK)
+    most = max(1, spec.output_hw[0] // MIN_CHUNK)
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
 
 def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
     flat = float_conv2d.flattened(spec)
-    width = output_hw(flat)[1]
+    width = flat.output_hw[1]
     if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
         return 1
     images = spec.images
@@ -208,7 +207,7 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
     flat = float_conv2d.flattened(spec)
-    width = output_hw(flat)[1]
+    width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     budget = _budget(target)
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
@@ -249,7 +248,7 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
     per_vector = target.registers_per_vector(layout.LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
     most = max(2, (target.vector_registers - 4) // per_vector)
-    blocks, width = layout.blocks(spec.channels), output_hw(spec)[1]
+    blocks, width = layout.blocks(spec.channels), spec.output_hw[1]
     far = spec.data_layout == "NHWC" and blocks >= FAR_BLOCKS and budget > POOLED_VECTORS
     columns = min(width, budget // POOLED_VECTORS if far else budget)
     vectors = (
@@ -277,7 +276,7 @@ def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a pooling of bits."""
     return with_threads(
-        {"columns": tile_sizes(output_hw(spec)[1], MAX_POOLED)},
+        {"columns": tile_sizes(spec.output_hw[1], MAX_POOLED)},
         {"columns": 4},
         threads > 1,
         multithreading.shared(spec, target, threads),

@@ -14,7 +14,7 @@ from bnncc.options import FLOAT_CONV
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, reference
-from bnncc.topi_binary.build import input_types, output_hw
+from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
@@ -57,7 +57,7 @@ def convs(draw: st.DrawFn) -> Conv2d:
         steps=draw(afters),
         method=draw(st.sampled_from(filtering.METHODS)),
     )
-    assume(min(output_hw(spec)) > 0)
+    assume(min(spec.output_hw) > 0)
     if draw(st.booleans()):
         pool = RowPool(
             draw(st.tuples(st.integers(1, 4), st.integers(1, 3))),
@@ -68,7 +68,7 @@ def convs(draw: st.DrawFn) -> Conv2d:
         )
         spec = replace(spec, pool=pool)
         after = spec.pooling
-        sizes = output_hw(spec)
+        sizes = spec.output_hw
         assume(min(sizes) > 0)
         assume(all(taps_inside(after, axis, i) for axis in (0, 1) for i in range(sizes[axis])))
     return spec

@@ -11,7 +11,6 @@ from bnncc import schedules
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
@@ -119,7 +118,7 @@ def pools(draw: st.DrawFn) -> Pool2d:
             height=size[0], width=size[1], kernel=size, squeeze=draw(st.booleans()), **common
         )
     spec = Pool2d(**draw(windows()), ceil_extra=draw(st.sampled_from([(0, 0), (1, 1)])), **common)
-    sizes = output_hw(spec)
+    sizes = spec.output_hw
     assume(all(taps_inside(spec, axis, i) for axis in (0, 1) for i in range(sizes[axis])))
     return spec
 

@@ -14,7 +14,7 @@ from bnncc.options import FIRST_LAYER
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, quantization, reference
-from bnncc.topi_binary.build import input_types, output_hw
+from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import TARGETS, run_kernel, same
@@ -60,11 +60,11 @@ def convs(draw: st.DrawFn) -> Conv2d:
         operands=operands,
         zero_points=draw(st.sampled_from([(), zeros])),
     )
-    assume(min(output_hw(spec)) > 0)
+    assume(min(spec.output_hw) > 0)
     if draw(st.booleans()):
         pool = RowPool((3, 2), (2, 2), draw(st.sampled_from([(0, 0, 0, 0), (1, 0, 1, 1)])))
         spec = replace(spec, pool=pool)
-        sizes, after = output_hw(spec), spec.pooling
+        sizes, after = spec.output_hw, spec.pooling
         assume(min(sizes) > 0)
         assume(all(taps_inside(after, axis, i) for axis in (0, 1) for i in range(sizes[axis])))
     return spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, sliced_data, tiles
 from bnncc.topi_binary.bits_table import needs_table
@@ -18,21 +18,8 @@ from bnncc.topi_binary.spec import (
 )
 from bnncc.topi_binary.step import FORMS, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
-if TYPE_CHECKING:
-    pass
-
 SPEC_ATTR = "bnncc.spec"
 """PrimFunc attribute that holds the spec as JSON."""
-
-
-def output_hw(spec: Spec) -> tuple[int, int]:
-    """Return height and width of the outputs of `spec`."""
-    return spec.output_hw
-
-
-def output_channels(spec: Spec) -> int:
-    """Return how many channels the outputs of `spec` have."""
-    return spec.output_channels
 
 
 def input_types(spec: Spec) -> list[Type]:

@@ -39,7 +39,6 @@ from bnncc.passes.values import TwoValued, value_sets
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
 
@@ -279,7 +278,7 @@ class _Fuser:
         exact = data not in self.graph.inputs and filtering.integral(weight)
         direct = exact or self.on_gpu or self.look.zeros_matter(node)
         wish = "direct" if direct else self.float_conv
-        method = filtering.choose(spec, wish, *output_hw(spec))
+        method = filtering.choose(spec, wish, *spec.output_hw)
         spec = replace(spec, method=method)
         rows = weight.transpose(0, 2, 3, 1)
         packed = self.physical.constant(

@@ -22,7 +22,6 @@ from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
 from bnncc.passes.values import TwoValued
 from bnncc.topi_binary import sliced_data, tiles
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     Conv2d,
@@ -170,7 +169,7 @@ def _write_tensor(event: Event, writer: Writer) -> None:
     tensor = physical.float(other, layout)
     if writer.group.squeezed:
         spec = writer.group.spec
-        shape = (spec.n, *output_hw(spec), physical.shape(other)[1])
+        shape = (spec.n, *spec.output_hw, physical.shape(other)[1])
         tensor = physical.reshape(tensor, shape)
     if node.op == ADD_REPEATED:
         period = int(physical.shape(other)[1])

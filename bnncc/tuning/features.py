@@ -10,7 +10,6 @@ import numpy as np
 
 from bnncc.records.workload import Workload, point_of_module
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_channels, output_hw
 from bnncc.topi_binary.spec import Spec
 
 CHOICES = (
@@ -24,11 +23,11 @@ KINDS = ("BinaryConv2d", "Conv2d", "Pool2d", "Elementwise", "BitwiseMaxPool", "F
 
 def of_kernel(spec: Spec) -> list[float]:
     """Return what is the same for all points of a kernel; sizes as logarithms."""
-    height, width = output_hw(spec)
+    height, width = spec.output_hw
     taps = getattr(spec, "kernel", (1, 1))
     sizes = [
         spec.images,
-        *(height, width, spec.read_channels, output_channels(spec), taps[0], taps[1]),
+        *(height, width, spec.read_channels, spec.output_channels, taps[0], taps[1]),
         getattr(spec, "strides", (1, 1))[1],
         spec.groups,
         max(1, spec.macs),
@@ -47,8 +46,8 @@ def of_kernel(spec: Spec) -> list[float]:
 
 def of_point(spec: Spec, point: Mapping[str, int]) -> list[float]:
     """Return what a point is: its values, and what they leave over at the edges."""
-    _, width = output_hw(spec)
-    blocks = layout.blocks(output_channels(spec))
+    _, width = spec.output_hw
+    blocks = layout.blocks(spec.output_channels)
     columns, vectors = point.get("columns", 1), point.get("vectors", 1)
     tiles = -(-width // columns)
     return [

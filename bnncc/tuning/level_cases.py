@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.topi_binary import few_bit_data, layout
-from bnncc.topi_binary.build import input_types, output_channels, step_input_types
+from bnncc.topi_binary.build import input_types, step_input_types
 from bnncc.topi_binary.spec import FewBitConv2d, Spec, Step
 from bnncc.topi_binary.step import output_kinds
 from bnncc.tuning.draws import Draws
@@ -140,7 +140,7 @@ def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance
     step: Step = spec.steps[number]
     values = _values(spec, number, given, oracle)
     own = given[len(input_types(replace(spec, steps=spec.steps[:number]))) :]
-    channels = output_channels(spec)
+    channels = spec.output_channels
     far = tolerance * max(1.0, float(np.abs(values).max(initial=0)))
     if step.way in ("whole", "acc-scale"):
         if step.way == "acc-scale":

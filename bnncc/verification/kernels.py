@@ -21,7 +21,7 @@ from bnncc.codegen import memory
 from bnncc.codegen.pipeline import SPEC
 from bnncc.errors import VerificationError
 from bnncc.runtime.selfcheck import RELATIVE, largest
-from bnncc.topi_binary.build import aliases, output_channels
+from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import Spec, from_json
@@ -282,7 +282,7 @@ def _meaningful(spec: Spec, outputs: Sequence[Array]) -> list[Array | None]:
         if kind not in _WORDS:
             masks.append(None)
             continue
-        channels = output_channels(spec)
+        channels = spec.output_channels
         wide = np.zeros((*out.shape[:-1], blocks(channels) * LANES), bool)
         wide[..., :channels] = True
         if kind == "floats":

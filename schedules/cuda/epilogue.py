@@ -13,13 +13,7 @@ from bnncc.schedules.cuda.terms import TEXT
 from bnncc.schedules.cuda.text import HERE, each
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.algebra import STEPS, changed, conditions, stands_for
-from bnncc.topi_binary.build import (
-    aliases,
-    input_types,
-    output_channels,
-    output_hw,
-    output_types,
-)
+from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.spec import Spec
 from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs
 
@@ -56,8 +50,8 @@ _EACH_FOUR = (
 class _Writer:
     def __init__(self, name: str, spec: Spec, steps: tuple[Step, ...]) -> None:
         self.name, self.spec, self.steps = name, spec, steps
-        self.channels = output_channels(spec)
-        self.height, self.width = output_hw(spec)
+        self.channels = spec.output_channels
+        self.height, self.width = spec.output_hw
         first = len(input_types(spec)) - sum(map(step_inputs, steps))
         self.inputs = iter(range(first, len(input_types(spec))))
         self.outputs = iter(range(len(output_types(spec))))

@@ -10,7 +10,6 @@ from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import Conv2d
 
 THREADS = 128
@@ -106,7 +105,7 @@ def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
 
 def default_cut(spec: Conv2d) -> Cut:
     """Return the largest tiles that leave enough blocks; a batch that is not known is 1."""
-    height, width = output_hw(spec)
+    height, width = spec.output_hw
     pixels = spec.images * height * width
     tiles = layout.blocks(spec.out_channels, CHANNELS)
     fitting = cuts(spec)
@@ -188,7 +187,7 @@ def _made(
         finish,
         text.function(name, spec, call),
     ]
-    height, width = output_hw(spec)
+    height, width = spec.output_hw
     return text.Kernel(
         name, text.source(("common", "float_tiles", *headers), parts), THREADS, height * width,
         pixels, layout.blocks(spec.out_channels, CHANNELS), 4 * shared_words,

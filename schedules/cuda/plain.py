@@ -12,7 +12,6 @@ from bnncc.schedules.cuda import epilogue, few_bit, float_tiles, text
 from bnncc.schedules.templates.image_bits import NEIGHBOURS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
-from bnncc.topi_binary.build import output_channels, output_hw
 from bnncc.topi_binary.spec import (
     GREY,
     BitwiseMaxPool,
@@ -71,7 +70,7 @@ def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
 
 def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
     """Write a kernel in which tensor cores multiply."""
-    layer, (height, width) = f"{name}_layer", output_hw(spec)
+    layer, (height, width) = f"{name}_layer", spec.output_hw
     finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
     constants = {**text.window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
     call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec).format(layer=layer)}, images, {made});"
@@ -101,8 +100,8 @@ def pool2d(name: str, spec: Pool2d) -> text.Kernel:
 
 def _parts(spec: Pool2d) -> int:
     """Return how many threads share a window: more if windows are few and large."""
-    height, width = output_hw(spec)
-    threads = spec.images * height * width * layout.blocks(output_channels(spec), _lanes(spec))
+    height, width = spec.output_hw
+    threads = spec.images * height * width * layout.blocks(spec.output_channels, _lanes(spec))
     taps, parts = spec.kernel[0] * spec.kernel[1], 1
     while 2 * parts <= min(8, taps // 4) and threads * parts < MANY:
         parts *= 2
@@ -154,8 +153,8 @@ def _with_epilogue(
 ) -> text.Kernel:
     """Write a kernel that ends in an epilogue; `body` has places for names and lanes."""
     finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
-    height, width = output_hw(spec)
-    channels = output_channels(spec)
+    height, width = spec.output_hw
+    channels = spec.output_channels
     filled = layout.words(channels) * layout.WORD_BITS if _packs(spec) else channels
     blocks = -(-filled // lanes)
     constants = {**text.window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
@@ -248,8 +247,8 @@ def _of_words(name: str, spec: Spec, make: str, **constants: text.Constant) -> t
 
 def _of_threads(name: str, spec: Spec, body: str, **constants: text.Constant) -> text.Kernel:
     """Write a kernel with a thread for each word of the result."""
-    height, width = output_hw(spec)
-    words = layout.words(output_channels(spec))
+    height, width = spec.output_hw
+    words = layout.words(spec.output_channels)
     constants = {**text.window(spec), **constants, "OUT_WORDS": words}
     parts = [text.layer(f"{name}_layer", constants), text.function(name, spec, body)]
     units = height * width * words

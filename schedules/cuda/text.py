@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bnncc.topi_binary.build import aliases, input_types, output_hw, output_types
+from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.kind import Windowed
 from bnncc.topi_binary.spec import Spec
 
@@ -97,7 +97,7 @@ def _typed(name: str, value: Constant) -> str:
 
 def window(spec: Spec) -> dict[str, Constant]:
     """Return the constants of an image and of a window that slides over it."""
-    height, width = output_hw(spec)
+    height, width = spec.output_hw
     constants: dict[str, Constant] = {
         "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
         "PLANAR": spec.data_layout == "NCHW",

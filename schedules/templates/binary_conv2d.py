@@ -41,7 +41,6 @@ from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_co
 from bnncc.schedules.templates.border_start import Start, Tables
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
@@ -57,7 +56,7 @@ def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
     """
     if spec.rank == 2 and isinstance(spec.n, int):
         return 1, 1, spec.n
-    return (spec.n, *output_hw(spec))
+    return (spec.n, *spec.output_hw)
 
 
 def channel_blocks(spec: BinaryConv2d) -> list[tuple[int, int, int]]:

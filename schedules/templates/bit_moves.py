@@ -13,7 +13,6 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.kernel import Buffer, Expr, bind, const, loop, loops
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import ConcatBits, PadBits, SliceBits
@@ -95,7 +94,7 @@ def pad_bits(spec: PadBits) -> tirx.PrimFunc:
     tirx.PrimFunc
         Border pixels have the first `channels` bits equal to ``spec.bit``.
     """
-    words, (height, width) = layout.words(spec.channels), output_hw(spec)
+    words, (height, width) = layout.words(spec.channels), spec.output_hw
     top, left, _, right = spec.pads
     with Operator(spec) as kernel:
         data, out = kernel.inputs[0], kernel.outputs[0]

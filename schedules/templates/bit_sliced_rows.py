@@ -11,7 +11,6 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.adders import Logic
 from bnncc.schedules.templates.kernel import Expr, bind, const, flat, loop, ramp
 from bnncc.topi_binary import sliced_data
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import WORD_BITS, words
 from bnncc.topi_binary.spec import BinaryConv2d
 
@@ -52,7 +51,7 @@ class Cut:
 
     def __init__(self, spec: BinaryConv2d, most: int) -> None:
         self.spec, self.words, self.turns = spec, words(spec.channels), sliced_data.turns(spec)
-        self.height, self.width = output_hw(spec)
+        self.height, self.width = spec.output_hw
         self.run = self.width * self.words
         # Several pixels share a vector where they are shorter.
         fits = self.words >= most

@@ -23,7 +23,6 @@ from bnncc.schedules.templates.kernel import Expr, Register, bind, const, load, 
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import Segment, row_taps, segments
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -105,7 +104,7 @@ class _Conv:
         self.start = rest.pop(0) if spec.starts else None
         self.params = rest
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
-        self.height, _ = output_hw(spec)
+        self.height, _ = spec.output_hw
         self.words = few_bit_data.group_words(spec)
         self.planes = few_bit_data.weight_planes(spec)
         self.per_block = self.planes * spec.kernel[0] * spec.kernel[1] * self.words * LANES

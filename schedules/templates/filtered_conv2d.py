@@ -24,7 +24,6 @@ from bnncc.schedules.templates.rows import Line, Rows, Strip, when
 from bnncc.schedules.templates.transforms import combine
 from bnncc.schedules.templates.window import row_taps
 from bnncc.topi_binary import filtering
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
@@ -105,7 +104,7 @@ class _Conv:
         self.rows.declare(tile.vectors * self.rows_per_tile)
         self.data: Filtered = make(spec, kernel.inputs[0], tile.rows)
         self.full, self.tail = divmod(spec.out_channels, LANES)
-        self.width = output_hw(spec.unpooled)[1]
+        self.width = spec.unpooled.output_hw[1]
         self.terms = filtering.block_terms(spec)
         held = min(tile.tiles, self.data.tiles), tile.vectors
         self.products = T.sblock_alloc_buffer((self.axis.points, *held, LANES), "float32")

@@ -30,7 +30,6 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.rows import Strip, keep, ring_size
 from bnncc.schedules.templates.transforms import combine, deinterleave
 from bnncc.topi_binary import filtering
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
@@ -65,7 +64,7 @@ class Filtered(ABC):
     def __init__(self, spec: Conv2d, data: Any, rows: int) -> None:
         self.spec, self.data, self.rows = spec, data, rows
         self.vertical, self.axis = filtering.axes(spec)
-        self.tiles = -(-output_hw(spec.unpooled)[1] // self.axis.outputs)
+        self.tiles = -(-spec.unpooled.output_hw[1] // self.axis.outputs)
         if self.vertical is None:
             self.slots = ring_size(spec.kernel[0] + (rows - 1) * spec.strides[0])
             outer = [self.slots, self.axis.points, len(self.axis.parts)]

@@ -37,7 +37,6 @@ from bnncc.schedules.templates.kernel import (
 )
 from bnncc.schedules.templates.rows import Line, Rows
 from bnncc.schedules.templates.window import Segment, row_taps, segments
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
@@ -135,7 +134,7 @@ class _Conv:
         self.data, self.weight = kernel.inputs[:2]
         self.unit = spec.pool.strides[1] if spec.pool is not None else 1
         self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=self.unit, parallel=tile.parallel)
-        self.height, self.width = output_hw(spec.unpooled)
+        self.height, self.width = spec.unpooled.output_hw
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
         self.full, self.tail = divmod(spec.out_channels, LANES)

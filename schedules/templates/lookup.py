@@ -35,7 +35,6 @@ from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -116,7 +115,7 @@ def fits(spec: BinaryConv2d) -> bool:
 
 def pays(spec: BinaryConv2d) -> bool:
     """Return whether this kernel can compute `spec`, and is faster than counting words."""
-    pixels = output_hw(spec)[0] * output_hw(spec)[1]
+    pixels = spec.output_hw[0] * spec.output_hw[1]
     if spec.rank == 2:
         pixels = spec.images
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS

@@ -33,7 +33,6 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
@@ -86,7 +85,7 @@ def pool2d(spec: Pool2d, tile: Tile | None = None) -> tirx.PrimFunc:
     with Operator(spec) as kernel:
         outputs = views(spec.steps, kernel.outputs, spec.channels)
         pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], outputs)
-        with loops([kernel.n, output_hw(spec)[0]], parallel=tile.parallel) as (n, row):
+        with loops([kernel.n, spec.output_hw[0]], parallel=tile.parallel) as (n, row):
             low, taps = row_taps(spec, row)
             for segment in segments(spec, tile.columns):
                 with loop(segment.tiles) as number:
@@ -201,7 +200,7 @@ def bitwise_maxpool(spec: BitwiseMaxPool, tile: Tile | None = None) -> tirx.Prim
         ``out[n, y, x, w] = (OR or AND of the window) ^ flip[w]``.
     """
     tile = tile or Tile()
-    height, _ = output_hw(spec)
+    height, _ = spec.output_hw
     words = layout.words(spec.channels)
     empty_rows = not all(taps_inside(spec, 0, row) for row in range(height))
     with Operator(spec) as kernel:

@@ -29,7 +29,6 @@ from bnncc.schedules.templates.kernel import (
 )
 from bnncc.schedules.templates.rows import Strip, ring_size
 from bnncc.topi_binary import quantization
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
@@ -62,7 +61,7 @@ class Taps:
     def __init__(self, spec: Conv2d, data: Any) -> None:
         self.spec, self.data = spec, data
         self.element = ELEMENT[spec.packed]
-        self.width = output_hw(spec.unpooled)[1]
+        self.width = spec.unpooled.output_hw[1]
         self.run = spec.kernel[1] * spec.channels
         self.move = 8
         while self.move < min(self.run, LONGEST_MOVE[spec.packed]):

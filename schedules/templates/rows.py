@@ -21,7 +21,6 @@ from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.pool import Windows
 from bnncc.schedules.templates.row_max import RowMax
 from bnncc.schedules.templates.window import row_taps, segments
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
@@ -90,7 +89,7 @@ class Rows:
         self.aligned, self.parallel = aligned, parallel
         self.n: Expr = None
         self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
-        self.height, self.width = output_hw(spec.unpooled)
+        self.height, self.width = spec.unpooled.output_hw
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
         self.params = kernel.inputs[2:]
         if spec.pool is None:
@@ -98,7 +97,7 @@ class Rows:
         taken = sum(map(step_inputs, spec.pool.before))
         self.before, self.params = self.params[:taken], self.params[taken:]
         self.slots = ring_size(spec.pool.kernel[0] + step - 1)
-        self.across = RowMax(spec.pool, self.width, output_hw(spec)[1], unit)
+        self.across = RowMax(spec.pool, self.width, spec.output_hw[1], unit)
         shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
@@ -188,7 +187,7 @@ class Rows:
     @contextmanager
     def _pieces(self) -> Iterator[tuple[Expr, Expr, Expr]]:
         """Open the loops over images and pieces of the output's rows."""
-        height = output_hw(self.spec)[0]
+        height = self.spec.output_hw[0]
         share = -(-height // self.chunks)
         if self.spec.pool is None:
             share = -(-share // self.step) * self.step
@@ -214,14 +213,14 @@ class Rows:
         assert pool is not None
         reach = row + (pool.pads[0] - pool.kernel[0] + pool.strides[0])
         count = T.max(T.floordiv(reach, const(pool.strides[0])), const(0))
-        everything = const(output_hw(self.spec)[0])
+        everything = const(self.spec.output_hw[0])
         return T.Select(row >= self.height, everything, T.min(count, everything))
 
     def _pool(self, n: Expr, first: Expr, last: Expr) -> None:
         spec = self.spec.pooling
         shift = self.across.shift
         if self.across.done:
-            width = output_hw(spec)[1]
+            width = spec.output_hw[1]
             kernel, strides = (spec.kernel[0], 1), (spec.strides[0], 1)
             pads, extra = (spec.pads[0], 0, spec.pads[2], 0), (spec.ceil_extra[0], 0)
             spec = replace(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, bind, const
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
 from bnncc.topi_binary.spec import taps_inside as taps_inside
 
@@ -39,7 +38,7 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
     >>> [(s.start, s.width, s.tiles) for s in segments(stem, 7)]
     [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
     """
-    _, width = output_hw(spec)
+    _, width = spec.output_hw
     units = -(-width // unit)
     tiles = -(-units // max(1, columns // unit))
     small, wider = divmod(units, tiles)
@@ -59,7 +58,7 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
     """Return the first tap inside the image of the window at output row `row`, and how many."""
     taps = spec.kernel[0]
-    rows = range(output_hw(spec)[0])
+    rows = range(spec.output_hw[0])
     inside = {taps_inside(spec, 0, r) for r in (*rows[:taps], *rows[-taps - 1 :])}
     if inside == {range(taps)}:
         return const(0), const(taps)

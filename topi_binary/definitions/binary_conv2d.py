@@ -7,7 +7,6 @@ from dataclasses import replace
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout, sliced_data
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -41,7 +40,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
     per_group, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
     words = per_group if sliced else layout.words(per_group)
-    pixels = Pixels((operator.n, *output_hw(spec), spec.out_channels), spec.rank)
+    pixels = Pixels((operator.n, *spec.output_hw, spec.out_channels), spec.rank)
 
     def of_data(plane: Buffer, n: Expr, row: Expr, column: Expr, o: Expr, c: Expr) -> Expr:
         if sliced:

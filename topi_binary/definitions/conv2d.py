@@ -8,7 +8,6 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, quantization
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, applied, epilogue
 from bnncc.topi_binary.definitions.pooling import write_pool
@@ -39,7 +38,7 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
         source, value = value, buffer(f"before_{number}", extents, "float32")
         compute(f"before_{number}", value, extents, applied(step, source, taken, pixels.at()))
     pool = spec.pooling
-    write_pool(operator, pool, value, (operator.n, *output_hw(spec), spec.out_channels), params)
+    write_pool(operator, pool, value, (operator.n, *spec.output_hw, spec.out_channels), params)
 
 
 def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:

@@ -8,7 +8,6 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
@@ -24,7 +23,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
     start = params.pop(0) if spec.starts else None
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
     per_out = spec.out_channels // spec.groups
-    extents = (operator.n, *output_hw(spec), spec.out_channels)
+    extents = (operator.n, *spec.output_hw, spec.out_channels)
     firsts = [[first for first, _ in few_bit_data.classes(spec, axis)] for axis in (0, 1)]
     lanes = blocks(spec.out_channels) * LANES
 

@@ -7,7 +7,6 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.build import output_hw
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -26,7 +25,7 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 def pool2d(operator: Operator, spec: Pool2d) -> None:
     """Write the largest value or the mean of each window, and the epilogue."""
-    extents = (operator.n, *output_hw(spec), spec.channels)
+    extents = (operator.n, *spec.output_hw, spec.channels)
     params = operator.inputs[1:]
     write_pool(operator, spec, operator.inputs[0], extents, params)
 
@@ -78,7 +77,7 @@ def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
 
 def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
     """Write the OR (or AND) of each window's bits, or its highest level."""
-    extents = (operator.n, *output_hw(spec), spec.channels)
+    extents = (operator.n, *spec.output_hw, spec.channels)
     planes = operator.inputs[: spec.planes]
     start = T.int32(1 if spec.minimum else -1)
 
