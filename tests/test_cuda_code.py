@@ -18,6 +18,7 @@ import pytest
 import bnncc
 from bnncc.codegen import fatbin, nvrtc
 from bnncc.errors import TargetError
+from bnncc.runtime.cuda import wheel_folders
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary, text
 from bnncc.targets import catalog, gpus
@@ -29,7 +30,7 @@ from tests.test_cuda_kernels import FEW, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
-TOOLS = next((f for f in cuda.wheel_folders("bin") if (f / "cuobjdump").exists()), None)
+TOOLS = next((f for f in wheel_folders("bin") if (f / "cuobjdump").exists()), None)
 compiles = pytest.mark.skipif(
     not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
 )

@@ -17,6 +17,7 @@ from bnncc.topi_binary import reference
 from bnncc.topi_binary.few_bit_data import METHODS
 from bnncc.topi_binary.spec import Elementwise, FewBitConv2d
 from bnncc.topi_binary.step import Step
+from bnncc.trace import Trace
 from bnncc.tuning import level_cases
 from tests import few_bit_cases
 from tests.cuda_emulator import COMPILER, Emulated
@@ -85,7 +86,7 @@ def test_few_bit_layers_are_planes_on_gpus() -> None:
 
 def test_layers_of_a_network_are_few_bit_on_gpus() -> None:
     target = catalog.resolve("cuda-sm80")
-    made = driver._scheduled(_network(), CompileOptions(target=target), target)
+    made = driver._scheduled(_network(), CompileOptions(target=target), target, Trace())
     assert [layer.kind for layer in made.lowered.layers] == ["few_bit"] * 6
     assert any("BitwiseMaxPool" in call.spec for call in made.lowered.calls)
 

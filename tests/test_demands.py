@@ -24,6 +24,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
 from bnncc.runtime import runner
 from bnncc.targets.catalog import resolve
+from bnncc.trace import Trace
 from tests.devices import Server
 
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -230,7 +231,7 @@ def test_c_functions_return_a_code(tmp_path: Path) -> None:
     assert "_check_index(int64_t *, int64_t *);" in header
     # The same functions for this machine.
     target = resolve("x86-64-v2")
-    module = _scheduled(proto, CompileOptions(threads=1), target, fixed=True).module
+    module = _scheduled(proto, CompileOptions(threads=1), target, Trace(), fixed=True).module
     functions = {v.name_hint: f for v, f in module.functions_items() if "check" in v.name_hint}
     (tmp_path / "kernels.o").write_bytes(bare.build(functions, tvm_target(target))[0])
     link(tmp_path, ["kernels.o"], "kernels.so", triple="")

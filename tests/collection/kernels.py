@@ -119,7 +119,7 @@ def _conv64(x: np.ndarray, w: np.ndarray, attrs: dict) -> np.ndarray:
     parts = []
     for g in range(group):
         part = cols[(slice(None),) * (1 + rank) + (slice(g * step, (g + 1) * step),)]
-        flat = part.reshape(batch * int(np.prod(out)), -1)
+        flat = part.reshape(batch * int(np.prod(out)), step * int(np.prod(kernel)))
         parts.append(flat @ w[g * units : (g + 1) * units].reshape(units, -1).T)
     y = np.concatenate(parts, axis=1).reshape(batch, *out, w.shape[0])
     return np.moveaxis(y, -1, 1)
