@@ -289,6 +289,24 @@ def test_decisions_by_integers_have_no_ties() -> None:
     assert compare_passes(physical, before, feeds)
 
 
+def test_what_cancels_in_front_of_a_decision_is_rounded() -> None:
+    """``(x + y) - x`` is y but for numbers of the size of x: y at a threshold is a tie there."""
+    net = Net(seed=8)
+    x = net.input("x", [1, 16, 8, 8])
+    made = net.conv(net.op("Sign", x), net.signs((16, 16, 3, 3)) * np.float32(0.2), pad=1)
+    left = net.op("Sub", net.op("Add", x, made), x)
+    up = net.op("GreaterOrEqual", left, net.const(1.2))
+    net.channels[last := net.where(up, 1.0, -1.0)] = 16
+    net.output(net.bconv(last, 16))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, feeds)
+    node = kernels(physical, "BinaryConv2d")[0]
+    name = next(i for i in node.inputs if i in physical.constants and "threshold" in i)
+    physical.constants[name] = physical.constants[name] - np.int32(4)  # 8 is no tie
+    assert compare_passes(physical, before, feeds)
+
+
 def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
     """``1e30 * (dot - mean) + 0.5`` where the sum is the mean: the terms are 1e31."""
     net = Net(seed=5)

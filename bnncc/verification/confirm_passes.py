@@ -256,7 +256,7 @@ class _Run:
             enumerated = (
                 _by_integers(*_kernel(one.name, producers))
                 and all(map(are_multiples, read.values()))
-                and exactly_whole(model, known, tensor)
+                and exactly_whole(model, known, tensor, read)
             )
             # Where lines became images, what layers read is no tensor of the model: several count.
             for floating in sums if not enumerated or relaxed else ():
