@@ -307,6 +307,30 @@ def test_what_cancels_in_front_of_a_decision_is_rounded() -> None:
     assert compare_passes(physical, before, feeds)
 
 
+@pytest.mark.parametrize("scale", [0.25, 1e6])
+def test_bent_lines_are_ramps_but_for_the_rounding_of_their_sums(scale: float) -> None:
+    """``|x| - |x - 1|`` is 0 or 2 where x is beyond 2^24; one step beside 0 is a mistake."""
+    net = Net(seed=11)
+    x = net.input("x", [1, 16, 8, 8])
+    net.channels[x] = 16
+    one, half, three = (net.const(value) for value in (1.0, 0.5, 3.0))
+    y = net.op("Mul", net.bconv(net.sign(x), 16), net.const(scale))
+    bent = net.op("Sub", net.op("Abs", y), net.op("Abs", net.op("Sub", y, one)))
+    clipped = net.op("Mul", net.op("Add", bent, one), half)
+    level = net.op("Div", net.op("Round", net.op("Mul", clipped, three)), three)
+    net.channels[level] = 16
+    net.output(net.bconv(level, 16))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)}
+    before, physical, layers = passed(net.model())
+    assert [layer.kind for layer in layers] == ["binary", "few_bit"]
+    assert not compare_passes(physical, before, feeds)
+    node = kernels(physical, "BinaryConv2d")[0]
+    name = next(i for i in node.inputs if i in physical.constants and "acc" in i)
+    physical.constants[name] = physical.constants[name] + np.int32(2)
+    if scale < 1:  # else any level is within the rounding of the model's own sum
+        assert compare_passes(physical, before, feeds)
+
+
 def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
     """``1e30 * (dot - mean) + 0.5`` where the sum is the mean: the terms are 1e31."""
     net = Net(seed=5)

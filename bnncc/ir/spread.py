@@ -375,8 +375,9 @@ def _filters_axis(node: Node, weight: Array) -> int | None:
 
 
 def exactly_whole(
-    graph: Graph, known: Mapping[str, Array], name: str, read: Collection[str]
-) -> bool:
+    graph: Graph, known: Mapping[str, Array], name: str, read: Collection[str],
+    rounded: Collection[str] = (),
+) -> bool:  # fmt: skip
     """Whether a tensor is a function of one sum of integers, with nothing rounded in that.
 
     Weights of products are exact multiples of scales: others are so but for rounding, and then
@@ -393,6 +394,8 @@ def exactly_whole(
         The tensor asked for.
     read : collection of str
         What it is a function of if there is no product.
+    rounded : collection of str
+        Tensors that are computed without the model's rounding.
     """
     alone = set(read)
     nodes = _between(graph, known, name)
@@ -406,6 +409,8 @@ def exactly_whole(
         if parts is None or (parts[0] * parts[1] != weight).any():
             return False
     for node in nodes:
+        if any(made in rounded for made in node.outputs):
+            return False
         data = {i for i in node.inputs if i and i not in graph.constants}
         if alone & data:
             if not data <= alone:

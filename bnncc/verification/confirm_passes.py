@@ -26,6 +26,7 @@ from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, sp
 from bnncc.ir.ties import TIE
 from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
+from bnncc.passes.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
@@ -245,6 +246,7 @@ class _Run:
         """Return the differences that rounding does not explain."""
         out = []
         producers = self.physical.producers()
+        ramps = find_ramps(model) if self.suspects else {}
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
@@ -256,7 +258,7 @@ class _Run:
             enumerated = (
                 _by_integers(*_kernel(one.name, producers))
                 and all(map(are_multiples, read.values()))
-                and exactly_whole(model, known, tensor, read)
+                and exactly_whole(model, known, tensor, read, ramps)
             )
             # Where lines became images, what layers read is no tensor of the model: several count.
             for floating in sums if not enumerated or relaxed else ():
