@@ -421,6 +421,15 @@ def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.0, 0.0))
     report = driver.compile_model(network(), CompileOptions(target="native", threads=1)).report
     assert any("too large to compare" in line for line in report["warnings"])
+    assert report["compared"] == {"passes": "none", "detail": "the network is too large"}
+
+
+def test_what_is_not_compared_is_in_the_report() -> None:
+    """An artifact says of its passes what is known of them."""
+    case = next(c for c in handmade.cases() if c.name == "even_k_zeros")
+    for sign_zero, passes in (("exact", "whole"), ("+1", "none")):
+        made = driver.compile_model(case.model, CompileOptions(threads=1, sign_zero=sign_zero))
+        assert made.report["compared"]["passes"] == passes
 
 
 def large(batch: int | str = 2, side: int = 128) -> onnx.ModelProto:
@@ -440,7 +449,9 @@ def test_a_large_network_is_compared_as_its_twin(
 ) -> None:
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.01, 0.0))
     options = CompileOptions(target=target, threads=1)
-    said = driver.lowered(large(batch), options).warnings
+    made = driver.lowered(large(batch), options)
+    said = made.warnings
+    assert (made.compared.passes, made.compared.detail) == ("smaller", "x 1x8x32x32")
     assert any("compared with the model for x 1x8x32x32" in line for line in said)
     real = driver.to_physical
 
