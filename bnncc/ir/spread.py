@@ -217,7 +217,8 @@ def _size(
             size, terms = found
             mark = between.get(node.inputs[0])
             if mark is not None:
-                size = np.where(_far(node, mark, ins) > 0, _far(node, ins[0], ins), size)
+                meets = _far(node, mark, [mark, ins[1]]) > 0  # a bias is everywhere
+                size = np.where(meets, np.maximum(size, _far(node, ins[0], ins)), size)
         elif not any(e.any() for e in errs):
             size = _of_two_values(node, ins)
     elif held and _is_affine(node, ins, held[0]):
