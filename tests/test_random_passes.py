@@ -88,7 +88,7 @@ def test_networks_that_were_refused(seed: int) -> None:
     """Three values around a middle that is not 0, read as numbers; bits of two values as data.
 
     A Sigmoid below the normal numbers; levels of ``x + y - x``; filters of different units; padding
-    between levels, and a bias.
+    between levels, and a bias; a middle at five axes.
     """
     result = random_passes.outcome(seed)
     assert result.right, result.verdict
