@@ -338,6 +338,8 @@ class Lowered:
         In order.
     warnings : tuple of str
         What a user should know.
+    compared : Compared
+        Whether the passes were compared with the model.
     """
 
     name: str
@@ -349,6 +351,7 @@ class Lowered:
     layers: list[report.Layer]
     calls: list[KernelCall]
     warnings: tuple[str, ...]
+    compared: report.Compared
 
 
 @dataclass(frozen=True)
@@ -416,12 +419,12 @@ def _lowered(
     warnings = (
         *notices.layers(layers, assumed),
         *notices.first_layer(options.first_layer, relaxed, target),
-        *compared,
+        *notices.compared(compared),
         *trace.warnings,
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
-        pipeline.kernel_calls(module), warnings,
+        pipeline.kernel_calls(module), warnings, compared,
     )  # fmt: skip
 
 
@@ -444,24 +447,24 @@ def _loaded(
 
 def _confirm(
     physical: Graph, graph: Graph, checks: SelfCheck, made: Compilation, model: Model
-) -> tuple[str, ...]:
-    """Compare what the passes made of `graph`, or of a smaller twin; say so if so."""
+) -> report.Compared:
+    """Compare what the passes made of `graph`, or of a smaller twin."""
     options = made.options
     if not options.confirm:
-        return ()
+        return report.Compared("none", "nobody asked")
     if affordable(physical, graph, sum(layer.macs for layer in made.layers)):
-        confirm_passes(
+        done = confirm_passes(
             physical, graph, checks.inputs(0), sign_zero=options.sign_zero,
             values=partial(checks.values, 0),
         )  # fmt: skip
-        return ()
+        return report.Compared("whole") if done else report.Compared("none", notices.ZEROS)
     if not all(graph.types[name].static for name in graph.inputs):
         graph, _ = _loaded(model, options, Trace(), fixed=True)
-    return notices.compared(_confirmed_twin(graph, made))
+    return _confirmed_twin(graph, made)
 
 
-def _confirmed_twin(large: Graph, made: Compilation) -> str:
-    """Confirm the passes on a twin of a graph as loaded; return its sizes, if there is one."""
+def _confirmed_twin(large: Graph, made: Compilation) -> report.Compared:
+    """Confirm the passes on a twin of a graph as loaded, if there is one."""
 
     def drawn(graph: Graph) -> dict[str, Any]:
         return SelfCheck(graph, made.options.seed).inputs(0)
@@ -473,12 +476,13 @@ def _confirmed_twin(large: Graph, made: Compilation) -> str:
         except BnnccError:  # no reason to refuse the network itself, which has passed
             continue
         if affordable(physical, twin.graph, sum(layer.macs for layer in small.layers)):
-            confirm_passes(
+            done = confirm_passes(
                 physical, twin.graph, twin.feeds, sign_zero=made.options.sign_zero,
                 values=lambda _: twin.values,  # noqa: B023
             )  # fmt: skip
-            return twin.sizes
-    return ""
+            smaller = report.Compared("smaller", twin.sizes)
+            return smaller if done else report.Compared("none", notices.ZEROS)
+    return report.Compared("none", notices.TOO_LARGE)
 
 
 def _scheduled(
@@ -537,4 +541,5 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         sum(sizes.values()) - binary_bytes,
         tuple(report.SignZero(node, said) for node, said in physical.sign_zero.items()),
         made.warnings,
+        network.compared,
     )

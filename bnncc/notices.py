@@ -27,14 +27,21 @@ def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, 
     return tuple(lines)
 
 
-def compared(sizes: str) -> tuple[str, ...]:
+TOO_LARGE = "the network is too large"
+ZEROS = "it meets zeros whose sign is another, by option"
+
+
+def compared(made: report.Compared) -> tuple[str, ...]:
     """Say that the passes were compared with the model for inputs of other sizes, or not at all."""
-    if not sizes:
-        return (
-            "the network is too large to compare what the passes made of it with the model: "
-            "compile it once for smaller images to have that done",
-        )
-    return (f"the network is large: its passes were compared with the model for {sizes}",)
+    if made.passes == "smaller":
+        said = f"the network is large: its passes were compared with the model for {made.detail}"
+        return (said,)
+    if made.detail != TOO_LARGE:
+        return ()
+    return (
+        f"{TOO_LARGE} to compare what the passes made of it with the model: "
+        "compile it once for smaller images to have that done",
+    )
 
 
 def stale_records(records: Records) -> tuple[str, ...]:

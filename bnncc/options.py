@@ -129,6 +129,11 @@ class CompileOptions:
 def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     """Read ``NAME:1x3x224x224``; a word in place of a number is a symbolic dimension.
 
+    Raises
+    ------
+    UsageError
+        If it is something else.
+
     Examples
     --------
     >>> parse_input_shape("image:0:Nx3x32x32")

@@ -112,6 +112,22 @@ class SignZero:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """Whether what the passes made was compared with the model.
+
+    Attributes
+    ----------
+    passes : {"whole", "smaller", "none"}
+        For inputs of its own size, of smaller ones, or not at all.
+    detail : str
+        The smaller inputs, or why not; else empty.
+    """
+
+    passes: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything the driver knows when it is done, but for the file itself.
 
@@ -129,6 +145,8 @@ class Plan:
         One per sign whose input can be zero.
     warnings : tuple of str
         One line each.
+    compared : Compared
+        What is known of the passes.
     """
 
     layers: tuple[Layer, ...]
@@ -138,6 +156,7 @@ class Plan:
     float_bytes: int
     sign_zero: tuple[SignZero, ...] = ()
     warnings: tuple[str, ...] = ()
+    compared: Compared = Compared("none", "nobody asked")
 
 
 def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> dict[str, Any]:
@@ -189,6 +208,7 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
             "selfcheck": selfcheck,
         },
         "sign_zero": [asdict(item) for item in plan.sign_zero],
+        "compared": asdict(plan.compared),
         "warnings": list(plan.warnings),
     }
 

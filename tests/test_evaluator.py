@@ -289,6 +289,48 @@ def test_decisions_by_integers_have_no_ties() -> None:
     assert compare_passes(physical, before, feeds)
 
 
+def test_what_cancels_in_front_of_a_decision_is_rounded() -> None:
+    """``(x + y) - x`` is y but for numbers of the size of x: y at a threshold is a tie there."""
+    net = Net(seed=8)
+    x = net.input("x", [1, 16, 8, 8])
+    made = net.conv(net.op("Sign", x), net.signs((16, 16, 3, 3)) * np.float32(0.2), pad=1)
+    left = net.op("Sub", net.op("Add", x, made), x)
+    up = net.op("GreaterOrEqual", left, net.const(1.2))
+    net.channels[last := net.where(up, 1.0, -1.0)] = 16
+    net.output(net.bconv(last, 16))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)}
+    before, physical, _ = passed(net.model())
+    assert not compare_passes(physical, before, feeds)
+    node = kernels(physical, "BinaryConv2d")[0]
+    name = next(i for i in node.inputs if i in physical.constants and "threshold" in i)
+    physical.constants[name] = physical.constants[name] - np.int32(4)  # 8 is no tie
+    assert compare_passes(physical, before, feeds)
+
+
+@pytest.mark.parametrize("scale", [0.25, 1e6])
+def test_bent_lines_are_ramps_but_for_the_rounding_of_their_sums(scale: float) -> None:
+    """``|x| - |x - 1|`` is 0 or 2 where x is beyond 2^24; one step beside 0 is a mistake."""
+    net = Net(seed=11)
+    x = net.input("x", [1, 16, 8, 8])
+    net.channels[x] = 16
+    one, half, three = (net.const(value) for value in (1.0, 0.5, 3.0))
+    y = net.op("Mul", net.bconv(net.sign(x), 16), net.const(scale))
+    bent = net.op("Sub", net.op("Abs", y), net.op("Abs", net.op("Sub", y, one)))
+    clipped = net.op("Mul", net.op("Add", bent, one), half)
+    level = net.op("Div", net.op("Round", net.op("Mul", clipped, three)), three)
+    net.channels[level] = 16
+    net.output(net.bconv(level, 16))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)}
+    before, physical, layers = passed(net.model())
+    assert [layer.kind for layer in layers] == ["binary", "few_bit"]
+    assert not compare_passes(physical, before, feeds)
+    node = kernels(physical, "BinaryConv2d")[0]
+    name = next(i for i in node.inputs if i in physical.constants and "acc" in i)
+    physical.constants[name] = physical.constants[name] + np.int32(2)
+    if scale < 1:  # else any level is within the rounding of the model's own sum
+        assert compare_passes(physical, before, feeds)
+
+
 def test_a_constant_that_is_lost_beside_a_huge_one_is_rounding() -> None:
     """``1e30 * (dot - mean) + 0.5`` where the sum is the mean: the terms are 1e31."""
     net = Net(seed=5)
@@ -379,6 +421,15 @@ def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.0, 0.0))
     report = driver.compile_model(network(), CompileOptions(target="native", threads=1)).report
     assert any("too large to compare" in line for line in report["warnings"])
+    assert report["compared"] == {"passes": "none", "detail": "the network is too large"}
+
+
+def test_what_is_not_compared_is_in_the_report() -> None:
+    """An artifact says of its passes what is known of them."""
+    case = next(c for c in handmade.cases() if c.name == "even_k_zeros")
+    for sign_zero, passes in (("exact", "whole"), ("+1", "none")):
+        made = driver.compile_model(case.model, CompileOptions(threads=1, sign_zero=sign_zero))
+        assert made.report["compared"]["passes"] == passes
 
 
 def large(batch: int | str = 2, side: int = 128) -> onnx.ModelProto:
@@ -398,7 +449,9 @@ def test_a_large_network_is_compared_as_its_twin(
 ) -> None:
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.01, 0.0))
     options = CompileOptions(target=target, threads=1)
-    said = driver.lowered(large(batch), options).warnings
+    made = driver.lowered(large(batch), options)
+    said = made.warnings
+    assert (made.compared.passes, made.compared.detail) == ("smaller", "x 1x8x32x32")
     assert any("compared with the model for x 1x8x32x32" in line for line in said)
     real = driver.to_physical
 

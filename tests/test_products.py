@@ -131,7 +131,7 @@ def test_explain_says_why_a_product_is_not_binary() -> None:
         return net.op("MatMul", net.sign(a), threshold(net, b, 0.5))
 
     def weights_on_the_left(net: Net) -> str:
-        return net.op("MatMul", net.const(net.signs((5, 4))), net.sign(net.input("x", [2, 4, 3])))
+        return net.op("MatMul", net.const(net.signs((5, 4))), net.input("x", [2, 4, 3]))
 
     assert "real-valued (from Softmax" in refused(real)
     assert "repeated" in refused(repeated)

@@ -81,8 +81,14 @@ def test_planted_mistakes_are_noticed(name: str) -> None:
     assert planted_passes.networks_until_noticed(planted_passes.PLANTED[name], most=30)
 
 
-@pytest.mark.parametrize("seed", [4842, 5032, 5663, 7318, 7742, 8020, 5496, 8008])
+@pytest.mark.parametrize(
+    "seed", [4842, 5032, 5663, 7318, 7742, 8020, 5496, 8008, 28140, 73587, 5000036, 5001257]
+)
 def test_networks_that_were_refused(seed: int) -> None:
-    """Three values around a middle that is not 0, read as numbers; bits of two values as data."""
+    """Three values around a middle that is not 0, read as numbers; bits of two values as data.
+
+    A Sigmoid below the normal numbers; levels of ``x + y - x``; filters of different units; padding
+    between levels, and a bias; a middle at five axes.
+    """
     result = random_passes.outcome(seed)
     assert result.right, result.verdict

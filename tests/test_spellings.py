@@ -166,6 +166,17 @@ def _decision(g: Network, rng: np.random.Generator) -> str:
     return g.cast(g("Not", made) if rng.random() < 0.3 else made)
 
 
+def test_three_values_around_any_middle_where_no_kernel_makes_bits() -> None:
+    """0, 1/4 and 1/2 of five axes: at 0 it is 1/4."""
+    g = Network()
+    parts = [g("Mul", g.cast(g(op, "x", 0.0)), 0.25) for op in ("Greater", "GreaterOrEqual")]
+    model = g.model(g("Add", g("Add", *parts), "x"), (1, 2, 3, 2, 2))
+    made = compile_model(model, CompileOptions(threads=1))
+    x = np.arange(-12, 12, dtype=np.float32).reshape(1, 2, 3, 2, 2) // 4
+    (got,) = made.run({"x": x}).values()
+    np.testing.assert_array_equal(got, x + np.float32([0, 0.25, 0.5])[np.sign(x).astype(int) + 1])
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_decisions_are_what_they_were_at_every_number(seed: int) -> None:
     """Passes alone, at all cuts and the numbers beside them: exactly the same, but for -0."""

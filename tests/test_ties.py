@@ -10,7 +10,8 @@ import pytest
 
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.ties import tied
+from bnncc.ir.spread import spread
+from bnncc.ir.ties import TIE, tied
 
 SHAPE = (1, 3, 6, 6)
 WEIGHT = np.array([0.1, 0.2, -0.3], np.float32).reshape(1, 3, 1, 1)
@@ -158,3 +159,18 @@ def test_the_square_of_what_cancels(x: np.ndarray) -> None:
     x[0, :, 2, 3] = 2, -1, 0
     made = masks("m = Mul(c, c) h = Greater(m, zero) y = Where(h, one, minus)", x)["y"]
     np.testing.assert_array_equal(made, only((1, 1, 6, 6), 0, 0, 2, 3))
+
+
+def test_numbers_that_are_not_normal_are_rounded_as_far_as_normal_ones() -> None:
+    """1e-39 is near a multiple of 1e-45, 1e-50 near 0; what is 0, or is normal, is not."""
+    model = parsed(
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[4] x) => (bool y) '
+        "<float c = {1e-20}, float d = {0}> { m = Mul(x, c) y = Greater(m, d) }"
+    )
+    graph, feeds = load(model), {"x": np.float32([1e-19, 1e-30, 0, 1])}
+    assert tied(graph, feeds)["y"].tolist() == [True, True, False, False]
+    found = spread(graph, feeds, "m", near=TIE)
+    low, value, high = (np.asarray(v, np.float64) for v in (found.low, found.value, found.high))
+    least = float(np.finfo(np.float32).smallest_subnormal)
+    assert (high - value >= least).tolist() == [True, True, False, True]
+    assert (value - low <= np.maximum(8 * least, TIE * value)).all()

@@ -332,9 +332,10 @@ def _attribute(value: Any) -> Any:
 def _float_sign(x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:
     """Return a sign in a place where no kernel can make bits of it."""
     zero = relax.const(np.float32(0))
+    middle = relax.const(np.float32((attrs["lo"] + attrs["hi"]) / 2))
     hi, lo = (relax.const(np.float32(attrs[k])) for k in ("hi", "lo"))
     compare = relax.op.greater if attrs["zero"] == "gt" else relax.op.greater_equal
     signs = relax.op.where(compare(x, zero), hi, lo)
     if attrs["zero"] != "mid":
         return signs
-    return relax.op.where(relax.op.equal(x, zero), zero, signs)
+    return relax.op.where(relax.op.equal(x, zero), middle, signs)

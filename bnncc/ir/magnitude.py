@@ -46,6 +46,8 @@ SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"
 
 
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
+_NORMAL = float(np.finfo(np.float32).smallest_normal)
+"""What is less is rounded as far as that is."""
 
 
 def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -108,7 +110,8 @@ def magnitude(
         return ZERO
     rule = _RULES.get(node.op)
     if rule is not None:
-        return rule(node, ins, errs, out)
+        size = rule(node, ins, errs, out)
+        return np.where(size > 0, np.maximum(size, _NORMAL), size) if np.any(size) else size
     if node.op in _MOVES or node.op in ("Pad", "Cast"):
         return _moved(node, ins, errs, out, index)
     if node.op in SUMS:
@@ -198,7 +201,7 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
         return err
     if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
         return err
-    return err + np.abs(out).astype(np.float64)
+    return err + np.maximum(np.abs(out), a * b)  # the result may be 0 for want of smaller numbers
 
 
 def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:

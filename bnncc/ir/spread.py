@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -217,7 +217,8 @@ def _size(
             size, terms = found
             mark = between.get(node.inputs[0])
             if mark is not None:
-                size = np.where(_far(node, mark, ins) > 0, _far(node, ins[0], ins), size)
+                meets = _far(node, mark, [mark, ins[1]]) > 0  # a bias is everywhere
+                size = np.where(meets, np.maximum(size, _far(node, ins[0], ins)), size)
         elif not any(e.any() for e in errs):
             size = _of_two_values(node, ins)
     elif held and _is_affine(node, ins, held[0]):
@@ -374,10 +375,15 @@ def _filters_axis(node: Node, weight: Array) -> int | None:
     return 0 if node.op == "Conv" or node.attrs.get("transB") else weight.ndim - 1
 
 
-def exactly_whole(graph: Graph, known: Mapping[str, Array], name: str) -> bool:
-    """Whether the weights of products between `known` and `name` are exact multiples of scales.
+def exactly_whole(
+    graph: Graph, known: Mapping[str, Array], name: str, read: Collection[str],
+    rounded: Collection[str] = (),
+) -> bool:  # fmt: skip
+    """Whether a tensor is a function of one sum of integers, with nothing rounded in that.
 
-    Others are so but for rounding: then which scale they have is a matter of rounding, too.
+    Weights of products are exact multiples of scales: others are so but for rounding, and then
+    which scale they have is a matter of rounding, too. Behind the last product are constants alone:
+    in ``x - y - x``, which the passes take for ``-y``, the model rounds numbers of the size of `x`.
 
     Parameters
     ----------
@@ -387,15 +393,31 @@ def exactly_whole(graph: Graph, known: Mapping[str, Array], name: str) -> bool:
         As for `spread`.
     name : str
         The tensor asked for.
+    read : collection of str
+        What it is a function of if there is no product.
+    rounded : collection of str
+        Tensors that are computed without the model's rounding.
     """
-    for node in _between(graph, known, name):
+    alone = set(read)
+    nodes = _between(graph, known, name)
+    for node in nodes:
         weight = graph.constants.get(node.inputs[1]) if node.op in PRODUCTS else None
+        if node.op in PRODUCTS:
+            alone = set(node.outputs)
         if weight is None:
             continue
         parts = numeric.multiples(weight, _filters_axis(node, weight))
         if parts is None or (parts[0] * parts[1] != weight).any():
             return False
-    return True
+    for node in nodes:
+        if any(made in rounded for made in node.outputs):
+            return False
+        data = {i for i in node.inputs if i and i not in graph.constants}
+        if alone & data:
+            if not data <= alone:
+                return False
+            alone.update(node.outputs)
+    return name in alone
 
 
 def are_multiples(values: Sequence[float]) -> bool:

@@ -15,6 +15,7 @@ from bnncc.passes.commute import commute_moves, commute_pads, commute_pools
 from bnncc.passes.few_values import read_again
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
+from bnncc.passes.left_weights import turn_left_weights
 from bnncc.passes.merge import merge_siblings
 from bnncc.passes.offsets import split_offsets
 from bnncc.passes.plain import write_plain
@@ -99,6 +100,9 @@ PASSES = (
     Pass("quantizers", lambda g, c: recognise_quantisers(g), "roundings to few numbers are levels"),
     Pass("few values", lambda g, c: read_again(g), "few values of any other origin are too"),
     Pass("transposed", lambda g, c: split_transposed(g), "transposed convolutions are ordinary"),
+    Pass(
+        "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
+    ),
     Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
     Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
     Pass("products", _products, "both operands of a product may be computed"),

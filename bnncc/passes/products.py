@@ -73,7 +73,7 @@ def why_not(
         Reason and remedy.
     """
     if node.inputs[0] in graph.constants:
-        return "its weights are the left operand", "turn the product: w @ x is (x.T @ w.T).T"
+        return "its weights are the left operand, and they or its data take many values", _WHY
     found = _operands(node, graph, values, producers)
     if not isinstance(found, tuple):
         return "kernels of products of two activations are for CPUs", "give it constant weights"

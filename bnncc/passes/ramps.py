@@ -9,8 +9,9 @@ of x cancel, so that what PACT means is what the right one computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,16 @@ class _Bent:
         return self.slopes[place], self.offsets[place]
 
 
+class Ramp(NamedTuple):
+    """``slope * source + offset``, between two bounds."""
+
+    source: str
+    slope: float
+    offset: float
+    low: float
+    high: float
+
+
 def recognise_ramps(graph: Graph) -> None:
     """Replace sums of bent lines that are ramps by clips.
 
@@ -54,12 +65,7 @@ def recognise_ramps(graph: Graph) -> None:
     graph : Graph
         After `simplify`; rewritten in place.
     """
-    bent: dict[str, _Bent] = {}
-    for node in graph.nodes:
-        made = _bent(node, graph, bent)
-        if made is not None and len(made.knots) <= _MOST_KNOTS:
-            bent[node.outputs[0]] = made
-    ramps = {name: ramp for name, line in bent.items() if (ramp := _ramp(line)) is not None}
+    ramps = find_ramps(graph)
     if not ramps:
         return
     consumers = graph.consumers()
@@ -71,30 +77,45 @@ def recognise_ramps(graph: Graph) -> None:
         if out not in ramps or not last:
             nodes.append(node)
             continue
-        nodes += _clipped(node, bent[out].source, ramps[out], graph)
+        nodes += _clipped(node, ramps[out], graph)
     graph.nodes = nodes
     graph.prune()
 
 
-def _clipped(node: Node, source: str, ramp: Sequence[float], graph: Graph) -> list[Node]:
-    slope, offset, low, high = ramp
-    dtype = graph.types[source].dtype
-    nodes, name = [], source
+def find_ramps(graph: Graph) -> dict[str, Ramp]:
+    """Return the tensors that are ramps: what is computed of one loses the rounding of its sums.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    """
+    bent: dict[str, _Bent] = {}
+    for node in graph.nodes:
+        made = _bent(node, graph, bent)
+        if made is not None and len(made.knots) <= _MOST_KNOTS:
+            bent[node.outputs[0]] = made
+    return {name: ramp for name, line in bent.items() if (ramp := _ramp(line)) is not None}
+
+
+def _clipped(node: Node, ramp: Ramp, graph: Graph) -> list[Node]:
+    dtype = graph.types[ramp.source].dtype
+    nodes, name = [], ramp.source
 
     def scalar(value: float) -> str:
         return graph.constant(np.array(value, dtype), f"{node.name}.ramp")
 
-    for op, value, neutral in (("Mul", slope, 1.0), ("Add", offset, 0.0)):
+    for op, value, neutral in (("Mul", ramp.slope, 1.0), ("Add", ramp.offset, 0.0)):
         if value != neutral:
             made = graph.fresh(f"{node.outputs[0]}.line")
             nodes.append(Node(op, [name, scalar(value)], [made], {}, node.name))
             infer_into(nodes[-1], graph)
             name = made
-    bounds = [scalar(low), scalar(high)]
+    bounds = [scalar(ramp.low), scalar(ramp.high)]
     return [*nodes, Node("Clip", [name, *bounds], list(node.outputs), {}, node.name)]
 
 
-def _ramp(line: _Bent) -> tuple[float, float, float, float] | None:
+def _ramp(line: _Bent) -> Ramp | None:
     """Return slope, offset and bounds of a line between bounds."""
     knots, slopes, offsets = line.knots, line.slopes, line.offsets
     if not line.joined or len(slopes) < 3:
@@ -115,7 +136,8 @@ def _ramp(line: _Bent) -> tuple[float, float, float, float] | None:
     ends = slope * knots[steep[0] - 1] + offset, slope * knots[steep[-1]] + offset
     if abs(ends[0] - first) > near or abs(ends[1] - last) > near:
         return None  # it jumps
-    return slope, offset if abs(offset) > near else 0.0, min(first, last), max(first, last)
+    offset = offset if abs(offset) > near else 0.0
+    return Ramp(line.source, slope, offset, min(first, last), max(first, last))
 
 
 def _bent(node: Node, graph: Graph, bent: dict[str, _Bent]) -> _Bent | None:

@@ -182,7 +182,8 @@ def _reshape(node: Node, state: Walk) -> Result:
     return [Node("Reshape", [inner.inputs[0], shape], node.outputs, {}, node.name)]
 
 
-def _transpose(node: Node, state: Walk) -> Result:
+def transpose(node: Node, state: Walk) -> Result:
+    """Leave out a transpose that moves nothing, and let one behind another be one with it."""
     perm = node.attrs["perm"]
     if perm == list(range(len(perm))):
         return node.inputs[0]
@@ -366,7 +367,7 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Sub": _neutral(0, (1,)),
     "Sum": _single,
     "Tile": _if_same_type,
-    "Transpose": _transpose,
+    "Transpose": transpose,
     "Unsqueeze": _reshape,
     "Where": _where,
     **dict.fromkeys(COMPARE, _compare),

@@ -329,6 +329,8 @@ class _Checker:
         for item in self.typed(content, "sign_zero", list, "report."):
             for key in ("node", "decision"):
                 self.typed(item, key, str, "report.sign_zero.")
+        for key in ("passes", "detail") if "compared" in content else ():
+            self.typed(content["compared"], key, str, "report.compared.")
         for line in self.typed(content, "warnings", list, "report."):
             self.require(isinstance(line, str), "report.warnings")
 

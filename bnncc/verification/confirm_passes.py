@@ -26,6 +26,7 @@ from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, sp
 from bnncc.ir.ties import TIE
 from bnncc.passes.forms import Form, Held
 from bnncc.passes.physical import KERNEL
+from bnncc.passes.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
 from bnncc.verification.evaluator import Compute, evaluate_physical
@@ -87,7 +88,7 @@ def confirm_passes(
     *,
     sign_zero: str = "exact",
     values: Values | None = None,
-) -> None:
+) -> bool:
     """Refuse a physical graph that computes something else than its model.
 
     Parameters
@@ -104,12 +105,17 @@ def confirm_passes(
     values : callable, optional
         Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
 
+    Returns
+    -------
+    bool
+        Whether they could be compared.
+
     Raises
     ------
     VerificationError
         If a tensor is wrong.
     """
-    wrong = compare_passes(physical, model, feeds, sign_zero=sign_zero, values=values)
+    wrong = _compared(physical, model, feeds, sign_zero, values, evaluate_kernel)
     if wrong:
         first = wrong[0]
         raise VerificationError(
@@ -117,6 +123,7 @@ def confirm_passes(
             f"{first.count} of {first.size} values differ from the model's",
             hint="this is a bug in bnncc; please report it with the model",
         )
+    return wrong is not None
 
 
 def compare_passes(
@@ -143,6 +150,14 @@ def compare_passes(
     list of Difference
         In the order of the physical graph; none if they agree.
     """
+    return _compared(physical, model, feeds, sign_zero, values, compute) or []
+
+
+def _compared(
+    physical: Graph, model: Graph, feeds: Mapping[str, Array], sign_zero: str,
+    values: Values | None, compute: Compute,
+) -> list[Difference] | None:  # fmt: skip
+    """Return the differences; None if zeros were met that are to be something else."""
     known = {i for n in model.nodes for i in n.outputs if i}
     forms = {
         name: tuple(f for f in held if f.tensor in known and _comparable(physical, model, name, f))
@@ -161,7 +176,7 @@ def compare_passes(
         run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
         run.go(feeds, compute)
         if relaxed and run.unheld:
-            return []  # zeros were met that are to be something else: all behind them differs
+            return None  # all behind them differs
         # A tie may give a value that the passes rightly left out: what follows is compared without.
         new = run.unheld.keys() - settled.keys()
         name = next((o for n in model.nodes for o in n.outputs if o in new), "")
@@ -245,6 +260,7 @@ class _Run:
         """Return the differences that rounding does not explain."""
         out = []
         producers = self.physical.producers()
+        ramps = find_ramps(model) if self.suspects else {}
         for one in self.suspects:
             tensor, maker = one.form.tensor, producers.get(one.name)
             left = one.differs
@@ -256,7 +272,7 @@ class _Run:
             enumerated = (
                 _by_integers(*_kernel(one.name, producers))
                 and all(map(are_multiples, read.values()))
-                and exactly_whole(model, known, tensor)
+                and exactly_whole(model, known, tensor, read, ramps)
             )
             # Where lines became images, what layers read is no tensor of the model: several count.
             for floating in sums if not enumerated or relaxed else ():

@@ -127,7 +127,8 @@ def _float_sign(node: Node, value: Array | None) -> Array:
     lo, hi = (np.float32(node.attrs[k]) for k in ("lo", "hi"))
     up = value > 0 if node.attrs["zero"] == "gt" else value >= 0
     signs = np.where(up, hi, lo)
-    return np.where(value == 0, np.float32(0), signs) if node.attrs["zero"] == "mid" else signs
+    middle = np.float32((node.attrs["lo"] + node.attrs["hi"]) / 2)
+    return np.where(value == 0, middle, signs) if node.attrs["zero"] == "mid" else signs
 
 
 def _symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:

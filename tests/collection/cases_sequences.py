@@ -137,7 +137,7 @@ def _(net: Net) -> None:
     net.output(net.op("MatMul", vote, net.const(net.signs((8, 3)))))
 
 
-@case("patches_behind_weights", BLOCKS, 0, 1)
+@case("patches_behind_weights", BLOCKS, 1, 0)
 def _(net: Net) -> None:
     """Convolve by hand: slices of the image, and the filters as the left operand."""
     x = net.input("x", [2, 6, 4, 4])

@@ -40,29 +40,39 @@ def _multiples(x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray, np.n
         return None
     if (np.abs(x) < 2**20).all() and (x == np.rint(x)).all():
         return x, np.ones(1)
-    rest = tuple(i for i in range(x.ndim) if i != axis) if axis is not None else None
-    top = np.abs(x).max(axis=rest, keepdims=True)
+    rows = x.reshape(1, -1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+    top = np.abs(rows).max(axis=1, keepdims=True)
     safe = np.where(top == 0, 1.0, top)
-    ratio = x / safe
-    head = ratio.reshape(-1)[:256]
-    for levels in UNITS:
-        if levels > 1 and x.size < 4:
-            break
-        noise = NOISE * max(1, levels / 16)
-        if np.abs(head * levels - np.rint(head * levels)).max() > noise:
-            continue
-        whole = np.rint(ratio * levels)
-        if np.abs(ratio * levels - whole).max() <= noise:
-            if levels == 1:  # the mean magnitude averages the noise out
-                used = np.abs(whole)
-                count = used.sum(axis=rest, keepdims=True)
-                mean = (np.abs(x) * used).sum(axis=rest, keepdims=True) / np.where(
-                    count == 0, 1, count
-                )
-                exact = (np.abs(x) == top * used).all()
-                return whole, safe if exact else np.where(count == 0, 1.0, mean)
-            return whole, safe / levels
-    return None
+    ratio = rows / safe
+    numbers = UNITS if x.size >= 4 else UNITS[:1]
+    if not any(_fits(ratio[:1, :256], number).all() for number in numbers):
+        return None
+    units = np.zeros((len(rows), 1))
+    for number in numbers:  # each filter has a scale of its own
+        left = np.flatnonzero(units == 0)
+        if left.size:
+            left = left[_fits(ratio[left, :256], number)]
+            units[left[_fits(ratio[left], number)]] = number
+    if not units.all():
+        return None
+    whole = np.rint(ratio * units)
+    used = np.abs(whole)
+    exact = (np.abs(rows) == top * used).all(axis=1, keepdims=True)
+    count = used.sum(axis=1, keepdims=True)
+    # The mean magnitude averages the noise out.
+    mean = (np.abs(rows) * used).sum(axis=1, keepdims=True) / np.where(count == 0, 1, count)
+    scale = np.where((units > 1) | exact | (count == 0), safe / units, mean)
+    if axis is None:
+        return whole.reshape(x.shape), scale.reshape((1,) * x.ndim)
+    front = (x.shape[axis], *np.delete(x.shape, axis))
+    column = [-1 if k == axis else 1 for k in range(x.ndim)]
+    return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column)
+
+
+def _fits(ratio: np.ndarray, number: int) -> np.ndarray:
+    """Tell of each row whether all are whole, once multiplied by `number`."""
+    gap = np.abs(ratio * number - np.rint(ratio * number))
+    return (gap <= NOISE * max(1, number / 16)).all(axis=1)
 
 
 # ------------------------------------------------------------------------------------------ kernels
