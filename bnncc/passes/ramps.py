@@ -209,7 +209,7 @@ def _above(a: _Bent, bound: float, below: float) -> _Bent:
     slopes, offsets = a.at(knots)
     edges = np.concatenate([[-np.inf], knots, [np.inf]])
     low, high = np.where(np.isinf(edges[:-1]), edges[1:] - 1, edges[:-1]), edges[1:]
-    with np.errstate(invalid="ignore"):  # a line without knots has no ends
+    with np.errstate(invalid="ignore", over="ignore"):  # a line without knots has no ends
         middle = np.where(np.isinf(high), low + 1, (low + high) / 2)
     middle = np.where(np.isfinite(middle), middle, 0.0)
     under = slopes * middle + offsets < bound
