@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfil
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cuda test-torch lint format typecheck check peers bench dist clean
+.PHONY: help install demo test test-quick test-all test-cuda test-torch lint format typecheck check peers bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runti
 test: $(VENV)/.installed ## run the tests, but for the slow ones
 	$(PY) -m pytest --doctest-modules --quiet bnncc
 	$(PYTEST)
+
+# One of each kind, for the inner loop: passes, definitions of what is right, kernels, command line.
+QUICK := before_and_after cli evaluate evaluator frontend layering merge passes pipeline quantizers \
+  registry relax_operators simplify ties tiny weight_order
+test-quick: $(VENV)/.installed ## run some tests of everything, in less than a minute
+	$(PYTEST) $(QUICK:%=tests/test_%.py)
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
 	$(PY) -m pytest --doctest-modules --quiet bnncc

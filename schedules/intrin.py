@@ -23,7 +23,7 @@ Buffer = Any
 Expr = Any
 
 PAIRS: dict[str, Intrinsic] = {}
-"""Every intrinsic by its name; `every` fills it."""
+"""Every intrinsic by its name; the modules ``intrin_*`` enter theirs."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class TensorPair(Pair):
 
 
 TENSOR_PAIRS: dict[str, TensorPair] = {}
-"""Every pair of a loop and an instruction by its name; `every` fills it."""
+"""Every pair of a loop and an instruction by its name, entered in the same way."""
 
 
 def _declared(name: str, operand: Operand) -> Buffer:
