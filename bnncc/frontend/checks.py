@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -206,8 +207,8 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         listed.add(value.name)
 
 
-def unknown_operators(places: Sequence[str], hint: str | None = None) -> UnsupportedOp:
-    """Return the error that names nodes whose operators are not known, as many as a line holds."""
+def refuse_operators(places: Sequence[str], hint: str | None = None) -> NoReturn:
+    """Name the nodes whose operators are not known, as many as a line holds."""
     shown = places[0][:_LIST_LENGTH]  # an operator's name may be of any length
     for k, text in enumerate(places[1:], 1):
         if len(shown) + len(text) > _LIST_LENGTH:
@@ -215,7 +216,7 @@ def unknown_operators(places: Sequence[str], hint: str | None = None) -> Unsuppo
             break
         shown += f", {text}"
     have = "nodes have" if len(places) > 1 else "node has"
-    return UnsupportedOp(
+    raise UnsupportedOp(
         f"{len(places)} {have} an operator that is not supported: {shown}", hint=hint
     )
 
@@ -305,7 +306,7 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
                 check_age(node, name, schema, versions.get("", 1))
                 check_schema(node, name, schema)
     if unknown:
-        raise unknown_operators(unknown)
+        refuse_operators(unknown)
 
 
 def check_finite(graph: Graph, *, infinities: bool) -> None:

@@ -17,7 +17,7 @@ import onnx
 
 from bnncc.errors import BnnccError
 from bnncc.frontend import lce, tflite_ops
-from bnncc.frontend.checks import unknown_operators
+from bnncc.frontend.checks import refuse_operators
 from bnncc.frontend.rawfile import read_bytes
 from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, parse
 from bnncc.frontend.tflite_writer import Writer, quantized
@@ -116,9 +116,7 @@ def _check_operators(network: Network) -> None:
     ]
     if not unknown:
         return
-    raise unknown_operators(
-        unknown, hint="replace it in the Keras model, or cut the network before it"
-    )
+    refuse_operators(unknown, hint="replace it in the Keras model, or cut the network before it")
 
 
 def _check_types(writer: Writer, operator: Operator, op: str) -> None:
