@@ -107,6 +107,8 @@ def with_border(made: Node, border: Array, graph: Graph, *, exact: bool, unit: A
         steps = [("Add", border * unit.reshape(column) + bias.reshape(column))]
         made.attrs["bias"] = np.zeros_like(bias)
     steps = [(op, v) for op, v in steps if op == "Mul" or v.any()]
+    if not steps:  # bias and border may cancel
+        return [made]
     names = [graph.fresh(f"{out}.inside") for _ in steps]
     for name in names:
         graph.types[name] = graph.types[out]
