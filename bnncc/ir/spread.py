@@ -220,7 +220,7 @@ def _size(
                 meets = _far(node, mark, [mark, ins[1]]) > 0  # a bias is everywhere
                 size = np.where(meets, np.maximum(size, _far(node, ins[0], ins)), size)
         elif not any(e.any() for e in errs):
-            size = _of_two_values(node, ins)
+            size = _of_two_values(node, ins, whole)
     elif held and _is_affine(node, ins, held[0]):
         scale, offset = _affine(node, ins, out, held[0])
         rounded = owed[node.inputs[held[0]]]
@@ -341,18 +341,22 @@ def _pad_between(ins: list[Array | None], out: Array) -> Array | None:
     return mark
 
 
-def _of_two_values(node: Node, ins: list[Array | None]) -> Array | None:
-    """Return the magnitude of a product by filters of any two values; None if it is none.
+def _of_two_values(node: Node, ins: list[Array | None], whole: float) -> Array | None:
+    """Return the magnitude of a product by filters, or of data, of any two values; None if none.
 
-    It is two integers, each times a number of the filter: half the difference of the values, and
-    their middle, which together are as large as the larger value.
+    It is two integers, each times a number: half the difference of the values, and their middle,
+    which together are as large as the larger value, also where the data are the smaller one.
     """
     data, weight = ins[:2]
     assert data is not None
     assert weight is not None
     axis = _filters_axis(node, weight)
-    if weight.ndim < 2 or axis is None or numeric.multiples(data) is None:
+    if weight.ndim < 2 or axis is None:
         return None
+    if numeric.multiples(data) is None:
+        if numeric.multiples(weight, axis) is None or np.unique(data).size > 2:
+            return None
+        return _far(node, np.where(data == 0, data, whole), ins)
     rest = tuple(k for k in range(weight.ndim) if k != axis)
     low, high = weight.min(rest, keepdims=True), weight.max(rest, keepdims=True)
     if not ((weight == low) | (weight == high)).all():
