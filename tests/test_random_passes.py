@@ -83,14 +83,30 @@ def test_planted_mistakes_are_noticed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [4842, 5032, 5663, 7318, 7742, 8020, 5496, 8008, 28140, 36891, 38646, 73587, 5000036, 5001257],
+    [
+        4842,
+        5032,
+        5663,
+        7318,
+        7742,
+        8020,
+        5496,
+        8008,
+        28140,
+        36891,
+        38646,
+        50840,
+        73587,
+        5000036,
+        5001257,
+    ],
 )
 def test_networks_that_were_refused(seed: int) -> None:
     """Three values around a middle that is not 0, read as numbers; bits of two values as data.
 
     A Sigmoid below the normal numbers; levels of ``x + y - x``; filters of different units; padding
     between levels, and a bias; a middle at five axes. A border that cancels the bias; data of
-    two values that are the smaller one in a whole window.
+    two values that are the smaller one in a whole window, or 0 before filters of two values.
     """
     result = random_passes.outcome(seed)
     assert result.right, result.verdict

@@ -220,7 +220,7 @@ def _size(
                 meets = _far(node, mark, [mark, ins[1]]) > 0  # a bias is everywhere
                 size = np.where(meets, np.maximum(size, _far(node, ins[0], ins)), size)
         elif not any(e.any() for e in errs):
-            size = _of_two_values(node, ins, whole)
+            size, terms = _of_two_values(node, ins, whole)
     elif held and _is_affine(node, ins, held[0]):
         scale, offset = _affine(node, ins, out, held[0])
         rounded = owed[node.inputs[held[0]]]
@@ -341,28 +341,34 @@ def _pad_between(ins: list[Array | None], out: Array) -> Array | None:
     return mark
 
 
-def _of_two_values(node: Node, ins: list[Array | None], whole: float) -> Array | None:
-    """Return the magnitude of a product by filters, or of data, of any two values; None if none.
+def _of_two_values(
+    node: Node, ins: list[Array | None], whole: float
+) -> tuple[Array | None, Array | None]:
+    """Return magnitude and terms of a product by filters, or of data, of any two values; else None.
 
     It is two integers, each times a number: half the difference of the values, and their middle,
-    which together are as large as the larger value, also where the data are the smaller one.
+    which together are as large as the larger value. Terms are those of the largest data, for that
+    is what stands between accumulators and a constant.
     """
-    data, weight = ins[:2]
+    data, weight, *bias = ins
     assert data is not None
     assert weight is not None
     axis = _filters_axis(node, weight)
     if weight.ndim < 2 or axis is None:
-        return None
+        return None, None
+    most = np.full_like(data, whole)
     if numeric.multiples(data) is None:
         if numeric.multiples(weight, axis) is None or np.unique(data).size > 2:
-            return None
-        return _far(node, np.where(data == 0, data, whole), ins)
+            return None, None
+        return (terms := _far(node, most, ins)), terms
     rest = tuple(k for k in range(weight.ndim) if k != axis)
     low, high = weight.min(rest, keepdims=True), weight.max(rest, keepdims=True)
     if not ((weight == low) | (weight == high)).all():
-        return None
-    most = np.broadcast_to(np.maximum(np.abs(low), np.abs(high)), weight.shape)
-    return _far(node, data, [data, most, *ins[2:]])
+        return None, None
+    larger = np.broadcast_to(np.maximum(np.abs(low), np.abs(high)), weight.shape)
+    terms = _far(node, most, [data, larger, *bias])
+    added = any(b is not None and b.any() for b in bias)
+    return terms if added else _far(node, data, [data, larger, *bias]), terms
 
 
 def _far(node: Node, data: Array | None, ins: list[Array | None]) -> Array:
