@@ -143,9 +143,8 @@ def test_names_where_the_mistake_is() -> None:
     assert {one.node for one in wrong} == {binary.name}
 
 
-@pytest.mark.parametrize("target", ["native", "arm64"])
-def test_no_target_ships_a_mistake(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass that is wrong stops the compilation, also where the code cannot run (or link)."""
+def plant_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the passes change weights."""
     real = driver.to_physical
 
     def wrong(graph: Graph, made: Compilation) -> Graph:
@@ -154,6 +153,12 @@ def test_no_target_ships_a_mistake(target: str, monkeypatch: pytest.MonkeyPatch)
         return physical
 
     monkeypatch.setattr(driver, "to_physical", wrong)
+
+
+@pytest.mark.parametrize("target", ["native", "arm64"])
+def test_no_target_ships_a_mistake(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that is wrong stops the compilation, also where the code cannot run (or link)."""
+    plant_a_mistake(monkeypatch)
     with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
         driver.compile_model(network(), CompileOptions(target=target))
 
@@ -453,14 +458,7 @@ def test_a_large_network_is_compared_as_its_twin(
     said = made.warnings
     assert (made.compared.passes, made.compared.detail) == ("smaller", "x 1x8x32x32")
     assert any("compared with the model for x 1x8x32x32" in line for line in said)
-    real = driver.to_physical
-
-    def wrong(graph: Graph, made: Compilation) -> Graph:
-        physical = real(graph, made)
-        weights(physical)
-        return physical
-
-    monkeypatch.setattr(driver, "to_physical", wrong)
+    plant_a_mistake(monkeypatch)
     with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
         driver.lowered(large(batch), options)
 
