@@ -80,6 +80,22 @@ def test_a_sum_of_multiples_that_is_zero_stays_zero_behind_any_padding() -> None
     np.testing.assert_array_equal(made, want)
 
 
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("low", [-0.8377904, -0.31830987])
+def test_windows_in_nothing_but_padding_are_exactly_zero(low: float, most: int) -> None:
+    """A sign sees a last bit that is left where constants cancel."""
+    g = Network()
+    x = g("Where", g("GreaterOrEqual", "x", 0.0), 1.0, low)
+    levels = g.rng.integers(-most, most + 1, (48, 16, 1, 1)) if most > 1 else signs(
+        g.rng, 48, 16, 1, 1)  # fmt: skip
+    weight = levels * g.rng.uniform(0.1, 1, (48, 1, 1, 1))
+    out = g("Sign", g("Conv", x, weight, kernel_shape=[1, 1], pads=[2] * 4))
+    model = compile_model(g.model(out, SHAPE), CompileOptions(threads=1))
+    made = next(iter(model.run({"x": inputs()}).values()))
+    assert (made[:, :, :2] == 0).all()
+    assert (made[..., 2:-2, 2:-2] != 0).any()
+
+
 def test_zero_of_a_shifted_sign_is_its_middle() -> None:
     g = Network()
     model = g.model(g.layer(shifted_sign(g, "x"), signs(g.rng, 8, 16, 3, 3), pads=1), SHAPE)

@@ -22,7 +22,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
-from bnncc.passes.borders import in_units, outside_sums, with_border
+from bnncc.passes.borders import constants_outside, in_units, outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.doubles import DOUBLE, EXACT, in_double, meanings, number_doubles
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
@@ -385,13 +385,13 @@ def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Ar
     padding are multiples of one unit, they are counted in it: then the sum stays an integer.
     """
     two, signs = data.value, 2.0 * bits - 1
-    padding = [data.pad_value] if any(data.pads) else []
-    whole = in_units([two.lo, two.hi, *padding])
+    numbers = [two.lo, two.hi, data.pad_value if any(data.pads) else 0.0]
+    whole = in_units(numbers) or in_units(numbers[:2])
     if whole is not None and 4 * max(map(abs, whole[0])) * signs[0].size >= EXACT:
         whole = None
-    numbers, unit = whole or ([two.lo, two.hi, *padding], 1.0)
-    lo, hi, pad = (2 * v for v in (*numbers, 0.0)[:3])  # so that the middle is whole, too
-    center, half, unit = (lo + hi) / 2, (hi - lo) / 2, unit / 2
+    (lo, hi, *among), unit = whole or (numbers, 1.0)
+    pad = 2 * (among[0] if among else numbers[2] / unit)
+    center, half, unit = lo + hi, hi - lo, unit / 2  # so that the middle is whole, too
     bias, sums = bias_of(node, graph, len(bits)), signs.reshape(len(bits), -1).sum(axis=1)
     attrs = {"pad_value": 0, "mode": "xor", "scale": scale * unit, "bias": bias}
     if whole is None:
@@ -400,8 +400,12 @@ def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Ar
     else:
         attrs |= {"step": int(half), "first": center * sums}
     made = _conv(node, data, bits, attrs)
-    if not padding or pad == center:
+    if not any(data.pads) or pad == center:
         return [made]
     kinds = (graph.types[name] for name in (data.name, node.outputs[0]))
-    border = (pad - center) * outside_sums(node, signs, data.pads, *kinds)
-    return with_border(made, border, graph, exact=whole is not None, unit=scale * unit)
+    outside = outside_sums(node, signs, data.pads, *kinds)
+    counted, rest = constants_outside(outside, sums, center, pad, whole=whole is not None)
+    column = (1, -1, 1, 1)
+    return with_border(
+        made, graph, counted, rest * (scale * unit).reshape(column) + bias.reshape(column)
+    )

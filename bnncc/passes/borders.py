@@ -7,7 +7,6 @@ after:  u = bnncc.BinaryConv(x), padded by nothing; y = Add(u, C)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -77,35 +76,31 @@ def outside_sums(
     return numeric.convolve(outside[None, None], taps, attrs)
 
 
-def with_border(made: Node, border: Array, graph: Graph, *, exact: bool, unit: Array) -> list[Node]:
-    """Return a layer with a constant of each place added to its sums.
+def with_border(made: Node, graph: Graph, counted: Array | None, added: Array) -> list[Node]:
+    """Return a layer with constants of each place: in its sums, and in its result.
 
     Parameters
     ----------
     made : Node
         Gives ``scale * sum + bias``; changed.
-    border : ndarray, shape (1, out_channels, height, width)
-        To be added to sums, in their unit.
     graph : Graph
         Gets constants.
-    exact : bool
-        Whether sums and `border` are integers: then they are added before they are scaled, so that
-        what is 0 stays 0.
-    unit : ndarray, shape (out_channels,)
-        What one of `border` is worth.
+    counted : ndarray of integers, shape (1, out_channels, height, width), optional
+        Added to sums before they are scaled, so that what is 0 stays 0.
+    added : ndarray, shape (1, out_channels, height or 1, width or 1)
+        Added afterwards, in the place of the bias.
 
     Returns
     -------
     list of Node
     """
     (out,), column = made.outputs, (1, -1, 1, 1)
-    scale, bias = (np.asarray(made.attrs[k], np.float64) for k in ("scale", "bias"))
-    if exact:
-        steps = [("Add", border), ("Mul", scale), ("Add", bias)]
-        made.attrs |= {"scale": np.ones_like(scale), "bias": np.zeros_like(bias)}
-    else:
-        steps = [("Add", border * unit.reshape(column) + bias.reshape(column))]
-        made.attrs["bias"] = np.zeros_like(bias)
+    scale = np.asarray(made.attrs["scale"], np.float64)
+    made.attrs["bias"] = np.zeros_like(scale)
+    steps = [("Add", added)]
+    if counted is not None and counted.any():
+        made.attrs["scale"] = np.ones_like(scale)
+        steps = [("Add", counted), ("Mul", scale.reshape(column)), *steps]
     steps = [(op, v) for op, v in steps if op == "Mul" or v.any()]
     if not steps:  # bias and border may cancel
         return [made]
@@ -115,7 +110,39 @@ def with_border(made: Node, border: Array, graph: Graph, *, exact: bool, unit: A
     made.outputs = names[:1]
     nodes = [made]
     for (op, value), source, target in zip(steps, names, [*names[1:], out], strict=True):
-        shaped: Any = value if value.ndim == 4 else value.reshape(column)
-        constant = graph.constant(shaped.astype(graph.types[out].dtype), f"{out}.border")
+        constant = graph.constant(value.astype(graph.types[out].dtype), f"{out}.border")
         nodes.append(Node(op, [source, constant], [target], {}, made.name))
     return nodes
+
+
+def constants_outside(
+    outside: Array, sums: Array, inside_value: float, pad_value: float, *, whole: bool
+) -> tuple[Array | None, Array]:
+    """Return what `with_border` needs where data are ``inside_value`` plus what a kernel counts.
+
+    Windows that lie in nothing but padding get ``pad_value * sum(w)`` and not a last bit beside it:
+    a sign may follow.
+
+    Parameters
+    ----------
+    outside : ndarray, shape (1, out_channels, height, width)
+        As `outside_sums` returns them.
+    sums : ndarray, shape (out_channels,)
+        Of all weights of each filter.
+    inside_value, pad_value : float
+        In the unit of the layer's sums.
+    whole : bool
+        Whether `inside_value` is an integer and the layer's sums have ``inside_value * sums`` in
+        them; else the result of the layer has no such part.
+
+    Returns
+    -------
+    tuple of (ndarray or None, ndarray)
+        ``counted``, and what is added afterwards but for scale and bias.
+    """
+    if not whole:
+        inside = sums.reshape(1, -1, 1, 1) - outside
+        return None, inside_value * inside + pad_value * outside
+    if pad_value == np.rint(pad_value):
+        return (pad_value - inside_value) * outside, np.zeros((1, len(sums), 1, 1))
+    return -inside_value * outside, pad_value * outside

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.passes.borders import outside_sums, with_border
+from bnncc.passes.borders import constants_outside, outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.lattices import Lattice, Weights, as_multiples, few_bit_weights, of_signs
 from bnncc.passes.operands import (
@@ -163,16 +163,15 @@ def _padded_between(
 ) -> list[Node]:  # fmt: skip
     """Return a layer that is padded by level 0, and a constant that makes the padding right."""
     kinds = (graph.types[name] for name in (made.inputs[0], node.outputs[0]))
-    sums = outside_sums(node, found.whole, pads, *kinds)
-    scale, step = np.asarray(made.attrs["scale"], np.float64), made.attrs["dot"][0]
-    multiples = as_multiples(known.values)
-    if multiples is None or multiples[1] != step or not np.asarray(made.attrs["dot"][1]).any():
-        border, unit = sums * (pad_value - known.values[0]), found.scale
-        return with_border(made, border, graph, exact=False, unit=unit)
-    first, _, unit_of_data = multiples
-    border = sums * (pad_value / unit_of_data - first)
-    exact = bool((np.rint(border) == border).all())
-    return with_border(made, border, graph, exact=exact, unit=scale)
+    outside = outside_sums(node, found.whole, pads, *kinds)
+    sums = found.whole.reshape(found.whole.shape[0], -1).sum(axis=1)
+    multiples = _multiples(known, made.attrs["top"])
+    first, _, unit = multiples or (known.values[0], 1, 1.0)
+    whole = multiples is not None
+    counted, rest = constants_outside(outside, sums, first, pad_value / unit, whole=whole)
+    column, bias = (1, -1, 1, 1), bias_of(node, graph, len(sums))
+    added = rest * (found.scale * unit).reshape(column) + bias.reshape(column)
+    return with_border(made, graph, counted, added)
 
 
 def _one_each(node: Node, multiple: tuple[str, np.ndarray], two: dict[str, TwoValued]) -> bool:
@@ -258,14 +257,20 @@ def _bound(known: Lattice, whole: np.ndarray, doubled: bool) -> int:
     return (2 if doubled else 1) * 2 ** (known.bits + 1) * total
 
 
+def _multiples(known: Lattice, top: int) -> tuple[int, int, float] | None:
+    """Return `as_multiples` of levels if sums of up to `top` levels can be counted in that unit."""
+    found = as_multiples(known.values)
+    return found if found is not None and top * abs(found[1]) < MAX_FLOAT else None
+
+
 def _made(
     node: Node, graph: Graph, name: str, known: Lattice, found: Weights, spec: FewBitConv2d,
     whole: np.ndarray, outside: float, why: str,
 ) -> Node:  # fmt: skip
     sums = whole.reshape(whole.shape[0], -1).sum(axis=1)
     bias, times = bias_of(node, graph, whole.shape[0]), 2 if spec.doubled else 1
-    multiples, top = as_multiples(known.values), _bound(known, whole, spec.doubled)
-    if multiples is not None and top * abs(multiples[1]) < MAX_FLOAT:
+    top = _bound(known, whole, spec.doubled)
+    if (multiples := _multiples(known, top)) is not None:
         first, step, unit = multiples
         dot, scale = (step, times * first * sums.astype(np.float64)), found.scale * unit / times
     else:
