@@ -50,9 +50,9 @@ QUICK := before_and_after cli evaluate evaluator frontend layering merge passes 
 test-quick: $(VENV)/.installed ## run some tests of everything, in less than a minute
 	$(PYTEST) $(QUICK:%=tests/test_%.py)
 
-test-all: $(VENV)/.installed ## run every test, with ten times the generated cases
+test-all: $(VENV)/.installed ## run every test, with ten times the generated cases; goes on where it was
 	$(PY) -m pytest --doctest-modules --quiet bnncc
-	BNNCC_TEST_ALL=1 $(PYTEST)
+	BNNCC_TEST_ALL=1 $(PYTEST) --resume $(VENV)/test-all.txt
 
 # With NVRTC and what reads its code: pip install -e '.[cuda-test]'
 test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test

@@ -15,6 +15,7 @@ from bnncc.targets import gpus
 from bnncc.targets import host as this_machine
 from tests import devices
 from tests.devices import DIGITS, MACHINES, Server
+from tests.resume import Resumed
 
 # Set in `make test-all`, and by --run-slow; tests take more generated cases where it is set.
 ALL = "BNNCC_TEST_ALL"
@@ -27,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"run slow tests too, with more generated cases (the same as {ALL}=1)",
     )
+    parser.addoption(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="go on with a run that was stopped: leave out the tests that FILE says have passed",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--run-slow"):
         os.environ[ALL] = "1"
+    if path := config.getoption("--resume"):
+        config.pluginmanager.register(Resumed(path, not hasattr(config, "workerinput")))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -80,6 +80,9 @@ class Maker(Quantizers):
     def padded(self, x: Tensor, kernel: int, reach: int) -> tuple[Tensor, list[int]]:
         """Return what a convolution reads, and its own pads."""
         pads = [int(p) for p in self.rng.integers(0, max(1, reach) + 1, 4)]
+        if self.beyond and self.chance(0.2):
+            self.features.add("pads beyond windows")
+            return x, [int(p) for p in self.rng.integers(0, reach + 4, 4)]
         way = self.choose("unpadded", "zero pads", "zero pads", "value pads", "odd pads")
         if way == "unpadded" or kernel == 1:
             self.features.add("unpadded")

@@ -74,7 +74,12 @@ def outcome(seed: int) -> Outcome:
 
 def generator() -> str:
     """Return a digest of what the first seeds make."""
-    made = b"".join(Maker(seed).build().SerializeToString() for seed in range(20))
+    return digest(Maker(seed) for seed in range(20))
+
+
+def digest(makers: Iterable[Maker]) -> str:
+    """Return a digest of what generators make."""
+    made = b"".join(maker.build().SerializeToString() for maker in makers)
     return hashlib.sha256(made).hexdigest()[:16]
 
 

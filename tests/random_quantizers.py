@@ -39,6 +39,8 @@ class Quantizers:
     seed: int
     most: int = 12
     """Layers; there are 3 at least."""
+    beyond: bool = False
+    """Whether padding may be wider than a window, so that some of them lie in nothing else."""
     features: set[str] = field(default_factory=set)
     pairs: set[tuple[str, str]] = field(default_factory=set)
 

@@ -14,10 +14,11 @@ from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
+from bnncc.passes.forms import Form
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.pipeline import Compilation
 from bnncc.topi_binary.build import aliases
-from bnncc.verification import confirm_passes
+from bnncc.verification import confirm_passes, held
 from bnncc.verification.confirm_passes import compare_passes
 from bnncc.verification.evaluator import evaluate_physical
 from tests.collection import handmade, oracle
@@ -494,3 +495,16 @@ def test_a_tensor_that_was_stored_over_is_gone() -> None:
     physical.outputs.append("late")
     with pytest.raises(KeyError):
         evaluate_physical(physical, feeds)
+
+
+def test_bits_beyond_the_last_channel_count_and_numbers_there_do_not() -> None:
+    """Kernels that read levels as numbers multiply them by 0 there (`layout.level_words`)."""
+    shape = (1, 5, 2, 3)
+    value = np.random.default_rng(0).integers(0, 2, shape).astype(np.float32)
+    for kind, same in (("plane", False), ("pairs", True), ("bytes", True), ("floats", True)):
+        form = Form("x", kind, (0.0, 1.0))
+        right, off = held.encoded(value, form)
+        assert not off.any()
+        made = right.copy()
+        made.view(np.uint8)[..., -1] = 3
+        assert held.differs(made, right, form, shape).any() != same

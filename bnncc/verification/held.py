@@ -88,8 +88,8 @@ def code(level: Array, form: Form) -> Array:
 def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
     """Return what a physical tensor of bits or levels stores for each element of the logical one.
 
-    Where something is stored beyond the last channel, which should hold nothing, it is nothing that
-    any level has.
+    Where bits are stored beyond the last channel, which should hold none, it is nothing that any
+    level has. Other numbers there are arbitrary (`layout.level_words`).
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
         every = value.view(_UNITS[form.kind]).astype(np.float32)
     channels = shape[1]
     made = every[..., :channels]
-    if every[..., channels:].any():
+    if form.kind in _BITS and every[..., channels:].any():
         made = np.full_like(made, -1)
     return np.moveaxis(made, -1, 1) if len(shape) == 4 else made
 
