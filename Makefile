@@ -52,7 +52,7 @@ test-quick: $(VENV)/.installed ## run some tests of everything, in less than a m
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases; goes on where it was
 	$(PY) -m pytest --doctest-modules --quiet bnncc
-	BNNCC_TEST_ALL=1 $(PYTEST) --resume $(VENV)/test-all.txt
+	BNNCC_TEST_ALL=1 $(PYTEST) --resume=$(VENV)/test-all.txt
 
 # With NVRTC and what reads its code: pip install -e '.[cuda-test]'
 test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test

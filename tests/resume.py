@@ -1,4 +1,4 @@
-"""``--resume FILE``: a long run of tests that is stopped goes on where it was.
+"""``--resume=FILE``: a long run of tests that is stopped goes on where it was.
 
 The file has a digest of the code, then a test that passed on each line. Where the code is another,
 or nothing failed, the next run starts from the beginning.
