@@ -1,0 +1,257 @@
+"""Time this checkout beside another one, kernel by kernel and network by network, in turns.
+
+    git worktree add ../before COMMIT
+    taskset -c 1 python benchmarks/beside.py ../before [--target T ...] [--only WORD] [--json FILE]
+
+Each checkout compiles the same ONNX files in a process of its own. Then the two take turns: with
+each kernel of each network alone, on random bits and numbers, and with the whole network. Layers
+are told apart by their names; one kernel that serves several is timed once. Outputs are compared
+before anything is timed. Ratios are speeds relative to the other checkout: above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+import numpy as np
+import onnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+BURST = 0.01
+"""Seconds of one turn."""
+
+ROUNDS = 12
+"""Turns of each, of which the least time counts."""
+
+TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
+OFTEN = 3
+"""A ratio below 1 is measured again so often before it counts, for it may be where memory lies."""
+
+
+class Served:
+    """What a process of one checkout answers: one method for each request."""
+
+    def compile(self, path: str, target: str) -> dict[str, Any]:
+        """Compile a network; return seconds of the processor, and the kernels of its layers."""
+        from bnncc.driver import compile_model
+        from bnncc.options import CompileOptions
+
+        start = time.process_time()
+        self._artifact = compile_model(onnx.load(path), CompileOptions(target=target, threads=1))
+        spent = time.process_time() - start
+        kinds = {layer["kernel"]: layer["kind"] for layer in self._artifact.report["layers"]}
+        layers = {str(layer["name"]): layer["kernel"] for layer in self._artifact.report["layers"]}
+        from peers import Ours
+
+        shape = [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
+        values = np.random.default_rng(0).integers(-128, 128, shape).astype(np.float32)
+        self._image = (values + 0.5) / 64
+        self._whole = Ours(self._artifact, self._image)
+        self._kernels: dict[str, Any] = {}
+        return {"seconds": spent, "layers": layers, "kinds": kinds}
+
+    def output(self, path: str) -> None:
+        """Write the first output to a file."""
+        made = self._artifact.run({self._artifact.inputs[0].name: self._image})
+        np.save(path, next(iter(made.values())))
+
+    def network(self) -> float:
+        """Run the network for a turn; return the least seconds."""
+        self._whole.run(2)
+        return self._whole.run(max(1, int(BURST / self._whole.best)))
+
+    def kernel(self, name: str) -> float:
+        """Run a kernel for a turn; return the least seconds."""
+        from contest import Kernel
+
+        if name not in self._kernels:
+            report = {k["name"]: k for k in self._artifact.report["kernels"]}
+            self._kernels[name] = Kernel(self._artifact, report[name])
+            self._kernels[name].run(8)
+        one = self._kernels[name]
+        return float(one.run(max(4, int(BURST / one.best))))
+
+
+def serve() -> None:
+    """Answer requests on the standard input until it ends."""
+    served, replies = Served(), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing but replies
+    for line in sys.stdin:
+        name, *given = json.loads(line)
+        replies.write(json.dumps(getattr(served, name)(*given)) + "\n")
+        replies.flush()
+
+
+class Checkout:
+    """A process that imports bnncc from one checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
+        command = [sys.executable, __file__, "--serve"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            cwd=self.folder,
+        )  # fmt: skip
+
+    @cached_property
+    def commit(self) -> str:
+        """Return what is checked out."""
+        command = ["git", "-C", str(self.folder), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def ask(self, *request: object) -> Any:
+        """Return the answer to a request."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        reply = self._process.stdout.readline()
+        if not reply:
+            raise SystemExit(f"error: the process of {self.folder} ended")
+        return json.loads(reply)
+
+
+def networks(only: str) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Yield the networks of the benchmarks, and layers as networks of one."""
+    from few_bit import GOALS, Problem
+    from layers import NINE, RAGGED
+    from networks import NETWORKS, Builder
+
+    def one(shape: tuple[int, ...], *, binary: bool) -> onnx.ModelProto:
+        channels, side, out, kernel, stride = shape
+        builder = Builder(str(shape), channels, side)
+        if binary:
+            return builder.model(builder.binary_conv(builder.input, out, kernel, stride, 1.0)[0])
+        return builder.model(builder.conv(builder.input, out, kernel, stride)[0])
+
+    for shape in (*NINE, *RAGGED):
+        yield f"binary {shape}", one(shape, binary=True)
+    for pair in GOALS:
+        for shape in NINE[3:]:
+            yield f"W{pair[0]}A{pair[1]} {shape}", Problem(shape, *pair).peer_model(last=False)
+    for shape in ((3, 224, 64, 7, 2), (64, 56, 64, 3, 1), (64, 28, 128, 1, 1), (32, 56, 32, 3, 2)):
+        yield f"float {shape}", one(shape, binary=False)
+    for name, make in NETWORKS.items():
+        yield name, make("where")
+
+
+def race(mine: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+    """Return the least seconds of the first, and those of the other relative to them."""
+    best = [math.inf, math.inf]
+    for _ in range(OFTEN):
+        for turn in range(ROUNDS):
+            for side in (0, 1) if turn % 2 else (1, 0):
+                best[side] = min(best[side], (mine, other)[side]())
+        if best[1] >= best[0]:
+            break
+    return best[0], best[1] / best[0]
+
+
+def compare(
+    name: str, model: onnx.ModelProto, target: str, mine: Checkout, other: Checkout, folder: Path
+) -> dict[str, Any]:
+    """Return the ratios of one network for one target."""
+    path = folder / "network.onnx"
+    onnx.save(model, path)
+    ours, theirs = (side.ask("compile", str(path), target) for side in (mine, other))
+    outputs = []
+    for number, side in enumerate((mine, other)):
+        side.ask("output", str(folder / f"{number}.npy"))
+        outputs.append(np.load(folder / f"{number}.npy"))
+    if not np.allclose(*outputs, rtol=1e-4, atol=1e-4 * np.abs(outputs[1]).max()):
+        raise SystemExit(f"error: {name} for {target}: outputs differ")
+    seconds, whole = race(partial(mine.ask, "network"), partial(other.ask, "network"))
+    found: dict[str, Any] = {}
+    for layer, kernel in ours["layers"].items():
+        before = theirs["layers"].get(layer)
+        if not kernel or not before or any(f["kernel"] == kernel for f in found.values()):
+            continue
+        alone, speed = race(
+            partial(mine.ask, "kernel", kernel), partial(other.ask, "kernel", before)
+        )
+        kind = ours["kinds"][kernel]
+        found[layer] = {
+            "kernel": kernel, "kind": kind, "us": 1e6 * alone, "ratio": speed,
+        }  # fmt: skip
+    return {
+        "network": name, "target": target, "us": 1e6 * seconds, "ratio": whole,
+        "compile": ours["seconds"] / theirs["seconds"], "layers": found,
+    }  # fmt: skip
+
+
+def mean(ratios: list[float]) -> float:
+    """Return the geometric mean, 1 of nothing."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the least and mean ratios of each target and kind of layer, and of networks."""
+    made: dict[str, Any] = {}
+    for target in dict.fromkeys(row["target"] for row in rows):
+        here = [row for row in rows if row["target"] == target]
+        kinds: dict[str, list[float]] = {}
+        for row in here:
+            kinds.setdefault("whole", []).append(row["ratio"])
+            for layer in row["layers"].values():
+                kinds.setdefault(layer["kind"], []).append(layer["ratio"])
+        made[target] = {
+            kind: {"count": len(r), "least": min(r), "mean": mean(r)} for kind, r in kinds.items()
+        }
+        made[target]["compile"] = median(row["compile"] for row in here)
+    return made
+
+
+def main() -> None:
+    """Compare two checkouts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("other", type=Path, help="a checkout of another commit")
+    parser.add_argument("--target", action="append", help=f"default: {', '.join(TARGETS)}")
+    parser.add_argument("--only", default="", help="networks whose name has this word")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    from bnncc.targets import host
+
+    mine, other = Checkout(Path(__file__).resolve().parents[1]), Checkout(args.other)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in networks(args.only):
+            if args.only not in name:
+                continue
+            for target in args.target or TARGETS:
+                row = compare(name, model, target, mine, other, Path(folder))
+                rows.append(row)
+                least = min((x["ratio"] for x in row["layers"].values()), default=1.0)
+                print(
+                    f"{name:28} {target:12} {row['us']:9.1f} us, {row['ratio']:.3f} whole, "
+                    f"{least:.3f} the least of {len(row['layers'])} kernels, "
+                    f"compiling {row['compile']:.2f}",
+                    flush=True,
+                )
+    content = {
+        "cpu": host.processor(), "date": str(datetime.date.today()), "commit": mine.commit,
+        "beside": other.commit, "summary": summary(rows), "networks": rows,
+    }  # fmt: skip
+    print(json.dumps(content["summary"], indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    serve() if sys.argv[1:] == ["--serve"] else main()
