@@ -508,3 +508,14 @@ def test_bits_beyond_the_last_channel_count_and_numbers_there_do_not() -> None:
         made = right.copy()
         made.view(np.uint8)[..., -1] = 3
         assert held.differs(made, right, form, shape).any() != same
+
+
+def test_what_comparing_costs_counts_the_whole_batch() -> None:
+    """The report counts the products of one image."""
+    for batch, affordable in ((1, True), (64, False)):
+        net = Net(seed=0)
+        x = net.input("x", [batch, 512, 7, 7])
+        net.output(net.conv(net.sign(x), net.signs((512, 512, 3, 3)), pad=[1] * 4))
+        before, physical, layers = passed(net.model(), "native")
+        macs = sum(layer.macs for layer in layers)
+        assert confirm_passes.affordable(physical, before, macs) == affordable

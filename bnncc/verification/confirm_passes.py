@@ -51,12 +51,15 @@ def affordable(physical: Graph, model: Graph, macs: int) -> bool:
     physical, model : Graph
         As for `confirm_passes`.
     macs : int
-        Products of all layers.
+        Products of all layers for one image.
     """
+    specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+    # A first axis that is no batch, such as rows of a product, only kernels count.
+    macs = max(macs, sum(spec.macs for spec in specs))
     elements = 0
     for name in {i for n in model.nodes for i in n.outputs if i}:
         elements += math.prod(d for d in model.types[name].shape if isinstance(d, int))
-    kernels = len({n.attrs["spec"] for n in physical.nodes if n.op == KERNEL})
+    kernels = len(set(specs))
     seconds = macs / _PER_SECOND[0] + elements / _PER_SECOND[1]
     return seconds <= max(_SECONDS[0], _SECONDS[1] * kernels)
 
