@@ -110,3 +110,4 @@ def test_exported_file_is_as_onnx_runtime_says(name: str, newer: bool) -> None:
     proto, feeds, wanted = made
     found = evaluate(graph := load(proto), feeds)
     assert_close([found[o] for o in graph.outputs], wanted)
+    assert_close(list(bnncc.compile(proto, threads=1).run(feeds).values()), wanted)

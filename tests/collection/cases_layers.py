@@ -74,7 +74,7 @@ _pads(
 )
 _pads("minus_one_then_conv_zero", lambda n, s: n.bconv(n.pad_hw(s, 1, -1.0), 9, 5, pad=1))
 _pads("crop", lambda n, s: n.bconv(n.pad_hw(s, (-1, 0, 0, -2)), 9, pad=1))
-_pads("minus_half", lambda n, s: n.bconv(n.pad_hw(s, 1, -0.5), 9, pad=0), binary=0)
+_pads("minus_half", lambda n, s: n.bconv(n.pad_hw(s, 1, -0.5), 9, pad=0))
 _pads(
     "reflect",
     lambda n, s: n.bconv(n.pad(s, [0, 0, 1, 1, 0, 0, 1, 1], None, mode="reflect"), 9, pad=0),
