@@ -79,9 +79,6 @@ def test_records_are_metaschedules(tuned: Path) -> None:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from bnncc.tuning.search import light_tensor_intrin
-
-    light_tensor_intrin()
     database = ms.database.JSONDatabase(work_dir=str(tuned / NATIVE.family))
     log = log_of(tuned)
     assert not log.damaged

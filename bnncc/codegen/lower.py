@@ -6,9 +6,7 @@ converter that TVM's ONNX importer has for its operator.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -217,8 +215,7 @@ class _Lowering:
         attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.outputs)}
         convert: Callable[..., relax.Expr] = converter.get_converter(OPSET)
         try:
-            with redirect_stdout(io.StringIO()):
-                made = self.bb.normalize(convert(self.bb, args, attrs, [self.values, {}]))
+            made = self.bb.normalize(convert(self.bb, args, attrs, [self.values, {}]))
         except Exception as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedOp(

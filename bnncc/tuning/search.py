@@ -8,10 +8,8 @@ chosen at random all the same, to learn from.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bnncc.records.database import Record, numbers
@@ -29,19 +27,21 @@ WARM_UP = 8
 """Measurements before the cost model is asked."""
 
 
-def light_tensor_intrin() -> None:
-    """Keep MetaSchedule from parsing the tensor intrinsics of every GPU, which takes 10 s.
+def tune_context(module: Any, target: Any, space: Any, name: str) -> Any:
+    """Return MetaSchedule's context of a task, with a generator of its space.
 
-    None of them is in our spaces; an empty package stands in for that of TVM, in this process.
+    The constructor of TVM first imports the tensor intrinsics of every GPU, which takes half a
+    minute of parsing; none of them is in our spaces.
     """
-    import types
+    from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
 
-    import tvm
-
-    name = "tvm.s_tir.tensor_intrin"
-    package = types.ModuleType(name)
-    package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
-    sys.modules.setdefault(name, package)
+    made = TuneContext.__new__(TuneContext)
+    strategy, threads, seed, logger = None, 1, 1, None
+    made.__init_handle_by_constructor__(
+        _ffi_api.TuneContext, module, target, space, strategy, name, threads, seed, logger
+    )
+    _ffi_api.TuneContextInitialize(made)
+    return made
 
 
 def key_of(point: Mapping[str, int]) -> str:
@@ -143,7 +143,6 @@ class Search:
     """
 
     def __init__(self, target: TargetSpec, seed: int = 0, from_default: bool = True) -> None:
-        light_tensor_intrin()
         self._random = random.Random(seed)
         self._target = target
         self._from_default = from_default
@@ -252,15 +251,13 @@ class Search:
             target = tvm_target(self._target)
             plain = dict((target.host if self._target.gpus else target).export())
             plain = {k: v for k, v in plain.items() if k not in ("tag", "keys")}
-            context = ms.TuneContext(
-                mod=module,
-                target=tvm.target.Target({**plain, "num-cores": 1}),
-                space_generator=ms.space_generator.ScheduleFn(
+            context = tune_context(
+                module,
+                tvm.target.Target({**plain, "num-cores": 1}),
+                ms.space_generator.ScheduleFn(
                     sampler(task.space.choices), sch_rules=[], postprocs=[], mutator_probs={}
                 ),
-                task_name=task.workload.name,
-                num_threads=1,
-                rand_state=1,
+                task.workload.name,
             )
             design = context.generate_design_space()[0].trace
             self._contexts[task.workload] = context, module, design
