@@ -12,7 +12,8 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import LEVELS
 from bnncc.options import CompileOptions
 from bnncc.passes.binarize import binarize
-from bnncc.passes.lattices import few_bit_weights, lattice
+from bnncc.passes.filters import few_bit_weights
+from bnncc.passes.lattice import even
 from bnncc.passes.quantisers import recognise_quantisers
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
@@ -231,10 +232,10 @@ def test_odd_weights_are_sums_of_signs_and_ternary_ones_two_planes() -> None:
 
 
 def test_lattices_are_evenly_spaced() -> None:
-    even = lattice(np.arange(256, dtype=np.float32) / np.float32(255))
-    assert even is not None
-    assert (even.bits, even.level_of(0.0), even.level_of(0.5)) == (8, 0, 127.5)
-    assert lattice(np.array([0, 1, 2, 4], np.float32)) is None
+    held = even(np.arange(256, dtype=np.float32) / np.float32(255))
+    assert held is not None
+    assert (held.bits, held.level_of(0.0), held.level_of(0.5)) == (8, 0, 127.5)
+    assert even(np.array([0, 1, 2, 4], np.float32)) is None
 
 
 def test_the_report_says_which_side_is_real() -> None:

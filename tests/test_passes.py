@@ -13,13 +13,14 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
+from bnncc.passes.filters import binary_weight
 from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
+from bnncc.passes.lattice import lattices, sign_values
 from bnncc.passes.physical import KERNEL
 from bnncc.passes.rows import flatten_rows, product
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
-from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
 from tests.physical_networks import evaluated, passed
 
@@ -161,10 +162,10 @@ def test_value_sets_follow_pools_pads_and_channel_moves_but_not_sums() -> None:
         out="",
     )
     recognise_signs(graph, sign_zero="+1")
-    values = value_sets(graph)
-    assert values["s"] == TwoValued(-1, 1)
-    assert values["m"] == values["c"] == TwoValued(-1, 1)
-    assert values["q"] == TwoValued(-1, 1, zero=True)
+    values = lattices(graph)
+    assert values["s"] == sign_values(-1, 1)
+    assert values["m"] == values["c"] == sign_values(-1, 1)
+    assert values["q"] == sign_values(-1, 1, zero=True)
     assert "a" not in values
 
 

@@ -3,7 +3,7 @@
     before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)      W = s[o] * {-1, +1}
     after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)            pads merged, bits and scale of W
 
-A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `passes.values`)
+A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `passes.lattice`)
 and every filter is one magnitude times signs. What is real in the data's values (their size, an
 offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
 ``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
@@ -22,12 +22,13 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes import transposed
-from bnncc.passes.borders import in_units, outside_sums, with_border
+from bnncc.passes.borders import outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
 from bnncc.passes.doubles import DOUBLE, EXACT, in_double, meanings, number_doubles
 from bnncc.passes.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.passes.few_values import few_values
-from bnncc.passes.lattices import as_multiples, few_bit_weights, lattices
+from bnncc.passes.filters import binary_weight, few_bit_weights
+from bnncc.passes.lattice import Lattice, as_multiples, in_units, lattices
 from bnncc.passes.offsets import PART
 from bnncc.passes.operands import (
     bias_of,
@@ -37,7 +38,6 @@ from bnncc.passes.operands import (
     padded_source,
 )
 from bnncc.passes.products import BINARY_PRODUCT, why_not
-from bnncc.passes.values import TwoValued, binary_weight, value_sets
 from bnncc.report import Layer
 from bnncc.topi_binary.layout import WORD_BITS, words
 
@@ -74,10 +74,8 @@ def binarize(
     """
     held = few_values(graph)
     numbered = number_doubles(graph, held)
-    values = value_sets(graph)
-    few = lattices(graph, values)
-    for table, more in zip((values, few), meanings(numbered), strict=True):
-        table.update(more)  # type: ignore[attr-defined]
+    known = lattices(graph) | meanings(numbered)
+    values = {name: one for name, one in known.items() if one.signs}
     producers = graph.producers()
     layers = []
     behind: dict[int, list[Node]] = {}
@@ -92,7 +90,7 @@ def binarize(
             continue
         made = _try_binary(node, graph, values, held, producers)
         if not isinstance(made, list):
-            made = attempt(node, graph, values, few, producers, choose) or made
+            made = attempt(node, graph, known, producers, choose) or made
         if isinstance(made, list) and made[0].inputs[0] in numbered:
             made = in_double(made, graph, numbered)
         if isinstance(made, list):
@@ -172,7 +170,7 @@ def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
 def _try_binary(
     node: Node,
     graph: Graph,
-    values: dict[str, TwoValued],
+    values: dict[str, Lattice],
     held: dict[str, Array],
     producers: dict[str, Node],
 ) -> list[Node] | tuple[str, str]:
@@ -213,7 +211,7 @@ def _try_binary(
 def _why_real(
     node: Node,
     graph: Graph,
-    values: dict[str, TwoValued],
+    values: dict[str, Lattice],
     held: dict[str, Array],
     producers: dict[str, Node],
 ) -> tuple[str, str] | None:
@@ -285,7 +283,7 @@ class _Data:
     """The two-valued tensor a layer reads, and the padding merged into the layer."""
 
     name: str
-    value: TwoValued
+    value: Lattice
     pads: tuple[int, int, int, int]
     pad_value: float
     image: tuple[int, int, int] | None = None
@@ -295,7 +293,7 @@ class _Data:
 
 
 def _data(
-    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+    node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> _Data | tuple[str, str]:
     name = node.inputs[0]
     if node.op != "Conv":
@@ -320,7 +318,7 @@ def _maker(name: str, producers: dict[str, Node]) -> str:
 
 
 def _row_data(
-    name: str, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+    name: str, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> _Data | tuple[str, str]:
     two = values.get(name)
     if two is None:

@@ -6,7 +6,6 @@ after:  u = bnncc.BinaryConv(x), padded by nothing; y = Add(u, C)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,32 +14,6 @@ from bnncc.ir import numeric
 from bnncc.ir.graph import Graph, Node, TensorType
 
 Array = np.ndarray
-
-
-def in_units(values: Sequence[float]) -> tuple[list[float], float] | None:
-    """Return numbers as whole numbers and a unit, if they are small multiples of one.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Not all 0.
-
-    Returns
-    -------
-    tuple or None
-
-    Examples
-    --------
-    >>> in_units([-0.25, 0.75, 0.0]), in_units([1.0, 1.618])
-    (([-1.0, 3.0, 0.0], 0.25), None)
-    """
-    array = np.array(values, np.float64)
-    top = float(np.abs(array).max())
-    for number in numeric.UNITS:
-        whole = np.rint(array / top * number)
-        if np.abs(array / top * number - whole).max() <= numeric.noise(number):
-            return whole.tolist(), top / number
-    return None
 
 
 def outside_sums(

@@ -8,8 +8,6 @@ Thresholds are found by evaluating the nodes in between, as they stand in the gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
@@ -17,7 +15,6 @@ from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import has_constant_form
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.spec import ImageBits
 
 MAX_CHANNELS = 8
@@ -51,7 +48,7 @@ def compare_bytes(graph: Graph) -> None:
     graph.prune()
 
 
-def write_image_bits(node: Node, physical: Physical, values: Mapping[str, TwoValued]) -> None:
+def write_image_bits(node: Node, physical: Physical) -> None:
     """Append the kernel that makes bits of an image of bytes.
 
     Parameters
@@ -60,8 +57,6 @@ def write_image_bits(node: Node, physical: Physical, values: Mapping[str, TwoVal
         Its operator is `IMAGE_BITS`.
     physical : Physical
         The graph being built.
-    values : mapping of str to TwoValued
-        Value sets of the logical graph.
     """
     a, (image,), (out,) = node.attrs, node.inputs, node.outputs
     n, channels, height, width, _ = physical.image(out)
@@ -72,7 +67,7 @@ def write_image_bits(node: Node, physical: Physical, values: Mapping[str, TwoVal
     )
     name = physical.graph.fresh(f"{out}.bits")
     physical.kernel(spec, [physical.float(image)], [name], node.name)
-    physical.planes[out] = Planes(name, None, values[out])
+    physical.planes[out] = Planes(name, None, physical.lattices[out])
 
 
 def _bytes_above(

@@ -20,8 +20,9 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import has_constant_form
+from bnncc.passes.lattice import pools_images
 from bnncc.passes.monotone import chain_direction
-from bnncc.passes.values import pad_of, pools_images
+from bnncc.passes.operands import pad_of
 
 MAX_CHAIN = 16
 """Operators between a pool and its sign; a kernel takes in more than twice as many."""

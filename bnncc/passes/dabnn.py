@@ -29,7 +29,7 @@ from bnncc.errors import UsageError
 from bnncc.frontend.checks import DEFAULT_DOMAINS
 from bnncc.frontend.onnx import load, read_model
 from bnncc.ir.graph import Dim, Graph, Node
-from bnncc.passes.values import binary_weight
+from bnncc.passes.filters import binary_weight
 
 Array = np.ndarray[Any, Any]
 

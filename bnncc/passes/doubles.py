@@ -16,10 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import Lattice, evenly
+from bnncc.passes.lattice import Lattice, decision, evenly
 from bnncc.passes.operands import flattened_source, padded_source
-from bnncc.passes.values import TwoValued
 
 Array = np.ndarray[Any, Any]
 
@@ -92,31 +90,15 @@ def _numbered(name: str, values: Array, graph: Graph, label: str) -> tuple[str, 
         Node("Div", [names[0], unit], names[1:2], {}, label),
         Node("Cast", names[1:2], names[2:3], {"to": TensorProto.FLOAT}, label),
     ]
-    if count > 1:
-        attrs = {
-            "thresholds": np.arange(count, dtype=np.float32) + np.float32(0.5),
-            "values": np.arange(count + 1, dtype=np.float32),
-        }
-        return names[3], [*nodes, Node(LEVELS, names[2:3], names[3:], attrs, label)]
-    shifted = graph.fresh(f"{name}.minus_half")
-    graph.types[shifted] = graph.types[names[2]]
-    half = graph.constant(np.array(0.5, np.float32), f"{name}.half")
-    signs = {"lo": 0.0, "hi": 1.0, "zero": "ge"}
-    nodes.append(Node("Sub", [names[2], half], [shifted], {}, label))
-    return names[3], [*nodes, Node("bnncc.Sign", [shifted], names[3:], signs, label)]
+    numbers = np.arange(count + 1, dtype=np.float32)
+    limits = numbers[:-1] + np.float32(0.5)
+    return names[3], [*nodes, *decision(graph, names[2], names[3], limits, numbers, label)]
 
 
-def meanings(
-    numbered: Mapping[str, tuple[str, Array]],
-) -> tuple[dict[str, TwoValued], dict[str, Lattice]]:
-    """Return what numbered tensors hold, as `value_sets` and `lattices` have it."""
-    two, few = {}, {}
-    for name, (_, values) in numbered.items():
-        if len(values) == 2:
-            two[name] = TwoValued(float(values[0]), float(values[1]))
-        else:
-            few[name] = Lattice(tuple(float(v) for v in values))
-    return two, few
+def meanings(numbered: Mapping[str, tuple[str, Array]]) -> dict[str, Lattice]:
+    """Return what numbered tensors hold, as `lattices` has it."""
+    held = {name: tuple(map(float, values)) for name, (_, values) in numbered.items()}
+    return {name: Lattice(values, signs=len(values) == 2) for name, values in held.items()}
 
 
 def in_double(

@@ -20,7 +20,8 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.borders import outside_sums, with_border
 from bnncc.passes.channel_scales import scaled_source
-from bnncc.passes.lattices import Lattice, Weights, as_multiples, few_bit_weights, of_signs
+from bnncc.passes.filters import Weights, few_bit_weights
+from bnncc.passes.lattice import Lattice, as_multiples
 from bnncc.passes.operands import (
     bias_of,
     channels_last,
@@ -28,7 +29,6 @@ from bnncc.passes.operands import (
     flattened_source,
     padded_source,
 )
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, start_values
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
@@ -71,8 +71,7 @@ def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
 def attempt(
     node: Node,
     graph: Graph,
-    two: dict[str, TwoValued],
-    few: dict[str, Lattice],
+    held: dict[str, Lattice],
     producers: dict[str, Node],
     choose: Choose | None,
 ) -> list[Node] | tuple[str, str] | None:
@@ -84,9 +83,7 @@ def attempt(
         A Conv, Gemm or MatMul that is not binary.
     graph : Graph
         Its graph.
-    two : dict of str to TwoValued
-        From `value_sets`.
-    few : dict of str to Lattice
+    held : dict of str to Lattice
         From `lattices`.
     producers : dict of str to Node
         Of the graph.
@@ -118,11 +115,11 @@ def attempt(
         if flat is not None and _fills_words(flat[1]):
             name, image = flat
     factor = None
-    if name not in two and name not in few:
+    if name not in held:
         multiple = scaled_source(name, graph, producers)
-        if multiple is not None and (multiple[0] in few or _one_each(node, multiple, two)):
+        if multiple is not None and _one_each(node, multiple, held):
             name, factor = multiple
-    known = of_signs(two[name]) if name in two else few.get(name)
+    known = held.get(name)
     if known is None:
         return None
     if factor is not None and (int(node.attrs.get("group", 1)) != factor.size or pad_value):
@@ -175,9 +172,11 @@ def _padded_between(
     return with_border(made, border, graph, exact=exact, unit=scale)
 
 
-def _one_each(node: Node, multiple: tuple[str, np.ndarray], two: dict[str, TwoValued]) -> bool:
-    """Whether a layer has a group for each of the scales of two-valued data."""
-    return multiple[0] in two and int(node.attrs.get("group", 1)) == multiple[1].size
+def _one_each(node: Node, multiple: tuple[str, np.ndarray], held: dict[str, Lattice]) -> bool:
+    """Whether what has a scale of each channel is levels, or signs of a group for each scale."""
+    known = held.get(multiple[0])
+    groups = int(node.attrs.get("group", 1))
+    return known is not None and (not known.signs or groups == multiple[1].size)
 
 
 def _fills_words(image: tuple[int, int, int]) -> bool:

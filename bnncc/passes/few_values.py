@@ -19,32 +19,25 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.infer import COMPARE, ELEMENTWISE
-from bnncc.ir.moves import PERMUTATIONS, PIXEL_SHUFFLES, REPEATS
-from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import (
+from bnncc.passes.filters import binary_weight, few_bit_weights, two_valued_filters
+from bnncc.passes.lattice import (
     MAX_FILLED,
     UNEVEN,
+    decision,
     evenly,
-    few_bit_weights,
+    kept,
     lattices,
+    of_decision,
     unevenness,
 )
 from bnncc.passes.operands import filters_of
 from bnncc.passes.step_functions import interval
-from bnncc.passes.values import (
-    binary_weight,
-    copies_pixels,
-    pools_images,
-    two_valued_filters,
-    value_sets,
-)
 
 Array = np.ndarray[Any, Any]
 
 _MOST_COMBINATIONS = 4096
 _LARGEST_CONSTANT = 1 << 16
 _BOOLEAN = {*COMPARE, "IsNaN", "IsInf", "Not", "And", "Or", "Xor"}
-_MOVES = PERMUTATIONS | REPEATS | PIXEL_SHUFFLES | {"Slice", "Split", "MaxPool", "Pad", "Resize"}
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _ROUNDED = 1e-5
 """Part of a bound by which rounding may move what it bounds, and more."""
@@ -90,21 +83,17 @@ def _held(
     node: Node, graph: Graph, table: dict[str, Array], producers: dict[str, Node]
 ) -> Array | None:
     a, dtype = node.attrs, graph.types[node.outputs[0]].dtype
-    if node.op == "bnncc.Sign":
-        middle = [(a["lo"] + a["hi"]) / 2] if a["zero"] == "mid" else []
-        return np.array([a["lo"], *middle, a["hi"]], np.float32)
-    if node.op == LEVELS:
-        return np.asarray(a["values"], np.float32)
+    if (decided := of_decision(node)) is not None:
+        return np.array(decided.values, np.float32)
     if node.op in ("ArgMax", "ArgMin"):
         shape = graph.types[node.inputs[0]].shape
         size = shape[int(a.get("axis", 0))] if shape else 1
         return np.arange(size) if isinstance(size, int) and size <= MAX_FILLED else None
-    if node.op in _MOVES:
-        return _moved(node, graph, table)
-    if node.op in ("Concat", "bnncc.Interleave"):
-        parts = [_of(i, graph, table) for i in node.inputs]
+    if (taken := kept(node, graph)) is not None:
+        parts = [*(table.get(i) for i in taken[0]), *map(_few, taken[1])]
         held = [p for p in parts if p is not None]
-        return np.concatenate(held) if len(held) == len(parts) else None
+        if len(held) == len(parts):
+            return np.concatenate([p.astype(held[0].dtype) for p in held])
     made = _rounded(node, graph, producers) if node.op in _ROUNDINGS else None
     if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, "Gather")):
         made = _combined(node, graph, table)
@@ -151,26 +140,15 @@ def _kind(dtype: str) -> str:
 
 def _of(name: str, graph: Graph, table: dict[str, Array]) -> Array | None:
     value = graph.constants.get(name)
-    if value is None:
-        return table.get(name)
+    return table.get(name) if value is None else _few(value)
+
+
+def _few(value: Array) -> Array | None:
+    """Return what a constant holds, if that is not much."""
     if not 0 < value.size <= _LARGEST_CONSTANT:
         return None
     held = np.unique(value)
     return held if len(held) <= MAX_FILLED else None
-
-
-def _moved(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
-    held = _of(node.inputs[0], graph, table)
-    if held is None or (node.op == "Resize" and not copies_pixels(node)):
-        return None
-    if node.op == "MaxPool" and not pools_images(node, graph):
-        return None
-    if node.op == "Pad" and str(node.attrs.get("mode", "constant")) == "constant":
-        if len(node.inputs) < 3 or not node.inputs[2]:
-            return np.append(held, np.zeros(1, held.dtype))
-        fill = graph.constants.get(node.inputs[2])
-        return None if fill is None else np.append(held, fill.reshape(-1)[:1])
-    return held
 
 
 def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
@@ -208,8 +186,7 @@ def read_again(graph: Graph) -> None:
     graph : Graph
         After `recognise_quantisers`; rewritten in place.
     """
-    two = value_sets(graph)
-    known = {*two, *lattices(graph, two)}
+    known = set(lattices(graph))
     held, uneven = few_values(graph), unevenness(graph)
     full = {name: evenly(v, uneven.get(name, UNEVEN)) for name, v in held.items()}
     producers = graph.producers()
@@ -224,7 +201,10 @@ def read_again(graph: Graph) -> None:
             continue
         made = graph.fresh(f"{name}.again")
         graph.types[made] = graph.types[name]
-        behind[name] = _decided(name, made, values, graph, producers)
+        label = producers[name].name if name in producers else name
+        numbers = values.astype(np.float32)
+        middles = (numbers[:-1] + numbers[1:]) / 2
+        behind[name] = decision(graph, name, made, middles, numbers, label)
         renamed[name] = made
     if not renamed:
         return
@@ -262,27 +242,7 @@ def _first_usable(
         if usable and values is not None and (len(kind.shape) in (2, 4) or len(values) == 2):
             found = name
         node = producers.get(name)
-        if node is None or node.op not in _MOVES:
+        if node is None or node.op == "Concat" or kept(node, graph) is None:
             return found
         name = node.inputs[0]
     return None if name in known else found
-
-
-def _decided(
-    name: str, made: str, values: Array, graph: Graph, producers: dict[str, Node]
-) -> list[Node]:
-    """Return the nodes that give the values of `name` again, from thresholds between them."""
-    label = producers[name].name if name in producers else name
-    full = values.astype(np.float32)
-    middles = (full[:-1] + full[1:]) / 2
-    if len(full) > 2:
-        attrs = {"thresholds": middles, "values": full}
-        return [Node(LEVELS, [name], [made], attrs, label)]
-    cut = graph.constant(middles.reshape(()), f"{name}.cut")
-    shifted = graph.fresh(f"{name}.minus_cut")
-    graph.types[shifted] = graph.types[name]
-    signs = {"lo": float(full[0]), "hi": float(full[1]), "zero": "ge"}
-    return [
-        Node("Sub", [name, cut], [shifted], {}, label),
-        Node("bnncc.Sign", [shifted], [made], signs, label),
-    ]

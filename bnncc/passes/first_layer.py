@@ -17,7 +17,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.passes.affine import affine_of
-from bnncc.passes.values import pad_of
+from bnncc.passes.operands import pad_of
 from bnncc.topi_binary import quantization
 
 _MOVES = ("Transpose", "Identity", "Slice", "Reshape", "Squeeze", "Unsqueeze", "Pad")

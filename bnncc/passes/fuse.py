@@ -28,14 +28,13 @@ from bnncc.passes.groups import realise
 from bnncc.passes.interleave import interleave
 from bnncc.passes.kernel_group import Event, Group
 from bnncc.passes.kinds import Kinds
-from bnncc.passes.lattices import lattices, of_signs
+from bnncc.passes.lattice import lattices
 from bnncc.passes.level_routes import ROUTED, LevelRouter
 from bnncc.passes.level_steps import wanted_forms
 from bnncc.passes.physical import Physical
 from bnncc.passes.product_kernels import start_product
 from bnncc.passes.routes import Router
 from bnncc.passes.starts import start_few_bit, start_image, start_quantized
-from bnncc.passes.values import TwoValued, value_sets
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
@@ -99,20 +98,18 @@ class _Fuser:
         self.float_conv = float_conv
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
-        self.values: dict[str, TwoValued] = value_sets(graph)
-        few = lattices(graph, self.values)
-        self.forms = wanted_forms(graph, few, ROUTED)
-        signs = {name: of_signs(value) for name, value in self.values.items()}
-        self.physical.lattices = {**signs, **few}
+        self.physical.lattices = lattices(graph)
+        signs = {name for name, held in self.physical.lattices.items() if held.signs}
+        self.forms = wanted_forms(graph, set(self.physical.lattices) - signs, ROUTED)
         self.level_router = LevelRouter(self.physical)
         self.absorbed: set[int] = set()
         self.producers = graph.producers()
         packed = {name for name, forms in self.forms.items() if set(forms) - {"value"}}
-        self.look = Kinds(graph, self.values, packed)
+        self.look = Kinds(graph, signs, packed)
         self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
         self.starters: dict[str, Callable[[Node], Group]] = {
             "binary": self._start_binary,
-            "product": lambda node: start_product(node, self.physical, self.values),
+            "product": lambda node: start_product(node, self.physical),
             "few-bit": lambda node: start_few_bit(node, self.graph, self.physical),
             "conv": self._start_conv,
             "dense": self._start_dense,
@@ -126,7 +123,7 @@ class _Fuser:
             if id(node) in self.absorbed:
                 continue
             kind = self.kinds[id(node)]
-            if kind == "route" and self.router.route(node, self.values):
+            if kind == "route" and self.router.route(node):
                 continue
             if kind == "level-route":
                 if self.level_router.route(node):
@@ -134,7 +131,7 @@ class _Fuser:
                 kind = self.look.kind(node, routes=False)
                 self.kinds[id(node)] = kind
             if kind == "image-bits":
-                write_image_bits(node, self.physical, self.values)
+                write_image_bits(node, self.physical)
             elif kind in self.starters:
                 group = self.starters[kind](node)
                 self._grow(group)
@@ -143,7 +140,7 @@ class _Fuser:
                 tensor = self.physical.float(node.inputs[0], layouts[0])
                 self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
             elif kind == "interleave":
-                interleave(node, self.physical, self.values)
+                interleave(node, self.physical)
             elif kind != "absent":
                 self._generic(node)
         out = self.physical.graph
@@ -244,7 +241,7 @@ class _Fuser:
     def _start_binary(self, node: Node) -> Group:
         a = node.attrs
         data = node.inputs[0]
-        planes = self.physical.bits(data, self.values[data])
+        planes = self.physical.bits(data)
         bits = np.asarray(a["bits"])
         out_channels, kh, kw, _ = bits.shape
         n, channels, height, width, rank = self.physical.image(data)

@@ -17,10 +17,10 @@ from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
 from bnncc.passes.affine import affine_of, channel_vector
 from bnncc.passes.kernel_group import Anchor, Event, Group, Writer
+from bnncc.passes.lattice import sign_values
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.rows import product
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -208,7 +208,7 @@ def _write_sign(
     inverted = node.attrs.get("flip")
     compare = "gt" if kind == "gt" else "ge"
     key = (node.inputs[0], compare, None if inverted is None else np.asarray(inverted).tobytes())
-    value = TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]), zero)
+    value = sign_values(float(node.attrs["lo"]), float(node.attrs["hi"]), zero)
     if key in done and (done[key].zero is not None or not zero):
         shared = Planes(done[key].sign, done[key].zero if zero else None, value)
         physical.planes[event.tensor] = shared

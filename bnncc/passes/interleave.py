@@ -10,10 +10,9 @@ import numpy as np
 
 from bnncc.ir.graph import Dim, Node, TensorType
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.values import TwoValued
 
 
-def interleave(node: Node, physical: Physical, values: dict[str, TwoValued]) -> None:
+def interleave(node: Node, physical: Physical) -> None:
     """Make the result of a `transposed.INTERLEAVE` in the form its phases have.
 
     Parameters
@@ -22,25 +21,24 @@ def interleave(node: Node, physical: Physical, values: dict[str, TwoValued]) -> 
         What to do.
     physical : Physical
         The graph being built.
-    values : dict of str to TwoValued
-        From `value_sets`.
     """
     out, planes = node.outputs[0], [physical.planes.get(i) for i in node.inputs]
     levels = [physical.levels.get(i, {}).get("planes", []) for i in node.inputs]
-    if out not in values and out in physical.lattices and all(levels):
+    known = physical.lattices.get(out)
+    if known is not None and not known.signs and all(levels):
         mixed = [_mixed(node, physical, list(parts)) for parts in zip(*levels, strict=True)]
         physical.levels[out] = {"planes": mixed}
         return
-    if out not in values or any(p is None for p in planes):
+    if known is None or not known.signs or any(p is None for p in planes):
         parts = [physical.float(i, "NHWC") for i in node.inputs]
         physical.floats[out] = {"NHWC": _mixed(node, physical, parts)}
         return
-    known = [p for p in planes if p is not None]
-    sign, zero = _mixed(node, physical, [p.sign for p in known]), None
-    if any(p.zero for p in known):
-        parts = [p.zero or physical.xor(p.sign, p.sign) for p in known]
+    held = [p for p in planes if p is not None]
+    sign, zero = _mixed(node, physical, [p.sign for p in held]), None
+    if any(p.zero for p in held):
+        parts = [p.zero or physical.xor(p.sign, p.sign) for p in held]
         zero = _mixed(node, physical, parts)
-    physical.planes[out] = Planes(sign, zero, values[out])
+    physical.planes[out] = Planes(sign, zero, known)
 
 
 def _mixed(node: Node, physical: Physical, parts: list[str]) -> str:

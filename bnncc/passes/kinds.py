@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.products import BINARY_PRODUCT
 from bnncc.passes.routes import ROUTES
 from bnncc.passes.transposed import INTERLEAVE
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
@@ -49,17 +48,15 @@ class Kinds:
     ----------
     graph : Graph
         After `binarize`; only read.
-    values : mapping of str to TwoValued
-        From `value_sets`.
+    signs : collection of str
+        Tensors that are signs.
     packed : collection of str, optional
         Few-valued tensors that are read as levels.
     """
 
-    def __init__(
-        self, graph: Graph, values: Mapping[str, TwoValued], packed: Collection[str] = ()
-    ) -> None:
+    def __init__(self, graph: Graph, signs: Collection[str], packed: Collection[str] = ()) -> None:
         self.graph = graph
-        self._values = values
+        self._signs = signs
         self._packed = packed
         self._consumers, self._producers = graph.consumers(), graph.producers()
 
@@ -98,7 +95,7 @@ class Kinds:
             return "level-route"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
             return "absent"
-        if node.op in ROUTES and node.outputs[0] in self._values:
+        if node.op in ROUTES and node.outputs[0] in self._signs:
             return "route"
         if self.relayout(node) is not None:
             return "relayout"

@@ -16,11 +16,11 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.few_values import few_values
-from bnncc.passes.lattices import few_bit_weights, lattices
+from bnncc.passes.filters import few_bit_weights, two_valued_filters
+from bnncc.passes.lattice import lattices
 from bnncc.passes.layout import push_down
 from bnncc.passes.rewrite import Result, Walk, settle_outputs, walk
 from bnncc.passes.simplify import transpose
-from bnncc.passes.values import two_valued_filters, value_sets
 
 Array = np.ndarray[Any, Any]
 
@@ -33,8 +33,7 @@ def turn_left_weights(graph: Graph) -> None:
     graph : Graph
         After `recognise_signs` and `recognise_quantisers`; rewritten in place.
     """
-    two = value_sets(graph)
-    few = {*two, *lattices(graph, two), *few_values(graph)}
+    few = {*lattices(graph), *few_values(graph)}
 
     def rule(node: Node, state: Walk) -> Result:
         if node.op == "Transpose":

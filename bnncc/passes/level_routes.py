@@ -10,13 +10,17 @@ import copy
 from dataclasses import replace
 
 from bnncc.ir.graph import Node
-from bnncc.passes.lattices import ROUTES as ROUTED
+from bnncc.ir.moves import MOVES
+from bnncc.passes.lattice import REMAPS, sign_values
+from bnncc.passes.operands import pad_of
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.routes import Router, pool_spec
-from bnncc.passes.values import REMAPS, TwoValued, pad_of
 from bnncc.topi_binary.spec import PadBits
 
-_BIT = TwoValued(0.0, 1.0)
+ROUTED = MOVES | REMAPS | {"Concat", "bnncc.Interleave", "MaxPool", "Pad"}
+"""Operators that keep levels, or rename what they stand for."""
+
+_BIT = sign_values(0.0, 1.0)
 
 
 class LevelRouter:
@@ -80,7 +84,8 @@ class LevelRouter:
                 if i in levels:
                     plane = levels[i]["planes"][number]
                     router.physical.planes[i] = Planes(plane, None, _BIT)
-            done &= router.route(node, dict.fromkeys(node.outputs, _BIT))
+            router.physical.lattices = dict.fromkeys(node.outputs, _BIT)
+            done &= router.route(node)
             made.append(router.physical.planes)
         for out in node.outputs:
             if out and all(out in planes for planes in made):
@@ -114,6 +119,3 @@ class LevelRouter:
             self.physical.kernel(spec, [plane], planes[-1:], node.name)
         self.physical.levels[out] = {"planes": planes}
         return True
-
-
-__all__ = ["ROUTED", "LevelRouter"]

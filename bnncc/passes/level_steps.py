@@ -20,11 +20,10 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import FEW_BIT_CONV
 from bnncc.passes.kernel_group import Event, Group, Writer
-from bnncc.passes.lattices import Lattice, exact_line
+from bnncc.passes.lattice import exact_line, sign_values
 from bnncc.passes.monotone import direction
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
@@ -292,7 +291,7 @@ def sign(event: Event, writer: Writer, chain: Chain) -> bool:
     limit = np.array([0.0 if kind == "ge" else _SMALLEST], np.float32)
     _write(event.tensor, Step("levels", count=1, forms=("planes",)), limit, writer, chain)
     (plane,) = writer.physical.levels.pop(event.tensor)["planes"]
-    value = TwoValued(float(node.attrs["lo"]), float(node.attrs["hi"]))
+    value = sign_values(float(node.attrs["lo"]), float(node.attrs["hi"]))
     writer.physical.planes[event.tensor] = Planes(plane, None, value)
     return True
 
@@ -314,7 +313,7 @@ def settle(
 
 
 def wanted_forms(
-    graph: Graph, few: dict[str, Lattice], routed: Collection[str]
+    graph: Graph, few: Collection[str], routed: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return in which forms each few-valued tensor is read.
 
@@ -322,8 +321,8 @@ def wanted_forms(
     ----------
     graph : Graph
         The logical graph.
-    few : dict of str to Lattice
-        Its few-valued tensors.
+    few : collection of str
+        Its few-valued tensors, signs left out.
     routed : collection of str
         Operators that keep planes as planes.
 

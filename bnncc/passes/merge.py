@@ -18,7 +18,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.passes.affine import channel_vector
-from bnncc.passes.values import value_sets
+from bnncc.passes.lattice import sign_lattices
 from bnncc.topi_binary.layout import LANES
 
 ADD_REPEATED = "bnncc.AddRepeated"
@@ -49,7 +49,7 @@ class _Merger:
 
     def __post_init__(self) -> None:
         self.producers, self.consumers = self.graph.producers(), self.graph.consumers()
-        self.values = value_sets(self.graph)
+        self.values = sign_lattices(self.graph)
         self.nodes: list[Node] = []
         self.base: Node | None = None
 

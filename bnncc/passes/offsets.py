@@ -12,9 +12,9 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.passes.few_values import few_values
-from bnncc.passes.lattices import evenly, few_bit_weights, lattices
+from bnncc.passes.filters import binary_weight, few_bit_weights, two_valued_filters
+from bnncc.passes.lattice import evenly, lattices
 from bnncc.passes.operands import filters_of, flattened_source, padded_source
-from bnncc.passes.values import binary_weight, two_valued_filters, value_sets
 
 Array = np.ndarray
 
@@ -30,8 +30,7 @@ def split_offsets(graph: Graph) -> None:
     graph : Graph
         Before `binarize`; rewritten in place.
     """
-    two = value_sets(graph)
-    held = {*two, *lattices(graph, two)}
+    held = set(lattices(graph))
     for name, values in few_values(graph).items():
         if graph.types[name].dtype == "float64" and evenly(values) is not None:
             held.add(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.passes.values import pad_of
 
 Array = np.ndarray
 
@@ -23,6 +22,36 @@ def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
             return "its data is transposed", "transpose it before the sign"
         return weight if node.attrs.get("transB") else weight.T
     return weight.T
+
+
+def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:
+    """Return ``((top, left, bottom, right), value)`` of a `Pad` that pads an image by a constant.
+
+    Parameters
+    ----------
+    node : Node
+        A `Pad` node.
+    graph : Graph
+        Its graph.
+
+    Returns
+    -------
+    tuple or None
+        None for other modes, negative pads, padded batch or channels, or pads not known.
+    """
+    if (
+        str(node.attrs.get("mode", "constant")) != "constant"
+        or len(graph.types[node.inputs[0]].shape) != 4
+    ):
+        return None
+    given = [*node.inputs[1:], "", "", ""][:3]
+    if given[2] or any(i and i not in graph.constants for i in given) or not given[0]:
+        return None
+    pads = [int(p) for p in graph.constants[given[0]].reshape(-1)]
+    if len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)) or min(pads) < 0:
+        return None
+    value = float(graph.constants[given[1]].reshape(-1)[0]) if given[1] else 0.0
+    return (pads[2], pads[3], pads[6], pads[7]), value
 
 
 def padded_source(node: Node, graph: Graph, producers: dict[str, Node]) -> tuple[str, Pads, float]:

@@ -14,8 +14,7 @@ import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.passes.forms import Form, Held
-from bnncc.passes.lattices import Lattice, exact_line
-from bnncc.passes.values import TwoValued
+from bnncc.passes.lattice import Lattice, exact_line
 from bnncc.schedules import with_weight_order
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
@@ -38,7 +37,7 @@ class Planes:
 
     sign: str
     zero: str | None
-    value: TwoValued
+    value: Lattice
 
 
 class Physical:
@@ -257,8 +256,8 @@ class Physical:
         if source is None:
             sign, zero, value = (getattr(self.planes[name], k) for k in ("sign", "zero", "value"))
             if zero is None:
-                return self._from_planes(name, layout, [sign], (value.lo, value.hi))
-            held = (value.lo, (value.lo + value.hi) / 2, value.hi)
+                return self._from_planes(name, layout, [sign], value.with_zero(False).values)
+            held = value.with_zero(True).values
             return self._from_planes(name, layout, [zero, self.xor(sign, zero)], held)
         spec, inputs, line = source
         steps: tuple[Step, ...] = (Step("store", layout),)
@@ -283,7 +282,7 @@ class Physical:
         if form in forms:
             return forms[form]
         if known.signs:
-            planes = self.bits(name, TwoValued(known.values[0], known.values[-1], known.count == 2))
+            planes = self.bits(name)
             forms["planes"] = [planes.sign]
             if known.count == 2:  # levels of -1, 0, +1; a kernel may have proved that 0 is not met
                 zero = planes.zero or self.xor(planes.sign, planes.sign)
@@ -333,9 +332,10 @@ class Physical:
 
     # ---- planes -----------------------------------------------------------------------------
 
-    def bits(self, name: str, value: TwoValued) -> Planes:
-        """Return the planes of `name`, packing its float form if it has none."""
+    def bits(self, name: str) -> Planes:
+        """Return the planes of the signs `name`, packing its float form if it has none."""
         if name not in self.planes:
+            value = self.lattices[name]
             n, channels, height, width, rank = self.image(name)
             layout = self.layout_of(name)
             steps: list[Step] = []
@@ -398,8 +398,7 @@ class Physical:
                 for layout, name in made.items():
                     put(name, Form(tensor, layout))
         for tensor, planes in self.planes.items():
-            lo, hi = planes.value.lo, planes.value.hi
-            values: Held = (lo, (lo + hi) / 2, hi) if planes.zero else (lo, hi)
+            values = planes.value.with_zero(planes.zero is not None).values
             put(planes.sign, Form(tensor, "sign", values))
             if planes.zero:
                 put(planes.zero, Form(tensor, "zero", values))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from bnncc.ir.graph import Dim, Node
 from bnncc.passes.kernel_group import Group
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.values import TwoValued
 from bnncc.topi_binary.layout import words
 from bnncc.topi_binary.spec import BinaryConv2d, WeightsOfRows
 
 
-def start_product(node: Node, physical: Physical, values: Mapping[str, TwoValued]) -> Group:
+def start_product(node: Node, physical: Physical) -> Group:
     """Start the group of a `products.BINARY_PRODUCT`.
 
     Parameters
@@ -23,8 +20,6 @@ def start_product(node: Node, physical: Physical, values: Mapping[str, TwoValued
         The product.
     physical : Physical
         The graph being built; gets what makes weights of the second operand.
-    values : mapping of str to TwoValued
-        From `value_sets`.
 
     Returns
     -------
@@ -32,7 +27,7 @@ def start_product(node: Node, physical: Physical, values: Mapping[str, TwoValued
         A convolution of one image for each matrix.
     """
     a = node.attrs
-    left, right = (physical.bits(i, values[i]) for i in node.inputs)
+    left, right = (physical.bits(i) for i in node.inputs)
     batch, rows, columns = a["batch"], int(a["rows"]), int(a["columns"])
     depth = int(physical.source.types[node.inputs[0]].shape[1])
     spec = BinaryConv2d(

@@ -17,8 +17,8 @@ import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import PERMUTATIONS
+from bnncc.passes.lattice import REMAPS, Lattice, sign_lattices
 from bnncc.passes.rows import product
-from bnncc.passes.values import REMAPS, TwoValued, value_sets
 
 BINARY_PRODUCT = "bnncc.BinaryProduct"
 """Operator of a product of rows ``[batch * rows, K]`` with rows ``[batch * columns, K]``, matrix by
@@ -39,7 +39,7 @@ def pair_products(graph: Graph) -> None:
     graph : Graph
         After `flatten_rows` and `commute_moves`; rewritten in place.
     """
-    values, producers = value_sets(graph), graph.producers()
+    values, producers = sign_lattices(graph), graph.producers()
     writer = _Writer(graph, producers)
     for node in graph.nodes:
         found = _operands(node, graph, values, producers)
@@ -52,7 +52,7 @@ def pair_products(graph: Graph) -> None:
 
 
 def why_not(
-    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+    node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> tuple[str, str]:
     """Say why a product of two activations is not binary, and what would change that.
 
@@ -62,8 +62,8 @@ def why_not(
         A MatMul or Gemm that `pair_products` left.
     graph : Graph
         Its graph.
-    values : dict of str to TwoValued
-        From `value_sets`.
+    values : dict of str to Lattice
+        Its signs, from `lattices`.
     producers : dict of str to Node
         Of the graph.
 
@@ -85,7 +85,7 @@ class _Operand:
     """A sign, what the operand's values are, and the moves between both."""
 
     sign: Node
-    value: TwoValued
+    value: Lattice
     moves: tuple[Node, ...]
 
 
@@ -101,7 +101,7 @@ class _Product:
 
 
 def _operands(
-    node: Node, graph: Graph, values: dict[str, TwoValued], producers: dict[str, Node]
+    node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> _Product | tuple[str, str] | None:
     """Return the operands of a binary product, or why it is none; None for other nodes."""
     if node.op != "MatMul" or any(i in graph.constants for i in node.inputs):
@@ -133,9 +133,7 @@ def _operands(
     return _Product(left, right, product(shapes[0][:-2]), rows, columns)
 
 
-def _trace(
-    name: str, value: TwoValued, graph: Graph, producers: dict[str, Node]
-) -> _Operand | None:
+def _trace(name: str, value: Lattice, graph: Graph, producers: dict[str, Node]) -> _Operand | None:
     moves: list[Node] = []
     while (node := producers.get(name)) is not None:
         if node.op == "bnncc.Sign":
@@ -274,7 +272,7 @@ class _Writer:
         return made is not None and made.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
     @staticmethod
-    def _as(sign: Node, value: TwoValued) -> bool:
+    def _as(sign: Node, value: Lattice) -> bool:
         return (sign.attrs["lo"], sign.attrs["hi"]) == (value.lo, value.hi)
 
     def _turned(self, name: str) -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
-from bnncc.passes.lattices import UNEVEN, lattice, unevenness
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.passes.lattice import UNEVEN, decision, even, unevenness
 from bnncc.passes.steps import evaluate_at, float_at, monotone_operand, place_of
 
 Array = np.ndarray
@@ -65,33 +65,16 @@ def recognise_quantisers(graph: Graph) -> None:
         tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
         kind = graph.types[out]
         usable = kind.dtype == "float32" and len(kind.shape) in (2, 4)
-        held = None if entry is None else lattice(entry[1].values, uneven.get(out, UNEVEN))
+        held = None if entry is None else even(entry[1].values, uneven.get(out, UNEVEN))
         if entry is None or not tip or not usable or held is None:
             nodes.append(node)
             continue
         chain, steps = entry
-        steps = _Steps(steps.thresholds, np.array(held.values, np.float32))
-        nodes += _replaced(node, chain.source, steps, graph)
+        values = np.array(held.values, np.float32)
+        nodes += decision(graph, chain.source, out, steps.thresholds, values, node.name)
     graph.nodes = nodes
     graph.sort()
     graph.prune()
-
-
-def _replaced(node: Node, source: str, steps: _Steps, graph: Graph) -> list[Node]:
-    """Return the nodes that compute `node`'s output from `source`."""
-    if len(steps.values) > 2:
-        attrs = {"thresholds": steps.thresholds, "values": steps.values}
-        return [Node(LEVELS, [source], list(node.outputs), attrs, node.name)]
-    cut = steps.thresholds[..., 0]
-    column = (1, -1) + (1,) * (len(graph.types[source].shape) - 2)
-    limit = graph.constant(cut.reshape(() if cut.ndim == 0 else column), f"{source}.cut")
-    shifted = graph.fresh(f"{source}.minus_cut")
-    graph.types[shifted] = graph.types[source]
-    signs = {"lo": float(steps.values[0]), "hi": float(steps.values[1]), "zero": "ge"}
-    return [
-        Node("Sub", [source, limit], [shifted], {}, node.name),
-        Node("bnncc.Sign", [shifted], list(node.outputs), signs, node.name),
-    ]
 
 
 def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:

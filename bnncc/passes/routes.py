@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from bnncc.ir.graph import Node
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import MOVES
+from bnncc.passes.lattice import REMAPS
+from bnncc.passes.operands import pad_of
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.values import REMAPS, TwoValued, as_channel_map, channel_index, pad_of
 from bnncc.topi_binary.layout import pack_bits, words
 from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits, ceil_extra
 
@@ -35,15 +37,13 @@ class Router:
         self._elements: dict[str, np.ndarray] = {}
         self._origin: dict[str, str] = {}
 
-    def route(self, node: Node, values: dict[str, TwoValued]) -> bool:
+    def route(self, node: Node) -> bool:
         """Append kernels for `node` if its inputs are there as planes.
 
         Parameters
         ----------
         node : Node
             Its operator is one of `ROUTES`.
-        values : dict of str to TwoValued
-            Value sets of the logical graph.
 
         Returns
         -------
@@ -56,14 +56,15 @@ class Router:
         if node.op in REMAPS:
             data = next(i for i in node.inputs if i and i not in self.physical.source.constants)
             if data in planes:
-                planes[node.outputs[0]] = replace(planes[data], value=values[node.outputs[0]])
+                value = self.physical.lattices[node.outputs[0]]
+                planes[node.outputs[0]] = replace(planes[data], value=value)
             return data in planes
         if any(i not in planes for i in (node.inputs if node.op == "Concat" else node.inputs[:1])):
             return False
         if node.op == "Pad":
             return self._pad(node)
         if node.op == "Concat":
-            return self._concat(node, values[node.outputs[0]])
+            return self._concat(node)
         return self._pool(node)
 
     def _move(self, node: Node) -> bool:
@@ -151,7 +152,7 @@ class Router:
             zero = self.no_bits(node.inputs[0])
         if zero is not None:
             zero = padded(zero, int(middle), "zero")
-        two = replace(have.value, zero=zero is not None)
+        two = have.value.with_zero(zero is not None)
         self.physical.planes[node.outputs[0]] = Planes(sign, zero, two)
         return True
 
@@ -160,7 +161,7 @@ class Router:
         _, channels, *_ = self.physical.image(name)
         return self.physical.pick(self.physical.planes[name].sign, name, (-1,) * channels)
 
-    def _concat(self, node: Node, value: TwoValued) -> bool:
+    def _concat(self, node: Node) -> bool:
         rank = len(self.physical.shape(node.outputs[0]))
         if rank not in (2, 4) or int(node.attrs["axis"]) % rank != 1:
             return False
@@ -170,7 +171,7 @@ class Router:
         if any(p.zero for p in parts):
             zeros = [p.zero or self.no_bits(i) for p, i in zip(parts, node.inputs, strict=True)]
             zero = self.physical.concat(zeros, node.inputs, node.outputs[0])
-        two = TwoValued(value.lo, value.hi, zero is not None)
+        two = self.physical.lattices[node.outputs[0]].with_zero(zero is not None)
         self.physical.planes[node.outputs[0]] = Planes(sign, zero, two)
         return True
 
@@ -214,3 +215,69 @@ def pool_spec(node: Node, physical: Physical) -> BitwiseMaxPool:
     return BitwiseMaxPool(
         n, height, width, channels, kernel, strides, dilations, pads, (rows, columns)
     )
+
+
+def channel_index(
+    node: Node, output: int, graph: Graph, maps: dict[str, np.ndarray]
+) -> np.ndarray | None:
+    """Follow channels through an operator that only moves elements.
+
+    Parameters
+    ----------
+    node : Node
+        Reshape, Transpose, Slice, Split, Gather, Squeeze, Unsqueeze or Flatten.
+    output : int
+        Which of its outputs.
+    graph : Graph
+        Its graph.
+    maps : dict of str to ndarray
+        For tensors on the way, the element numbers of the origin tensor (batch 1) they hold.
+
+    Returns
+    -------
+    ndarray or None
+        Element numbers of the output, or None if they cannot be followed.
+    """
+    origin = maps.get(node.inputs[0])
+    if origin is None:
+        return None
+    args: list[np.ndarray | None] = [origin]
+    for name in node.inputs[1:]:
+        if name and name not in graph.constants:
+            return None
+        args.append(graph.constants[name] if name else None)
+    if node.op == "Reshape" and args[1] is not None:
+        target = args[1].copy()
+        batch = graph.types[node.inputs[0]].shape[0]
+        if len(target) and graph.types[node.outputs[0]].shape[0] == batch:
+            target[0] = 1
+        args[1] = target
+    try:
+        return np.asarray(evaluate_node(node, args)[output])
+    except Exception:  # an operator form that does not make sense for batch 1
+        return None
+
+
+def as_channel_map(elements: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Read element numbers as a move of whole channels.
+
+    Parameters
+    ----------
+    elements : ndarray of int, shape (1, out_channels, height, width) or (1, out_channels)
+        Element numbers of the origin tensor.
+    shape : tuple of int
+        Origin shape without the batch: ``(channels, height, width)`` or ``(channels,)``.
+
+    Returns
+    -------
+    tuple of int or None
+        Origin channel of each output channel, or None if it is not such a move.
+    """
+    if elements.ndim != len(shape) + 1 or elements.shape[0] != 1 or elements.shape[2:] != shape[1:]:
+        return None
+    area = int(np.prod(shape[1:], dtype=np.int64))
+    first = elements.reshape(elements.shape[1], area)
+    index = first[:, 0] // area
+    if not (first == index[:, None] * area + np.arange(area)).all():
+        return None
+    return tuple(int(i) for i in index)

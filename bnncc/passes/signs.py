@@ -28,7 +28,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattices import UNEVEN, evenly, unevenness
+from bnncc.passes.lattice import UNEVEN, evenly, unevenness
 from bnncc.passes.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
