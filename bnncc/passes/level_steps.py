@@ -21,7 +21,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.passes.few_bit import FEW_BIT_CONV
 from bnncc.passes.kernel_group import Event, Group, Writer
 from bnncc.passes.lattice import exact_line, sign_values
-from bnncc.passes.monotone import direction
+from bnncc.passes.monotone import direction, first_reached
 from bnncc.passes.physical import Physical, Planes
 from bnncc.passes.thresholds import evaluate_chain
 from bnncc.topi_binary.layout import pad_lanes
@@ -99,12 +99,7 @@ class Chain:
         falling = ends[0] > ends[1]
         sign = np.where(falling, -1, 1)
         low = np.full(limits.shape, min(self.low, -self.high) - 1, np.int64)
-        high = -low
-        while (high - low > 1).any():
-            middle = (low + high) // 2
-            reached = self.at(middle * sign) >= limits
-            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-        return high, falling
+        return first_reached(lambda at: self.at(at * sign) >= limits, low, -low), falling
 
 
 def write(event: Event, writer: Writer, chain: Chain) -> None:

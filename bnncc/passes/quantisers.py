@@ -19,7 +19,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.passes.lattice import UNEVEN, decision, even, unevenness
-from bnncc.passes.steps import evaluate_at, float_at, monotone_operand, place_of
+from bnncc.passes.monotone import evaluate_at, float_at, monotone_operand, place_of
 
 Array = np.ndarray
 

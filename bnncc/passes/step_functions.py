@@ -14,7 +14,7 @@ from bnncc.errors import InputError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import ROUND
-from bnncc.passes.steps import evaluate_at, float_at, monotone_operand, place_of
+from bnncc.passes.monotone import evaluate_at, first_reached, float_at, monotone_operand, place_of
 
 Array = np.ndarray
 
@@ -188,11 +188,9 @@ def _moved_up(
     # The first number from which on the function is at, or (falling) no longer at, each cut.
     low = np.full(len(step.cuts), place_of(-_LARGEST) - 1, np.int64)
     high = np.full(len(step.cuts), place_of(_LARGEST) + 1, np.int64)
-    while (high - low > 1).any():
-        middle = (low + high) // 2
-        reached = evaluate_at(nodes, float_at(middle), graph) >= step.cuts
-        after = reached ^ falls
-        low, high = np.where(after, low, middle), np.where(after, middle, high)
+    high = first_reached(
+        lambda at: (evaluate_at(nodes, float_at(at), graph) >= step.cuts) ^ falls, low, high
+    )
     values = step.values
     if falls:
         high, values = high[::-1], values[::-1]
