@@ -31,13 +31,20 @@ MAX_CHAIN = 16
 def commute_moves(graph: Graph) -> None:
     """Sign first, flatten then: what lies in front of both is an image, which kernels sign.
 
+    Unless a matrix product reads the rows that `flatten_rows` made: those it wants as bits.
+
     Parameters
     ----------
     graph : Graph
         After `recognise_signs`; rewritten in place.
     """
+    consumers = graph.consumers()
     for sign, move in _behind(graph, "Flatten", "Reshape"):
-        _exchange(graph, sign, move, *move.inputs[1:])
+        before, after = (graph.types[t].shape for t in (move.inputs[0], move.outputs[0]))
+        rows = len(after) == 2 and len(before) != 2 and before[-1:] == after[-1:]
+        readers = consumers.get(sign.outputs[0], [])
+        if not (rows and any(r.op in ("Gemm", "MatMul") for r in readers)):
+            _exchange(graph, sign, move, *move.inputs[1:])
     graph.prune()
 
 

@@ -31,6 +31,7 @@ from bnncc.passes.lattice import (
     unevenness,
 )
 from bnncc.passes.operands import filters_of
+from bnncc.passes.rows import decided_as_rows
 from bnncc.passes.step_functions import interval
 
 Array = np.ndarray[Any, Any]
@@ -239,7 +240,8 @@ def _first_usable(
     while name in full and name not in known:
         kind, values = graph.types[name], full[name]
         usable = kind.dtype == "float32" and values is not None
-        if usable and values is not None and (len(kind.shape) in (2, 4) or len(values) == 2):
+        fits = len(kind.shape) in (2, 4) or decided_as_rows(kind)
+        if usable and values is not None and (fits or len(values) == 2):
             found = name
         node = producers.get(name)
         if node is None or node.op == "Concat" or kept(node, graph) is None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.passes.lattice import UNEVEN, decision, even, unevenness
 from bnncc.passes.monotone import evaluate_at, float_at, monotone_operand, place_of
+from bnncc.passes.rows import decided_as_rows
 
 Array = np.ndarray
 
@@ -64,7 +65,7 @@ def recognise_quantisers(graph: Graph) -> None:
         readers = consumers.get(out, [])
         tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
         kind = graph.types[out]
-        usable = kind.dtype == "float32" and len(kind.shape) in (2, 4)
+        usable = kind.dtype == "float32" and entry is not None and _fits(entry[1], kind)
         held = None if entry is None else even(entry[1].values, uneven.get(out, UNEVEN))
         if entry is None or not tip or not usable or held is None:
             nodes.append(node)
@@ -75,6 +76,12 @@ def recognise_quantisers(graph: Graph) -> None:
     graph.nodes = nodes
     graph.sort()
     graph.prune()
+
+
+def _fits(steps: _Steps, kind: TensorType) -> bool:
+    """Whether a kernel decides on images or rows of the type."""
+    by_channel = steps.thresholds.ndim > 1
+    return len(kind.shape) in (2, 4) or (not by_channel and decided_as_rows(kind))
 
 
 def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:

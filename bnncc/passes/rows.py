@@ -3,8 +3,9 @@
     before: s = bnncc.Sign(x); y = MatMul(s, W)                  x: [N, T, K], W constant [K, O]
     after:  r = Reshape(x); t = bnncc.Sign(r); u = MatMul(t, W); y = Reshape(u)      r: [N*T, K]
 
-Kernels work on images and on rows. A matrix product with constant weights and a sign do the same to
-every row, however many axes lead to it.
+Kernels work on images and on rows. A matrix product with constant weights and a decision, `Sign` or
+`Levels`, do the same to every row, however many axes lead to it. What has four axes counts as an
+image, unless such products alone read it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.quantizers import LEVELS
 
 
 def flatten_rows(graph: Graph) -> None:
-    """Rewrite signs and constant matrix products on tensors of more (or fewer) than two axes.
+    """Rewrite decisions and constant matrix products on tensors of more (or fewer) than two axes.
 
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs`; rewritten in place.
+        After `recognise_signs` and `recognise_quantisers`; rewritten in place.
     """
     rows: dict[str, str] = {}
+    consumers = graph.consumers()
     nodes: list[Node] = []
 
     def flat(name: str) -> str:
@@ -36,7 +39,7 @@ def flatten_rows(graph: Graph) -> None:
 
     for node in graph.nodes:
         nodes.append(node)
-        if not _applies(node, graph):
+        if not _applies(node, graph, consumers):
             continue
         kind = graph.types[node.outputs[0]]
         nodes.pop()
@@ -70,21 +73,32 @@ def product(dims: tuple[Dim, ...]) -> Dim:
     return "*".join([str(number)] * (number != 1) + symbols)
 
 
-def _applies(node: Node, graph: Graph) -> bool:
-    if node.op not in ("bnncc.Sign", "MatMul"):
-        return False
-    shape = graph.types[node.inputs[0]].shape
+def decided_as_rows(kind: TensorType) -> bool:
+    """Whether one threshold decides on a tensor row by row, if it is no image: rows have a length.
+
+    Parameters
+    ----------
+    kind : TensorType
+        Of what is decided on.
+    """
+    return len(kind.shape) > 0 and isinstance(kind.shape[-1], int) and kind.shape[-1] > 0
+
+
+def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool:
+    kind = graph.types[node.inputs[0]]
     if node.op == "MatMul":
         weight = graph.constants.get(node.inputs[1])
-        if (
-            weight is None
-            or weight.ndim != 2
-            or node.inputs[0] in graph.constants
-            or len(shape) == 2
-        ):
-            return False
-        return len(shape) >= 3 and isinstance(shape[-1], int)
-    return len(shape) not in (0, 2, 4) and isinstance(shape[-1], int) and shape[-1] > 0
+        known = weight is not None and weight.ndim == 2 and node.inputs[0] not in graph.constants
+        return known and len(kind.shape) >= 3 and isinstance(kind.shape[-1], int)
+    if node.op not in ("bnncc.Sign", LEVELS) or not decided_as_rows(kind):
+        return False
+    if node.op == LEVELS and node.attrs["thresholds"].ndim > 1:
+        return False  # the second axis is that of channels
+    if len(kind.shape) != 4:
+        return len(kind.shape) != 2
+    readers, out = consumers.get(node.outputs[0], []), node.outputs[0]
+    by_rows = all(r.op == "MatMul" and _applies(r, graph, consumers) for r in readers)
+    return bool(readers) and by_rows and out not in graph.outputs
 
 
 def _reshape(graph: Graph, nodes: list[Node], name: str, out: str, kind: TensorType) -> str:

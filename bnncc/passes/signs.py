@@ -29,6 +29,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
 from bnncc.passes.lattice import UNEVEN, evenly, unevenness
+from bnncc.passes.rows import decided_as_rows
 from bnncc.passes.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
@@ -122,7 +123,7 @@ def _form(
         return _Form("bnncc.Sign", {"lo": below, "hi": above, "zero": zero}, cut)
     if len(values) == 3 and below != above and cuts[1] == np.nextafter(cuts[0], FAR):
         return _at_one_point(below, float(values[1]), above, float(cuts[0]), sign_zero, uneven)
-    if len(kind.shape) not in (2, 4):
+    if len(kind.shape) not in (2, 4) and not decided_as_rows(kind):
         return None
     full = evenly(values, uneven)
     if full is None:
