@@ -119,6 +119,17 @@ def test_multi_threshold(
     same(make.model(shape, out, len(shape)), x, compiled=rows == 5)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_thresholds_of_channels_stay_theirs_when_weights_on_the_left_are_turned(steps: int) -> None:
+    make = Builder()
+    table = np.sort(RNG.standard_normal((6, steps)), axis=1)
+    levels = make.custom("MultiThreshold", "x", table, out_dtype="UINT2")
+    out = make.add("MatMul", RNG.integers(-2, 2, (7, 9)), levels)
+    model = make.model((9, 6), out, 2)
+    same(model, RNG.standard_normal((9, 6)).astype(np.float32))
+    assert kinds(model) == ["few_bit"]
+
+
 def test_xnor_popcount_matmul_of_bits_is_binary() -> None:
     make = Builder()
     attrs = {"out_dtype": "BINARY"}

@@ -96,7 +96,8 @@ def _turned(node: Node, state: Walk) -> Result:
     rows, made = graph.fresh(f"{data}.turned"), graph.fresh(f"{out}.turned")
     nodes = [Node("Transpose", [data], [rows], perm, f"{node.name}.data")]
     decided = state.producer(data, "bnncc.Sign", LEVELS)
-    if decided is not None and len(decided.inputs) == 1:  # packed once: as rows
+    by_channel = decided is not None and np.ndim(decided.attrs.get("thresholds")) > 1
+    if decided is not None and len(decided.inputs) == 1 and not by_channel:  # packed once: as rows
         (source,) = decided.inputs
         before = graph.fresh(f"{source}.turned")
         kind = tuple(shape[k] for k in perm["perm"]), graph.types[data].dtype
