@@ -30,7 +30,7 @@ from bnncc.ir.graph import Graph
 from bnncc.ir.ties import tied
 from bnncc.options import CompileOptions
 from bnncc.passes.physical import KERNEL
-from bnncc.runtime.selfcheck import differs
+from bnncc.runtime.compare import differs
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve

@@ -96,7 +96,7 @@ def _turned(node: Node, state: Walk) -> Result:
     rows, made = graph.fresh(f"{data}.turned"), graph.fresh(f"{out}.turned")
     nodes = [Node("Transpose", [data], [rows], perm, f"{node.name}.data")]
     decided = state.producer(data, "bnncc.Sign", LEVELS)
-    by_channel = decided is not None and np.ndim(decided.attrs.get("thresholds")) > 1
+    by_channel = decided is not None and np.ndim(decided.attrs.get("thresholds", 0)) > 1
     if decided is not None and len(decided.inputs) == 1 and not by_channel:  # packed once: as rows
         (source,) = decided.inputs
         before = graph.fresh(f"{source}.turned")

@@ -10,14 +10,10 @@ without its rounding to half precision a number is as near to that as the type c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND, rounds_integer_sums
 from bnncc.ir.infer import infer_into
-from bnncc.ir.pieces import Pieces
+from bnncc.ir.pieces import Expression
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range
 from bnncc.ir.rounding import rounded
 
@@ -42,7 +38,8 @@ def write_plain(graph: Graph) -> None:
         if rule is None:
             nodes.append(node)
             continue
-        for piece in rule(node, graph, Pieces(node, graph)):
+        write = Expression(node, graph)
+        for piece in write.result(rule(write)):
             infer_into(piece, graph)
             nodes.append(piece)
     graph.nodes = nodes
@@ -50,45 +47,32 @@ def write_plain(graph: Graph) -> None:
         graph.prune()
 
 
-def _quant(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
-    x, scale, zero, width = node.inputs
-    shift, out = bool(graph.constants[zero].any()), node.outputs[0]
-    scaled, level, limited, whole, back = (
-        make.tensor(k) for k in ("scaled", "level", "limited", "whole", "back")
-    )
-    yield make("Div", [x, scale], scaled)
+def _quant(write: Expression) -> str:
+    x, scale, zero, width = write.node.inputs
+    a, constants = write.node.attrs, write.graph.constants
+    shift = bool(constants[zero].any())
+    level = write("Div", x, scale)
     if shift:
-        yield make("Add", [scaled, zero], level)
-        scaled = level
-    bits, signed = float(graph.constants[width].reshape(-1)[0]), bool(node.attrs["signed"])
+        level = write("Add", level, zero)
+    bits, signed = float(constants[width].reshape(-1)[0]), bool(a["signed"])
     if bits == 1 and signed:
-        yield make("GreaterOrEqual", [scaled, make.constant(0)], limited)
-        yield make("Where", [limited, make.constant(1), make.constant(-1)], whole)
+        positive = write("GreaterOrEqual", level, write.constant(0))
+        whole = write("Where", positive, write.constant(1), write.constant(-1))
     else:
-        limits = integer_range(bits, signed=signed, narrow=bool(node.attrs["narrow"]))
-        yield make("Clip", [scaled, *map(make.constant, limits)], limited)
-        yield from rounded(make, node.attrs["rounding_mode"], limited, whole)
-    if shift:
-        yield make("Sub", [whole, zero], back)
-        whole = back
-    yield make("Mul", [whole, scale], out)
+        limits = integer_range(bits, signed=signed, narrow=bool(a["narrow"]))
+        limited = write("Clip", level, *map(write.constant, limits))
+        whole = rounded(write, a["rounding_mode"], limited)
+    return write("Mul", write("Sub", whole, zero) if shift else whole, scale)
 
 
-def _multi_threshold(node: Node, graph: Graph, make: Pieces) -> Iterator[Node]:
-    x, name = node.inputs
-    table, rank = graph.constants[name], len(graph.types[x].shape)
-    last = graph.constant(np.array([-1], np.int64), f"{node.name}.axes")
-    spread, reached, ones, count, scaled = (
-        make.tensor(k) for k in ("spread", "reached", "ones", "count", "scaled")
-    )
-    column = make.constant(table.reshape(-1, *(1,) * (rank - 2), table.shape[1]))
-    yield make("Unsqueeze", [x, last], spread)
-    yield make("GreaterOrEqual", [spread, column], reached)
-    yield make("Cast", [reached], ones, {"to": 1})
-    yield make("ReduceSum", [ones, last], count, {"keepdims": 0})
-    scale, bias = node.attrs["out_scale"], node.attrs["out_bias"]
-    yield make("Mul", [count, make.constant(scale)], scaled)
-    yield make("Add", [scaled, make.constant(bias)], node.outputs[0])
+def _multi_threshold(write: Expression) -> str:
+    (x, name), a = write.node.inputs, write.node.attrs
+    table, rank = write.graph.constants[name], len(write.type().shape)
+    column = write.constant(table.reshape(-1, *(1,) * (rank - 2), table.shape[1]))
+    reached = write("GreaterOrEqual", write.unsqueeze(x, -1), column)
+    count = write("ReduceSum", write.cast(reached, "float32"), write.ints(-1), keepdims=0)
+    scaled = write("Mul", count, write.constant(a["out_scale"]))
+    return write("Add", scaled, write.constant(a["out_bias"]))
 
 
 _RULES = {QUANT: _quant, MULTI_THRESHOLD: _multi_threshold}
