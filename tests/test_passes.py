@@ -9,7 +9,7 @@ import pytest
 
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node, product
 from bnncc.passes import thresholds as th
 from bnncc.passes.binarize import binarize
 from bnncc.passes.commute import commute_pads, commute_pools
@@ -18,7 +18,7 @@ from bnncc.passes.fuse import fuse
 from bnncc.passes.in_place import store_in_place
 from bnncc.passes.lattice import lattices, sign_values
 from bnncc.passes.physical import KERNEL
-from bnncc.passes.rows import flatten_rows, product
+from bnncc.passes.rows import flatten_rows
 from bnncc.passes.signs import recognise_signs
 from bnncc.passes.simplify import simplify
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d

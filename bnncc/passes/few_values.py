@@ -23,6 +23,7 @@ from bnncc.passes.filters import binary_weight, few_bit_weights, two_valued_filt
 from bnncc.passes.lattice import (
     MAX_FILLED,
     UNEVEN,
+    decided_as_rows,
     decision,
     evenly,
     kept,
@@ -31,7 +32,6 @@ from bnncc.passes.lattice import (
     unevenness,
 )
 from bnncc.passes.operands import filters_of
-from bnncc.passes.rows import decided_as_rows
 from bnncc.passes.step_functions import interval
 
 Array = np.ndarray[Any, Any]

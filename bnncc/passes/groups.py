@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bnncc.ir.graph import product
 from bnncc.ir.halves import ROUND
 from bnncc.passes import level_steps, sign_tables
 from bnncc.passes import thresholds as th
@@ -20,7 +21,6 @@ from bnncc.passes.kernel_group import Anchor, Event, Group, Writer
 from bnncc.passes.lattice import sign_values
 from bnncc.passes.merge import ADD_REPEATED
 from bnncc.passes.physical import Physical, Planes
-from bnncc.passes.rows import product
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.spec import (
     BinaryConv2d,

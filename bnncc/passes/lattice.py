@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.magnitude import coarseness
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
@@ -298,6 +298,17 @@ def decision(
         Node("Sub", [source, limit], [shifted], {}, name),
         Node("bnncc.Sign", [shifted], [out], signs, name),
     ]
+
+
+def decided_as_rows(kind: TensorType) -> bool:
+    """Whether one threshold decides on a tensor row by row, if it is no image: rows have a length.
+
+    Parameters
+    ----------
+    kind : TensorType
+        Of what is decided on.
+    """
+    return len(kind.shape) > 0 and isinstance(kind.shape[-1], int) and kind.shape[-1] > 0
 
 
 def of_decision(node: Node) -> Lattice | None:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType, product
 from bnncc.ir.moves import PERMUTATIONS
 from bnncc.passes.lattice import REMAPS, Lattice, sign_lattices
-from bnncc.passes.rows import product
 
 BINARY_PRODUCT = "bnncc.BinaryProduct"
 """Operator of a product of rows ``[batch * rows, K]`` with rows ``[batch * columns, K]``, matrix by

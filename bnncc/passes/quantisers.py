@@ -18,9 +18,8 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
-from bnncc.passes.lattice import UNEVEN, decision, even, unevenness
+from bnncc.passes.lattice import UNEVEN, decided_as_rows, decision, even, unevenness
 from bnncc.passes.monotone import evaluate_at, float_at, monotone_operand, place_of
-from bnncc.passes.rows import decided_as_rows
 
 Array = np.ndarray
 

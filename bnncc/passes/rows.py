@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import Graph, Node, TensorType, product
 from bnncc.ir.quantizers import LEVELS
+from bnncc.passes.lattice import decided_as_rows
 
 
 def flatten_rows(graph: Graph) -> None:
@@ -54,34 +55,6 @@ def flatten_rows(graph: Graph) -> None:
         _reshape(graph, nodes, tall, out, kind)
     graph.nodes = nodes
     graph.prune()
-
-
-def product(dims: tuple[Dim, ...]) -> Dim:
-    """Return the product of dimensions; with symbols, as text.
-
-    Examples
-    --------
-    >>> product((2, 3)), product(("N", 3)), product(("3*N", 4)), product(())
-    (6, '3*N', '12*N', 1)
-    """
-    number = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
-    factors = [f for d in dims if isinstance(d, str) for f in d.split("*")]
-    number *= int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))
-    symbols = [f for f in factors if not f.isdigit()]
-    if not symbols:
-        return number
-    return "*".join([str(number)] * (number != 1) + symbols)
-
-
-def decided_as_rows(kind: TensorType) -> bool:
-    """Whether one threshold decides on a tensor row by row, if it is no image: rows have a length.
-
-    Parameters
-    ----------
-    kind : TensorType
-        Of what is decided on.
-    """
-    return len(kind.shape) > 0 and isinstance(kind.shape[-1], int) and kind.shape[-1] > 0
 
 
 def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool:

@@ -28,8 +28,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
-from bnncc.passes.lattice import UNEVEN, evenly, unevenness
-from bnncc.passes.rows import decided_as_rows
+from bnncc.passes.lattice import UNEVEN, decided_as_rows, evenly, unevenness
 from bnncc.passes.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
