@@ -38,17 +38,17 @@ import bnncc
 from bnncc import schedules
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.frontend.onnx import load
-from bnncc.passes.binarize import binarize
-from bnncc.passes.fuse import fuse
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.quantisers import recognise_quantisers
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.quantizers import recognise_quantisers
+from bnncc.recognise.signs import recognise_signs
 from bnncc.targets import catalog, host
 from bnncc.topi_binary.build import output_types
 from bnncc.topi_binary.reference import read_levels
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import FewBitConv2d
+from bnncc.transform.fuse import fuse
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.simplify import simplify
 
 GOALS = {(1, 2): 2.5, (2, 2): 1.3, (1, 4): 1.3}
 """Weight bits and data bits, and how many times as fast as the peers planes should be."""

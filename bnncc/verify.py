@@ -35,12 +35,12 @@ from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
-from bnncc.passes.dabnn import assume_dabnn
-from bnncc.passes.image import channel_axis
+from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
 from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.selfcheck import Check
+from bnncc.transform.image import channel_axis
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
 from bnncc.verification.recorded import Orders, options_of, transform_of, uint8_input

@@ -10,9 +10,9 @@ import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Node
 from bnncc.ir.numeric import multiples
-from bnncc.passes.filters import few_bit_weights
-from bnncc.passes.lattice import as_multiples, exact_line
-from bnncc.passes.monotone import chain_direction
+from bnncc.recognise.filters import few_bit_weights
+from bnncc.recognise.lattice import as_multiples, exact_line
+from bnncc.recognise.monotone import chain_direction
 from bnncc.verification.confirm_passes import compare_passes
 from tests.collection import oracle
 from tests.collection.builder import Net

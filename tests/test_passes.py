@@ -10,18 +10,18 @@ import pytest
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node, product
-from bnncc.passes import thresholds as th
-from bnncc.passes.binarize import binarize
-from bnncc.passes.commute import commute_pads, commute_pools
-from bnncc.passes.filters import binary_weight
-from bnncc.passes.fuse import fuse
-from bnncc.passes.in_place import store_in_place
-from bnncc.passes.lattice import lattices, sign_values
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.rows import flatten_rows
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.filters import binary_weight
+from bnncc.recognise.lattice import lattices, sign_values
+from bnncc.recognise.signs import recognise_signs
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
+from bnncc.transform import thresholds as th
+from bnncc.transform.commute import commute_pads, commute_pools
+from bnncc.transform.fuse import fuse
+from bnncc.transform.in_place import store_in_place
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.rows import flatten_rows
+from bnncc.transform.simplify import simplify
 from tests.physical_networks import evaluated, passed
 
 ONE = (

@@ -14,7 +14,7 @@ from bnncc.ir.datatypes import datatype
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import QUANT, ROUNDING
 from bnncc.options import Uint8Input
-from bnncc.passes.simplify import simplify
+from bnncc.transform.simplify import simplify
 from bnncc.verify import verify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 

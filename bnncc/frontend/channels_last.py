@@ -4,7 +4,7 @@
     Im2Col(x)                                   ->  Transpose, Pad, Slices, Concat, Transpose
     MatMul(Im2Col(x), W)                        ->  Transpose, Pad, Conv, Transpose
 
-Most transposes vanish in `bnncc.passes.layout`.
+Most transposes vanish in `bnncc.transform.layout`.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Graph:
         of the weights; for the report.
     forms : dict of str to tuple of Form
         Of a physical graph: which tensor of the model some of its tensors hold, and how; see
-        `bnncc.passes.forms.Form`.
+        `bnncc.transform.forms.Form`.
     """
 
     nodes: list[Node]

@@ -8,8 +8,8 @@ import numpy as np
 
 from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
-from bnncc.passes.forms import Form
 from bnncc.runtime.compare import apart
+from bnncc.transform.forms import Form
 
 Array = np.ndarray[Any, Any]
 
