@@ -14,7 +14,7 @@ from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.filters import few_bit_weights
 from bnncc.recognise.lattice import even
-from bnncc.recognise.quantizers import recognise_quantisers
+from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.signs import recognise_signs
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.transform.physical import KERNEL
@@ -166,7 +166,7 @@ def _levels(body: str, constants: dict) -> tuple[list, np.ndarray, np.ndarray]:
     before = evaluate(graph, {"x": x})["y"]
     simplify(graph)
     recognise_signs(graph)
-    recognise_quantisers(graph)
+    recognise_quantizers(graph)
     found = [n for n in graph.nodes if n.op == LEVELS]
     return found, before, evaluate(graph, {"x": x})["y"] if found else before
 
@@ -189,7 +189,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_quantiser_spellings_become_one_node_with_the_same_values(name: str) -> None:
+def test_quantizer_spellings_become_one_node_with_the_same_values(name: str) -> None:
     body, count = SPELLINGS[name]
     constants = {
         "zero": np.float32(0), "one": np.float32(1), "seven": np.float32(7),

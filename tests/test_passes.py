@@ -312,7 +312,7 @@ def test_pool_that_is_not_alone_stays_a_kernel() -> None:
     assert all(spec.pool is None for spec in specs if isinstance(spec, Conv2d))
 
 
-def test_quantised_convolutions_are_not_filtered() -> None:
+def test_quantized_convolutions_are_not_filtered() -> None:
     rng = np.random.default_rng(0)
     weight = (0.1 * rng.integers(-3, 4, (16, 4, 3, 3))).astype(np.float32)
     for body, method in (("y = Conv(x, w)", "filtered"), ("r = Sign(x) y = Conv(r, w)", "direct")):

@@ -218,7 +218,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
         *(x.unbind(1)[2], x.split(3, 1)[1], x.split([1, 3], 1)[1], x.select(1, -1)),
         F.embedding((x > 0).long()[:, 0, 0], m.linear.weight[:, :3]),
     ),
-    "quantisers": lambda m, x: (
+    "quantizers": lambda m, x: (
         torch.fake_quantize_per_tensor_affine(x * 3, 0.3, 2, 0, 15),
         torch.fake_quantize_per_tensor_affine(x, m.number, m.zeros[:1] + 1, -8, 7),
         torch.fake_quantize_per_channel_affine(m.weight, m.scales, m.zeros, 1, -2, 1),

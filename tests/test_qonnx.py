@@ -269,7 +269,7 @@ def test_best_classes_of_a_binary_layer() -> None:
     same(model, RNG.standard_normal((1, 40)).astype(np.float32))
 
 
-def test_quantisers_between_convolutions_of_lines() -> None:
+def test_quantizers_between_convolutions_of_lines() -> None:
     make = Builder()
     attrs = {"kernel_shape": [3], "pads": [1, 1], "strides": [1], "dilations": [1], "group": 1}
     y = make.quant("x", RNG.random((1, 3, 1)) + 0.5, 4)

@@ -1,4 +1,4 @@
-"""Read QONNX: the quantisers that Brevitas, QONNX and FINN add to ONNX, in their three domains.
+"""Read QONNX: the quantizers that Brevitas, QONNX and FINN add to ONNX, in their three domains.
 
     BipolarQuant(x, s)          ->  Where(x >= 0, s, -s)
     Quant(x, s, z, bits)        ->  bnncc.Quant; weights fold

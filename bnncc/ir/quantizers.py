@@ -1,4 +1,4 @@
-"""Quantisers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
+"""Quantizers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
 
 `QUANT` takes (data, scale, zero point, bit width) and has the attributes ``signed``, ``narrow`` and
 ``rounding_mode``; `MULTI_THRESHOLD` takes (data, thresholds) and has ``out_scale`` and

@@ -60,7 +60,7 @@ def binarize(
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs` and `recognise_quantisers`; rewritten in place.
+        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
     choose : callable, optional
         Chooses how few-bit layers are computed, see `recognise.few_bit`; by default as planes.
     slices : callable, optional
@@ -195,7 +195,7 @@ def _try_binary(
         if few is not None:
             return (
                 f"{data[0]}, while its weights have {few.bits} bits",
-                "quantise its data to at most 8 bits, too (an input: declare what it holds)",
+                "quantize its data to at most 8 bits, too (an input: declare what it holds)",
             )
         return (
             "neither data nor weights are two-valued",

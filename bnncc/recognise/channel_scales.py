@@ -1,4 +1,4 @@
-"""Quantisers with a scale for each channel.
+"""Quantizers with a scale for each channel.
 
     before: y = bnncc.Quant(x, s[c], zero, bits)
     after:  a = Div(x, s[c]); k = bnncc.Quant(a, 1, zero, bits); y = Mul(k, s[c])
@@ -17,12 +17,12 @@ from bnncc.recognise.affine import channel_vector
 
 
 def split_channel_scales(graph: Graph) -> None:
-    """Take scales of channels out of quantisers of activations.
+    """Take scales of channels out of quantizers of activations.
 
     Parameters
     ----------
     graph : Graph
-        Before `recognise_quantisers`; rewritten in place.
+        Before `recognise_quantizers`; rewritten in place.
     """
     nodes: list[Node] = []
     for node in graph.nodes:

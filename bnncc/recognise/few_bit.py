@@ -125,14 +125,14 @@ def attempt(
     if factor is not None and (int(node.attrs.get("group", 1)) != factor.size or pad_value):
         return (
             "its data have a scale of their own in each channel, and its sums go over channels",
-            "give the quantiser one scale; depthwise layers can have one for each channel",
+            "give the quantizer one scale; depthwise layers can have one for each channel",
         )
     found = few_bit_weights(filters)
     if found is None:
         return (
             f"its weights are not small multiples of one scale per output channel, while its data "
             f"has {known.count + 1} values",
-            "quantise them to integers of at most 8 bits times a scale of the output channel",
+            "quantize them to integers of at most 8 bits times a scale of the output channel",
         )
     if factor is not None:
         unit = np.repeat(factor, filters.shape[0] // factor.size)

@@ -185,7 +185,7 @@ def read_again(graph: Graph) -> None:
     Parameters
     ----------
     graph : Graph
-        After `recognise_quantisers`; rewritten in place.
+        After `recognise_quantizers`; rewritten in place.
     """
     known = set(lattices(graph))
     held, uneven = few_values(graph), unevenness(graph)

@@ -244,7 +244,7 @@ def lattices(graph: Graph) -> dict[str, Lattice]:
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs` and `recognise_quantisers`.
+        After `recognise_signs` and `recognise_quantizers`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Recognise quantisers in all their spellings.
+"""Recognise quantizers in all their spellings.
 
     before: c = Clip(x, 0, 1); m = Mul(c, 3); r = Round(m); y = Div(r, 3)
     after:  y = bnncc.Levels(x)
@@ -6,7 +6,7 @@
 A chain of rising (or falling) functions of one number with constants, one of which rounds, is a
 step function: it takes a few values, and each from a certain float32 on. Values and thresholds are
 found by evaluating the chain's own nodes, by bisection over all float32 numbers, so nothing depends
-on how a quantiser is written or which way it rounds. Chains of two values become `bnncc.Sign`.
+on how a quantizer is written or which way it rounds. Chains of two values become `bnncc.Sign`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bnncc.recognise.monotone import evaluate_at, float_at, monotone_operand, pl
 Array = np.ndarray
 
 MAX_COUNT = 255
-"""Thresholds of a quantiser of 8 bits."""
+"""Thresholds of a quantizer of 8 bits."""
 
 _ROUNDING = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
 
@@ -46,8 +46,8 @@ class _Steps:
     values: Array
 
 
-def recognise_quantisers(graph: Graph) -> None:
-    """Replace quantisers by `bnncc.Levels` and `bnncc.Sign` nodes.
+def recognise_quantizers(graph: Graph) -> None:
+    """Replace quantizers by `bnncc.Levels` and `bnncc.Sign` nodes.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ from bnncc.recognise.monotone import (
 Array = np.ndarray
 
 MAX_CUTS = 255
-"""Thresholds of a quantiser of 8 bits."""
+"""Thresholds of a quantizer of 8 bits."""
 
 FAR = np.float32(np.inf)
 

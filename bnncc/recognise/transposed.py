@@ -8,7 +8,7 @@
 
 Outputs whose places leave the same remainder when divided by the stride (a *phase*) are sums over
 the same taps of W, and for neighbouring ones the data move by one: an ordinary convolution of
-stride 1. No product with an inserted zero is left. Elementwise operators, signs and quantisers are
+stride 1. No product with an inserted zero is left. Elementwise operators, signs and quantizers are
 computed on phases, so that it is bits that are interleaved, where possible. Enlarging by whole
 factors to the nearest pixel has phases that are all the same.
 """

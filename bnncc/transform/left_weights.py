@@ -31,7 +31,7 @@ def turn_left_weights(graph: Graph) -> None:
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs` and `recognise_quantisers`; rewritten in place.
+        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
     """
     few = {*lattices(graph), *few_values(graph)}
 

@@ -7,7 +7,7 @@ Behind an anchor with integer accumulators and nothing but rising or falling fun
 a step function of one integer. Its thresholds are found by bisection, evaluating the model's own
 float32 nodes. Where one multiplication, addition and rounding of the accumulator gives the same
 levels, on both sides of every threshold, that is what the kernel does. Elsewhere it compares the
-float value with the thresholds of the quantiser.
+float value with the thresholds of the quantizer.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from bnncc.recognise.channel_scales import split_channel_scales
 from bnncc.recognise.few_values import read_again
 from bnncc.recognise.offsets import split_offsets
 from bnncc.recognise.products import pair_products
-from bnncc.recognise.quantizers import recognise_quantisers
+from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.ramps import recognise_ramps
 from bnncc.recognise.signs import recognise_signs
 from bnncc.recognise.transposed import split_transposed
@@ -97,7 +97,7 @@ PASSES = (
         "decisions, in all their spellings, are signs",
     ),
     Pass("channel scales", lambda g, c: split_channel_scales(g), "a scale for each channel"),
-    Pass("quantizers", lambda g, c: recognise_quantisers(g), "roundings to few numbers are levels"),
+    Pass("quantizers", lambda g, c: recognise_quantizers(g), "roundings to few numbers are levels"),
     Pass("few values", lambda g, c: read_again(g), "few values of any other origin are too"),
     Pass("transposed", lambda g, c: split_transposed(g), "transposed convolutions are ordinary"),
     Pass(

@@ -19,7 +19,7 @@ from bnncc.ir.rounding import rounded
 
 
 def write_plain(graph: Graph) -> None:
-    """Replace internal quantisers of `graph` in place; drop roundings that decide on no integers.
+    """Replace internal quantizers of `graph` in place; drop roundings that decide on no integers.
 
     Sums of floats have no one way to be rounded: they are computed in float32, which is nearer to
     what the model means. Where a decision on an exact sum depends on a rounding, it stays.

@@ -23,7 +23,7 @@ def flatten_rows(graph: Graph) -> None:
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs` and `recognise_quantisers`; rewritten in place.
+        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
     """
     rows: dict[str, str] = {}
     consumers = graph.consumers()

@@ -1,4 +1,4 @@
-"""Start kernels of quantised and few-bit layers: their specs, data and weights."""
+"""Start kernels of quantized and few-bit layers: their specs, data and weights."""
 
 from __future__ import annotations
 

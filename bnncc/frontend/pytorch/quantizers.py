@@ -1,4 +1,4 @@
-"""Quantisers of PyTorch's quantisation-aware training, as the arithmetic that they do.
+"""Quantizers of PyTorch's quantization-aware training, as the arithmetic that they do.
 
     fake_quantize_per_*        ->  Mul by 1 / scale, Round, Add, Clip, Sub, Mul
     quantize_per_*             ->  Mul by 1 / scale, Round, Add, Clip, Cast
@@ -39,7 +39,7 @@ def _reciprocal(site: Site, scale: Name, given: Any) -> Name:
 
 
 def _whole(site: Site, x: Name, scale: Name, zero: Name, given: Any) -> Name:
-    """Return the integers of a quantiser, in float32."""
+    """Return the integers of a quantizer, in float32."""
     scaled = site.emit("Mul", [x, _reciprocal(site, scale, given)])
     shifted = site.emit("Add", [site.emit("Round", [scaled]), zero])
     limits = [_limit(site, key) for key in ("quant_min", "quant_max")]
@@ -74,9 +74,9 @@ def _fake(per_channel: bool) -> Rule:
 
 
 def _observed(site: Site) -> Name:
-    """Return what a module that observes and quantises gives once it no longer observes.
+    """Return what a module that observes and quantizes gives once it no longer observes.
 
-    Its scale is that of the lowest and highest value seen: torch computes it whenever it quantises.
+    Its scale is that of the lowest and highest value seen: torch computes it whenever it quantizes.
     """
     for key, hint in (("observer_on", "disable_observer"), ("fake_quant_on", "enable_fake_quant")):
         held = site.stored(key)

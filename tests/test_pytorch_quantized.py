@@ -1,4 +1,4 @@
-"""Layers quantised by torch's own training for quantisation."""
+"""Layers quantized by torch's own training for quantization."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 
-class Quantised(nn.Module):
-    """Layers of few bits, as torch's own training for quantisation has them."""
+class Quantized(nn.Module):
+    """Layers of few bits, as torch's own training for quantization has them."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Quantised(nn.Module):
             weight = torch.fake_quantize_per_channel_affine(
                 self.weight, self.scales, zeros, 0, -2, 1
             )
-        elif self.kind in ("observed", "then quantised"):
+        elif self.kind in ("observed", "then quantized"):
             on = self.on if self.kind == "observed" else self.off
             observe = torch.ops.aten.fused_moving_avg_obs_fake_quant
             state = (on, self.on, self.low, self.high, self.scale, self.place)
@@ -58,14 +58,14 @@ class Quantised(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["fake", "observed", "decomposed"])
-def test_quantised_layers_are_of_few_bits(kind: str) -> None:
+def test_quantized_layers_are_of_few_bits(kind: str) -> None:
     if kind == "decomposed":
         pytest.importorskip("torch.ao.quantization.fx._decomposed")
-    model, x = Quantised(kind).eval(), torch.randn(1, 4, 6, 6)
+    model, x = Quantized(kind).eval(), torch.randn(1, 4, 6, 6)
     x[0, 0, 0] = torch.arange(6) * 0.3 + 0.15  # ties
     if kind == "observed":
         model(x)
-        model.kind = "then quantised"
+        model.kind = "then quantized"
     artifact = bnncc.compile(torch.export.export(model, (x,)))
     (layer,) = artifact.report["layers"]
     assert (layer["kind"], layer["bits"]) == ("few_bit", [3, 2])
@@ -75,10 +75,10 @@ def test_quantised_layers_are_of_few_bits(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "text", "hint"),
-    [("observed", "observer_on", "disable_observer"), ("then quantised", "seen no data", "data")],
+    [("observed", "observer_on", "disable_observer"), ("then quantized", "seen no data", "data")],
 )
 def test_observers_are_refused(kind: str, text: str, hint: str) -> None:
-    program = torch.export.export(Quantised(kind).eval(), (torch.zeros(1, 4, 8, 8),))
+    program = torch.export.export(Quantized(kind).eval(), (torch.zeros(1, 4, 8, 8),))
     with pytest.raises(BnnccError, match=text) as caught:
         bnncc.compile(program)
     assert hint in (caught.value.hint or "")
