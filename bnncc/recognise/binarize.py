@@ -24,7 +24,7 @@ from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.recognise import transposed
 from bnncc.recognise.borders import outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
-from bnncc.recognise.doubles import DOUBLE, EXACT, in_double, meanings, number_doubles
+from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
 from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import binary_weight, few_bit_weights
@@ -33,8 +33,9 @@ from bnncc.recognise.offsets import PART
 from bnncc.recognise.operands import (
     bias_of,
     channels_last,
-    filters_of,
     flattened_source,
+    layer_filters,
+    maker,
     padded_source,
 )
 from bnncc.recognise.products import BINARY_PRODUCT, why_not
@@ -75,7 +76,6 @@ def binarize(
     held = few_values(graph)
     numbered = number_doubles(graph, held)
     known = lattices(graph) | meanings(numbered)
-    values = {name: one for name, one in known.items() if one.signs}
     producers = graph.producers()
     layers = []
     behind: dict[int, list[Node]] = {}
@@ -88,9 +88,7 @@ def binarize(
             layers.append(_rounded_layer(node, graph))
         if node.op not in ("Conv", "Gemm", "MatMul"):
             continue
-        made = _try_binary(node, graph, values, held, producers)
-        if not isinstance(made, list):
-            made = attempt(node, graph, known, producers, choose) or made
+        made = _try(node, _Look(graph, known, held, producers), choose)
         if isinstance(made, list) and made[0].inputs[0] in numbered:
             made = in_double(made, graph, numbered)
         if isinstance(made, list):
@@ -167,29 +165,33 @@ def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) else 1 for d in shape)
 
 
-def _try_binary(
-    node: Node,
-    graph: Graph,
-    values: dict[str, Lattice],
-    held: dict[str, Array],
-    producers: dict[str, Node],
-) -> list[Node] | tuple[str, str]:
-    """Return the binary node and what follows it, or why there is none and the remedy."""
-    weight = graph.constants.get(node.inputs[1])
-    if weight is None:
-        return why_not(node, graph, values, producers)
-    if graph.types[node.inputs[0]].dtype not in ("float32", DOUBLE):
-        return f"its data is {graph.types[node.inputs[0]].dtype}", "compute it in float32"
-    rank = len(graph.types[node.inputs[0]].shape)
-    if (node.op == "Conv" and rank != 4) or (node.op != "Conv" and rank != 2):
-        return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
-    if not all(isinstance(d, int) for d in graph.types[node.inputs[0]].shape[1:]):
-        return "its data has a size that is not known", "fix it: --input-shape NAME:1x3x224x224"
-    filters = filters_of(node, weight)
+@dataclass(frozen=True)
+class _Look:
+    """What is known of a graph: lattices, sets of few values, and who makes what."""
+
+    graph: Graph
+    known: dict[str, Lattice]
+    held: dict[str, Array]
+    producers: dict[str, Node]
+
+
+def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[str, str]:
+    """Return a layer of bits or levels and what follows it, or why it is none and the remedy."""
+    graph, producers = look.graph, look.producers
+    if node.inputs[1] not in graph.constants:
+        signs = {name: one for name, one in look.known.items() if one.signs}
+        return why_not(node, graph, signs, producers)
+    filters = layer_filters(node, graph)
     if isinstance(filters, tuple):
         return filters
-    signs = binary_weight(filters)
-    data = _data(node, graph, values, producers)
+    made = _try_binary(node, look, filters)
+    if isinstance(made, list):
+        return made
+    return attempt(node, graph, filters, look.known, producers, choose) or made
+
+
+def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[str, str]:
+    signs, data = binary_weight(filters), _data(node, look)
     if signs is None and isinstance(data, tuple):
         few = few_bit_weights(filters)
         if few is not None:
@@ -204,28 +206,24 @@ def _try_binary(
     if signs is None:
         return _weight_reason(filters)
     if isinstance(data, tuple):
-        return _why_real(node, graph, values, held, producers) or data
-    return _make(node, graph, data, *signs, filters)
+        return _why_real(node, look) or data
+    return _make(node, look.graph, data, *signs, filters)
 
 
-def _why_real(
-    node: Node,
-    graph: Graph,
-    values: dict[str, Lattice],
-    held: dict[str, Array],
-    producers: dict[str, Node],
-) -> tuple[str, str] | None:
+def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
     """Say why data of few values are no bits; None if they have many."""
+    graph, producers = look.graph, look.producers
     name = padded_source(node, graph, producers)[0] if node.op == "Conv" else node.inputs[0]
     scaled = scaled_source(name, graph, producers)
-    if scaled is not None and scaled[0] in values:
+    known = look.known.get(scaled[0]) if scaled is not None else None
+    if known is not None and known.signs:
         return (
             "its data have a scale of their own in each channel, and its sums go over channels",
             "give all channels one scale, or put it behind the layer; depthwise ones can have both",
         )
     if (why := _divided(name, graph, producers)) is not None:
         return why
-    count = len(held.get(name, ()))
+    count = len(look.held.get(name, ()))
     if count < 3:
         return None
     return (
@@ -292,44 +290,25 @@ class _Data:
     """Whether its bits are taken for signs around the middle of both values."""
 
 
-def _data(
-    node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
-) -> _Data | tuple[str, str]:
-    name = node.inputs[0]
-    if node.op != "Conv":
-        return _row_data(name, graph, values, producers)
-    name, pads, pad_value = padded_source(node, graph, producers)
-    two = values.get(name)
-    if two is None:
+def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
+    name, pads, pad_value, image = node.inputs[0], (0, 0, 0, 0), 0.0, None
+    if node.op == "Conv":
+        name, pads, pad_value = padded_source(node, look.graph, look.producers)
+    two = look.known.get(name)
+    if two is None or not two.signs:
+        which = "first" if node.op == "Conv" else "last"
         return (
-            f"its input `{name}` is real-valued" + _maker(name, producers),
-            "put a sign in front of it (first layers usually stay float)",
+            f"its input `{name}` is real-valued" + maker(name, look.producers),
+            f"put a sign in front of it ({which} layers usually stay float)",
         )
+    centered = two.zero and not two.bipolar
     if any(pads):
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)
-        if pad_value not in allowed or (not two.bipolar and two.lo != 0.0):
-            return _Data(name, two, pads, pad_value, centered=True)
-    return _Data(name, two, pads, pad_value, centered=two.zero and not two.bipolar)
-
-
-def _maker(name: str, producers: dict[str, Node]) -> str:
-    made = producers.get(name)
-    return f" (from {made.op} `{made.name}`)" if made is not None else " (a graph input)"
-
-
-def _row_data(
-    name: str, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
-) -> _Data | tuple[str, str]:
-    two = values.get(name)
-    if two is None:
-        return (
-            f"its input `{name}` is real-valued" + _maker(name, producers),
-            "put a sign in front of it (last layers usually stay float)",
-        )
-    if (flattened := flattened_source(name, graph, producers)) is not None:
-        source, image = flattened
-        return _Data(source, two, (0, 0, 0, 0), 0.0, image, two.zero and not two.bipolar)
-    return _Data(name, two, (0, 0, 0, 0), 0.0, None, two.zero and not two.bipolar)
+        centered |= pad_value not in allowed or (not two.bipolar and two.lo != 0.0)
+    if node.op != "Conv":
+        flattened = flattened_source(name, look.graph, look.producers)
+        name, image = flattened or (name, None)
+    return _Data(name, two, pads, pad_value, image, centered)
 
 
 def _make(

@@ -25,7 +25,6 @@ from bnncc.recognise.lattice import Lattice, as_multiples
 from bnncc.recognise.operands import (
     bias_of,
     channels_last,
-    filters_of,
     flattened_source,
     padded_source,
 )
@@ -71,6 +70,7 @@ def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
 def attempt(
     node: Node,
     graph: Graph,
+    filters: np.ndarray,
     held: dict[str, Lattice],
     producers: dict[str, Node],
     choose: Choose | None,
@@ -83,6 +83,8 @@ def attempt(
         A Conv, Gemm or MatMul that is not binary.
     graph : Graph
         Its graph.
+    filters : ndarray
+        From `layer_filters`.
     held : dict of str to Lattice
         From `lattices`.
     producers : dict of str to Node
@@ -95,17 +97,6 @@ def attempt(
     list of Node, tuple of str, or None
         None if neither data nor weights say that it should be one.
     """
-    weight = graph.constants.get(node.inputs[1])
-    shape = graph.types[node.inputs[0]].shape
-    rank = 4 if node.op == "Conv" else 2
-    dtype = graph.types[node.inputs[0]].dtype
-    if weight is None or len(shape) != rank or dtype not in ("float32", "float64"):
-        return None
-    if not all(isinstance(d, int) for d in shape[1:]):
-        return None
-    filters = filters_of(node, weight)
-    if isinstance(filters, tuple):
-        return None
     image = None
     if node.op == "Conv":
         name, pads, pad_value = padded_source(node, graph, producers)

@@ -24,6 +24,38 @@ def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
     return weight.T
 
 
+def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
+    """Return the filters of a layer with constant weights, or why bits and levels are no use.
+
+    Parameters
+    ----------
+    node : Node
+        A Conv, Gemm or MatMul.
+    graph : Graph
+        Holds its weights.
+
+    Returns
+    -------
+    ndarray, or tuple of str
+        Of shape (out_channels, ...); or a reason and the remedy.
+    """
+    kind = graph.types[node.inputs[0]]
+    rank = len(kind.shape)
+    if kind.dtype not in ("float32", "float64"):
+        return f"its data is {kind.dtype}", "compute it in float32"
+    if rank != (4 if node.op == "Conv" else 2):
+        return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
+    if not all(isinstance(d, int) for d in kind.shape[1:]):
+        return "its data has a size that is not known", "fix it: --input-shape NAME:1x3x224x224"
+    return filters_of(node, graph.constants[node.inputs[1]])
+
+
+def maker(name: str, producers: dict[str, Node]) -> str:
+    """Say what makes a tensor."""
+    made = producers.get(name)
+    return f" (from {made.op} `{made.name}`)" if made is not None else " (a graph input)"
+
+
 def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:
     """Return ``((top, left, bottom, right), value)`` of a `Pad` that pads an image by a constant.
 

@@ -18,6 +18,7 @@ import numpy as np
 from bnncc.ir.graph import Dim, Graph, Node, TensorType, product
 from bnncc.ir.moves import PERMUTATIONS
 from bnncc.recognise.lattice import REMAPS, Lattice, sign_lattices
+from bnncc.recognise.operands import maker
 
 BINARY_PRODUCT = "bnncc.BinaryProduct"
 """Operator of a product of rows ``[batch * rows, K]`` with rows ``[batch * columns, K]``, matrix by
@@ -119,9 +120,7 @@ def _operands(
     for name in node.inputs:
         two = values.get(name)
         if two is None:
-            made = producers.get(name)
-            maker = f" (from {made.op} `{made.name}`)" if made is not None else " (a graph input)"
-            return f"its operand `{name}` is real-valued{maker}", _WHY
+            return f"its operand `{name}` is real-valued{maker(name, producers)}", _WHY
         traced = _trace(name, two, graph, producers)
         if traced is None:
             return f"its operand `{name}` is no sign that was only moved", _WHY
