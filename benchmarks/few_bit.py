@@ -3,8 +3,8 @@
     taskset -c 1 python benchmarks/few_bit.py [--peers PYTHON] [--repeat N] [--json FILE]
 
 The nine layers of `layers.py`, W-bit weights and A-bit data: levels of A bits go in, convolution
-and quantisation to the next A-bit levels run, levels come out, packed as our kernels keep them.
-The peers get the same numbers as uint8 and give uint8, their int8 convolution with requantisation
+and quantization to the next A-bit levels run, levels come out, packed as our kernels keep them.
+The peers get the same numbers as uint8 and give uint8, their int8 convolution with requantization
 from a QDQ model: ONNX Runtime channels last, OpenVINO channels first, which each does faster.
 Results are compared first, then all take turns on one core. For the other pairs of bits, our own
 ways are timed on one of the layers, and the best is named.
@@ -38,17 +38,17 @@ import bnncc
 from bnncc import schedules
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.frontend.onnx import load
-from bnncc.passes.binarize import binarize
-from bnncc.passes.fuse import fuse
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.quantisers import recognise_quantisers
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.quantizers import recognise_quantizers
+from bnncc.recognise.signs import recognise_signs
 from bnncc.targets import catalog, host
 from bnncc.topi_binary.build import output_types
 from bnncc.topi_binary.reference import read_levels
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import FewBitConv2d
+from bnncc.transform.fuse import fuse
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.simplify import simplify
 
 GOALS = {(1, 2): 2.5, (2, 2): 1.3, (1, 4): 1.3}
 """Weight bits and data bits, and how many times as fast as the peers planes should be."""
@@ -122,7 +122,7 @@ class Problem:
         )  # fmt: skip
 
     def our_model(self) -> onnx.ModelProto:
-        """Return the layer between two quantisers, float in and out."""
+        """Return the layer between two quantizers, float in and out."""
         body = """
         r = Round(x) l = Clip(r, zero, top) c = CONV(l, weight)
         d = Div(c, scale) e = Clip(d, zero, top) y = Round(e)
@@ -144,7 +144,7 @@ class Kernel:
         graph = load(problem.our_model())
         simplify(graph)
         recognise_signs(graph)
-        recognise_quantisers(graph)
+        recognise_quantizers(graph)
 
         def chosen(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
             return next(c for c in candidates if c.form == way), ""

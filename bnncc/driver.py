@@ -1,6 +1,6 @@
 """The compiler from end to end: one model in, one artifact out.
 
-load -> passes (`bnncc.passes.pipeline`) -> Relax -> legalize -> schedule -> build -> self-check
+load -> passes (`bnncc.transform.pipeline`) -> Relax -> legalize -> schedule -> build -> self-check
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.passes.dabnn import assume_dabnn
-from bnncc.passes.first_layer import Relaxed, relax_first_layer
-from bnncc.passes.image import take_uint8, transform_input
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.pipeline import Compilation, to_physical
+from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
 from bnncc.runtime import manifest
@@ -38,6 +34,10 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
+from bnncc.transform.first_layer import Relaxed, relax_first_layer
+from bnncc.transform.image import take_uint8, transform_input
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.pipeline import Compilation, to_physical
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes

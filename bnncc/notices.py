@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bnncc import report
-from bnncc.passes.first_layer import Relaxed
 from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
+from bnncc.transform.first_layer import Relaxed
 
 
 def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:

@@ -30,16 +30,17 @@ from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load, read_model
 from bnncc.input_transforms import InputTransform
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.halves import COARSE, is_float
+from bnncc.ir.halves import is_float
 from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
-from bnncc.passes.dabnn import assume_dabnn
-from bnncc.passes.image import channel_axis
+from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.artifact import Artifact
+from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
 from bnncc.runtime.runner import random_inputs
-from bnncc.runtime.selfcheck import RELATIVE, Check, differs, largest
+from bnncc.runtime.selfcheck import Check
+from bnncc.transform.image import channel_axis
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
 from bnncc.verification.recorded import Orders, options_of, transform_of, uint8_input
@@ -173,7 +174,7 @@ def _excused(
             sizes = magnitudes(graph, fed)
         slack = coarse.get(name, RELATIVE)
         off = differs(ours[name], wanted[name], relative=slack) & ~sure[name]
-        off &= ~_rounded(ours[name], wanted[name], near * sizes[name][1])
+        off &= ~within(ours[name], wanted[name], near * sizes[name][1])
         item["excused"] = not off.any()
     return outputs
 
@@ -345,7 +346,7 @@ def _layer(
             moved.append(runner.run(part.model, shifted)[name].astype(np.float64))
         low = np.minimum(np.minimum(*moved), wanted)
         high = np.maximum(np.maximum(*moved), wanted)
-        slack = _relative(wanted, name, coarse) * max(largest(wanted), 1e-30)
+        slack = tolerance(wanted, coarse.get(name, RELATIVE)) * max(largest(wanted), 1e-30)
         if wanted.shape == values[name].shape:
             mine = values[name].astype(np.float64)
             off = (mine < low - slack) | (mine > high + slack)
@@ -363,20 +364,14 @@ def _layer(
         size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
     if not result["right"] and wanted.shape == values[name].shape and name in graph.outputs:
-        off = differs(values[name], wanted, relative=_relative(wanted, name, coarse))
+        off = differs(values[name], wanted, relative=coarse.get(name, RELATIVE))
         if name in bounds:
-            off &= ~_rounded(values[name], wanted, bounds[name])
+            off &= ~within(values[name], wanted, bounds[name])
         if off.any():  # a tie within this part
             sizes = {leaf: bound / near for leaf, bound in bounds.items() if leaf in given}
             off &= ~tied(graph, fed, near=near, zeros=relaxed, sizes=sizes)[name]
         result["right"] = not off.any()
     return result
-
-
-def _rounded(mine: Array, wanted: Array, room: Array) -> Array:
-    """Return where numbers are off by no more than rounding, be that little of a tensor or not."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.abs(mine.astype(np.float64) - wanted.astype(np.float64)) <= room)
 
 
 def _tie(tensor: str, values: Array, bound: Array, crossed: Array, relaxed: bool) -> dict[str, Any]:
@@ -397,31 +392,17 @@ def _tie(tensor: str, values: Array, bound: Array, crossed: Array, relaxed: bool
     return tie
 
 
-def _relative(wanted: Array, name: str, coarse: Mapping[str, float]) -> float:
-    """Return how far a float tensor may be off, of its largest value."""
-    return max(coarse.get(name, RELATIVE), COARSE.get(wanted.dtype.name, 0.0))
-
-
 def _compared(name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]) -> dict[str, Any]:
     """Compare two tensors: integers and truth values exactly, floats to `RELATIVE` or `coarse`."""
-    result: dict[str, Any] = {"name": name, "difference": 0.0, "relative": 0.0, "right": True}
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        result.update(difference=float("inf"), relative=float("inf"), right=False)
-        return result
-    if not mine.size:
-        return result
-    a, b = mine.astype(np.float64), wanted.astype(np.float64)
-    with np.errstate(all="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        gap = np.where(same, 0.0, np.abs(a - b))
-    gap = np.where(np.isnan(gap), np.inf, gap)
-    top = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    difference = float(gap.max())
-    relative = difference / top if top else difference
-    near = _relative(wanted, name, coarse)
-    right = relative <= near if is_float(mine) else difference == 0
-    result.update(difference=difference, relative=relative, right=right)
-    return result
+        difference = relative = float("inf")
+        right = False
+    else:
+        top, difference = largest(wanted), gap(mine, wanted)
+        relative = difference / top if top else difference
+        near = tolerance(wanted, coarse.get(name, RELATIVE)) if is_float(mine) else 0.0
+        right = relative <= near
+    return {"name": name, "difference": difference, "relative": relative, "right": right}
 
 
 def _bits(transform: InputTransform, image: Array, model: onnx.ModelProto) -> Array:

@@ -1,7 +1,7 @@
 """BMXNet's networks in plain NumPy: a second reading of its files that shares no code with bnncc's.
 
 Written from the description of the formats and of what the layers compute; float64 but for the
-quantisers, which BMXNet computes in float32. `run` also returns how close to zero a sign came whose
+quantizers, which BMXNet computes in float32. `run` also returns how close to zero a sign came whose
 input was rounded: a network in float32 may take the other side there.
 """
 
@@ -107,7 +107,7 @@ def _fully_connected(a: dict[str, Any], x: list[Any], _: Any) -> Array:
     return y if a.get("no_bias") else y + x[2]
 
 
-def _quantised(x: Array, bits: int, near: list[float]) -> Array:
+def _quantized(x: Array, bits: int, near: list[float]) -> Array:
     if bits == 32:
         return x
     if bits == 1:
@@ -150,7 +150,7 @@ def _q_convolution(a: dict[str, Any], x: list[Any], near: list[float]) -> Array:
         w = _unpacked(x[1], a["num_filter"], False).reshape(a["num_filter"], -1, *a["kernel"])
     else:
         w = _weights(x[1], weight)
-    y = _sums(_quantised(x[0], act, near), w, a, 1.0 if act == 1 else 0.0)
+    y = _sums(_quantized(x[0], act, near), w, a, 1.0 if act == 1 else 0.0)
     if act == weight == 1:
         y = (y + w[0].size) / 2
     y = y if a.get("no_bias", True) else y + x[2].reshape(-1, 1, 1)
@@ -161,7 +161,7 @@ def _q_convolution(a: dict[str, Any], x: list[Any], near: list[float]) -> Array:
 
 def _q_fully_connected(a: dict[str, Any], x: list[Any], near: list[float]) -> Array:
     act, weight = a.get("act_bit", 1), a.get("weight_bit", 1)
-    data = _quantised(x[0].reshape(len(x[0]), -1), act, near)
+    data = _quantized(x[0].reshape(len(x[0]), -1), act, near)
     packed = a.get("binarized_weights_only")
     w = _unpacked(x[1], a["num_hidden"], True) if packed else _weights(x[1], weight)
     y = data @ w.T
@@ -171,7 +171,7 @@ def _q_fully_connected(a: dict[str, Any], x: list[Any], near: list[float]) -> Ar
 
 
 def _q_activation(a: dict[str, Any], x: list[Any], near: list[float]) -> Array:
-    return x[0] if a.get("backward_only") else _quantised(x[0], a.get("act_bit", 1), near)
+    return x[0] if a.get("backward_only") else _quantized(x[0], a.get("act_bit", 1), near)
 
 
 def _batch_norm(a: dict[str, Any], x: list[Any], _: Any) -> Array:

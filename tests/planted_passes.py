@@ -17,7 +17,6 @@ import numpy as np
 
 from bnncc.errors import VerificationError
 from bnncc.ir.graph import Graph, Node
-from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -31,6 +30,7 @@ from bnncc.topi_binary.spec import (
     SliceBits,
 )
 from bnncc.topi_binary.step import Step, step_inputs
+from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
 from tests.physical_networks import passed
 from tests.random_models import Maker

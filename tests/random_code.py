@@ -30,8 +30,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.ir.ties import tied
 from bnncc.options import CompileOptions
-from bnncc.passes.physical import KERNEL
-from bnncc.runtime.selfcheck import differs
+from bnncc.runtime.compare import differs
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve
@@ -39,6 +38,7 @@ from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
+from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
 from tests.cuda_emulator import Emulated
 from tests.kernel_harness import build

@@ -15,9 +15,9 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.pipeline import PASSES, Compilation
 from bnncc.targets.catalog import resolve
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.pipeline import PASSES, Compilation
 from bnncc.verification.evaluator import evaluate_physical
 
 TARGET = "x86-64-v3"

@@ -17,8 +17,8 @@ from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from bnncc.passes.pipeline import Compilation, to_physical
 from bnncc.targets.catalog import resolve
+from bnncc.transform.pipeline import Compilation, to_physical
 from tests import bmxnet_oracle
 from tests.mxnet_files import DATA, FORMS, Net, packed, small
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "data" / "brevitas"
 FILES = sorted(FOLDER.glob("*.onnx"))
 QUICK = {"cnv_1w1a.legacy", "mlp_2w2a.qcdq-legacy", "radio_4w3a", "separable_4w4a", "shifted"}
 FLOAT = {"separable_4w4a": 1}
-"""Layers that stay in float: the first of a network whose input is not quantised."""
+"""Layers that stay in float: the first of a network whose input is not quantized."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

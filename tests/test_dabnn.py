@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import bnncc
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
-from bnncc.passes.dabnn import assume_dabnn
+from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.verify import verify
 
 Array = np.ndarray[Any, Any]

@@ -14,10 +14,10 @@ from bnncc.errors import VerificationError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
-from bnncc.passes.forms import Form
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.pipeline import Compilation
 from bnncc.topi_binary.build import aliases
+from bnncc.transform.forms import Form
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.pipeline import Compilation
 from bnncc.verification import confirm_passes, held
 from bnncc.verification.confirm_passes import compare_passes
 from bnncc.verification.evaluator import evaluate_physical

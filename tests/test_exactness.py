@@ -10,8 +10,9 @@ import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.graph import Node
 from bnncc.ir.numeric import multiples
-from bnncc.passes.lattices import as_multiples, exact_line, few_bit_weights
-from bnncc.passes.monotone import chain_direction
+from bnncc.recognise.filters import few_bit_weights
+from bnncc.recognise.lattice import as_multiples, exact_line
+from bnncc.recognise.monotone import chain_direction
 from bnncc.verification.confirm_passes import compare_passes
 from tests.collection import oracle
 from tests.collection.builder import Net

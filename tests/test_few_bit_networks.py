@@ -11,13 +11,18 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import LEVELS
 from bnncc.options import CompileOptions
-from bnncc.passes.binarize import binarize
-from bnncc.passes.lattices import few_bit_weights, lattice
-from bnncc.passes.quantisers import recognise_quantisers
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.filters import few_bit_weights
+from bnncc.recognise.lattice import even
+from bnncc.recognise.quantizers import recognise_quantizers
+from bnncc.recognise.signs import recognise_signs
+from bnncc.topi_binary.spec import FewBitConv2d
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.simplify import simplify
+from bnncc.verification.confirm_passes import compare_passes
 from bnncc.verify import verify
 from tests.kernel_harness import HERE
+from tests.physical_networks import passed
 
 RNG = np.random.default_rng(3)
 
@@ -161,7 +166,7 @@ def _levels(body: str, constants: dict) -> tuple[list, np.ndarray, np.ndarray]:
     before = evaluate(graph, {"x": x})["y"]
     simplify(graph)
     recognise_signs(graph)
-    recognise_quantisers(graph)
+    recognise_quantizers(graph)
     found = [n for n in graph.nodes if n.op == LEVELS]
     return found, before, evaluate(graph, {"x": x})["y"] if found else before
 
@@ -184,7 +189,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_quantiser_spellings_become_one_node_with_the_same_values(name: str) -> None:
+def test_quantizer_spellings_become_one_node_with_the_same_values(name: str) -> None:
     body, count = SPELLINGS[name]
     constants = {
         "zero": np.float32(0), "one": np.float32(1), "seven": np.float32(7),
@@ -231,10 +236,10 @@ def test_odd_weights_are_sums_of_signs_and_ternary_ones_two_planes() -> None:
 
 
 def test_lattices_are_evenly_spaced() -> None:
-    even = lattice(np.arange(256, dtype=np.float32) / np.float32(255))
-    assert even is not None
-    assert (even.bits, even.level_of(0.0), even.level_of(0.5)) == (8, 0, 127.5)
-    assert lattice(np.array([0, 1, 2, 4], np.float32)) is None
+    held = even(np.arange(256, dtype=np.float32) / np.float32(255))
+    assert held is not None
+    assert (held.bits, held.level_of(0.0), held.level_of(0.5)) == (8, 0, 127.5)
+    assert even(np.array([0, 1, 2, 4], np.float32)) is None
 
 
 def test_the_report_says_which_side_is_real() -> None:
@@ -245,3 +250,68 @@ def test_the_report_says_which_side_is_real() -> None:
     first, second = binarize(graph)
     assert "`x` is real-valued (a graph input), while its weights have 3 bits" in first.reason
     assert second.reason == "neither data nor weights are two-valued"
+
+
+SPELLINGS = {
+    "rounded": "m = Mul(x, two) c = Clip(m, zero, three) q = Round(c)",
+    "compared": """a = Greater(x, half) b = Greater(x, less) f = Cast<to=1>(a) g = Cast<to=1>(b)
+                   q = Add(f, g)""",
+    "few values": """t = Mul(x, two) i = Cast<to=6>(t) j = Mod(i, whole) k = Cast<to=1>(j)
+                     q = Add(k, half)""",
+    "signs": "q = Sign(x)",
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 48), (2, 5, 48), (2, 3, 5, 48), (2, 1, 3, 5, 48)], ids=len)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_products_with_weights_take_data_of_any_rank(spelling: str, shape: tuple[int, ...]) -> None:
+    """Rows are what counts: decisions, too, are made row by row, and packed once."""
+    constants = {
+        "two": np.float32(2), "zero": np.float32(0), "three": np.float32(3),
+        "half": np.float32(0.5), "less": np.float32(-0.5), "whole": np.int32(3),
+        "w": weights(3, (48, 7)), "v": weights(2, (48, 9)),
+    }  # fmt: skip
+    body = f"{SPELLINGS[spelling]} y = MatMul(q, w) z = MatMul(q, v)"
+    dims = [",".join(map(str, (*shape[:-1], last))) for last in (48, 7, 9)]
+    model = model_of(body, dims[0], {"y": dims[1], "z": dims[2]}, constants)
+    before, physical, layers = passed(model, "x86-64-v4-vpopcntdq")
+    assert [layer.kind for layer in layers] == ["few_bit", "few_bit"]
+    x = RNG.standard_normal(shape).astype(np.float32)
+    assert not compare_passes(physical, before, {"x": x})
+    specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+    assert sum(isinstance(spec, FewBitConv2d) for spec in specs) == 2
+    if spelling != "few values":  # there numbers are made first
+        assert len(specs) == 3 + (spelling == "signs")  # planes of 0 and 1 are made of two
+
+
+def test_rows_of_levels_are_compiled() -> None:
+    constants = {"three": np.float32(3), "zero": np.float32(0), "w": weights(2, (40, 7))}
+    body = "c = Clip(x, zero, three) q = Round(c) y = MatMul(q, w)"
+    model = model_of(body, "N,5,40", {"y": "N,5,7"}, constants)
+    x = RNG.standard_normal((2, 5, 40)).astype(np.float32) * 3
+    got = run(model, x)
+    np.testing.assert_array_equal(got["y"], evaluate(load(model), {"x": x})["y"])
+    assert [layer["kind"] for layer in got["report"]["layers"]] == ["few_bit"]
+
+
+@pytest.mark.parametrize(
+    ("move", "shape"),
+    [
+        ("m = DepthToSpace<blocksize=2>(q)", "1,8,10,10"),
+        ('m = Pad<mode="reflect">(q, pads)', "1,32,7,7"),
+        ("m = Concat<axis=1>(q, more)", "1,36,5,5"),
+    ],
+    ids=["pixels", "reflected", "beside constants"],
+)
+def test_levels_survive_what_signs_do(move: str, shape: str) -> None:
+    channels, size = (int(d) for d in shape.split(",")[1:3])
+    constants = {
+        "three": np.float32(3), "zero": np.float32(0), "w": weights(2, (6, channels, 3, 3)),
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "more": np.full((1, 4, 5, 5), 2, np.float32),
+    }  # fmt: skip
+    body = f"c = Clip(x, zero, three) q = Round(c) {move} y = Conv(m, w)"
+    model = model_of(body, "1,32,5,5", {"y": f"1,6,{size - 2},{size - 2}"}, constants)
+    before, physical, layers = passed(model, "x86-64-v4-vpopcntdq")
+    assert [layer.kind for layer in layers] == ["few_bit"]
+    x = RNG.standard_normal((1, 32, 5, 5)).astype(np.float32) * 3
+    assert not compare_passes(physical, before, {"x": x})

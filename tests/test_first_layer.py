@@ -14,9 +14,9 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantized import QUANTIZED_CONV
 from bnncc.options import Uint8Input
-from bnncc.passes.first_layer import relax_first_layer
-from bnncc.passes.image import take_uint8
 from bnncc.topi_binary.quantization import to_bfloat16
+from bnncc.transform.first_layer import relax_first_layer
+from bnncc.transform.image import take_uint8
 from tests.kernel_harness import HERE
 
 RNG = np.random.default_rng(0)

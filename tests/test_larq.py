@@ -15,11 +15,11 @@ from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import Uint8Input
-from bnncc.passes.binarize import binarize
-from bnncc.passes.commute import commute_pads
-from bnncc.passes.rows import flatten_rows
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.signs import recognise_signs
+from bnncc.transform.commute import commute_pads
+from bnncc.transform.rows import flatten_rows
+from bnncc.transform.simplify import simplify
 from bnncc.verify import verify
 
 FOLDER = Path(__file__).parent / "data" / "larq"

@@ -34,23 +34,27 @@ MAY_IMPORT = {
     "records": "errors files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",
-    "passes": (
-        "errors trace options input_transforms report topi_binary targets schedules ir frontend"
+    "recognise": "errors report topi_binary ir frontend",
+    "transform": (
+        "errors trace options input_transforms report topi_binary targets schedules ir frontend "
+        "recognise"
     ),
-    "notices": "report targets schedules records passes",
+    "notices": "report targets schedules records transform",
     "codegen": (
-        "_version errors files report topi_binary targets schedules ir records passes runtime"
+        "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
     "remote": "_version errors targets runtime codegen",
     "verification": (
-        "errors options input_transforms topi_binary targets ir frontend passes runtime codegen"
+        "errors options input_transforms topi_binary targets ir frontend recognise transform "
+        "runtime codegen"
     ),
     "driver": (
         "errors trace options input_transforms report notices topi_binary targets schedules ir "
-        "frontend passes codegen runtime records verification"
+        "frontend recognise transform codegen runtime records verification"
     ),
     "verify": (
-        "errors options input_transforms report ir frontend passes runtime verification driver"
+        "errors options input_transforms report ir frontend recognise transform runtime "
+        "verification driver"
     ),
     "bnncc": "_version driver runtime",
     "tuning": (
@@ -195,10 +199,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         ("bnncc.targets.host", "from bnncc.topi_binary import layout", 1),
         ("bnncc.targets.host", "import tvm.target", 1),
         ("bnncc.errors", "from bnncc import topi_binary", 1),
-        ("bnncc.ir.graph", "from bnncc.passes import fuse", 1),
-        ("bnncc.passes.fuse", "from bnncc.ir.graph import Graph", 0),
-        ("bnncc.passes.fuse", "from bnncc import driver", 1),
-        ("bnncc.ir.graph", "from bnncc import passes", 1),
+        ("bnncc.ir.graph", "from bnncc.transform import fuse", 1),
+        ("bnncc.transform.fuse", "from bnncc.ir.graph import Graph", 0),
+        ("bnncc.transform.fuse", "from bnncc import driver", 1),
+        ("bnncc.ir.graph", "from bnncc import transform", 1),
+        ("bnncc.recognise.signs", "from bnncc.transform.rows import flatten_rows", 1),
         ("bnncc.driver", "import schedules", 1),
         ("bnncc.driver", "import tvm\nfrom bnncc.schedules import binary_words", 0),
     ],

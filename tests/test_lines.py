@@ -10,7 +10,7 @@ import pytest
 
 import bnncc
 from bnncc.frontend.onnx import load
-from bnncc.passes.simplify import simplify
+from bnncc.transform.simplify import simplify
 from tests.collection import oracle
 from tests.collection.builder import Net
 

@@ -9,10 +9,10 @@ import pytest
 import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.passes.binarize import binarize
-from bnncc.passes.merge import ADD_REPEATED, merge_siblings
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.signs import recognise_signs
+from bnncc.transform.merge import ADD_REPEATED, merge_siblings
+from bnncc.transform.simplify import simplify
 
 NORM = "n# = BatchNormalization(c#, g#, b#, m#, v#)\n"
 RESIDUAL = NORM + "z# = Add(n#, x)"

@@ -9,18 +9,19 @@ import pytest
 
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.graph import Graph, Node
-from bnncc.passes import thresholds as th
-from bnncc.passes.binarize import binarize
-from bnncc.passes.commute import commute_pads, commute_pools
-from bnncc.passes.fuse import fuse
-from bnncc.passes.in_place import store_in_place
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.rows import flatten_rows, product
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
-from bnncc.passes.values import TwoValued, binary_weight, value_sets
+from bnncc.ir.graph import Graph, Node, product
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.filters import binary_weight
+from bnncc.recognise.lattice import lattices, sign_values
+from bnncc.recognise.signs import recognise_signs
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
+from bnncc.transform import thresholds as th
+from bnncc.transform.commute import commute_pads, commute_pools
+from bnncc.transform.fuse import fuse
+from bnncc.transform.in_place import store_in_place
+from bnncc.transform.physical import KERNEL
+from bnncc.transform.rows import flatten_rows
+from bnncc.transform.simplify import simplify
 from tests.physical_networks import evaluated, passed
 
 ONE = (
@@ -161,10 +162,10 @@ def test_value_sets_follow_pools_pads_and_channel_moves_but_not_sums() -> None:
         out="",
     )
     recognise_signs(graph, sign_zero="+1")
-    values = value_sets(graph)
-    assert values["s"] == TwoValued(-1, 1)
-    assert values["m"] == values["c"] == TwoValued(-1, 1)
-    assert values["q"] == TwoValued(-1, 1, zero=True)
+    values = lattices(graph)
+    assert values["s"] == sign_values(-1, 1)
+    assert values["m"] == values["c"] == sign_values(-1, 1)
+    assert values["q"] == sign_values(-1, 1, zero=True)
     assert "a" not in values
 
 
@@ -311,7 +312,7 @@ def test_pool_that_is_not_alone_stays_a_kernel() -> None:
     assert all(spec.pool is None for spec in specs if isinstance(spec, Conv2d))
 
 
-def test_quantised_convolutions_are_not_filtered() -> None:
+def test_quantized_convolutions_are_not_filtered() -> None:
     rng = np.random.default_rng(0)
     weight = (0.1 * rng.integers(-3, 4, (16, 4, 3, 3))).astype(np.float32)
     for body, method in (("y = Conv(x, w)", "filtered"), ("r = Sign(x) y = Conv(r, w)", "direct")):

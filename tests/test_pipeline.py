@@ -9,9 +9,9 @@ import pytest
 
 from bnncc.cli import main as cli
 from bnncc.frontend.onnx import load
-from bnncc.passes import simplify
-from bnncc.passes.pipeline import PASSES
 from bnncc.trace import Trace
+from bnncc.transform import simplify
+from bnncc.transform.pipeline import PASSES
 from tests.devices import DIGITS
 
 

@@ -21,7 +21,7 @@ from bnncc.frontend import pytorch  # noqa: E402
 from bnncc.frontend.formats import as_onnx  # noqa: E402
 from bnncc.frontend.onnx import load  # noqa: E402
 from bnncc.ir.evaluate import evaluate  # noqa: E402
-from bnncc.runtime.selfcheck import agree  # noqa: E402
+from bnncc.runtime.compare import agree  # noqa: E402
 from bnncc.verify import verify  # noqa: E402
 from tests.pytorch_files import LINES  # noqa: E402
 from tests.pytorch_models import CHANNELS, SIZE, Lines, halves, outputs  # noqa: E402
@@ -218,7 +218,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
         *(x.unbind(1)[2], x.split(3, 1)[1], x.split([1, 3], 1)[1], x.select(1, -1)),
         F.embedding((x > 0).long()[:, 0, 0], m.linear.weight[:, :3]),
     ),
-    "quantisers": lambda m, x: (
+    "quantizers": lambda m, x: (
         torch.fake_quantize_per_tensor_affine(x * 3, 0.3, 2, 0, 15),
         torch.fake_quantize_per_tensor_affine(x, m.number, m.zeros[:1] + 1, -8, 7),
         torch.fake_quantize_per_channel_affine(m.weight, m.scales, m.zeros, 1, -2, 1),

@@ -18,7 +18,7 @@ from bnncc.cli import main as cli
 from bnncc.errors import BnnccError
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
-from bnncc.runtime.selfcheck import agree
+from bnncc.runtime.compare import agree
 from tests import pytorch_files as files
 
 

@@ -14,7 +14,7 @@ from bnncc.ir.datatypes import datatype
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import QUANT, ROUNDING
 from bnncc.options import Uint8Input
-from bnncc.passes.simplify import simplify
+from bnncc.transform.simplify import simplify
 from bnncc.verify import verify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
@@ -117,6 +117,17 @@ def test_multi_threshold(
     out = make.custom("MultiThreshold", "x", table, data_layout=layout, **attrs)
     x = RNG.integers(-10, 10, shape).astype(np.float32)
     same(make.model(shape, out, len(shape)), x, compiled=rows == 5)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_thresholds_of_channels_stay_theirs_when_weights_on_the_left_are_turned(steps: int) -> None:
+    make = Builder()
+    table = np.sort(RNG.standard_normal((6, steps)), axis=1)
+    levels = make.custom("MultiThreshold", "x", table, out_dtype="UINT2")
+    out = make.add("MatMul", RNG.integers(-2, 2, (7, 9)), levels)
+    model = make.model((9, 6), out, 2)
+    same(model, RNG.standard_normal((9, 6)).astype(np.float32))
+    assert kinds(model) == ["few_bit"]
 
 
 def test_xnor_popcount_matmul_of_bits_is_binary() -> None:
@@ -258,7 +269,7 @@ def test_best_classes_of_a_binary_layer() -> None:
     same(model, RNG.standard_normal((1, 40)).astype(np.float32))
 
 
-def test_quantisers_between_convolutions_of_lines() -> None:
+def test_quantizers_between_convolutions_of_lines() -> None:
     make = Builder()
     attrs = {"kernel_shape": [3], "pads": [1, 1], "strides": [1], "dilations": [1], "group": 1}
     y = make.quant("x", RNG.random((1, 3, 1)) + 0.5, 4)

@@ -1,4 +1,4 @@
-"""Quantisers of QONNX: every rounding mode and range, against formulas by hand."""
+"""Quantizers of QONNX: every rounding mode and range, against formulas by hand."""
 
 from __future__ import annotations
 

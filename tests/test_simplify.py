@@ -11,7 +11,7 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.ir.infer import infer
-from bnncc.passes.simplify import simplify
+from bnncc.transform.simplify import simplify
 from tests.collection import handmade, oracle
 
 RNG = np.random.default_rng(3)

@@ -15,11 +15,11 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate, evaluate_node
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
-from bnncc.passes.few_values import read_again
-from bnncc.passes.quantisers import recognise_quantisers
-from bnncc.passes.ramps import recognise_ramps
-from bnncc.passes.signs import recognise_signs
-from bnncc.passes.simplify import simplify
+from bnncc.recognise.few_values import read_again
+from bnncc.recognise.quantizers import recognise_quantizers
+from bnncc.recognise.ramps import recognise_ramps
+from bnncc.recognise.signs import recognise_signs
+from bnncc.transform.simplify import simplify
 from tests.spellings import (
     CUTS,
     SHAPE,
@@ -200,7 +200,7 @@ def test_random_decisions_are_what_they_were_at_every_number(seed: int) -> None:
     simplify(graph)
     recognise_ramps(graph)
     recognise_signs(graph)
-    recognise_quantisers(graph)
+    recognise_quantizers(graph)
     read_again(graph)
     np.testing.assert_array_equal(_evaluated(graph, x)[out], want)
 

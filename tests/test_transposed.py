@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import bnncc
-from bnncc.passes.transposed import phases
+from bnncc.recognise.transposed import phases
 from tests.collection.builder import Net
 
 FORMS: list[dict[str, Any]] = [

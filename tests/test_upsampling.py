@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.passes.transposed import repeats
+from bnncc.recognise.transposed import repeats
 from tests.collection.builder import Net
 from tests.qonnx_models import Builder
 

@@ -77,156 +77,161 @@ def add_verb(
     )
     parser.set_defaults(run=run)
     group = parser.add_argument_group("messages")
-    group.add_argument("-v", "--verbose", action="count", default=0, help="say more")
-    group.add_argument("-q", "--quiet", action="count", default=0, help="say errors only")
+    add(group, "-v --verbose", "say more", action="count", default=0)
+    add(group, "-q --quiet", "say errors only", action="count", default=0)
     return parser
+
+
+def add(
+    to: Any,
+    names: str,
+    text: str,
+    metavar: str | None = None,
+    convert: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> None:
+    """Add an option, or an argument, to a parser or group; `more` is as argparse has it."""
+    given = {"metavar": metavar, "type": convert}
+    more |= {key: value for key, value in given.items() if value is not None}
+    to.add_argument(*names.split(), help=text, **more)
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Add what a compilation may be asked."""
     group = parser.add_argument_group("model")
     params_option(group)
-    group.add_argument(
+    add(
+        group,
         "--input-shape",
-        metavar="NAME:1x3x224x224",
+        "shape of an input in place of the file's; a word is a symbolic dimension; repeatable",
+        "NAME:1x3x224x224",
+        option(parse_input_shape),
         action="append",
         default=[],
-        type=option(parse_input_shape),
-        help="shape of an input in place of the file's; a word is a symbolic dimension; repeatable",
     )
-    group.add_argument(
+    add(
+        group,
         "--input-uint8",
-        metavar="NAME:mean,scale[:nhwc]",
+        "take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
+        "or a/b/c per channel; repeatable",
+        "NAME:mean,scale[:nhwc]",
+        option(parse_input_uint8),
         action="append",
         default=[],
-        type=option(parse_input_uint8),
-        help="take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
-        "or a/b/c per channel; repeatable",
     )
-    group.add_argument(
+    add(
+        group,
         "--input-transform",
-        metavar="rgb-threshold:FILE.json|gray-threshold:V|lbp",
-        default=None,
-        type=option(parse_input_transform),
-        help="take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
+        "take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
         "order; with NAME= in front, that input",
+        "rgb-threshold:FILE.json|gray-threshold:V|lbp",
+        option(parse_input_transform),
     )
-    group.add_argument(
+    add(
+        group,
         "--assume",
+        "what the model implies: dabnn puts signs before convolutions with binary weights",
         choices=ASSUMPTIONS,
         default="nothing",
-        help="what the model implies: dabnn puts signs before convolutions with binary weights",
     )
-    group.add_argument(
+    add(
+        group,
         "--sign-zero",
+        "sign of an exact zero where the model says 0, or NaN as x / |x| does",
         choices=SIGN_ZERO,
         default="exact",
-        help="sign of an exact zero where the model says 0, or NaN as x / |x| does",
     )
-    group.add_argument(
+    add(
+        group,
         "--float-conv",
+        "how float convolutions may be computed: with all products, or fewer, rounding more",
         choices=FLOAT_CONV,
         default="filtered",
-        help="how float convolutions may be computed: with all products, or fewer, rounding more",
     )
-    group.add_argument(
+    add(
+        group,
         "--few-bit",
+        "how few-bit layers are computed: the way that should be fastest, or as bit planes; "
+        "all give the same numbers",
         choices=FEW_BIT,
         default="auto",
-        help="how few-bit layers are computed: the way that should be fastest, or as bit planes; "
-        "all give the same numbers",
     )
-    group.add_argument(
+    add(
+        group,
         "--first-layer",
+        "what data and weights of convolutions that read an input are rounded to",
         choices=FIRST_LAYER,
         default="float32",
-        help="what data and weights of convolutions that read an input are rounded to",
     )
-    group.add_argument(
+    add(
+        group,
         "--check-finite",
+        "refuse inputs with NaN or infinity at run time",
         action="store_true",
-        help="refuse inputs with NaN or infinity at run time",
     )
     group = parser.add_argument_group("code")
-    group.add_argument(
-        "--target",
-        metavar="T",
-        default="native",
-        help="name (`bnncc targets` lists them) or target file",
+    add(
+        group, "--target", "name (`bnncc targets` lists them) or target file", "T", default="native"
     )
     threads_option(group, "threads that kernels are cut for, and that the self-check uses")
-    group.add_argument(
+    add(
+        group,
         "--records",
-        metavar="DIR",
+        "tuning records of your own, from `bnncc tune`, before those of bnncc; repeatable",
+        "DIR",
+        Path,
         action="append",
         default=[],
-        type=Path,
-        help="tuning records of your own, from `bnncc tune`, before those of bnncc; repeatable",
     )
-    group.add_argument(
-        "--untuned", action="store_true", help="use no tuning records, not even those of bnncc"
-    )
+    add(group, "--untuned", "use no tuning records, not even those of bnncc", action="store_true")
 
 
 def params_option(parser: Any) -> None:
     """Add ``--params``."""
-    parser.add_argument(
+    add(
+        parser,
         "--params",
-        metavar="FILE",
-        type=Path,
-        default=None,
-        help="parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
+        "parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
+        "FILE",
+        Path,
     )
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add(parser, "--json", "print JSON", action="store_true")
 
 
 def threads_option(parser: Any, help_text: str = "threads that kernels use at most") -> None:
     """Add ``--threads``."""
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=count,
-        default=None,
-        help=f"{help_text}; by default the CPUs this process may use",
-    )
+    add(parser, "--threads", f"{help_text}; by default the CPUs this process may use", "N", count)
 
 
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
     """Add what is written for another machine, and what came back; the texts say why."""
     group = parser.add_argument_group("bundle", text)
-    group.add_argument("--bundle", metavar="FOLDER", type=Path, default=None, help=bundle)
-    group.add_argument(
+    add(group, "--bundle", bundle, "FOLDER", Path)
+    add(
+        group,
         "--python",
-        metavar="3.X",
+        "version of Python there; repeatable; by default all that bnncc supports",
+        "3.X",
         action="append",
         default=[],
-        help="version of Python there; repeatable; by default all that bnncc supports",
     )
-    group.add_argument(
-        "--import", metavar="RESULTS", dest="results", type=Path, default=None, help=results
-    )
+    add(group, "--import", results, "RESULTS", Path, dest="results")
 
 
 def device_options(parser: argparse.ArgumentParser) -> None:
     """Add where a device is."""
     group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")
-    group.add_argument(
-        "--rpc", metavar="HOST:PORT", default=None, help="where the device's server listens"
-    )
-    group.add_argument(
-        "--tracker", metavar="HOST:PORT", default=None, help="TVM RPC tracker that knows devices"
-    )
-    group.add_argument(
-        "--key", metavar="K", default=None, help="kind of device to ask the tracker for"
-    )
-    group.add_argument(
+    add(group, "--rpc", "where the device's server listens", "HOST:PORT")
+    add(group, "--tracker", "TVM RPC tracker that knows devices", "HOST:PORT")
+    add(group, "--key", "kind of device to ask the tracker for", "K")
+    add(
+        group,
         "--timeout",
-        metavar="SECONDS",
-        type=count,
-        default=None,
-        help="how long to wait for a free device of the tracker, and for any answer (300)",
+        "how long to wait for a free device of the tracker, and for any answer (300)",
+        "SECONDS",
+        count,
     )

@@ -18,6 +18,7 @@ from bnncc._version import __version__
 from bnncc.cli import commands, tune_commands
 from bnncc.cli.arguments import (
     Parser,
+    add,
     add_verb,
     bundle_options,
     count,
@@ -118,62 +119,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bnncc {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (
+    for verb in (
         *(_compile, _run, _bench, _explain, _verify, _tune, _records),
         *(_deploy, _device_kit, _targets),
     ):
-        add(verbs)
+        verb(verbs)
     return parser
 
 
 def _compile(verbs: Any) -> None:
     parser = add_verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
-    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
+    add(parser, "model", _MODEL, "MODEL", Path)
     model_options(parser)
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=Path,
-        default=None,
-        help="artifact to write; by default MODEL.TARGET.bnncc in the current folder",
+    add(
+        group,
+        "-o --output",
+        "artifact to write; by default MODEL.TARGET.bnncc in the current folder",
+        "OUT",
+        Path,
     )
-    group.add_argument(
-        "--report", metavar="FILE.json", type=Path, default=None, help="write the report too"
-    )
-    group.add_argument(
-        "--dump-ir",
-        metavar="DIR",
-        type=Path,
-        default=None,
-        help="write a file for each step to DIR",
-    )
-    group.add_argument(
-        "--time-passes", action="store_true", help="print the seconds that each step took"
-    )
+    add(group, "--report", "write the report too", "FILE.json", Path)
+    add(group, "--dump-ir", "write a file for each step to DIR", "DIR", Path)
+    add(group, "--time-passes", "print the seconds that each step took", action="store_true")
 
 
 def _run(verbs: Any) -> None:
     parser = add_verb(verbs, "run", "run an artifact on arrays from a file", commands.run)
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
     group = parser.add_argument_group("data")
-    group.add_argument(
-        "--input", metavar="IN.npz", type=Path, required=True, help="arrays by input name"
-    )
-    group.add_argument(
-        "--output", metavar="OUT.npz", type=Path, required=True, help="arrays by output name"
-    )
-    parser.add_argument(
-        "--selfcheck", action="store_true", help="first run it on inputs with known outputs"
-    )
+    add(group, "--input", "arrays by input name", "IN.npz", Path, required=True)
+    add(group, "--output", "arrays by output name", "OUT.npz", Path, required=True)
+    add(parser, "--selfcheck", "first run it on inputs with known outputs", action="store_true")
     threads_option(parser)
     device_options(parser)
 
 
 def _bench(verbs: Any) -> None:
     parser = add_verb(verbs, "bench", "time an artifact and each of its kernels", commands.bench)
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
     threads_option(parser)
     device_options(parser)
     bundle_options(
@@ -182,9 +166,7 @@ def _bench(verbs: Any) -> None:
         "write a bundle that times it there",
         "print the times in a bundle's results",
     )
-    parser.add_argument(
-        "--repeat", metavar="N", type=count, default=200, help="timed runs of the network"
-    )
+    add(parser, "--repeat", "timed runs of the network", "N", count, default=200)
     json_option(parser)
 
 
@@ -192,9 +174,7 @@ def _explain(verbs: Any) -> None:
     parser = add_verb(
         verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
     )
-    parser.add_argument(
-        "file", metavar="MODEL|ARTIFACT", type=Path, help=f"{_MODEL}, or compiled artifact"
-    )
+    add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", Path)
     model_options(parser)
     json_option(parser)
 
@@ -203,14 +183,12 @@ def _verify(verbs: Any) -> None:
     parser = add_verb(
         verbs, "verify", "compare an artifact with its model, layer by layer", commands.verify
     )
-    parser.add_argument("model", metavar="MODEL", type=Path, help=_MODEL)
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="compiled from it")
+    add(parser, "model", _MODEL, "MODEL", Path)
+    add(parser, "artifact", "compiled from it", "ARTIFACT", Path)
     params_option(parser)
     group = parser.add_argument_group("data")
-    group.add_argument(
-        "--input", metavar="IN.npz", type=Path, default=None, help="arrays instead of random ones"
-    )
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs")
+    add(group, "--input", "arrays instead of random ones", "IN.npz", Path)
+    add(group, "--seed", "of the random inputs", "N", int, default=0)
     threads_option(parser)
     device_options(parser)
     json_option(parser)
@@ -220,16 +198,10 @@ def _deploy(verbs: Any) -> None:
     parser = add_verb(
         verbs, "deploy", "bring an artifact to a device, check and time it there", commands.deploy
     )
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="from `bnncc compile`")
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
     device_options(parser)
     threads_option(parser)
-    parser.add_argument(
-        "--repeat",
-        metavar="N",
-        type=count,
-        default=None,
-        help="timed runs; by default about two seconds of them",
-    )
+    add(parser, "--repeat", "timed runs; by default about two seconds of them", "N", count)
     json_option(parser)
 
 
@@ -237,20 +209,13 @@ def _device_kit(verbs: Any) -> None:
     parser = add_verb(
         verbs, "device-kit", "put together the server and runtime of a device", commands.device_kit
     )
-    parser.add_argument(
-        "--target",
-        metavar="T",
-        required=True,
-        help="name (`bnncc targets` lists them) or target file",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="folder to make"
-    )
+    add(parser, "--target", "name (`bnncc targets` lists them) or target file", "T", required=True)
+    add(parser, "-o --output", "folder to make", "DIR", Path, required=True)
 
 
 def _targets(verbs: Any) -> None:
     parser = add_verb(verbs, "targets", "list the targets, or describe one", commands.targets)
-    parser.add_argument("name", metavar="NAME", nargs="?", default=None, help="target or file")
+    add(parser, "name", "target or file", "NAME", nargs="?")
     json_option(parser)
 
 
@@ -258,44 +223,40 @@ def _tune(verbs: Any) -> None:
     parser = add_verb(
         verbs, "tune", "search the fastest schedule of each kernel of a model", tune_commands.tune
     )
-    parser.add_argument(
-        "models", metavar="MODEL", type=Path, nargs="*", help=f"{_MODEL}; several with --bundle"
-    )
+    add(parser, "models", f"{_MODEL}; several with --bundle", "MODEL", Path, nargs="*")
     model_options(parser)
     group = parser.add_argument_group("search")
-    group.add_argument(
+    add(
+        group,
         "--trials",
-        metavar="N",
-        type=count,
-        default=512,
-        help="kernels to try in all, those of earlier runs into the same records included; with "
+        "kernels to try in all, those of earlier runs into the same records included; with "
         "--bundle, to build",
+        "N",
+        count,
+        default=512,
     )
-    group.add_argument(
-        "--time-limit", metavar="SECONDS", type=count, default=None, help="begin nothing later"
-    )
-    group.add_argument(
+    add(group, "--time-limit", "begin nothing later", "SECONDS", count)
+    add(
+        group,
         "--kernels",
-        metavar="REGEX",
-        default=None,
-        help="only kernels whose description, as the table shows it, matches",
+        "only kernels whose description, as the table shows it, matches",
+        "REGEX",
     )
-    group.add_argument(
-        "--jobs", metavar="N", type=count, default=None, help="kernels built at a time"
-    )
-    group.add_argument(
+    add(group, "--jobs", "kernels built at a time", "N", count)
+    add(
+        group,
         "--measure",
+        "time on a machine, or instructions in an emulated Arm processor, which stands in for "
+        "hardware that is not there",
         choices=("clock", "instructions"),
         default="clock",
-        help="time on a machine, or instructions in an emulated Arm processor, which stands in for "
-        "hardware that is not there",
     )
-    group.add_argument(
+    add(
+        group,
         "--lock",
-        metavar="FILE",
-        type=Path,
-        default=None,
-        help="hold a lock on this file while kernels are measured, where others measure too",
+        "hold a lock on this file while kernels are measured, where others measure too",
+        "FILE",
+        Path,
     )
     device_options(parser)
     bundle_options(
@@ -321,19 +282,16 @@ def _records(verbs: Any) -> None:
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
         if name == "merge":
-            action.add_argument("sources", metavar="FROM", type=Path, nargs="+", help="folder")
-        action.add_argument(
+            add(action, "sources", "folder", "FROM", Path, nargs="+")
+        add(
+            action,
             "folder",
-            metavar="DIR" if name != "list" else "[DIR]",
-            type=Path,
+            "folder of records" + ("; by default bnncc's own" if name == "list" else ""),
+            "DIR" if name != "list" else "[DIR]",
+            Path,
             nargs="?" if name == "list" else None,
-            help="folder of records" + ("; by default bnncc's own" if name == "list" else ""),
         )
-        action.add_argument(
-            "--target", metavar="T", default=None, help="of this target only, a name or file"
-        )
+        add(action, "--target", "of this target only, a name or file", "T")
         if name == "prune":
-            action.add_argument(
-                "--keep", metavar="N", type=count, default=1, help="records of each kernel (1)"
-            )
+            add(action, "--keep", "records of each kernel (1)", "N", count, default=1)
         json_option(action)

@@ -20,7 +20,7 @@ from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limit
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.schema import is_default
-from bnncc.passes.physical import KERNEL
+from bnncc.transform.physical import KERNEL
 
 
 def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
@@ -29,7 +29,7 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
     Parameters
     ----------
     graph : Graph
-        From `passes.fuse`.
+        From `transform.fuse`.
     checks : bool
         Whether code may check indices and divisors; code for GPUs cannot fail.
 

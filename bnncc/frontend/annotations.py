@@ -7,13 +7,11 @@ pass knows what it can hold, and an array of other values cannot do harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 
 from bnncc.ir.datatypes import Datatype, datatype
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.pieces import Pieces
+from bnncc.ir.pieces import Expression
 from bnncc.ir.quantizers import QUANT
 
 KEY = "finn_datatype"
@@ -34,8 +32,8 @@ def declared(proto: onnx.GraphProto, graph: Graph) -> dict[str, Datatype]:
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
-def rounded_input(name: str, out: str, kind: Datatype, graph: Graph) -> Iterator[Node]:
-    """Yield nodes that round an input to its type.
+def rounded_input(name: str, out: str, kind: Datatype, graph: Graph) -> list[Node]:
+    """Return nodes that round an input to its type.
 
     Parameters
     ----------
@@ -45,24 +43,13 @@ def rounded_input(name: str, out: str, kind: Datatype, graph: Graph) -> Iterator
         What it holds.
     graph : Graph
         Gets constants.
-
-    Yields
-    ------
-    Node
     """
-    make = Pieces(Node("Input", [name], [out], {}, name), graph)
+    write = Expression(Node("Input", [name], [out], {}, name), graph)
     if kind.count == 2:
-        cut = make.constant(kind.low + kind.step / 2)
-        high, low = make.constant(kind.low + kind.step), make.constant(kind.low)
-        positive = make.tensor("positive")
-        yield make("GreaterOrEqual", [name, cut], positive)
-        yield make("Where", [positive, high, low], out)
-        return
+        low, cut, high = (write.constant(kind.low + kind.step * k) for k in (0, 0.5, 1))
+        return write.result(write("Where", write("GreaterOrEqual", name, cut), high, low))
     bits = (kind.count - 1).bit_length()
-    attrs = {
-        "signed": int(kind.low < 0),
-        "narrow": int(kind.count % 2),
-        "rounding_mode": "ROUND",
-    }
-    parameters = [make.constant(v) for v in (kind.step, 0, bits)]
-    yield make(QUANT, [name, *parameters], out, attrs)
+    parameters = [write.constant(v) for v in (kind.step, 0, bits)]
+    signed, narrow = int(kind.low < 0), int(kind.count % 2)
+    attrs = {"signed": signed, "narrow": narrow, "rounding_mode": "ROUND"}
+    return write.result(write(QUANT, name, *parameters, **attrs))

@@ -1,9 +1,9 @@
-"""BMXNet's layers as ONNX nodes: signs, k-bit quantisers, packed weights, results from 0 to n.
+"""BMXNet's layers as ONNX nodes: signs, k-bit quantizers, packed weights, results from 0 to n.
 
     QConvolution(x, w)    ->  s = sign(x); p = Pad(s, +1); d = Conv(p, sign(w)); y = (d + n) / 2
 
 with n products to a sum, sign(0) = +1, and a bias added afterwards. A layer with more bits
-quantises its data and weights as DoReFa-Net does, but with C's ``roundf``, which rounds halves away
+quantizes its data and weights as DoReFa-Net does, but with C's ``roundf``, which rounds halves away
 from 0; its result stays the plain sum.
 
 References
@@ -26,7 +26,7 @@ from bnncc.frontend.mxnet_build import Array, Builder
 from bnncc.frontend.mxnet_symbol import SymbolNode
 
 FULL = 32
-"""Bits of what is not quantised."""
+"""Bits of what is not quantized."""
 
 QONNX = "qonnx.custom_op.general"
 """Domain of the one operator that rounds halves away from 0, which ONNX has none for."""
@@ -53,8 +53,8 @@ def round_away(b: Builder, x: str, out: str) -> str:
     return b.add("Add", [floor, one], out)
 
 
-def quantise(b: Builder, x: str, bits: int, out: str) -> str:
-    """Add the quantiser of activations: a sign, or multiples of ``1 / (2**bits - 1)`` in [0, 1]."""
+def quantize(b: Builder, x: str, bits: int, out: str) -> str:
+    """Add the quantizer of activations: a sign, or multiples of ``1 / (2**bits - 1)`` in [0, 1]."""
     if bits == FULL:
         return b.add("Identity", [x], out)
     if bits == 1:
@@ -72,7 +72,7 @@ def quantise(b: Builder, x: str, bits: int, out: str) -> str:
     return b.add("Div", [rounded, steps], out)
 
 
-def quantised_weight(weight: Array, bits: int, where: str) -> Array:
+def quantized_weight(weight: Array, bits: int, where: str) -> Array:
     """Return weights of `bits` bits, in float32 as BMXNet computes them.
 
     Parameters
@@ -162,7 +162,7 @@ def activation(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str]
     bits = _bits(node, "act_bit")
     if node.attrs.flag("backward_only", False):
         bits = FULL
-    return [quantise(b, inputs[0], bits, f"{node.name}_output")]
+    return [quantize(b, inputs[0], bits, f"{node.name}_output")]
 
 
 def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str]:
@@ -179,7 +179,7 @@ def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str
     groups, filters = a.integer("num_group", 1, 1), a.integer("num_filter", least=1)
     a.text("layout", "None", ("None", "NCHW", "NCW"))
     scaling = a.text("scaling_mode", "none", ("none", "forward", "backward", "None"))
-    weight, act_bits, weight_bits = _quantised(b, node, inputs, filters, by_word=False)
+    weight, act_bits, weight_bits = _quantized(b, node, inputs, filters, by_word=False)
     if weight.ndim == 2:  # was packed
         if groups > 1:
             raise UnsupportedOp(f"{where}: packed weights in {groups} groups")
@@ -194,7 +194,7 @@ def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str
             raise UnsupportedOp(
                 f"{where}: `scaling_mode` is forward, but packed weights have lost their mean"
             )
-    data = quantise(b, inputs[0], act_bits, f"{node.name}.data")
+    data = quantize(b, inputs[0], act_bits, f"{node.name}.data")
     if act_bits > 1:
         window["pads"] = (*pad, *pad)
     elif any(pad):  # zeros are padded before the sign is taken
@@ -214,8 +214,8 @@ def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str
 def fully_connected(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str]:
     """Add a QFullyConnected."""
     units = node.attrs.integer("num_hidden", least=1)
-    weight, act_bits, weight_bits = _quantised(b, node, inputs, units, by_word=True)
-    data = quantise(b, inputs[0], act_bits, f"{node.name}.data")
+    weight, act_bits, weight_bits = _quantized(b, node, inputs, units, by_word=True)
+    data = quantize(b, inputs[0], act_bits, f"{node.name}.data")
     rows = b.add("Flatten", [data], f"{node.name}.rows", axis=1, rank=2)
     stored = b.constant(weight.reshape(weight.shape[0], -1), f"{node.name}.weight")
     tip = b.add("Gemm", [rows, stored], f"{node.name}.dot", name=node.name, transB=1)
@@ -224,7 +224,7 @@ def fully_connected(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list
     return [b.add("Identity", [tip], f"{node.name}_output")]
 
 
-def _quantised(
+def _quantized(
     b: Builder, node: SymbolNode, inputs: Sequence[str], filters: int, *, by_word: bool
 ) -> tuple[Array, int, int]:
     """Return the weights that a layer multiplies with, and the bits of data and weights."""
@@ -241,7 +241,7 @@ def _quantised(
             f"{node.where}: weights of shape {list(stored.shape)} for {filters} outputs; packed "
             "ones have the attribute `binarized_weights_only`"
         )
-    return quantised_weight(stored, weight_bits, node.where), act_bits, weight_bits
+    return quantized_weight(stored, weight_bits, node.where), act_bits, weight_bits
 
 
 def _bits(node: SymbolNode, key: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -11,7 +11,7 @@ from onnx import AttributeProto
 from bnncc.errors import ModelError
 from bnncc.frontend import channels_last, qonnx
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.pieces import Pieces
+from bnncc.ir.pieces import Expression
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _INT, _INTS = AttributeProto.INT, AttributeProto.INTS
@@ -162,21 +162,21 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
 
 def read(
     node: Node, graph: Graph, lowered: MutableMapping[str, channels_last.Columns]
-) -> Iterator[Node]:
-    """Yield nodes of ONNX, or internal ones, in place of `node`.
+) -> list[Node]:
+    """Return nodes of ONNX, or internal ones, in place of `node`.
 
     Parameters
     ----------
     node : Node
         Of a `known` operator, or a MatMul of columns in `lowered`.
     graph : Graph
-        What comes before; each node is to be added to it before the next is asked for.
+        What comes before.
     lowered : mapping of str to Columns
         By result of an Im2Col, what it is made of; added to.
 
-    Yields
-    ------
-    Node
+    Returns
+    -------
+    list of Node
 
     Raises
     ------
@@ -186,17 +186,13 @@ def read(
     """
     domain, _, op = node.op.rpartition("::")
     plain = Node(op, node.inputs, node.outputs, node.attrs, node.name, node.covers)
+    write = Expression(plain, graph)
     if op in PRODUCTS and node.inputs[0] in lowered:
-        made = channels_last.convolution(plain, lowered[node.inputs[0]], graph)
-        if made is not None or op == "MatMul":
-            yield from [node] if made is None else made
-            return
+        made = channels_last.convolution(write, lowered[node.inputs[0]])
+        if made or op == "MatMul":
+            return write.result(made) if made else [node]
     if op == "Im2Col":
-        pieces = []
-        for piece in channels_last.OPERATORS[op](plain, graph, Pieces(plain, graph)):
-            pieces.append(piece)
-            yield piece
-        lowered[node.outputs[0]] = channels_last.columns(plain, pieces, graph)
-        return
+        made, lowered[node.outputs[0]] = channels_last.im2col(write)
+        return write.result(made)
     module = channels_last if domain in CHANNELS_LAST or op in channels_last.OPERATORS else qonnx
-    yield from module.OPERATORS[op](plain, graph, Pieces(plain, graph))
+    return write.result(module.OPERATORS[op](write))

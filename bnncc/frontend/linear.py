@@ -20,7 +20,7 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.narrow import CARRIERS, rounded
 from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.pieces import Expression, Pieces
+from bnncc.ir.pieces import Expression
 
 INTEGERS = {
     "int2": (-2, 1),
@@ -73,14 +73,11 @@ def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
     """
     if node.op == "Cast" and (_narrow(node.inputs[0], graph) or _cast_type(node) in CARRIERS):
         return _cast_narrow(node, graph, twins)
-    if node.op == "QuantizeLinear" and _fixed(node, graph):
-        return _quantize(node, graph, twins)
-    if node.op == "DequantizeLinear" and _fixed(node, graph):
-        return _dequantize(node, graph, twins)
-    if node.op == "DequantizeLinear" and graph.types[node.inputs[0]].dtype in _QUANTIZED:
-        return _computed(dequantized, node, graph, twins)
-    if node.op == "QuantizeLinear" and _target(node, graph) in _QUANTIZED:
-        return _computed(quantized, node, graph, twins)
+    if node.op in ("DequantizeLinear", "QuantizeLinear"):
+        to = node.op == "QuantizeLinear"
+        narrow = _target(node, graph) if to else graph.types[node.inputs[0]].dtype
+        if narrow in _QUANTIZED or _fixed(node, graph, narrow):
+            return _written(quantized if to else dequantized, node, graph, twins)
     if node.op in _ALIKE and node.inputs[0] in twins:
         return _alike(node, graph, twins)
     for name in node.inputs:
@@ -144,28 +141,30 @@ def _own(graph: Graph, twins: Twins, name: str, single: str, dtype: str) -> None
     graph.types[name] = TensorType(graph.types[single].shape, dtype)
 
 
-def _computed(
+def _written(
     rule: Callable[[Expression, Callable[[str], str]], str],
     node: Node,
     graph: Graph,
     twins: Twins,
 ) -> Iterator[Node]:
-    """Yield QuantizeLinear or DequantizeLinear with scales that are computed."""
+    """Yield QuantizeLinear or DequantizeLinear."""
     write = Expression(node, graph)
     made = rule(write, lambda name: _twin(write, name, twins))
-    out = node.outputs[0]
     if node.op == "QuantizeLinear":
         yield from write.nodes
-        yield from _cast(Pieces(node, graph), made, out, _target(node, graph), twins)
+        yield from _cast(graph, node, made, node.outputs[0], _target(node, graph), twins)
     else:
-        write.give(made, 0)
-        yield from write.nodes
+        yield from write.result(made)
 
 
-def _beside(write: Expression, name: str, number: str) -> str:
-    """Return scale or zero point `number`, of the shape of input `name`, to broadcast with data."""
-    node, shape = write.node, write.graph.types[name].shape
-    data = write.graph.types[node.inputs[0]].shape
+def _beside(write: Expression, index: int, twin: Callable[[str], str]) -> str:
+    """Return scale or zero point in a shape that broadcasts with the data; nothing if it is 0."""
+    node, name = write.node, write.input(index)
+    shape, data = write.graph.types[name].shape, write.type().shape
+    if name in write.graph.constants:
+        value = _parameter(write, index)
+        return write.constant(value, value.dtype.name) if value.any() else ""
+    number = twin(name) if index == 2 else name
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if len(shape) <= 1 and math.prod(d if isinstance(d, int) else 2 for d in shape) == 1:
         return write("Reshape", number, write.constant(np.zeros(0), "int64")) if shape else number
@@ -192,14 +191,15 @@ def _beside(write: Expression, name: str, number: str) -> str:
 
 def dequantized(write: Expression, twin: Callable[[str], str]) -> str:
     """Write DequantizeLinear of a narrow type and return the result."""
-    node, graph = write.node, write.graph
-    x, scale = twin(node.inputs[0]), node.inputs[1]
-    dtype = graph.types[scale].dtype
-    if zero := write.input(2):
-        x = write("Sub", x, _beside(write, zero, twin(zero)))
+    node = write.node
+    if (found := write.type().dtype) not in _QUANTIZED:
+        raise UnsupportedOp(f"{write.where}: its data is {found}, small integers are wanted")
+    x, dtype = twin(node.inputs[0]), write.type(1).dtype
+    if write.input(2) and (zero := _beside(write, 2, twin)):
+        x = write("Sub", x, zero)
     if dtype != "float32":
         x = write.cast(x, dtype)
-    made = write("Mul", x, _beside(write, scale, scale))
+    made = write("Mul", x, _beside(write, 1, twin))
     code = int(node.attrs.get("output_dtype", 0))
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(code)).name if code else dtype
     return made if wanted == dtype else write.cast(made, wanted)
@@ -208,52 +208,48 @@ def dequantized(write: Expression, twin: Callable[[str], str]) -> str:
 def quantized(write: Expression, twin: Callable[[str], str]) -> str:
     """Write QuantizeLinear to a narrow type and return the numbers as float32."""
     node, graph = write.node, write.graph
-    x, scale, kind = node.inputs[0], node.inputs[1], graph.types[node.inputs[0]]
-    dtype = _target(node, graph)
-    if kind.dtype == "int32":
-        x, kind = write.cast(x, "float32"), TensorType(kind.shape, "float32")
-    elif graph.types[scale].dtype != kind.dtype:
-        x, kind = write.cast(x, graph.types[scale].dtype), graph.types[scale]
-    number = write("Div", x, _beside(write, scale, scale))
-    if dtype == "int32":
-        raise UnsupportedOp(f"{write.where}: rounds to int32, at most 16 bits are wanted")
+    x, real, dtype = node.inputs[0], write.type().dtype, _target(node, graph)
+    if dtype not in (*INTEGERS, *CARRIERS):
+        raise UnsupportedOp(
+            f"{write.where}: rounds to {dtype}, integers of at most 16 bits are wanted"
+        )
+    wanted = "float32" if real == "int32" else write.type(1).dtype
+    if wanted != real:
+        x = write.cast(x, wanted)
+    number = write("Div", x, _beside(write, 1, twin))
     if dtype not in INTEGERS:
-        saturate = bool(node.attrs.get("saturate", 1))
-        return rounded(write, number, kind.dtype, dtype, saturate)
+        return rounded(write, number, wanted, dtype, bool(node.attrs.get("saturate", 1)))
     whole = write("Round", number)
-    if kind.dtype != "float32":
+    if wanted != "float32":
         whole = write.cast(whole, "float32")
-    if zero := write.input(2):
-        whole = write("Add", whole, _beside(write, zero, twin(zero)))
-    return write("Clip", whole, *(write.constant(v, "float32") for v in INTEGERS[dtype]))
+    if write.input(2) and (zero := _beside(write, 2, twin)):
+        whole = write("Add", whole, zero)
+    return write("Clip", whole, *map(write.constant, INTEGERS[dtype]))
 
 
-def _fixed(node: Node, graph: Graph) -> bool:
+def _fixed(node: Node, graph: Graph, narrow: str) -> bool:
     """Whether scale and zero point are constants, and the real side is float32."""
-    if not all(i in graph.constants for i in node.inputs[1:] if i):
+    if narrow in NARROW_FLOATS or not all(i in graph.constants for i in node.inputs[1:] if i):
         return False
     if node.op == "QuantizeLinear":
-        if _target(node, graph) in NARROW_FLOATS:
-            return False
         return graph.types[node.inputs[0]].dtype in ("float32", "int32")
     wanted = int(node.attrs.get("output_dtype", 0)) in (0, TensorProto.FLOAT)
-    if graph.types[node.inputs[0]].dtype in NARROW_FLOATS:
-        return False
     return wanted and graph.types[node.inputs[1]].dtype == "float32"
 
 
-def _parameter(node: Node, graph: Graph, index: int, kind: TensorType) -> np.ndarray | None:
-    """Return scale or zero point so that it broadcasts against the data."""
-    name = node.inputs[index] if index < len(node.inputs) else ""
-    if not name:
-        return None
-    value = graph.constants[name].astype(np.float32)
-    where, shape = f"{node.op} `{node.name}`", kind.shape
+def _parameter(write: Expression, index: int) -> np.ndarray:
+    """Return a constant scale or zero point so that it broadcasts against the data."""
+    node, shape = write.node, write.type().shape
+    value = write.graph.constants[write.input(index)]
+    if index == 2:
+        value = value.astype(np.float32)
+    elif not np.isfinite(value.astype(np.float32)).all() or not value.all():
+        raise ModelError(f"{write.where}: its scale is not finite, or 0")
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if value.size == 1:
         return value.reshape(())
     if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{where}: `axis` is {axis}, the input has {len(shape)} axes")
+        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
     size = shape[axis]
     if block > 0 and value.ndim == len(shape) and isinstance(size, int):
         fits = value.shape[axis] == -(-size // block)
@@ -267,84 +263,32 @@ def _parameter(node: Node, graph: Graph, index: int, kind: TensorType) -> np.nda
         value = value.reshape(column) if fits else value
     if not fits:
         raise ShapeError(
-            f"{where}: a scale or zero point of shape {list(value.shape)} for data of shape "
+            f"{write.where}: a scale or zero point of shape {list(value.shape)} for data of shape "
             f"{list(shape)} and axis {axis}"
         )
     return value
 
 
-def _scale(node: Node, graph: Graph, kind: TensorType) -> np.ndarray:
-    value = _parameter(node, graph, 1, kind)
-    if value is None or not np.isfinite(value).all() or not value.all():
-        raise ModelError(f"{node.op} `{node.name}`: its scale is not finite, or 0")
-    return value
-
-
-def _quantize(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
-    make, where = Pieces(node, graph), f"{node.op} `{node.name}`"
-    kind = graph.types[node.inputs[0]]
-    dtype = _target(node, graph)
-    if dtype not in INTEGERS:
-        raise UnsupportedOp(f"{where}: rounds to {dtype}, integers of at most 16 bits are wanted")
-    scale, zero = _scale(node, graph, kind), _parameter(node, graph, 2, kind)
-    x = node.inputs[0]
-    if kind.dtype == "int32":
-        x = make.tensor("float")
-        yield make("Cast", node.inputs[:1], x, {"to": TensorProto.FLOAT})
-    names = (make.tensor(k) for k in ("scaled", "whole", "moved", "limited"))
-    scaled, whole, moved, limited = names
-    yield make("Div", [x, make.constant(scale)], scaled)
-    yield make("Round", [scaled], whole)
-    if zero is not None and zero.any():
-        yield make("Add", [whole, make.constant(zero)], moved)
-        whole = moved
-    yield make("Clip", [whole, *map(make.constant, INTEGERS[dtype])], limited)
-    yield from _cast(make, limited, node.outputs[0], dtype, twins)
-
-
-def _dequantize(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
-    make, where = Pieces(node, graph), f"{node.op} `{node.name}`"
-    x = node.inputs[0]
-    kind = graph.types[x]
-    if kind.dtype not in (*INTEGERS, "int32"):
-        raise UnsupportedOp(f"{where}: its data is {kind.dtype}, small integers are wanted")
-    scale, zero = _scale(node, graph, kind), _parameter(node, graph, 2, kind)
-    number = twins.get(x, "")
-    if not number and kind.dtype in CARRIERS:
-        number = make.constant(graph.constants[x].astype(np.float32))
-    if not number:
-        number = make.tensor("float")
-        yield make("Cast", [x], number, {"to": TensorProto.FLOAT})
-    if zero is not None and zero.any():
-        moved = make.tensor("moved")
-        yield make("Sub", [number, make.constant(zero)], moved)
-        number = moved
-    yield make("Mul", [number, make.constant(scale)], node.outputs[0])
-
-
 def _alike(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
-    make = Pieces(node, graph)
-    dtype = graph.types[node.inputs[0]].dtype
-    inputs = list(node.inputs)
-    data = range(len(inputs)) if node.op in ("Clip", "Concat") else range(1)
-    for k in data:
-        if inputs[k] in twins:
-            inputs[k] = twins[inputs[k]]
-        elif inputs[k]:
-            single = make.tensor("float")
-            yield make("Cast", [inputs[k]], single, {"to": TensorProto.FLOAT})
-            inputs[k] = single
-    outs = [make.tensor("float") if name else "" for name in node.outputs]
+    write = Expression(node, graph)
+    dtype, inputs = write.type().dtype, list(node.inputs)
+    for k in range(len(inputs)) if node.op in ("Clip", "Concat") else range(1):
+        if inputs[k]:
+            inputs[k] = twins.get(inputs[k]) or write.cast(inputs[k], "float32")
+    yield from write.nodes
+    outs = [graph.fresh(f"{name}.float") if name else "" for name in node.outputs]
     yield Node(node.op, inputs, outs, node.attrs, node.name)
     for single, name in zip(outs, node.outputs, strict=True):
         if name:
-            yield from _cast(make, single, name, dtype, twins)
+            yield from _cast(graph, node, single, name, dtype, twins)
 
 
-def _cast(make: Pieces, single: str, out: str, dtype: str, twins: Twins) -> Iterator[Node]:
+def _cast(
+    graph: Graph, node: Node, single: str, out: str, dtype: str, twins: Twins
+) -> Iterator[Node]:
     if dtype in CARRIERS:
-        _own(make.graph, twins, out, single, dtype)
+        _own(graph, twins, out, single, dtype)
         return
     twins[out] = single
     code = int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-    yield make("Cast", [single], out, {"to": code})
+    yield Node("Cast", [single], [out], {"to": code}, node.name)

@@ -120,7 +120,7 @@ def _check_operators(network: Network) -> None:
 
 
 def _check_types(writer: Writer, operator: Operator, op: str) -> None:
-    """Refuse bits where only numbers make sense, and arithmetic on quantised integers."""
+    """Refuse bits where only numbers make sense, and arithmetic on quantized integers."""
     for tensor in operator.inputs:
         if tensor is not None and tensor in writer.channels:
             raise writer.fail(f"reads `{tensor.name}`, which Larq Compute Engine packed into bits")

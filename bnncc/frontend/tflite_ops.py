@@ -24,7 +24,7 @@ EXACT = {
     "SPLIT_V", "SLICE", "STRIDED_SLICE", "GATHER", "PACK", "UNPACK", "DEPTH_TO_SPACE",
     "SPACE_TO_DEPTH", "TILE", "PAD", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN",
 }  # fmt: skip
-"""Operators that are exact on quantised integers, as long as these mean the same everywhere."""
+"""Operators that are exact on quantized integers, as long as these mean the same everywhere."""
 
 # --------------------------------------------------------------------------------------- layers
 

@@ -71,7 +71,7 @@ class Writer:
     def name(self, tensor: Tensor) -> str:
         """Return what the ONNX model calls the numbers of a tensor.
 
-        Bits and quantised integers are float inside the model; inputs and outputs keep their name.
+        Bits and quantized integers are float inside the model; inputs and outputs keep their name.
         """
         if tensor in self.channels:
             return f"{tensor.name}/signs"
@@ -197,11 +197,11 @@ class Writer:
         return self.constant(scale), self.constant(zero)
 
     def cast_input(self, tensor: Tensor) -> None:
-        """Make float numbers of an input of quantised integers."""
+        """Make float numbers of an input of quantized integers."""
         self.bind(tensor, str(self.node("Cast", tensor.name, to=onnx.TensorProto.FLOAT)))
 
     def cast_output(self, tensor: Tensor) -> None:
-        """Make quantised integers again for an output."""
+        """Make quantized integers again for an output."""
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
         self.rename(str(self.node("Cast", self.name(tensor), to=kind)), tensor.name)
 

@@ -94,7 +94,7 @@ class Graph:
         of the weights; for the report.
     forms : dict of str to tuple of Form
         Of a physical graph: which tensor of the model some of its tensors hold, and how; see
-        `bnncc.passes.forms.Form`.
+        `bnncc.transform.forms.Form`.
     """
 
     nodes: list[Node]
@@ -191,3 +191,20 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+
+def product(dims: tuple[Dim, ...]) -> Dim:
+    """Return the product of dimensions; with symbols, as text.
+
+    Examples
+    --------
+    >>> product((2, 3)), product(("N", 3)), product(("3*N", 4)), product(())
+    (6, '3*N', '12*N', 1)
+    """
+    number = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
+    factors = [f for d in dims if isinstance(d, str) for f in d.split("*")]
+    number *= int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))
+    symbols = [f for f in factors if not f.isdigit()]
+    if not symbols:
+        return number
+    return "*".join([str(number)] * (number != 1) + symbols)

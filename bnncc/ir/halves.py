@@ -56,7 +56,7 @@ def rounds_integer_sums(node: Node, graph: Graph, producers: Mapping[str, Node])
     node : Node
         A `ROUND`.
     graph : Graph
-        After `bnncc.passes.binarize`.
+        After `bnncc.recognise.binarize`.
     producers : mapping of str to Node
         Of the graph.
     """

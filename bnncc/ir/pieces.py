@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,42 +15,6 @@ from bnncc.ir.graph import Graph, Node, TensorType
 
 MAX_TABLE = 1 << 26
 """Elements of the largest constant that stands for a part of an operator."""
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Makes nodes under the name of another, and tensors and constants between them.
-
-    Attributes
-    ----------
-    node : Node
-        What the nodes stand for.
-    graph : Graph
-        Gets the constants.
-    """
-
-    node: Node
-    graph: Graph
-
-    def __call__(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        output: str,
-        attrs: Mapping[str, Any] | None = None,
-        *,
-        covers: tuple[str, ...] = (),
-    ) -> Node:
-        """Return a node with one output."""
-        return Node(op, list(inputs), [output], dict(attrs or {}), self.node.name, covers)
-
-    def tensor(self, what: str) -> str:
-        """Return a name for a tensor on the way."""
-        return self.graph.fresh(f"{self.node.outputs[0]}.{what}")
-
-    def constant(self, value: Any) -> str:
-        """Return the name of a float32 constant."""
-        return self.graph.constant(np.asarray(value, np.float32), self.node.outputs[0])
 
 
 @dataclass
@@ -154,7 +118,16 @@ class Expression:
         if output < len(outputs) and outputs[output]:
             self.nodes.append(Node("Identity", [name], [outputs[output]], {}, self.node.name))
 
-    def constant(self, value: Any, dtype: str) -> str:
+    def result(self, name: str) -> list[Node]:
+        """Let the tensor `name`, which nothing else read, be the node's only output."""
+        made = next((n for n in self.nodes if name in n.outputs), None)
+        if made is None:
+            self.give(name, 0)
+        else:
+            made.outputs[made.outputs.index(name)] = self.node.outputs[0]
+        return self.nodes
+
+    def constant(self, value: Any, dtype: str = "float32") -> str:
         """Return the name of a constant."""
         return self.graph.constant(np.asarray(value, np.dtype(dtype)), self.node.name)
 
@@ -183,6 +156,6 @@ class Expression:
         return self("Gather", x, self.constant(index, "int64"), axis=axis)
 
 
-Reader = Callable[[Node, Graph, Pieces], Iterator[Node]]
-"""Yields nodes of ONNX, or internal ones, in place of a node of another operator set; each is to be
-added to the graph before the next is asked for."""
+Reader = Callable[[Expression], str]
+"""Writes nodes of ONNX, or internal ones, in place of a node of another operator set; returns the
+result."""

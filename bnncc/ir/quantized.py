@@ -12,9 +12,9 @@ from bnncc.topi_binary.quantization import LEVELS, SMALLEST, to_bfloat16
 Array = np.ndarray[Any, Any]
 
 QUANTIZED_CONV = "bnncc.QuantizedConv"
-"""Operator that `passes.first_layer` puts in place of a Conv: data, rounded weights; attributes of
-Conv, ``operands``, ``scale`` and ``bias`` (float64, of each filter) and ``zero_points`` (for bytes:
-what stands for 0 in each channel)."""
+"""Operator that `transform.first_layer` puts in place of a Conv: data, rounded weights; attributes
+of Conv, ``operands``, ``scale`` and ``bias`` (float64, of each filter) and ``zero_points`` (for
+bytes: what stands for 0 in each channel)."""
 
 
 def quantized_conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Quantisers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
+"""Quantizers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
 
 `QUANT` takes (data, scale, zero point, bit width) and has the attributes ``signed``, ``narrow`` and
 ``rounding_mode``; `MULTI_THRESHOLD` takes (data, thresholds) and has ``out_scale`` and
@@ -116,9 +116,9 @@ def multi_threshold(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array
 
 
 LEVELS = "bnncc.Levels"
-"""Operator that `passes.quantisers` puts in place of quantisers of all spellings: data; attributes
-``thresholds`` (float32 ``[count]``, or ``[channels, count]``, ascending) and ``values`` (float32
-``[count + 1]``, rising or falling)."""
+"""Operator that `recognise.quantizers` puts in place of quantizers in all spellings: data;
+attributes ``thresholds`` (float32 ``[count]``, or ``[channels, count]``, ascending) and ``values``
+(float32 ``[count + 1]``, rising or falling)."""
 
 
 def levels(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:

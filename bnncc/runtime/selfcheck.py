@@ -23,14 +23,12 @@ from bnncc.files import npz_bytes, read_npz
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
 from bnncc.ir.halves import COARSE, is_float
+from bnncc.runtime.compare import RELATIVE, agree, gap, largest
 
 if TYPE_CHECKING:
     from bnncc.runtime.manifest import TensorInfo
 
 Array = np.ndarray[Any, Any]
-
-RELATIVE = 1e-4
-"""How far floats may be apart, of the largest value of their tensor."""
 
 STYLES = ("ordinary", "edges", "zeros", "wide")
 """What checks are made of, in turn.
@@ -174,56 +172,6 @@ class Stored:
     inputs: dict[str, Array]
     expected: tuple[Expected, ...] = field(default=())
     style: str = ""
-
-
-def agree(mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE) -> bool:
-    """Whether `mine` is `wanted`: integers exactly, floats but for rounding.
-
-    Parameters
-    ----------
-    mine, wanted : ndarray
-        To compare.
-    top : float, optional
-        What rounding is measured by; the largest value of `wanted` if not given.
-    relative : float
-        How far floats may be apart, in its units; types of half precision have their own bound.
-    """
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        return False
-    return not differs(mine, wanted, top, relative).any()
-
-
-def differs(
-    mine: Array, wanted: Array, top: float | None = None, relative: float = RELATIVE
-) -> Array:
-    """Return where two tensors of one type and shape disagree, as `agree` has it."""
-    if not is_float(mine):
-        return np.asarray(mine != wanted)
-    relative = max(relative, COARSE.get(mine.dtype.name, 0.0))
-    a, b = mine.astype(np.float64), wanted.astype(np.float64)
-    with np.errstate(all="ignore"):
-        off = np.where(a == b, 0.0, np.abs(a - b))
-    off = np.where(np.isnan(a) & np.isnan(b), 0.0, off)
-    if top is None:
-        top = largest(wanted)
-    return ~(off <= relative * max(top, 1e-30))
-
-
-def largest(values: Array) -> float:
-    """Return the largest finite magnitude."""
-    wide = values.astype(np.float64)
-    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-
-
-def gap(mine: Array, wanted: Array) -> float:
-    """Return the largest difference; infinity for other shapes."""
-    if mine.shape != wanted.shape or not mine.size:
-        return 0.0 if mine.shape == wanted.shape else float("inf")
-    a, b = mine.astype(np.float64), wanted.astype(np.float64)
-    with np.errstate(all="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        apart = float(np.where(same, 0.0, np.abs(a - b)).max())
-    return float("inf") if np.isnan(apart) else apart
 
 
 def draw(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,42 @@ LEAST = 3
 
 class WrongResult(Exception):
     """A kernel computes something else than its oracle."""
+
+
+def checked(
+    spec: Spec, case: Case, place: Callable[[np.ndarray], Any], call: Callable[[list[Any]], Any]
+) -> list[Any]:
+    """Run a kernel once, and compare what it makes.
+
+    Parameters
+    ----------
+    spec : Spec
+        The kernel.
+    case : Case
+        Its inputs and outputs.
+    place : callable
+        Brings an array to where the kernel runs.
+    call : callable
+        Runs it on such arrays.
+
+    Returns
+    -------
+    list
+        Its arguments.
+
+    Raises
+    ------
+    WrongResult
+        If it computes something else.
+    """
+    inputs, over = [place(array) for array in case.inputs], aliases(spec)
+    fresh = [place(array) for array in empty_outputs(spec)]
+    args = [*inputs, *(out for out, alias in zip(fresh, over, strict=True) if alias < 0)]
+    call(args)
+    made = [fresh[i] if alias < 0 else inputs[alias] for i, alias in enumerate(over)]
+    if wrong := case.difference([m if isinstance(m, np.ndarray) else m.numpy() for m in made]):
+        raise WrongResult(wrong)
+    return args
 
 
 class _Clock:
@@ -64,14 +101,7 @@ class _Clock:
             If it computes something else.
         """
         module = self.load(library)
-        inputs = [self.tensor(array) for array in case.inputs]
-        over = aliases(spec)
-        fresh = [self.tensor(array) for array in empty_outputs(spec)]
-        args = [*inputs, *(out for out, alias in zip(fresh, over, strict=True) if alias < 0)]
-        module["main"](*args)
-        made = [(fresh[i] if alias < 0 else inputs[alias]).numpy() for i, alias in enumerate(over)]
-        if wrong := case.difference(made):
-            raise WrongResult(wrong)
+        args = checked(spec, case, self.tensor, lambda args: module["main"](*args))
         first = module.time_evaluator("main", self.cpu, number=1, repeat=2)(*args).min
         number = max(1, round(CALL_SECONDS / max(first, 1e-9)))
         repeat = int(min(500, max(LEAST, seconds / (number * max(first, 1e-9)))))

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from bnncc.errors import TuningError
-from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
-from bnncc.tuning.bench import WrongResult
-from bnncc.tuning.cases import Case, empty_outputs
+from bnncc.tuning.bench import checked
+from bnncc.tuning.cases import Case
 
 UNIT = 1e-6
 """Of one instruction, in the field that MetaSchedule has for seconds."""
@@ -35,35 +34,9 @@ class Instructions:
         self._library = Library
 
     def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
-        """Check one kernel and count its instructions.
-
-        Parameters
-        ----------
-        library : Path
-            With the kernel as ``main``.
-        spec : Spec
-            The kernel.
-        case : Case
-            Its inputs and outputs.
-        seconds : float
-            Has no meaning here: one run is enough.
-
-        Returns
-        -------
-        list of float
-            Instructions times `UNIT`.
-
-        Raises
-        ------
-        WrongResult
-            If it computes something else.
-        """
-        inputs = [np.ascontiguousarray(array) for array in case.inputs]
-        outputs, over = empty_outputs(spec), aliases(spec)
-        own = [out for out, alias in zip(outputs, over, strict=True) if alias < 0]
+        """Check one kernel; return its instructions times `UNIT`, for which one run is enough."""
         emulated = self._library(library.read_bytes())
-        emulated.call("main", [*inputs, *own], count=True)
-        made = [outputs[i] if alias < 0 else inputs[alias] for i, alias in enumerate(over)]
-        if wrong := case.difference(made):
-            raise WrongResult(wrong)
+        checked(
+            spec, case, np.ascontiguousarray, lambda args: emulated.call("main", args, count=True)
+        )
         return [emulated.instructions * UNIT]

@@ -20,7 +20,8 @@ from bnncc.errors import VerificationError
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.ties import TIE
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.selfcheck import RELATIVE, Check, differs
+from bnncc.runtime.compare import RELATIVE, differs, within
+from bnncc.runtime.selfcheck import Check
 from bnncc.targets.catalog import missing_features
 from bnncc.targets.gpus import missing
 from bnncc.targets.host import normal_arch
@@ -162,7 +163,10 @@ def confirmed(
         if any(bad.values()) and not judge.wrong_kernel(check.inputs):
             # Each kernel is right, and so are the passes: sums may cancel, or a variance.
             room = judge.rounding(check)
-            sure = {n: mask & ~_rounded(n, check, made, room) for n, mask in sure.items()}
+            sure = {
+                n: mask & ~within(check.part(n, made[n]), check.outputs[n], room[n])
+                for n, mask in sure.items()
+            }
             bad = {n: int((mask & sure[n]).sum()) for n, mask in wrong.items()}
         if any(bad.values()):
             name = next(n for n, count in bad.items() if count)
@@ -184,19 +188,12 @@ def confirmed(
 _FIRST_SPARE, _SPARES = 32, 3
 
 
-def _rounded(
-    name: str, check: Check, made: Mapping[str, np.ndarray], room: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Return where an output is off by rounding alone, be that little of its tensor or not."""
-    wanted = check.outputs[name].astype(np.float64)
-    with np.errstate(all="ignore"):
-        return np.asarray(np.abs(check.part(name, made[name]) - wanted) <= room[name])
-
-
 def _wrong(made: Mapping[str, np.ndarray], check: Check) -> dict[str, np.ndarray]:
     """Return where outputs disagree, by name, of those that do."""
     masks = {
-        name: _differs(check.part(name, made[name]), wanted, check.coarse.get(name, RELATIVE))
+        name: differs(
+            check.part(name, made[name]), wanted, relative=check.coarse.get(name, RELATIVE)
+        )
         for name, wanted in check.outputs.items()
     }
     return {name: mask for name, mask in masks.items() if mask.any()}
@@ -213,9 +210,3 @@ def _disagreement(check: Check, name: str, count: int, size: int, judge: Judge) 
         f"{count} of {size} values of `{name}` are wrong"
         + (f", from kernel `{kernel}` on" if kernel else "")
     )
-
-
-def _differs(mine: np.ndarray, wanted: np.ndarray, relative: float) -> np.ndarray:
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        return np.ones(wanted.shape, bool)
-    return differs(mine, wanted, relative=relative)

@@ -24,11 +24,11 @@ from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import PRODUCTS, coarseness
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.ir.ties import TIE
-from bnncc.passes.forms import Form, Held
-from bnncc.passes.physical import KERNEL
-from bnncc.passes.ramps import find_ramps
+from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
+from bnncc.transform.forms import Form, Held
+from bnncc.transform.physical import KERNEL
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 
@@ -97,7 +97,7 @@ def confirm_passes(
     Parameters
     ----------
     physical : Graph
-        From `bnncc.passes.pipeline.to_physical`.
+        From `bnncc.transform.pipeline.to_physical`.
     model : Graph
         The graph before the passes.
     feeds : mapping of str to ndarray

@@ -16,10 +16,10 @@ import numpy as np
 from bnncc.errors import InputError, VerificationError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Dim, Graph, Node
-from bnncc.passes.physical import KERNEL
 from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import Spec
+from bnncc.transform.physical import KERNEL
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,7 @@ def evaluate_physical(
     Parameters
     ----------
     graph : Graph
-        From `bnncc.passes.fuse.fuse`.
+        From `bnncc.transform.fuse.fuse`.
     inputs : mapping of str to ndarray
         The graph's inputs.
     replace : callable, optional

@@ -8,7 +8,8 @@ import numpy as np
 
 from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
-from bnncc.passes.forms import Form
+from bnncc.runtime.compare import apart
+from bnncc.transform.forms import Form
 
 Array = np.ndarray[Any, Any]
 
@@ -125,19 +126,11 @@ def differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> A
         Of the logical tensor.
     """
     if form.kind in ("NCHW", "NHWC"):
-        apart = _apart(value, right)
-        return np.moveaxis(apart, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else apart
+        off = apart(value, right) != 0 if is_float(value) else np.asarray(value != right)
+        return np.moveaxis(off, -1, 1) if form.kind == "NHWC" and value.ndim == 4 else off
     if np.array_equal(value.view(np.uint32), right.view(np.uint32)):
         return np.zeros(shape, bool)
     return codes(value, form, shape) != codes(right, form, shape)
-
-
-def _apart(value: Array, right: Array) -> Array:
-    """Return which numbers are not the same."""
-    if not is_float(value):
-        return np.asarray(value != right)
-    value, right = value.astype(np.float64), right.astype(np.float64)
-    return ~((value == right) | (np.isnan(value) & np.isnan(right)))
 
 
 def _words(bits: Array) -> Array:

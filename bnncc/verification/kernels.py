@@ -20,7 +20,7 @@ from tvm import relax, tirx
 from bnncc.codegen import memory
 from bnncc.codegen.pipeline import SPEC
 from bnncc.errors import VerificationError
-from bnncc.runtime.selfcheck import RELATIVE, largest
+from bnncc.runtime.compare import differs, gap, largest
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.reference import evaluate_kernel
@@ -92,12 +92,8 @@ class KernelCase:
             _wrong(mine, want, mask)
             for mine, want, mask in zip(made, self.outputs, self.meaningful, strict=True)
         ]
-        with np.errstate(all="ignore"):  # infinities are equal, and have no difference
-            gaps = [
-                float(np.nanmax(np.abs(np.where(mine == want, 0, mine - want)), initial=0.0))
-                for mine, want in zip(made, self.outputs, strict=True)
-                if want.dtype.kind == "f"
-            ]
+        both = list(zip(made, self.outputs, strict=True))
+        gaps = [gap(mine, want) for mine, want in both if want.dtype.kind == "f"]
         rng = np.random.default_rng(0)
         for _ in range(_NUDGES):
             if not any(w.any() for w in wrong):
@@ -110,17 +106,11 @@ class KernelCase:
 
 def _wrong(mine: Array, want: Array, mask: Array | None) -> Array:
     """Return which elements differ; of words, which bits."""
-    if mine.shape != want.shape or mine.dtype != want.dtype:
-        return np.ones(want.shape, bool)
-    if want.dtype.kind == "f":
-        with np.errstate(all="ignore"):
-            gap = np.where(mine == want, 0.0, np.abs(mine.astype(np.float64) - want))
-        gap = np.where(np.isnan(mine) & np.isnan(want), 0.0, gap)
-        wrong = ~(gap <= RELATIVE * max(largest(want), 1e-30))
-        return wrong if mask is None else wrong & mask
-    if want.dtype == np.uint32:
+    same = mine.shape == want.shape and mine.dtype == want.dtype
+    if same and want.dtype == np.uint32:
         return (mine ^ want) if mask is None else (mine ^ want) & mask
-    return np.asarray(mine != want)
+    wrong = differs(mine, want)
+    return wrong & mask if same and mask is not None and want.dtype.kind == "f" else wrong
 
 
 def _left(wrong: Array, mine: Array, want: Array, moved: Array) -> Array:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from bnncc.input_transforms import InputTransform
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
-from bnncc.passes.physical import KERNEL
 from bnncc.runtime.artifact import Artifact
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, to_json
+from bnncc.transform.physical import KERNEL
 
 if TYPE_CHECKING:
     pass

@@ -13,8 +13,8 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.options import Uint8Input
-from bnncc.passes.first_layer import relax_first_layer
-from bnncc.passes.image import take_uint8
+from bnncc.transform.first_layer import relax_first_layer
+from bnncc.transform.image import take_uint8
 
 Array = np.ndarray[Any, Any]
 

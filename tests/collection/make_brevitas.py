@@ -45,7 +45,7 @@ def weights(bits: int, per_channel: bool = False) -> dict:
 
 
 def act(bits: int) -> nn.Module:
-    """Return an activation: signs for one bit, else a quantised ReLU."""
+    """Return an activation: signs for one bit, else a quantized ReLU."""
     if bits == 1:
         return qnn.QuantIdentity(act_quant=SignedBinaryActPerTensorConst)
     return qnn.QuantReLU(act_quant=Uint8ActPerTensorFloat, bit_width=bits)

@@ -22,7 +22,7 @@ from bnncc.frontend.pytorch import (
     numbers,
     picking,
     products,
-    quantisers,
+    quantizers,
     recurrent,
     reductions,
     resizing,
@@ -47,7 +47,7 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **layers.RULES,
     **picking.RULES,
-    **quantisers.RULES,
+    **quantizers.RULES,
     **recurrent.RULES,
     **resizing.RULES,
     **windows.RULES,
@@ -337,24 +337,14 @@ class Converter:
 
     def fresh(self, stem: str) -> str:
         """Return an unused tensor name."""
-        name, serial = stem, 0
-        while name in self._names:
-            serial += 1
-            name = f"{stem}.{serial}"
-        self._names.add(name)
-        return name
+        return _unused(stem, self._names)
 
     def _label(self, call: Call, product: bool) -> str:
         """Return an unused node name: the module's path, for its first product."""
         stem = call.module if call.leaf or product else ""
         if not stem or stem in self._labels:
             stem = f"{call.module}/{call.name}" if call.module else call.name
-        name, serial = stem, 0
-        while name in self._labels:
-            serial += 1
-            name = f"{stem}.{serial}"
-        self._labels.add(name)
-        return name
+        return _unused(stem, self._labels)
 
     def _proto(self, node: Emitted) -> onnx.NodeProto:
         proto = helper.make_node(node.op, node.inputs, node.outputs, node.label or node.outputs[0])
@@ -399,3 +389,13 @@ def functional(call: Call) -> str | None:
     if match is None or call.target in RULES:
         return None
     return match[1] + match[2]
+
+
+def _unused(stem: str, names: set[str]) -> str:
+    """Return a name that is none of `names` yet."""
+    name, serial = stem, 0
+    while name in names:
+        serial += 1
+        name = f"{stem}.{serial}"
+    names.add(name)
+    return name

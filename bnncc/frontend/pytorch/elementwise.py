@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Ref
 from bnncc.frontend.pytorch.site import Name, Rule, Site
 
@@ -63,6 +65,24 @@ def _float(site: Site, key: str = "self") -> Name:
     return site.cast(site.tensor(key), site.out.dtype)
 
 
+def formula(function: Callable[..., Number], *names: str) -> Rule:
+    """Return the rule of a formula of arguments, in the type of the result.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a `Number` for each.
+    *names : str
+        Of the arguments; the first one if none is named.
+    """
+
+    def rule(site: Site) -> Name:
+        given = [site.number(name) for name in names] or [site.number(site.value(site.first()))]
+        return function(*given).name
+
+    return rule
+
+
 def unary(op: str, **attrs: Any) -> Rule:
     """Return the rule of an operator that ONNX has for the result's own type."""
 
@@ -107,50 +127,39 @@ def compare(op: str) -> Rule:
 
 
 def _rsub(site: Site) -> Name:
-    dtype = site.out.dtype
-    self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
+    this, other = site.number("self"), site.number("other")
     if site.get("alpha", 1) != 1:
-        self = site.emit("Mul", [self, site.operand(site.get("alpha"), dtype)])
-    return site.emit("Sub", [other, self])
+        this = this * site.number("alpha")
+    return (other - this).name
 
 
 def _divide(site: Site) -> Name:
-    dtype = site.out.dtype
-    self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
-    mode = site.get("rounding_mode")
-    mode = "floor" if "floor_divide" in site.call.target else mode
-    if mode == "floor":
-        return floor_divided(site, self, other, dtype)
-    quotient = site.emit("Div", [self, other])  # of integers: towards 0
-    return _truncated(site, quotient) if mode == "trunc" and dtype in _FLOATS else quotient
+    one, two, mode = site.number("self"), site.number("other"), site.get("rounding_mode")
+    if mode == "floor" or "floor_divide" in site.call.target:
+        return floor_divided(one, two).name
+    quotient = one / two  # of integers: towards 0
+    truncated = mode == "trunc" and one.dtype in _FLOATS
+    return (_truncated(quotient) if truncated else quotient).name
 
 
-def floor_divided(site: Site, one: Name, two: Name, dtype: str) -> Name:
+def floor_divided(one: Number, two: Number) -> Number:
     """Return a quotient rounded down, as torch finds it: from the remainder, which is exact."""
-    zero = site.const(0, dtype)
-    rest = site.emit("Mod", [one, two], fmod=1)
-    falls = _falls_short(site, rest, two, zero)
-    whole = site.emit("Div", [site.emit("Sub", [one, rest]), two])
-    less = site.emit("Sub", [whole, site.const(1, dtype)])
-    whole = site.emit("Where", [falls, less, whole])
-    if dtype not in _FLOATS:
+    rest = one("Mod", two, fmod=1)
+    whole = (one - rest) / two
+    whole = whole.choose(_falls_short(rest, two), whole - 1, whole)
+    if one.dtype not in _FLOATS:
         return whole
-    down = site.emit("Floor", [whole])
-    half = site.emit("Greater", [site.emit("Sub", [whole, down]), site.const(0.5, dtype)])
-    more = site.emit("Add", [down, site.const(1, dtype)])
-    return site.emit("Where", [half, more, down])
+    down = whole("Floor")
+    return whole.choose(whole - down > 0.5, down + 1, down)
 
 
-def _falls_short(site: Site, rest: Name, divisor: Name, zero: Name) -> str:
+def _falls_short(rest: Number, divisor: Number) -> Number:
     """Whether a remainder is not 0 and has another sign than the divisor."""
-    signs = [site.emit("Less", [v, zero]) for v in (rest, divisor)]
-    other = site.emit("Xor", signs)
-    return site.emit("And", [other, site.emit("Not", [site.emit("Equal", [rest, zero])])])
+    return ((rest < 0) ^ (divisor < 0)) & ~rest.equals(0)
 
 
-def _truncated(site: Site, value: Name) -> str:
-    size = site.emit("Floor", [site.emit("Abs", [value])])
-    return site.emit("Mul", [site.emit("Sign", [value]), size])
+def _truncated(x: Number) -> Number:
+    return x("Sign") * abs(x)("Floor")
 
 
 def _pow(site: Site) -> Name:
@@ -196,17 +205,9 @@ def _clip(low: float, high: float) -> Rule:
     return rule
 
 
-def _sign_of(site: Site, x: Name, dtype: str) -> str:
+def _sign_of(x: Number) -> Number:
     """+1 where `x` >= 0, else -1: torch.copysign, but for -0.0, which counts as 0."""
-    at_least = site.emit("GreaterOrEqual", [x, site.const(0, dtype)])
-    return site.emit("Where", [at_least, site.const(1, dtype), site.const(-1, dtype)])
-
-
-def _copysign(site: Site) -> Name:
-    dtype = site.out.dtype
-    sign = _sign_of(site, site.operand(site.get("other"), dtype), dtype)
-    size = site.emit("Abs", [site.operand(site.get("self"), dtype)])
-    return site.emit("Mul", [size, sign])
+    return x.choose(x >= 0, 1, -1)
 
 
 def _prelu(site: Site) -> Name:
@@ -250,50 +251,9 @@ def _softplus(site: Site) -> Name:
     return site.emit("Where", [over, x, made])
 
 
-def _silu(site: Site) -> Name:
-    x = _float(site)
-    return site.emit("Mul", [x, site.emit("Sigmoid", [x])])
-
-
-def _rsqrt(site: Site) -> Name:
-    return site.emit("Reciprocal", [site.emit("Sqrt", [_float(site)])])
-
-
-def _square(site: Site) -> Name:
-    x = _float(site)
-    return site.emit("Mul", [x, x])
-
-
-def _log_sigmoid(site: Site) -> Name:
-    return site.emit("Neg", [site.emit("Softplus", [site.emit("Neg", [_float(site)])])])
-
-
-def _log1p(site: Site) -> Name:
-    return site.emit("Log", [site.emit("Add", [_float(site), site.const(1, site.out.dtype)])])
-
-
-def _expm1(site: Site) -> Name:
-    return site.emit("Sub", [site.emit("Exp", [_float(site)]), site.const(1, site.out.dtype)])
-
-
-def _trunc(site: Site) -> Name:
-    return _truncated(site, _float(site))
-
-
-def _threshold(site: Site) -> Name:
-    dtype, x = site.out.dtype, _float(site)
-    over = site.emit("Greater", [x, site.const(site.get("threshold"), dtype)])
-    return site.emit("Where", [over, x, site.const(site.get("value"), dtype)])
-
-
-def _remainder(site: Site) -> Name:
-    dtype = site.out.dtype
-    self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
-    rest = site.emit("Mod", [self, other], fmod=1)
-    if site.call.target.startswith("fmod"):
-        return rest
-    falls = _falls_short(site, rest, other, site.const(0, dtype))
-    return site.emit("Where", [falls, site.emit("Add", [rest, other]), rest])
+def _remainder(one: Number, two: Number) -> Number:
+    rest = one("Mod", two, fmod=1)
+    return rest.choose(_falls_short(rest, two), rest + two, rest)
 
 
 def _logical(op: str) -> Rule:
@@ -335,12 +295,6 @@ def _addc(op: str) -> Rule:
     return rule
 
 
-def _lerp(site: Site) -> Name:
-    dtype = site.out.dtype
-    start, end, weight = (site.operand(site.get(k), dtype) for k in ("self", "end", "weight"))
-    return site.emit("Add", [start, site.emit("Mul", [weight, site.emit("Sub", [end, start])])])
-
-
 def _logarithm(base: float) -> Rule:
     """Return the rule of a logarithm: of a power of the base, it is a whole number."""
 
@@ -352,25 +306,10 @@ def _logarithm(base: float) -> Rule:
     return rule
 
 
-def _exp2(site: Site) -> Name:
-    return site.emit("Pow", [site.const(2, site.out.dtype), _float(site)])
-
-
-def _erfc(site: Site) -> Name:
-    return site.emit("Sub", [site.const(1, site.out.dtype), site.emit("Erf", [_float(site)])])
-
-
-def _frac(site: Site) -> Name:
-    x = _float(site)
-    return site.emit("Sub", [x, _truncated(site, x)])
-
-
 def _logit(site: Site) -> Name:
-    x, dtype, eps = _float(site), site.out.dtype, site.get("eps")
-    if eps is not None:
-        x = site.emit("Clip", [x, site.const(eps, dtype), site.const(1 - eps, dtype)])
-    rest = site.emit("Sub", [site.const(1, dtype), x])
-    return site.emit("Log", [site.emit("Div", [x, rest])])
+    x, eps = site.number("self"), site.get("eps")
+    x = x if eps is None else x("Clip", eps, 1 - eps)
+    return (x / (1 - x))("Log").name
 
 
 def _glu(site: Site) -> Name:
@@ -396,61 +335,26 @@ def _rrelu(site: Site) -> Name:
     return site.emit("LeakyRelu", [_float(site)], alpha=float(slope))
 
 
-def _atan2(site: Site) -> Name:
+def _atan2(y: Number, x: Number) -> Number:
     """Return angles of all quadrants; of 0 and 0 it is 0."""
-    dtype = site.out.dtype
-    y, x = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
-    zero, one, pi = (site.const(v, dtype) for v in (0, 1, math.pi))
-    at_zero = site.emit("Equal", [x, zero])
-    ratio = site.emit("Div", [y, site.emit("Where", [at_zero, one, x])])
-    turned = _sign_of(site, y, dtype)
-    behind = site.emit("Mul", [turned, pi])
-    angle = site.emit("Atan", [ratio])
-    left = site.emit("Less", [x, zero])
-    angle = site.emit("Where", [left, site.emit("Add", [angle, behind]), angle])
-    upright = site.emit("Mul", [site.emit("Sign", [y]), site.const(math.pi / 2, dtype)])
-    return site.emit("Where", [at_zero, upright, angle])
+    level = x.equals(0)
+    angle = (y / x.choose(level, 1, x))("Atan")
+    angle = x.choose(x < 0, angle + _sign_of(y) * math.pi, angle)
+    return x.choose(level, y("Sign") * (math.pi / 2), angle)
 
 
-def _hypot(site: Site) -> Name:
-    dtype = site.out.dtype
-    squares = []
-    for key in ("self", "other"):
-        value = site.operand(site.get(key), dtype)
-        squares.append(site.emit("Mul", [value, value]))
-    return site.emit("Sqrt", [site.emit("Add", squares)])
-
-
-def _log_add_exp(base: float) -> Rule:
-    def rule(site: Site) -> Name:
-        dtype, scale = site.out.dtype, math.log(base)
-        one, two = (site.operand(site.get(k), dtype) for k in ("self", "other"))
-        high = site.emit("Max", [one, two])
-        far = site.emit("Neg", [site.emit("Abs", [site.emit("Sub", [one, two])])])
-        if scale != 1:
-            far = site.emit("Mul", [far, site.const(scale, dtype)])
-        more = site.emit("Exp", [far])
-        more = site.emit("Log", [site.emit("Add", [more, site.const(1, dtype)])])
-        if scale != 1:
-            more = site.emit("Div", [more, site.const(scale, dtype)])
-        return site.emit("Add", [high, more])
-
-    return rule
-
-
-def _xlogy(site: Site) -> Name:
-    dtype = site.out.dtype
-    one, two = (site.operand(site.get(k), dtype) for k in ("self", "other"))
-    zero = site.const(0, dtype)
-    made = site.emit("Mul", [one, site.emit("Log", [two])])
-    return site.emit("Where", [site.emit("Equal", [one, zero]), zero, made])
+def _log_add_exp(one: Number, two: Number, base: float = math.e) -> Number:
+    scale = math.log(base)
+    far = -abs(one - two)
+    more = ((far if scale == 1 else far * scale)("Exp") + 1)("Log")
+    return one("Max", two) + (more if scale == 1 else more / scale)
 
 
 def _heaviside(site: Site) -> Name:
     x, values = site.tensor("self"), site.tensor("values")
-    zero = site.const(0, x.dtype)
-    made = site.cast(site.emit("Greater", [x, zero]), x.dtype, "bool")
-    return site.emit("Where", [site.emit("Equal", [x, zero]), values, made])
+    number = site.number(x, x.dtype)
+    made = site.cast((number > 0).name, x.dtype, "bool")
+    return site.emit("Where", [number.equals(0).name, values, made])
 
 
 def _round(site: Site) -> Name:
@@ -461,25 +365,17 @@ def _round(site: Site) -> Name:
 
 
 def _is_close(site: Site) -> Name:
-    one, two = site.tensor("self"), site.tensor("other")
     dtype = promoted(site, site.get("self"), site.get("other"))
-    if dtype not in _FLOATS:
-        dtype = "float64"
-    a, b = site.cast(one, dtype), site.cast(two, dtype)
-    apart = site.emit("Abs", [site.emit("Sub", [a, b])])
-    relative = site.const(site.get("rtol", 1e-5), dtype)
-    bound = site.emit("Mul", [relative, site.emit("Abs", [b])])
-    bound = site.emit("Add", [site.const(site.get("atol", 1e-8), dtype), bound])
-    near = site.emit("LessOrEqual", [apart, bound])
-    return site.emit("Or", [near, site.emit("Equal", [a, b])])
+    dtype = dtype if dtype in _FLOATS else "float64"
+    a, b = (site.number(site.tensor(key), dtype) for key in ("self", "other"))
+    bound = site.get("rtol", 1e-5) * abs(b) + site.get("atol", 1e-8)
+    return ((abs(a - b) <= bound) | a.equals(b)).name
 
 
 def _is_finite(site: Site) -> Name:
-    x = site.tensor("self")
-    if x.dtype not in _FLOATS:
-        return site.emit("Equal", [x, x])
-    other = site.emit("Or", [site.emit("IsInf", [x]), site.emit("IsNaN", [x])])
-    return site.emit("Not", [other])
+    x = site.number("self", site.tensor("self").dtype)
+    known = x.equals(x) if x.dtype not in _FLOATS else ~(x("IsInf") | x("IsNaN"))
+    return known.name
 
 
 def _infinite(positive: bool) -> Rule:
@@ -492,33 +388,21 @@ def _infinite(positive: bool) -> Rule:
 
 def _numbers(site: Site) -> Name:
     """``nan_to_num``."""
-    x, dtype = _float(site), site.out.dtype
-    info = ml_dtypes.finfo(dtype)
-    for value, key, default in (
-        (math.inf, "posinf", float(info.max)),
-        (-math.inf, "neginf", float(info.min)),
-    ):
+    x, info = site.number("self"), ml_dtypes.finfo(site.out.dtype)
+    ends = ((math.inf, "posinf", float(info.max)), (-math.inf, "neginf", float(info.min)))
+    for value, key, default in ends:
         given = site.get(key)
-        number = site.const(default if given is None else given, dtype)
-        met = site.emit("Equal", [x, site.const(value, dtype)])
-        x = site.emit("Where", [met, number, x])
-    nan = site.get("nan")
-    return site.emit("Where", [site.emit("IsNaN", [x]), site.const(nan or 0, dtype), x])
+        x = x.choose(x.equals(value), default if given is None else given, x)
+    return x.choose(x("IsNaN"), site.get("nan") or 0, x).name
 
 
-def _of_numbers(op: str) -> Rule:
-    """Return the rule of ``fmax`` and ``fmin``, which pass over what is no number."""
-
-    def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        one, two = (site.operand(site.get(k), dtype) for k in ("self", "other"))
-        made = site.emit(op, [one, two])
-        if dtype not in _FLOATS:
-            return made
-        made = site.emit("Where", [site.emit("IsNaN", [two]), one, made])
-        return site.emit("Where", [site.emit("IsNaN", [one]), two, made])
-
-    return rule
+def _of_numbers(one: Number, two: Number, op: str) -> Number:
+    """Return ``fmax`` and ``fmin``, which pass over what is no number."""
+    made = one(op, two)
+    if one.dtype not in _FLOATS:
+        return made
+    made = made.choose(two("IsNaN"), one, made)
+    return made.choose(one("IsNaN"), two, made)
 
 
 def _shift(left: bool) -> Rule:
@@ -526,13 +410,12 @@ def _shift(left: bool) -> Rule:
 
     def rule(site: Site) -> Name:
         dtype = site.out.dtype
-        x, count = site.operand(site.get("self"), dtype), site.get("other")
+        x, count = site.number("self"), site.get("other")
         if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:
             raise site.refuse("shifts by what is no number from 0 to the bits of its type")
-        factor = site.const(1 << count, dtype)
-        if left:
-            return site.emit("Mul", [x, factor])
-        return floor_divided(site, x, factor, dtype)
+        factor = x.of(1 << count)
+        made = x * factor if left else floor_divided(x, factor)
+        return made.name
 
     return rule
 
@@ -551,11 +434,52 @@ _COMPARE = {
     "ge": "GreaterOrEqual",
 }
 
+_FORMULAS: dict[str, Callable[[Number], Number]] = {
+    "erfc": lambda x: 1 - x("Erf"),
+    "exp2": lambda x: x.of(2)("Pow", x),
+    "expm1": lambda x: x("Exp") - 1,
+    "frac": lambda x: x - _truncated(x),
+    "log1p": lambda x: (x + 1)("Log"),
+    "log_sigmoid": lambda x: -(-x)("Softplus"),
+    "rsqrt": lambda x: x("Sqrt")("Reciprocal"),
+    "silu": lambda x: x * x("Sigmoid"),
+    "special_erfc": lambda x: 1 - x("Erf"),
+    "square": lambda x: x * x,
+    "trunc": _truncated,
+}
+_OF_TWO: dict[str, Callable[[Number, Number], Number]] = {
+    "atan2.default": _atan2,
+    "copysign.Scalar": lambda x, y: abs(x) * _sign_of(y),
+    "copysign.Tensor": lambda x, y: abs(x) * _sign_of(y),
+    "fmax.default": lambda x, y: _of_numbers(x, y, "Max"),
+    "fmin.default": lambda x, y: _of_numbers(x, y, "Min"),
+    "fmod.Scalar": lambda x, y: x("Mod", y, fmod=1),
+    "fmod.Tensor": lambda x, y: x("Mod", y, fmod=1),
+    "hypot.default": lambda x, y: (x * x + y * y)("Sqrt"),
+    "logaddexp.default": _log_add_exp,
+    "logaddexp2.default": lambda x, y: _log_add_exp(x, y, 2),
+    "remainder.Scalar": _remainder,
+    "remainder.Tensor": _remainder,
+    **dict.fromkeys(
+        ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"),
+        lambda x, y: x.choose(x.equals(0), 0, x * y("Log")),
+    ),
+}
+
 _SIDES, _OPERANDS = ("left", "right"), ("Tensor", "Scalar")
 _SHIFTED = ("Tensor", "Tensor_Scalar")
 
 RULES: dict[str, Rule] = {
     **{f"{name}.default": unary(op) for name, op in _UNARY.items()},
+    **{f"{name}.default": formula(one) for name, one in _FORMULAS.items()},
+    **{name: formula(two, "self", "other") for name, two in _OF_TWO.items()},
+    **dict.fromkeys(
+        ("lerp.Scalar", "lerp.Tensor"),
+        formula(lambda start, end, part: start + part * (end - start), "self", "end", "weight"),
+    ),
+    "threshold.default": formula(
+        lambda x, limit, value: x.choose(x > limit, x, value), "self", "threshold", "value"
+    ),
     **{f"{name}.{k}": binary(op) for name, op in _BINARY.items() for k in ("Tensor", "Scalar")},
     **{f"{name}.{k}": compare(op) for name, op in _COMPARE.items() for k in ("Tensor", "Scalar")},
     **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp),
@@ -565,9 +489,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("true_divide.Tensor", "divide.Tensor", "floor_divide.default"), _divide),
     **dict.fromkeys(("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), _pow),
     **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), _rsub),
-    **{f"{name}.{k}": _remainder for name in ("remainder", "fmod") for k in ("Tensor", "Scalar")},
-    **dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), _copysign),
-    **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _lerp),
     **dict.fromkeys(("prelu.default", "_prelu_kernel.default"), _prelu),
     **{
         f"{name}.{form}": _bitwise(f"Bitwise{k.title()}", k.title())
@@ -579,26 +500,15 @@ RULES: dict[str, Rule] = {
     **{f"__{k[0]}shift__.{f}": _shift(k == "left") for k in _SIDES for f in _OPERANDS},
     **{f"bitwise_{k}_shift.{f}": _shift(k == "left") for k in _SIDES for f in _SHIFTED},
     "floor_divide.Scalar": _divide,
-    **dict.fromkeys(("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), _xlogy),
-    "atan2.default": _atan2,
-    "erfc.default": _erfc,
-    "special_erfc.default": _erfc,
-    "exp2.default": _exp2,
-    "fmax.default": _of_numbers("Max"),
-    "fmin.default": _of_numbers("Min"),
-    "frac.default": _frac,
     "glu.default": _glu,
     "hardshrink.default": _shrink(soft=False),
     "heaviside.default": _heaviside,
-    "hypot.default": _hypot,
     "isclose.default": _is_close,
     "isfinite.default": _is_finite,
     "isneginf.default": _infinite(positive=False),
     "isposinf.default": _infinite(positive=True),
     "log10.default": _logarithm(10),
     "log2.default": _logarithm(2),
-    "logaddexp.default": _log_add_exp(math.e),
-    "logaddexp2.default": _log_add_exp(2),
     "logit.default": _logit,
     "max.other": binary("Max"),
     "min.other": binary("Min"),
@@ -611,23 +521,15 @@ RULES: dict[str, Rule] = {
     "bitwise_not.default": _bitwise_not,
     "celu.default": _celu,
     "elu.default": _elu,
-    "expm1.default": _expm1,
     "gelu.default": _gelu,
     "hardsigmoid.default": unary("HardSigmoid", alpha=1 / 6, beta=0.5),
     "hardtanh.default": _hardtanh,
     "isinf.default": lambda site: site.emit("IsInf", [site.tensor("self")]),
     "isnan.default": lambda site: site.emit("IsNaN", [site.tensor("self")]),
     "leaky_relu.default": _leaky,
-    "log1p.default": _log1p,
-    "log_sigmoid.default": _log_sigmoid,
     "logical_not.default": _not,
     "maximum.default": binary("Max"),
     "minimum.default": binary("Min"),
     "relu6.default": _clip(0, 6),
-    "rsqrt.default": _rsqrt,
-    "silu.default": _silu,
     "softplus.default": _softplus,
-    "square.default": _square,
-    "threshold.default": _threshold,
-    "trunc.default": _trunc,
 }

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
 from bnncc.ir.graph import Dim
 from bnncc.ir.limits import elements
@@ -219,6 +220,21 @@ class Site:
         if isinstance(given, Ref):
             return self.cast(self.value(given), dtype)
         return self.const(given, dtype)
+
+    def number(self, given: Any, dtype: str = "") -> Number:
+        """Return a tensor or number, or the argument of a name, in a formula.
+
+        Parameters
+        ----------
+        given : str, Ref, Value or number
+            What it is.
+        dtype : str, optional
+            Of the formula; by default that of the result.
+        """
+        dtype = dtype or self.out.dtype
+        given = self.get(given) if isinstance(given, str) else given
+        name = self.cast(given, dtype) if isinstance(given, Value) else self.operand(given, dtype)
+        return Number(self.emit, self.const, name, dtype)
 
     def reshape(self, value: Name, shape: Sequence[Any]) -> str:
         """Return `value` in a shape of numbers and symbols."""

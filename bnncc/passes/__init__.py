@@ -1,1 +1,0 @@
-"""Passes over the graph, from an imported model to packed, fused layers."""

@@ -1,0 +1,388 @@
+"""Find the binary layers.
+
+    before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)      W = s[o] * {-1, +1}
+    after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)            pads merged, bits and scale of W
+
+A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `lattice`) and
+every filter is one magnitude times signs. What is real in the data's values (their size, an
+offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
+``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
+and ``first`` are 1 and 0 for all but data of two values of different size. For every
+Conv/Gemm/MatMul of the file a `report.Layer` says what became of it, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.recognise import transposed
+from bnncc.recognise.borders import constants_outside, outside_sums, with_border
+from bnncc.recognise.channel_scales import scaled_source
+from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
+from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
+from bnncc.recognise.few_values import few_values
+from bnncc.recognise.filters import binary_weight, few_bit_weights
+from bnncc.recognise.lattice import Lattice, as_multiples, in_units, lattices
+from bnncc.recognise.offsets import PART
+from bnncc.recognise.operands import (
+    bias_of,
+    channels_last,
+    flattened_source,
+    layer_filters,
+    maker,
+    padded_source,
+)
+from bnncc.recognise.products import BINARY_PRODUCT, why_not
+from bnncc.report import Layer
+from bnncc.topi_binary.layout import WORD_BITS, words
+
+Array = np.ndarray
+
+_TRANSPOSED = (
+    "give it constant weights, known sizes, explicit pads and a kernel of at least its stride"
+)
+
+
+Slices = Callable[[int], bool]
+"""Says whether groups of so many channels are computed in bit slices."""
+
+
+def binarize(
+    graph: Graph, choose: Choose | None = None, slices: Slices = lambda _: False
+) -> list[Layer]:
+    """Rewrite binary and few-bit layers of `graph` and report on all.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
+    choose : callable, optional
+        Chooses how few-bit layers are computed, see `recognise.few_bit`; by default as planes.
+    slices : callable, optional
+        Says for a number of channels whether such groups are computed in bit slices, which leave no
+        bits of words empty; by default none are.
+
+    Returns
+    -------
+    list of Layer
+        One per Conv, Gemm and MatMul of the file, in order.
+    """
+    held = few_values(graph)
+    numbered = number_doubles(graph, held)
+    known = lattices(graph) | meanings(numbered)
+    producers = graph.producers()
+    layers = []
+    behind: dict[int, list[Node]] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op == "ConvTranspose":
+            layers.append(_layer(node, graph, (transposed.why_not(node, graph), _TRANSPOSED)))
+        if node.op == BINARY_PRODUCT:
+            layers.append(_product_layer(node, graph))
+        if node.op == QUANTIZED_CONV:
+            layers.append(_rounded_layer(node, graph))
+        if node.op not in ("Conv", "Gemm", "MatMul"):
+            continue
+        made = _try(node, _Look(graph, known, held, producers), choose)
+        if isinstance(made, list) and made[0].inputs[0] in numbered:
+            made = in_double(made, graph, numbered)
+        if isinstance(made, list):
+            graph.nodes[position], *behind[position] = made
+            producers.update({o: one for one in made for o in one.outputs})
+        if not node.attrs.pop(PART, False):
+            layers.append(_layer(node, graph, made[0] if isinstance(made, list) else made, slices))
+    graph.nodes = [one for k, n in enumerate(graph.nodes) for one in (n, *behind.get(k, ()))]
+    graph.prune()
+    return transposed.joined(layers, graph)
+
+
+def _rounded_layer(node: Node, graph: Graph) -> Layer:
+    operands = str(node.attrs["operands"])
+    how = {
+        "bfloat16": "first layer in bfloat16",
+        "int8": "first layer in int8, the image with one scale of its own",
+    }[operands]
+    if node.attrs["zero_points"]:
+        how = f"first layer in {operands}, the image as its bytes"
+    plain = Node("Conv", node.inputs, node.outputs, {}, node.name)
+    bits = (16, 16) if operands == "bfloat16" else (8, 8)
+    return replace(_layer(plain, graph, (f"{how} (--first-layer {operands})", "")), bits=bits)
+
+
+def _product_layer(node: Node, graph: Graph) -> Layer:
+    a = node.attrs
+    depth = int(graph.types[node.inputs[0]].shape[1])
+    batch = np.prod([int(d) for d in str(a["batch"]).split("*") if d.isdigit()], dtype=np.int64)
+    macs = int(batch) * a["rows"] * depth * a["columns"]
+    left = "signs" if a["mode"] == "xor" else "zeros and ones"
+    reason = f"{left} times signs, the second operand packed when it runs"
+    out, weight = (a["batch"], a["rows"], a["columns"]), (a["batch"], depth, a["columns"])
+    return Layer(node.name, "MatMul", "binary", reason, "", macs, "", out, weight, (1, 1))
+
+
+def _layer(
+    node: Node, graph: Graph, made: Node | tuple[str, str], slices: Slices = lambda _: False
+) -> Layer:
+    weight = _weight_shape(node, graph)
+    out = graph.types[node.outputs[0]].shape
+    spatial = [d for d in out[1:] if isinstance(d, int)]
+    if node.op in ("Conv", "ConvTranspose"):
+        macs = int(np.prod(spatial[1:], dtype=np.int64)) * int(np.prod(weight, dtype=np.int64))
+    else:
+        rows = [d for d in out[:-1][1:] if isinstance(d, int)]
+        macs = int(np.prod(rows, dtype=np.int64)) * int(np.prod(weight[-2:], dtype=np.int64))
+    reason, remedy = ("", "") if isinstance(made, Node) else made
+    kind = "binary" if isinstance(made, Node) else "float"
+    bits = (1, 1) if isinstance(made, Node) else (32, 32)
+    if isinstance(made, Node) and made.attrs.get("groups", 1) > 1:
+        reason = _filled(made, slices)
+    if isinstance(made, Node) and made.op == FEW_BIT_CONV:
+        kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
+    op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
+    return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
+
+
+def _filled(made: Node, slices: Slices) -> str:
+    """Say how much of its words a group of a grouped convolution uses; nothing if it is all."""
+    out_channels, *_, channels = made.attrs["bits"].shape
+    held = words(channels) * WORD_BITS
+    if channels == held:
+        return ""
+    if slices(channels) and out_channels // made.attrs["groups"] % channels == 0:
+        return (
+            "depthwise, in bit slices" if channels == 1 else f"groups of {channels}, in bit slices"
+        )
+    return f"groups of {channels} channels fill {100 * channels / held:.0f} % of their words"
+
+
+def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
+    shape = graph.types[node.inputs[1]].shape
+    return tuple(d if isinstance(d, int) else 1 for d in shape)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is known of a graph: lattices, sets of few values, and who makes what."""
+
+    graph: Graph
+    known: dict[str, Lattice]
+    held: dict[str, Array]
+    producers: dict[str, Node]
+
+
+def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[str, str]:
+    """Return a layer of bits or levels and what follows it, or why it is none and the remedy."""
+    graph, producers = look.graph, look.producers
+    if node.inputs[1] not in graph.constants:
+        signs = {name: one for name, one in look.known.items() if one.signs}
+        return why_not(node, graph, signs, producers)
+    filters = layer_filters(node, graph)
+    if isinstance(filters, tuple):
+        return filters
+    made = _try_binary(node, look, filters)
+    if isinstance(made, list):
+        return made
+    return attempt(node, graph, filters, look.known, producers, choose) or made
+
+
+def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[str, str]:
+    signs, data = binary_weight(filters), _data(node, look)
+    if signs is None and isinstance(data, tuple):
+        few = few_bit_weights(filters)
+        if few is not None:
+            return (
+                f"{data[0]}, while its weights have {few.bits} bits",
+                "quantize its data to at most 8 bits, too (an input: declare what it holds)",
+            )
+        return (
+            "neither data nor weights are two-valued",
+            "binarise both with a sign, if it should be",
+        )
+    if signs is None:
+        return _weight_reason(filters)
+    if isinstance(data, tuple):
+        return _why_real(node, look) or data
+    return _make(node, look.graph, data, *signs, filters)
+
+
+def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
+    """Say why data of few values are no bits; None if they have many."""
+    graph, producers = look.graph, look.producers
+    name = padded_source(node, graph, producers)[0] if node.op == "Conv" else node.inputs[0]
+    scaled = scaled_source(name, graph, producers)
+    known = look.known.get(scaled[0]) if scaled is not None else None
+    if known is not None and known.signs:
+        return (
+            "its data have a scale of their own in each channel, and its sums go over channels",
+            "give all channels one scale, or put it behind the layer; depthwise ones can have both",
+        )
+    if (why := _divided(name, graph, producers)) is not None:
+        return why
+    count = len(look.held.get(name, ()))
+    if count < 3:
+        return None
+    return (
+        f"its data take {count} values that are not evenly spaced",
+        "space them evenly, or let there be two",
+    )
+
+
+def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, str] | None:
+    """Say why what is divided by its own size is no sign; None if it is not."""
+    node = producers.get(name)
+    if node is None or node.op != "Div":
+        return None
+    sizes = [producers.get(i) for i in node.inputs]
+    plain = "binarise by Where(x >= 0, 1, -1), which is a bit for every number"
+    for data, size in zip(node.inputs, sizes[::-1], strict=True):
+        if size is None:
+            continue
+        if size.op == "Abs" and size.inputs[0] == data:
+            return (
+                "its data are x / |x|, which is NaN where x is 0",
+                f"{plain}; or say what it is at 0: --sign-zero +1",
+            )
+        inner = [producers.get(i) for i in size.inputs]
+        if size.op == "Add" and any(
+            n is not None and n.op == "Abs" and n.inputs[0] == data for n in inner
+        ):
+            return "its data are x / (|x| + c), which is no sign near 0", plain
+        if size.op == "Sqrt" and inner[0] is not None and set(inner[0].inputs) == {data}:
+            return (
+                "its data are x / sqrt(x * x), which is no sign where x * x is 0 or infinite",
+                plain,
+            )
+    return None
+
+
+def _weight_reason(filters: Array) -> tuple[str, str]:
+    flat = np.abs(filters.reshape(filters.shape[0], -1))
+    top = flat.max(axis=1)
+    if ((flat == 0) & (top[:, None] > 0)).any() and (
+        (flat == 0) | (np.abs(flat - top[:, None]) <= 1e-5 * top[:, None])
+    ).all():
+        return (
+            "its weights are ternary (some are exactly 0)",
+            "train signs without zeros: where(w >= 0, 1, -1) instead of sign(w)",
+        )
+    return (
+        "its weights are not one magnitude times signs per output channel",
+        "binarise them as scale[o] * sign(w); scales along input channels belong on the data",
+    )
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The two-valued tensor a layer reads, and the padding merged into the layer."""
+
+    name: str
+    value: Lattice
+    pads: tuple[int, int, int, int]
+    pad_value: float
+    image: tuple[int, int, int] | None = None
+    """Channels, height and width if the layer reads a flattened image."""
+    centered: bool = False
+    """Whether its bits are taken for signs around the middle of both values."""
+
+
+def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
+    name, pads, pad_value, image = node.inputs[0], (0, 0, 0, 0), 0.0, None
+    if node.op == "Conv":
+        name, pads, pad_value = padded_source(node, look.graph, look.producers)
+    two = look.known.get(name)
+    if two is None or not two.signs:
+        which = "first" if node.op == "Conv" else "last"
+        return (
+            f"its input `{name}` is real-valued" + maker(name, look.producers),
+            f"put a sign in front of it ({which} layers usually stay float)",
+        )
+    centered = two.zero and not two.bipolar
+    if any(pads):
+        allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)
+        centered |= pad_value not in allowed or (not two.bipolar and two.lo != 0.0)
+    if node.op != "Conv":
+        flattened = flattened_source(name, look.graph, look.producers)
+        name, image = flattened or (name, None)
+    return _Data(name, two, pads, pad_value, image, centered)
+
+
+def _make(
+    node: Node, graph: Graph, data: _Data, bits: Array, scale: Array, filters: Array
+) -> list[Node]:
+    if data.centered:
+        return _make_centered(node, graph, data, bits, scale)
+    two = data.value
+    unit = two.hi if two.bipolar else two.hi - two.lo
+    bias = bias_of(node, graph, filters.shape[0])
+    step, first = 1, np.zeros(filters.shape[0])
+    if not two.bipolar and two.lo:  # x = lo + (hi - lo) * bit
+        multiples = as_multiples((two.lo, two.hi))
+        if multiples is None:
+            flat = filters.reshape(filters.shape[0], -1).astype(np.float64)
+            bias = bias + two.lo * flat.sum(axis=1)
+        else:  # the sum stays an integer
+            step, unit = multiples[1:]
+            first = multiples[0] * (2.0 * bits - 1).reshape(bits.shape[0], -1).sum(axis=1)
+    pad_value = 0 if data.pad_value == 0.0 else 1 if data.pad_value == two.hi else -1
+    if not two.bipolar and data.pad_value == two.lo:
+        pad_value = 0
+    attrs = {
+        "step": step,
+        "first": first,
+        "scale": scale * unit,
+        "bias": bias,
+        "pad_value": pad_value,
+        "mode": "xor" if two.bipolar else "and",
+    }
+    return [_conv(node, data, bits, attrs)]
+
+
+def _conv(node: Node, data: _Data, bits: Array, attrs: dict[str, Any]) -> Node:
+    shared = {
+        "bits": channels_last(node, bits, data.image),
+        "strides": tuple(node.attrs.get("strides", (1, 1))),
+        "dilations": tuple(node.attrs.get("dilations", (1, 1))),
+        "pads": data.pads,
+        "groups": int(node.attrs.get("group", 1)),
+    }
+    attrs = {**shared, **attrs}
+    return Node("bnncc.BinaryConv", [data.name], list(node.outputs), attrs, node.name, (node.name,))
+
+
+def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array) -> list[Node]:
+    """Return a layer whose data are ``center + half * s`` with signs s, padded by any number.
+
+    ``sum(w * x)`` is ``half * sum(w * s) + center * sum(w)``, s being 0 outside the image. Where
+    the padding is not the center, a constant of each place makes up for it. If center, half and
+    padding are multiples of one unit, they are counted in it: then the sum stays an integer.
+    """
+    two, signs = data.value, 2.0 * bits - 1
+    numbers = [two.lo, two.hi, data.pad_value if any(data.pads) else 0.0]
+    whole = in_units(numbers) or in_units(numbers[:2])
+    if whole is not None and 4 * max(map(abs, whole[0])) * signs[0].size >= EXACT:
+        whole = None
+    (lo, hi, *among), unit = whole or (numbers, 1.0)
+    pad = 2 * (among[0] if among else numbers[2] / unit)
+    center, half, unit = lo + hi, hi - lo, unit / 2  # so that the middle is whole, too
+    bias, sums = bias_of(node, graph, len(bits)), signs.reshape(len(bits), -1).sum(axis=1)
+    attrs = {"pad_value": 0, "mode": "xor", "scale": scale * unit, "bias": bias}
+    if whole is None:
+        attrs |= {"step": 1, "first": 0.0 * sums, "scale": scale * unit * half}
+        attrs["bias"] = bias + scale * unit * center * sums
+    else:
+        attrs |= {"step": int(half), "first": center * sums}
+    made = _conv(node, data, bits, attrs)
+    if not any(data.pads) or pad == center:
+        return [made]
+    kinds = (graph.types[name] for name in (data.name, node.outputs[0]))
+    outside = outside_sums(node, signs, data.pads, *kinds)
+    counted, rest = constants_outside(outside, sums, center, pad, whole=whole is not None)
+    column = (1, -1, 1, 1)
+    return with_border(
+        made, graph, counted, rest * (scale * unit).reshape(column) + bias.reshape(column)
+    )

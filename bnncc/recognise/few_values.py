@@ -1,0 +1,250 @@
+"""Tensors of few values of any origin: what they can hold, and reading them as signs or levels.
+
+    before: i = ArgMax(...); t = Gather([0, 2, 3], i); y = Conv(t, W)
+    after:  i = ArgMax(...); t = Gather([0, 2, 3], i); l = bnncc.Levels(t); y = Conv(l, W)
+
+Sets of values are followed through operators by evaluating these on all combinations. Where a layer
+reads a float32 tensor of few values that no sign or quantizer made, evenly spaced but for some that
+do not occur, another decision gives the same numbers again, and bits for the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bnncc.errors import BnnccError
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+from bnncc.ir.infer import COMPARE, ELEMENTWISE
+from bnncc.recognise.filters import binary_weight, few_bit_weights, two_valued_filters
+from bnncc.recognise.lattice import (
+    MAX_FILLED,
+    UNEVEN,
+    decided_as_rows,
+    decision,
+    evenly,
+    kept,
+    lattices,
+    of_decision,
+    unevenness,
+)
+from bnncc.recognise.operands import filters_of
+from bnncc.recognise.step_functions import interval
+
+Array = np.ndarray[Any, Any]
+
+_MOST_COMBINATIONS = 4096
+_LARGEST_CONSTANT = 1 << 16
+_BOOLEAN = {*COMPARE, "IsNaN", "IsInf", "Not", "And", "Or", "Xor"}
+_ROUNDINGS = {"Round", "Floor", "Ceil"}
+_ROUNDED = 1e-5
+"""Part of a bound by which rounding may move what it bounds, and more."""
+
+_LAYERS = {"Conv", "Gemm", "MatMul"}
+
+
+def few_values(graph: Graph) -> dict[str, Array]:
+    """Return which tensors hold few values, and which.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Of each such tensor, all that it can hold, ascending, at most `MAX_FILLED`.
+    """
+    table: dict[str, Array] = {}
+    producers = graph.producers()
+    for name in graph.inputs:
+        kind = graph.datatypes.get(name)
+        if graph.types[name].dtype == "bool":
+            table[name] = np.array([False, True])
+        elif kind is not None and 1 < kind.count <= MAX_FILLED:
+            declared = kind.low + kind.step * np.arange(kind.count)
+            table[name] = declared.astype(graph.types[name].dtype)
+    for node in graph.nodes:
+        values = _held(node, graph, table, producers)
+        if values is None:
+            continue
+        values = np.unique(values)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            continue
+        if 0 < len(values) <= MAX_FILLED:
+            table.update({out: values for out in node.outputs if out})
+    return table
+
+
+def _held(
+    node: Node, graph: Graph, table: dict[str, Array], producers: dict[str, Node]
+) -> Array | None:
+    a, dtype = node.attrs, graph.types[node.outputs[0]].dtype
+    if (decided := of_decision(node)) is not None:
+        return np.array(decided.values, np.float32)
+    if node.op in ("ArgMax", "ArgMin"):
+        shape = graph.types[node.inputs[0]].shape
+        size = shape[int(a.get("axis", 0))] if shape else 1
+        return np.arange(size) if isinstance(size, int) and size <= MAX_FILLED else None
+    if (taken := kept(node, graph)) is not None:
+        parts = [*(table.get(i) for i in taken[0]), *map(_few, taken[1])]
+        held = [p for p in parts if p is not None]
+        if len(held) == len(parts):
+            return np.concatenate([p.astype(held[0].dtype) for p in held])
+    made = _rounded(node, graph, producers) if node.op in _ROUNDINGS else None
+    if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, "Gather")):
+        made = _combined(node, graph, table)
+    if made is not None:
+        return made
+    if node.op in ("Mod", "BitwiseAnd") and dtype.startswith(("int", "uint")):
+        return _remainders(node, graph)
+    if node.op == "Sign":
+        return np.array([0, 1] if dtype.startswith("u") else [-1, 0, 1], _kind(dtype))
+    if node.op in _BOOLEAN or (node.op == "Cast" and dtype == "bool"):
+        return np.array([False, True])
+    return None
+
+
+def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | None:
+    """Return the integers that a number between bounds is rounded to, or one more at the ends."""
+    dtype = graph.types[node.inputs[0]].dtype
+    bounds = np.array(interval(node.inputs[0], graph, producers))
+    if dtype not in ("float32", "float64") or not np.isfinite(bounds).all():
+        return None
+    wide = bounds + _ROUNDED * np.abs(bounds) * [-1, 1]
+    low, high = evaluate_node(node, [wide])[0]
+    return None if high - low >= MAX_FILLED else np.arange(low, high + 1).astype(dtype)
+
+
+def _remainders(node: Node, graph: Graph) -> Array | None:
+    """Return what is left of integers of any size, divided or masked by a constant."""
+    value = graph.constants.get(node.inputs[1])
+    if value is None or value.size != 1:
+        return None
+    by, dtype = int(value.reshape(())), graph.types[node.outputs[0]].dtype
+    most = abs(by) - 1 if node.op == "Mod" else by
+    if not 0 <= most < MAX_FILLED:
+        return None
+    both = node.op == "Mod" and node.attrs.get("fmod", 0) and not dtype.startswith("u")
+    low = -most if both or (node.op == "Mod" and by < 0) else 0
+    high = most if both or low == 0 else 0
+    return np.arange(low, high + 1).astype(dtype)
+
+
+def _kind(dtype: str) -> str:
+    return dtype if hasattr(np, dtype) else "float32"
+
+
+def _of(name: str, graph: Graph, table: dict[str, Array]) -> Array | None:
+    value = graph.constants.get(name)
+    return table.get(name) if value is None else _few(value)
+
+
+def _few(value: Array) -> Array | None:
+    """Return what a constant holds, if that is not much."""
+    if not 0 < value.size <= _LARGEST_CONSTANT:
+        return None
+    held = np.unique(value)
+    return held if len(held) <= MAX_FILLED else None
+
+
+def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
+    """Return what an operator gives for all combinations of what its operands hold."""
+    names = list(dict.fromkeys(i for i in node.inputs if i))
+    whole = node.inputs[0] if node.op == "Gather" else ""
+    if whole and (whole not in graph.constants or graph.constants[whole].ndim != 1):
+        return None
+    sets = {i: _of(i, graph, table) for i in names if i != whole}
+    if any(v is None for v in sets.values()) or not sets:
+        return None
+    held = [v for v in sets.values() if v is not None]
+    if np.prod([len(v) for v in held], dtype=np.float64) > _MOST_COMBINATIONS:
+        return None
+    grid = dict(zip(sets, (g.reshape(-1) for g in np.meshgrid(*held)), strict=True))
+    if whole:
+        grid[whole] = graph.constants[whole]
+    args: list[Array | None] = [grid[i] if i else None for i in node.inputs]
+    if node.op == "Clip":
+        if any(i and len(grid[i]) and (grid[i] != grid[i][0]).any() for i in node.inputs[1:]):
+            return None
+        args[1:] = [v if v is None else v[:1].reshape(()) for v in args[1:]]
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(evaluate_node(node, args)[0]).reshape(-1)
+    except BnnccError:
+        return None
+
+
+def read_again(graph: Graph) -> None:
+    """Let layers read tensors of few values as signs or levels.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_quantizers`; rewritten in place.
+    """
+    known = set(lattices(graph))
+    held, uneven = few_values(graph), unevenness(graph)
+    full = {name: evenly(v, uneven.get(name, UNEVEN)) for name, v in held.items()}
+    producers = graph.producers()
+    renamed: dict[str, str] = {}
+    behind: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op not in _LAYERS or node.inputs[1] not in graph.constants:
+            continue
+        name = _first_usable(node.inputs[0], graph, producers, full, known)
+        values = None if name is None else full[name]
+        if name is None or name in renamed or values is None or not _counted(node, graph):
+            continue
+        made = graph.fresh(f"{name}.again")
+        graph.types[made] = graph.types[name]
+        label = producers[name].name if name in producers else name
+        numbers = values.astype(np.float32)
+        middles = (numbers[:-1] + numbers[1:]) / 2
+        behind[name] = decision(graph, name, made, middles, numbers, label)
+        renamed[name] = made
+    if not renamed:
+        return
+    nodes: list[Node] = []
+    for name in graph.inputs:
+        nodes += behind.pop(name, [])
+    for node in graph.nodes:
+        node.inputs = [renamed.get(i, i) for i in node.inputs]
+        nodes.append(node)
+        for out in node.outputs:
+            nodes += behind.pop(out, [])
+    graph.nodes = nodes
+
+
+def _counted(node: Node, graph: Graph) -> bool:
+    """Whether the weights of a layer are such that data of few values make it one of bits."""
+    filters = filters_of(node, graph.constants[node.inputs[1]])
+    if isinstance(filters, tuple):
+        return False
+    return any(f(filters) is not None for f in (binary_weight, few_bit_weights, two_valued_filters))
+
+
+def _first_usable(
+    name: str,
+    graph: Graph,
+    producers: dict[str, Node],
+    full: dict[str, Array | None],
+    known: set[str],
+) -> str | None:
+    """Return the first tensor on the way to a layer that can be read again, if none is known."""
+    found = None
+    while name in full and name not in known:
+        kind, values = graph.types[name], full[name]
+        usable = kind.dtype == "float32" and values is not None
+        fits = len(kind.shape) in (2, 4) or decided_as_rows(kind)
+        if usable and values is not None and (fits or len(values) == 2):
+            found = name
+        node = producers.get(name)
+        if node is None or node.op == "Concat" or kept(node, graph) is None:
+            return found
+        name = node.inputs[0]
+    return None if name in known else found

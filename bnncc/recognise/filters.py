@@ -1,0 +1,151 @@
+"""How filters are small numbers: signs, two values, or multiples of a scale of each filter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.ir.numeric import noise
+
+WEIGHT_TOLERANCE = 1e-5
+"""Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues
+left in trained weights measure up to 4e-6; a larger bound would change results."""
+
+MAX_WEIGHT = 128
+"""Largest magnitude of integer weights: they have up to 8 bits."""
+
+SAMPLE = 64
+"""Weights of each filter that are looked at first."""
+
+
+def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Split weights into signs and one scale per output channel.
+
+    Parameters
+    ----------
+    weight : ndarray of float, shape (out_channels, ...)
+        Filters.
+
+    Returns
+    -------
+    bits : ndarray of bool, same shape
+        True where the weight is positive (anything in an all-zero filter).
+    scale : ndarray of float64, shape (out_channels,)
+        ``weight == scale * (2 * bits - 1)`` within `WEIGHT_TOLERANCE`; zero for all-zero filters.
+        None is returned if some filter is not two-valued.
+    """
+    flat = np.abs(weight.reshape(weight.shape[0], -1).astype(np.float64))
+    if flat.shape[1] == 0:
+        return None
+    top = flat.max(axis=1)
+    if (top - flat.min(axis=1) > WEIGHT_TOLERANCE * top).any() or not top.any():
+        return None
+    exact = (flat == top[:, None]).all(axis=1)
+    scale = np.where(exact, top, flat.mean(axis=1))
+    return weight > 0, scale
+
+
+def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return filters of two values each as signs around a middle.
+
+    Parameters
+    ----------
+    filters : ndarray, shape (out_channels, ...)
+        Weights.
+
+    Returns
+    -------
+    tuple or None
+        Bits of the shape of `filters`; half the distance and the middle of each filter, float64.
+    """
+    flat = filters.reshape(len(filters), -1).astype(np.float64)
+    if not flat.size:
+        return None
+    low, high = flat.min(axis=1), flat.max(axis=1)
+    bits = flat > ((low + high) / 2)[:, None]
+    near = WEIGHT_TOLERANCE * np.maximum(np.abs(low), np.abs(high))[:, None]
+    if (np.abs(flat - np.where(bits, high[:, None], low[:, None])) > near).any():
+        return None
+    count = bits.sum(axis=1)
+    upper = np.where(count, (flat * bits).sum(axis=1) / np.maximum(count, 1), high)
+    rest = flat.shape[1] - count
+    lower = np.where(rest, (flat * ~bits).sum(axis=1) / np.maximum(rest, 1), low)
+    return bits.reshape(filters.shape), (upper - lower) / 2, (upper + lower) / 2
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Filters as integers.
+
+    Attributes
+    ----------
+    whole : ndarray of int64, shape (out_channels, ...)
+        What is multiplied.
+    scale : ndarray of float64, shape (out_channels,)
+        What one is worth.
+    odd : bool
+        Whether all are odd: sums of signs times powers of two.
+    bits : int
+        Planes that hold them: signs if odd, else two's complement.
+    """
+
+    whole: np.ndarray
+    scale: np.ndarray
+    odd: bool
+    bits: int
+
+    @property
+    def complement_bits(self) -> int:
+        """Planes of two's complement."""
+        low, high = int(self.whole.min()), int(self.whole.max())
+        return max((-low - 1).bit_length() if low < 0 else 0, high.bit_length()) + 1
+
+
+def few_bit_weights(weight: np.ndarray) -> Weights | None:
+    """Split weights into integers of up to 8 bits and one scale per output channel.
+
+    Parameters
+    ----------
+    weight : ndarray of float, shape (out_channels, ...)
+        Filters.
+
+    Returns
+    -------
+    Weights or None
+        With the smallest integers, as near as `bnncc.ir.numeric.multiples` wants: filters of a
+        few real numbers are near multiples of something by chance.
+    """
+    flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
+    if not flat.size:
+        return None
+    top = np.abs(flat).max(axis=1)
+    ratio = flat / np.where(top == 0, 1.0, top)[:, None]
+    sample = ratio[:, :: max(1, ratio.shape[1] // SAMPLE)]
+    multiple = np.zeros(len(flat), np.int64)
+    multiple[top == 0] = 1
+    for number in range(1, MAX_WEIGHT + 1):
+        left = np.flatnonzero(multiple == 0)
+        if not left.size:
+            break
+        fits = _near(sample[left], number)
+        left = left[fits]
+        multiple[left[_near(ratio[left], number)]] = number
+    if not multiple.all():
+        return None
+    whole = np.rint(ratio * multiple[:, None]).astype(np.int64)
+    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # -2**n has a place, 2**n none
+    odd = bool((whole[top > 0] % 2 == 1).all())
+    if odd:
+        whole[top == 0] = 1
+        sign[:] = 1
+    scale = sign * top / multiple
+    whole = (whole * sign[:, None]).reshape(weight.shape)
+    found = Weights(whole, scale, odd, 1)
+    bits = int(np.abs(whole).max()).bit_length() if odd else found.complement_bits
+    return Weights(whole, scale, odd, bits) if bits <= 8 else None
+
+
+def _near(ratio: np.ndarray, number: int) -> np.ndarray:
+    scaled = ratio * number
+    return np.asarray((np.abs(scaled - np.rint(scaled)) <= noise(number)).all(axis=1))

@@ -1,0 +1,210 @@
+"""Which operators rise or fall with their operand, and where a chain of them passes a value.
+
+IEEE arithmetic is monotone: if a <= b then round(a + c) <= round(b + c), and the same for a product
+with a constant, a comparison and a rounding to integers. So a chain of such operators with finite
+constants is monotone in float32 as it is in real numbers, for every datum, whatever its magnitude:
+a proof, channel by channel.
+
+Where such a function of one number passes a value is found by bisection over all float32 numbers
+there are. These are counted: *place* 0 is 0, place 1 the least above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.recognise.affine import channel_vector
+
+Array = np.ndarray[Any, Any]
+
+_RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND))
+_ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div"))
+_BY_NUMBER = frozenset((
+    "Min", "Max", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear",
+    QUANT, MULTI_THRESHOLD,
+))  # fmt: skip
+"""Monotone, besides, where other operands are one number each. Tanh rises in real numbers; of all
+float32 numbers NumPy's gives two a last bit less than the number before, at 1.5 and -1.5."""
+
+
+def direction(node: Node, graph: Graph, channels: int, rank: int) -> np.ndarray | None:
+    """Return which way an elementwise operator goes.
+
+    Parameters
+    ----------
+    node : Node
+        Of one operand that is not constant.
+    graph : Graph
+        Holds the constants.
+    channels, rank : int
+        Of the operand: constants may be one for each channel.
+
+    Returns
+    -------
+    ndarray of int, shape (channels,), or None
+        1 where the result never falls while the operand rises, -1 where it never rises, 0 where it
+        does not depend on it. None if that is not known of every channel.
+    """
+    ones = np.ones(channels, np.int64)
+    if node.op in _RISING:
+        return ones if _finite(graph, node.inputs[1:]) else None
+    if node.op == "Neg":
+        return -ones
+    if node.op == "LeakyRelu":
+        return ones if float(node.attrs.get("alpha", 0.01)) >= 0 else None
+    if node.op == "PRelu":
+        slope = _vector(graph, node.inputs[1], channels, rank)
+        return ones if slope is not None and (slope >= 0).all() else None
+    if node.op == "BatchNormalization":
+        gamma, var = (graph.constants.get(node.inputs[i]) for i in (1, 4))
+        if gamma is None or var is None or not _finite(graph, node.inputs[1:5]):
+            return None
+        spread = var.astype(np.float64) + float(node.attrs.get("epsilon", 1e-5))
+        return np.sign(gamma).astype(np.int64) if (spread > 0).all() else None
+    if node.op in _ARITHMETIC and len(node.inputs) == 2:
+        return _arithmetic(node, graph, channels, rank)
+    return None
+
+
+def _arithmetic(node: Node, graph: Graph, channels: int, rank: int) -> np.ndarray | None:
+    left = node.inputs[0] in graph.constants
+    vector = _vector(graph, node.inputs[0 if left else 1], channels, rank)
+    if vector is None:
+        return None
+    ones = np.ones(channels, np.int64)
+    if node.op == "Add":
+        return ones
+    if node.op == "Sub":
+        return -ones if left else ones
+    if node.op == "Div" and (left or not vector.all()):  # c / x has a pole
+        return None
+    return np.sign(vector).astype(np.int64)
+
+
+def _vector(graph: Graph, name: str, channels: int, rank: int) -> np.ndarray | None:
+    value = graph.constants.get(name)
+    if value is None or not np.isfinite(value).all():
+        return None
+    return channel_vector(value, channels, rank)
+
+
+def _finite(graph: Graph, names: Sequence[str]) -> bool:
+    """Whether operands are constants without NaN; bounds may be infinite."""
+    held = [graph.constants.get(name) for name in names if name]
+    return all(value is not None and not np.isnan(value).any() for value in held)
+
+
+def chain_direction(
+    nodes: Sequence[Node], graph: Graph, channels: int, rank: int
+) -> np.ndarray | None:
+    """Return which way a chain of operators goes, each reading the one before; see `direction`."""
+    total = np.ones(channels, np.int64)
+    for node in nodes:
+        one = direction(node, graph, channels, rank)
+        if one is None:
+            return None
+        total = total * one
+    return total
+
+
+def monotone_operand(node: Node, graph: Graph) -> str | None:
+    """Return the tensor that `node` is a rising or falling function of, element by element.
+
+    Parameters
+    ----------
+    node : Node
+        In normal form.
+    graph : Graph
+        Holds its constants.
+
+    Returns
+    -------
+    str or None
+        Its other operands are one finite number each.
+    """
+    data = [i for i in node.inputs if i and i not in graph.constants]
+    if len(data) != 1 or len([o for o in node.outputs if o]) != 1:
+        return None
+    kind = graph.types[data[0]]
+    if kind.shape != graph.types[node.outputs[0]].shape or kind.dtype == "bool":
+        return None
+    if node.op == MULTI_THRESHOLD:
+        return data[0] if node.inputs[0] == data[0] else None
+    others = [graph.constants[i] for i in node.inputs if i and i != data[0]]
+    if any(v.size != 1 or not np.isfinite(np.asarray(v, np.float64)).all() for v in others):
+        return None
+    if node.op in _BY_NUMBER:
+        return data[0] if node.inputs[0] == data[0] or node.op in ("Min", "Max") else None
+    known = node.op in _RISING | _ARITHMETIC | {"Neg"}
+    return data[0] if known and direction(node, graph, 1, 0) is not None else None
+
+
+def first_reached(reached: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """Return from which integers on something is so.
+
+    Parameters
+    ----------
+    reached : callable
+        Says of integers of the shape of `low` whether it is so; once it is, it stays so.
+    low, high : ndarray of int64
+        It is not so at `low`, and is at `high`.
+
+    Returns
+    -------
+    ndarray of int64
+    """
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        after = reached(middle)
+        low, high = np.where(after, low, middle), np.where(after, middle, high)
+    return high
+
+
+def evaluate_at(nodes: Sequence[Node], x: Array, graph: Graph) -> Array:
+    """Evaluate a chain of such nodes at numbers of its source.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        In order.
+    x : ndarray, shape (count,)
+        Numbers.
+    graph : Graph
+        Holds the constants.
+
+    Returns
+    -------
+    ndarray, shape (count,)
+    """
+    value = np.asarray(x, np.float32).reshape(-1, 1)
+    for node in nodes:
+        args = [
+            None if not i else np.asarray(graph.constants[i]).reshape(_shape(node, i, graph))
+            if i in graph.constants else value
+            for i in node.inputs
+        ]  # fmt: skip
+        value = np.asarray(evaluate_node(node, args)[0])
+    return value.reshape(-1)
+
+
+def _shape(node: Node, name: str, graph: Graph) -> tuple[int, ...]:
+    return graph.constants[name].shape if node.op == MULTI_THRESHOLD else ()
+
+
+def float_at(places: Array) -> Array:
+    """Return the float32 numbers that are so many steps above (or below) 0."""
+    bits = np.where(places >= 0, places, -places + (1 << 31)).astype(np.uint32)
+    return bits.view(np.float32)
+
+
+def place_of(number: float) -> int:
+    """Return how many float32 numbers `number` is above 0, or below it."""
+    bits = int(np.array(number, np.float32).view(np.int32))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)

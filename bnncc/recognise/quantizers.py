@@ -1,0 +1,181 @@
+"""Recognise quantizers in all their spellings.
+
+    before: c = Clip(x, 0, 1); m = Mul(c, 3); r = Round(m); y = Div(r, 3)
+    after:  y = bnncc.Levels(x)
+
+A chain of rising (or falling) functions of one number with constants, one of which rounds, is a
+step function: it takes a few values, and each from a certain float32 on. Values and thresholds are
+found by evaluating the chain's own nodes, by bisection over all float32 numbers, so nothing depends
+on how a quantizer is written or which way it rounds. Chains of two values become `bnncc.Sign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.recognise.lattice import UNEVEN, decided_as_rows, decision, even, unevenness
+from bnncc.recognise.monotone import evaluate_at, float_at, monotone_operand, place_of
+
+Array = np.ndarray
+
+MAX_COUNT = 255
+"""Thresholds of a quantizer of 8 bits."""
+
+_ROUNDING = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What a tensor is a function of: a source tensor, through nodes."""
+
+    source: str
+    nodes: tuple[Node, ...]
+    rounds: bool
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The step function of a chain: `Levels` attributes."""
+
+    thresholds: Array
+    values: Array
+
+
+def recognise_quantizers(graph: Graph) -> None:
+    """Replace quantizers by `bnncc.Levels` and `bnncc.Sign` nodes.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    found = _find(graph)
+    uneven = unevenness(graph)
+    consumers = graph.consumers()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        out = node.outputs[0]
+        entry = found.get(out)
+        readers = consumers.get(out, [])
+        tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
+        kind = graph.types[out]
+        usable = kind.dtype == "float32" and entry is not None and _fits(entry[1], kind)
+        held = None if entry is None else even(entry[1].values, uneven.get(out, UNEVEN))
+        if entry is None or not tip or not usable or held is None:
+            nodes.append(node)
+            continue
+        chain, steps = entry
+        values = np.array(held.values, np.float32)
+        nodes += decision(graph, chain.source, out, steps.thresholds, values, node.name)
+    graph.nodes = nodes
+    graph.sort()
+    graph.prune()
+
+
+def _fits(steps: _Steps, kind: TensorType) -> bool:
+    """Whether a kernel decides on images or rows of the type."""
+    by_channel = steps.thresholds.ndim > 1
+    return len(kind.shape) in (2, 4) or (not by_channel and decided_as_rows(kind))
+
+
+def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
+    """Return the step function of every tensor that is one."""
+    chains: dict[str, _Chain] = {}
+    found: dict[str, tuple[_Chain, _Steps]] = {}
+    for node in graph.nodes:
+        data = monotone_operand(node, graph)
+        if data is None:
+            continue
+        before = chains.get(data)
+        if before is None:
+            if graph.types[data].dtype != "float32":
+                continue  # what reads the Cast of an input may begin a chain
+            before = _Chain(data, (), False)
+        if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
+            entry = _by_channel(node, data, graph)
+            if entry is not None:
+                found[node.outputs[0]] = entry
+            continue
+        if data in found and found[data][1].thresholds.ndim == 2:
+            entry = _mapped(node, found[data], graph)
+            if entry is not None:
+                found[node.outputs[0]] = entry
+            continue
+        rounds = before.rounds or _rounds(node, graph)
+        chain = _Chain(before.source, (*before.nodes, node), rounds)
+        chains[node.outputs[0]] = chain
+        if not rounds:
+            continue
+        steps = _steps(chain.nodes, graph)
+        if steps is not None:
+            found[node.outputs[0]] = chain, steps
+    return found
+
+
+def _rounds(node: Node, graph: Graph) -> bool:
+    if node.op == "Cast":
+        return np.dtype(graph.types[node.outputs[0]].dtype).kind in "iu"
+    return node.op in _ROUNDING
+
+
+def _steps(nodes: Sequence[Node], graph: Graph) -> _Steps | None:
+    """Find all steps of a chain by bisection; None if there are none, or too many."""
+    top = place_of(float(np.finfo(np.float32).max))
+    low, high = np.array([-top], np.int64), np.array([top], np.int64)
+
+    def at(places: Array) -> Array:
+        return evaluate_at(nodes, float_at(places), graph).astype(np.float32)
+
+    left, right = at(low), at(high)
+    if not np.isfinite([left[0], right[0]]).all() or left[0] == right[0]:
+        return None
+    cuts: list[tuple[int, float]] = []
+    first = float(left[0])
+    while low.size:
+        done = high - low == 1
+        cuts += zip(high[done].tolist(), right[done].tolist(), strict=True)
+        low, high, left, right = (v[~done] for v in (low, high, left, right))
+        if not low.size:
+            break
+        middle = (low + high) // 2
+        value = at(middle)
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        left, right = np.concatenate([left, value]), np.concatenate([value, right])
+        differ = left != right
+        low, high, left, right = (v[differ] for v in (low, high, left, right))
+        if low.size + len(cuts) > MAX_COUNT:
+            return None
+    cuts.sort()
+    values = np.array([first, *(v for _, v in cuts)], np.float32)
+    change = np.diff(values)
+    if not ((change > 0).all() or (change < 0).all()):
+        return None
+    return _Steps(float_at(np.array([c for c, _ in cuts], np.int64)), values)
+
+
+def _by_channel(node: Node, data: str, graph: Graph) -> tuple[_Chain, _Steps] | None:
+    """Return the step function of a MultiThreshold with thresholds of each channel."""
+    limits = np.sort(graph.constants[node.inputs[1]].astype(np.float32), axis=1)
+    if not 0 < limits.shape[1] <= MAX_COUNT or graph.types[data].dtype != "float32":
+        return None
+    scale = np.float32(node.attrs.get("out_scale", 1))
+    values = scale * np.arange(limits.shape[1] + 1, dtype=np.float32)
+    values = values + np.float32(node.attrs.get("out_bias", 0))
+    return (_Chain(data, (node,), True), _Steps(limits, values)) if scale else None
+
+
+def _mapped(
+    node: Node, before: tuple[_Chain, _Steps], graph: Graph
+) -> tuple[_Chain, _Steps] | None:
+    """Return the step function of `node` on the values of another one."""
+    chain, steps = before
+    values = evaluate_at([node], steps.values, graph).astype(np.float32)
+    change = np.diff(values)
+    if not np.isfinite(values).all() or not ((change > 0).all() or (change < 0).all()):
+        return None
+    return _Chain(chain.source, (*chain.nodes, node), True), _Steps(steps.thresholds, values)

@@ -1,0 +1,335 @@
+"""Which tensors are step functions of one real tensor, by evaluating their own operators.
+
+Comparisons, `Sign` and roundings of a small range start one; any elementwise operator over step
+functions of the same source and scalar constants gives another, see `bnncc.recognise.signs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnncc.errors import InputError
+from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import ROUND
+from bnncc.recognise.monotone import (
+    evaluate_at,
+    first_reached,
+    float_at,
+    monotone_operand,
+    place_of,
+)
+
+Array = np.ndarray
+
+MAX_CUTS = 255
+"""Thresholds of a quantizer of 8 bits."""
+
+FAR = np.float32(np.inf)
+
+_MAX_CHAIN = 16
+_LARGEST = float(np.finfo(np.float32).max)
+_COMPARES = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
+_ELEMENTWISE = {
+    "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sign", "Relu", "Clip", "Where", "Cast", "Not", "And",
+    "Or", "Xor", "Min", "Max", "Identity", "Floor", "Ceil", "Round", "LeakyRelu", "Tanh", "Sum",
+    "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", "Gather", ROUND,
+    *_COMPARES,
+}  # fmt: skip
+_ROUNDINGS = {"Round", "Floor", "Ceil"}
+_SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}
+"""Strictly increasing operators with f(0) = 0 that cannot round a nonzero value to zero."""
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """A piecewise constant function of one source tensor.
+
+    Attributes
+    ----------
+    source : str
+        The real tensor.
+    cuts : ndarray, shape (count,)
+        Where pieces begin but the first, ascending: a piece holds its cut.
+    values : ndarray, shape (count + 1,)
+        On each piece; neighbours differ.
+    """
+
+    source: str
+    cuts: Array
+    values: Array
+
+
+def analyse(graph: Graph) -> dict[str, StepFunction]:
+    """Return the step function of every tensor that is one.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `simplify`; comparisons of tensors become those of differences with 0.
+
+    Returns
+    -------
+    dict of str to StepFunction
+    """
+    steps: dict[str, StepFunction] = {}
+    producers = graph.producers()
+    rewritten: list[Node] = []
+    for node in graph.nodes:
+        step = None
+        if len([o for o in node.outputs if o]) == 1 and node.op in _ELEMENTWISE:
+            step = _compose(node, graph, steps, producers)
+            step = step or _start(node, graph, producers, rewritten)
+        if step is not None:
+            steps[node.outputs[0]] = step
+        rewritten.append(node)
+    graph.nodes = rewritten
+    return steps
+
+
+def _step_function(source: str, cuts: Array, values: Array) -> StepFunction | None:
+    """Return a step function without cuts that make no difference; None if there are too many."""
+    with np.errstate(invalid="ignore"):
+        differ = (values[1:] != values[:-1]) & ~(np.isnan(values[1:]) & np.isnan(values[:-1]))
+    if differ.sum() > MAX_CUTS:
+        return None
+    return StepFunction(source, cuts[differ], np.append(values[:1], values[1:][differ]))
+
+
+def _scalar(graph: Graph, name: str) -> np.ndarray | None:
+    value = graph.constants.get(name)
+    if value is None or value.size == 0:
+        return None
+    if value.size == 1 or (value == value.flat[0]).all():
+        return value.reshape(-1)[:1]
+    return None
+
+
+def _compose(
+    node: Node, graph: Graph, steps: dict[str, StepFunction], producers: dict[str, Node]
+) -> StepFunction | None:
+    """Return the step function of an operator over step functions of one source."""
+    names = [i for i in dict.fromkeys(node.inputs) if i in steps]
+    own = _common([steps[i] for i in names], graph, producers)
+    if not own:
+        return None
+    table = dict(zip(names, own, strict=True))
+    if graph.types[node.outputs[0]].shape != graph.types[own[0].source].shape:
+        return None
+    cuts = np.unique(np.concatenate([s.cuts for s in own]))
+    args: list[Array | None] = []
+    for name in node.inputs:
+        if not name:
+            args.append(None)
+        elif name in table:
+            step = table[name]
+            places = np.searchsorted(step.cuts, cuts, side="right")
+            args.append(step.values[np.append(0, places)])
+        elif node.op == "Gather" and graph.types[name].shape and name in graph.constants:
+            args.append(graph.constants[name])
+        else:
+            value = _scalar(graph, name)
+            if value is None:
+                return None
+            args.append(value.reshape(()) if node.op == "Clip" else value)
+    if node.op == "Gather" and (args[0] is None or args[0].ndim != 1 or node.inputs[0] in table):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            values = np.asarray(evaluate_node(node, args)[0])
+    except InputError:
+        return None  # an index outside: the network will say so, if it meets one
+    if values.size == 1:
+        values = np.broadcast_to(values.reshape(-1), (len(cuts) + 1,))
+    if values.shape != (len(cuts) + 1,):
+        return None
+    return _step_function(own[0].source, cuts, values)
+
+
+def _common(
+    steps: list[StepFunction], graph: Graph, producers: dict[str, Node]
+) -> list[StepFunction]:
+    """Return step functions as such of one tensor; none if there is no such tensor."""
+    if len({s.source for s in steps}) < 2:
+        return steps
+    chains = [_chain_above(s.source, graph, producers) for s in steps]
+    for name in chains[0]:
+        if all(name in chain for chain in chains):
+            moved = [
+                _moved_up(step, name, chain[name], graph)
+                for step, chain in zip(steps, chains, strict=True)
+            ]
+            return [s for s in moved if s is not None] if None not in moved else []
+    return []
+
+
+def _chain_above(
+    name: str, graph: Graph, producers: dict[str, Node]
+) -> dict[str, tuple[Node, ...]]:
+    """Return the tensors that `name` is a rising or falling function of, with the nodes between."""
+    table: dict[str, tuple[Node, ...]] = {name: ()}
+    nodes: tuple[Node, ...] = ()
+    while len(nodes) < _MAX_CHAIN and (node := producers.get(name)) is not None:
+        data = monotone_operand(node, graph)
+        if data is None or graph.types[data].dtype != "float32":
+            break
+        nodes = (node, *nodes)
+        name = data
+        table[name] = nodes
+    return table
+
+
+def _moved_up(
+    step: StepFunction, source: str, nodes: tuple[Node, ...], graph: Graph
+) -> StepFunction | None:
+    """Return a step function of what its source is computed from by rising or falling nodes."""
+    if not nodes:
+        return step
+    ends = evaluate_at(nodes, np.array([-_LARGEST, _LARGEST]), graph)
+    falls = bool(ends[0] > ends[1])
+    if not len(step.cuts) or np.isnan(ends).any() or ends[0] == ends[1]:
+        return None
+    # The first number from which on the function is at, or (falling) no longer at, each cut.
+    low = np.full(len(step.cuts), place_of(-_LARGEST) - 1, np.int64)
+    high = np.full(len(step.cuts), place_of(_LARGEST) + 1, np.int64)
+    high = first_reached(
+        lambda at: (evaluate_at(nodes, float_at(at), graph) >= step.cuts) ^ falls, low, high
+    )
+    values = step.values
+    if falls:
+        high, values = high[::-1], values[::-1]
+    inside = high <= place_of(_LARGEST)  # others are never reached
+    if not inside.all():
+        high, values = high[inside], values[np.append(True, inside)]
+    if not len(high):
+        return StepFunction(source, step.cuts[:0], values[:1])
+    cuts, first = np.unique(high, return_index=True)
+    # Of pieces that shrink to nothing the last one stays.
+    last = np.append(first[1:], len(high)) - 1
+    return _step_function(source, float_at(cuts), np.append(values[:1], values[1:][last]))
+
+
+def _start(
+    node: Node, graph: Graph, producers: dict[str, Node], rewritten: list[Node]
+) -> StepFunction | None:
+    """Return the step function that a `Sign` or a comparison with a constant starts."""
+    if node.op == "Sign":
+        source = _through_monotone(node.inputs[0], graph, producers)
+        if graph.types[source].dtype != "float32":
+            return None
+        return _around(source, 0.0, np.array([-1, 0, 1], np.float32))
+    if node.op == "Div":
+        return _start_division(node, graph, producers)
+    if node.op in _ROUNDINGS:
+        return _start_rounding(node, graph, producers)
+    if node.op not in _COMPARES:
+        return None
+    left, right = node.inputs
+    swap = left in graph.constants
+    data, bound = (right, left) if swap else (left, right)
+    if data in graph.constants or graph.types[data].dtype != "float32":
+        return None
+    if graph.types[node.outputs[0]].shape != graph.types[data].shape:
+        return None
+    if bound in graph.constants and (cut := _scalar(graph, bound)) is not None:
+        if not np.isfinite(cut[0]):
+            return None
+        point = float(cut[0])
+        source = _through_monotone(data, graph, producers) if point == 0.0 else data
+    else:  # x >= t is exactly x - t >= 0 in IEEE arithmetic with subnormals
+        source, point = graph.fresh(f"{data}.minus"), 0.0
+        graph.types[source] = TensorType(graph.types[data].shape, "float32")
+        rewritten.append(Node("Sub", [data, bound], [source], {}, node.name))
+    around = np.array([-1, 0, 1], np.float32)
+    zero = np.zeros(1, np.float32)
+    args: list[Array | None] = [zero, around] if swap else [around, zero]
+    return _around(source, point, np.asarray(evaluate_node(node, args)[0]).reshape(-1))
+
+
+def _around(source: str, cut: float, values: Array) -> StepFunction | None:
+    """Return the step function that has `values` below, at and above `cut`."""
+    first = np.float32(cut) + np.float32(0)  # no -0
+    return _step_function(source, np.array([first, np.nextafter(first, FAR)]), values)
+
+
+def _start_division(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
+    """Return the step function of ``x / |x|``: 1 and -1, but for 0."""
+    for data, other in (node.inputs, node.inputs[::-1]):
+        size = producers.get(other)
+        if size is not None and size.op == "Abs" and size.inputs[0] == data:
+            if graph.types[data].dtype != "float32":
+                return None
+            source = _through_monotone(data, graph, producers)
+            return _around(source, 0.0, np.array([-1, np.nan, 1], np.float32))
+    return None
+
+
+def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
+    """Return the step function of rounding where the range holds one step: DoReFa's 1-bit form."""
+    source = node.inputs[0]
+    low, high = interval(source, graph, producers)
+    if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
+        return None
+    ends = evaluate_node(node, [np.array([low, high], np.float32)])[0]
+    if ends[1] - ends[0] != 1:
+        return None
+    cut = {"Round": (ends[0] + ends[1]) / 2, "Floor": ends[1], "Ceil": ends[0]}[node.op]
+    at = evaluate_node(node, [np.array([cut], np.float32)])[0][0]
+    return _around(source, float(cut), np.array([ends[0], at, ends[1]], np.float32))
+
+
+def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
+    """Return bounds of a tensor's values, from clips and the like above it.
+
+    Returns
+    -------
+    tuple of float
+        Infinities where nothing is known; to within rounding.
+    """
+    low, high = -np.inf, np.inf
+    factor = 1.0
+    while (node := producers.get(name)) is not None:
+        scalars = [s for i in node.inputs[1:] if i and (s := _scalar(graph, i)) is not None]
+        if node.op in ("Relu", "Abs"):
+            low = max(low, 0.0)
+        elif node.op in ("Sigmoid", "HardSigmoid"):
+            low, high = max(low, 0.0), min(high, 1.0 * factor)
+            break
+        elif node.op == "Clip":
+            bounds = [_scalar(graph, i) if i else None for i in [*node.inputs[1:], "", ""][:2]]
+            low = low if bounds[0] is None else max(low, float(bounds[0][0]) * factor)
+            high = high if bounds[1] is None else min(high, float(bounds[1][0]) * factor)
+        elif node.op in ("Min", "Max") and len(node.inputs) == 2 and scalars:
+            bound = float(scalars[0][0]) * factor
+            low, high = (low, min(high, bound)) if node.op == "Min" else (max(low, bound), high)
+        elif node.op == "Mul" and scalars and scalars[0][0] > 0:
+            factor *= float(scalars[0][0])
+        else:
+            break
+        if np.isfinite(low) and np.isfinite(high):
+            break
+        name = node.inputs[0]
+    return low, high
+
+
+def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> str:
+    """Skip operators that keep the sign of every value: hardtanh before a sign, for one."""
+    while (node := producers.get(name)) is not None:
+        clip = node.op == "Clip" and _straddles_zero(node, graph)
+        if not clip and node.op not in _SIGN_PRESERVING:
+            break
+        name = node.inputs[0]
+    return name
+
+
+def _straddles_zero(node: Node, graph: Graph) -> bool:
+    names = [*node.inputs[1:], "", ""][:2]
+    bounds = [graph.constants.get(i) if i else None for i in names]
+    if any(i and b is None for i, b in zip(names, bounds, strict=True)):
+        return False
+    low, high = bounds
+    return (low is None or float(low.reshape(-1)[0]) < 0) and (
+        high is None or float(high.reshape(-1)[0]) > 0
+    )

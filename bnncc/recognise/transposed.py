@@ -1,0 +1,331 @@
+"""Cut transposed convolutions into ordinary ones, and enlarge images after what follows them.
+
+    before: y = ConvTranspose(x, W); z = BatchNormalization(y); s = Sign(z)        stride 2
+    after:  y0 = Conv(x, W0); ... y3 = Conv(x, W3); s0 = Sign(BatchNormalization(y0)); ...
+            s = bnncc.Interleave(s0, s1, s2, s3)
+    before: y = Resize(x); s = Sign(y)                                nearest, twice as large
+    after:  t = Sign(x); s = bnncc.Interleave(t, t, t, t)
+
+Outputs whose places leave the same remainder when divided by the stride (a *phase*) are sums over
+the same taps of W, and for neighbouring ones the data move by one: an ordinary convolution of
+stride 1. No product with an inserted zero is left. Elementwise operators, signs and quantizers are
+computed on phases, so that it is bits that are interleaved, where possible. Enlarging by whole
+factors to the nearest pixel has phases that are all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import ROUND
+from bnncc.ir.quantizers import LEVELS
+from bnncc.recognise.affine import channel_vector
+from bnncc.report import Layer
+
+INTERLEAVE = "bnncc.Interleave"
+"""Operator that puts phases side by side. Attributes: ``strides``, and ``starts``: the first row
+and column taken of each phase. Phase ``a * strides[1] + b`` holds output rows ``a + strides[0] *
+i`` and columns ``b + strides[1] * j``."""
+
+_ALIKE = {
+    "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
+    "bnncc.Sign", LEVELS, ROUND,
+}  # fmt: skip
+"""Operators that treat all places alike, if their constants do."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase along one axis, as an ordinary convolution of stride 1.
+
+    Attributes
+    ----------
+    taps : tuple of int
+        Of the transposed kernel, in the order in which the convolution has them.
+    dilation : int
+        Of the convolution.
+    pads : tuple of int
+        At the beginning and at the end.
+    start : int
+        The first of its outputs that is one of the phase.
+    """
+
+    taps: tuple[int, ...]
+    dilation: int
+    pads: tuple[int, int]
+    start: int
+
+
+def phases(
+    size: int, out: int, *, kernel: int, stride: int, dilation: int = 1, pad: int = 0
+) -> list[Phase]:
+    """Cut a transposed convolution along one axis.
+
+    Output place ``j`` sums the taps ``t`` at data places ``i`` with ``i * stride + t * dilation ==
+    j + pad``. So taps of phase ``j % stride`` are every ``stride / gcd(stride, dilation)``-th.
+
+    Parameters
+    ----------
+    size, out : int
+        Extents of data and of the result.
+    kernel, stride, dilation, pad : int
+        Of the transposed convolution; `pad` at the beginning.
+
+    Returns
+    -------
+    list of Phase
+        One for each remainder; those without taps sum nothing.
+
+    Examples
+    --------
+    >>> [phase.taps for phase in phases(4, 8, kernel=4, stride=2, pad=1)]
+    [(3, 1), (2, 0)]
+    """
+    common = math.gcd(stride, dilation)
+    made = []
+    for number in range(stride):
+        whole, rest = divmod(number + pad, stride)
+        taps = [t for t in range(kernel) if t * dilation % stride == rest]
+        if not taps:
+            made.append(Phase((), 1, (0, 0), 0))
+            continue
+        step, count = dilation // common, -(-out // stride)
+        first = whole - (taps[-1] * dilation - rest) // stride  # where the last tap reads
+        before, start = max(0, -first), max(0, first)
+        last = first + count - 1 + (len(taps) - 1) * step
+        pads = before, max(0, last - (size - 1))
+        made.append(Phase(tuple(taps[::-1]), step, pads, start))
+    return made
+
+
+def split_transposed(graph: Graph) -> None:
+    """Rewrite what enlarges images, and what follows it.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    writer = _Writer(graph)
+    for node in graph.nodes:
+        if node.op == "ConvTranspose" and not why_not(node, graph):
+            writer.split(node)
+        elif node.op == "Resize" and (factors := repeats(node, graph)) is not None:
+            writer.repeat(node, factors)
+        elif not writer.on_phases(node):
+            writer.nodes.append(node)
+    graph.nodes = writer.nodes
+    graph.prune()
+
+
+def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
+    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not.
+
+    Parameters
+    ----------
+    node : Node
+        A Resize.
+    graph : Graph
+        Its graph.
+
+    Returns
+    -------
+    tuple of int, or None
+    """
+    data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
+    mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
+    shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
+    known = all(isinstance(d, int) for d in (*data.shape[1:], *out.shape[1:]))
+    if str(node.attrs.get("mode", "nearest")) != "nearest" or shift is None or not known:
+        return None
+    if len(data.shape) != 4 or data.dtype != "float32" or data.shape[:2] != out.shape[:2]:
+        return None
+    given = graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    factors = []
+    for axis in (2, 3):
+        size, wanted = int(data.shape[axis]), int(out.shape[axis])
+        factor = wanted // size
+        place = (np.arange(wanted) + shift) / max(factor, 1) - shift
+        nearest = _NEAREST[str(node.attrs.get("nearest_mode", "round_prefer_floor"))](place)
+        same = np.array_equal(nearest.clip(0, size - 1), np.arange(wanted) // max(factor, 1))
+        if factor * size != wanted or not same:
+            return None
+        factors.append(factor)
+    if given is not None and given.size and given.reshape(-1)[-2:].tolist() != factors:
+        return None  # sizes were rounded down
+    return (factors[0], factors[1]) if max(factors) > 1 else None
+
+
+_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda place: np.ceil(place - 0.5),
+    "round_prefer_ceil": lambda place: np.floor(place + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def why_not(node: Node, graph: Graph) -> str:
+    """Return why a transposed convolution is not cut; empty if it is.
+
+    Parameters
+    ----------
+    node : Node
+        A ConvTranspose.
+    graph : Graph
+        Its graph.
+
+    Returns
+    -------
+    str
+    """
+    kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
+    if any(i not in graph.constants for i in node.inputs[1:] if i):
+        return "its weights are computed at run time"
+    if any(len(k.shape) != 4 or k.dtype != "float32" for k in kinds):
+        return "it is not of images of float32"
+    if not all(isinstance(d, int) for k in kinds for d in k.shape[1:]):
+        return "its data has a size that is not known"
+    if node.attrs.get("output_shape") or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        return "its padding follows from `output_shape` or `auto_pad`"
+    if not all(p.taps for axis in _axes(node, graph) for p in axis):
+        return "some of its outputs read no data: its stride steps over its kernel"
+    return ""
+
+
+def _axes(node: Node, graph: Graph) -> tuple[list[Phase], list[Phase]]:
+    """Return the phases of both axes."""
+    kernel = graph.constants[node.inputs[1]].shape[2:]
+    given = {
+        key: [int(v) for v in node.attrs.get(key) or default]
+        for key, default in (("strides", [1, 1]), ("dilations", [1, 1]), ("pads", [0] * 4))
+    }
+    size, out = graph.types[node.inputs[0]].shape, graph.types[node.outputs[0]].shape
+    rows, columns = (
+        phases(
+            int(size[2 + i]), int(out[2 + i]), kernel=kernel[i], stride=given["strides"][i],
+            dilation=given["dilations"][i], pad=given["pads"][i],
+        )
+        for i in (0, 1)
+    )  # fmt: skip
+    return rows, columns
+
+
+def joined(layers: list[Layer], graph: Graph) -> list[Layer]:
+    """Make one layer of the phases of each transposed convolution.
+
+    Parameters
+    ----------
+    layers : list of Layer
+        In order.
+    graph : Graph
+        Knows which layers stand for a ConvTranspose of the file.
+
+    Returns
+    -------
+    list of Layer
+    """
+    result: list[Layer] = []
+    for layer in layers:
+        last = result[-1] if result else None
+        same = last is not None and last.name == layer.name and last.op == layer.op
+        if same and last is not None and graph.in_file.get(layer.name, ("",))[0] == "ConvTranspose":
+            kept = layer if layer.kind == "float" else last
+            result[-1] = replace(kept, macs=last.macs + layer.macs)
+        else:
+            result.append(layer)
+    return result
+
+
+class _Writer:
+    """Writes the new nodes; `parts` are the phases of tensors, `starts` where they begin."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.parts: dict[str, list[str]] = {}
+        self.layout: dict[str, dict[str, object]] = {}
+
+    def split(self, node: Node) -> None:
+        """Append the convolutions in place of `node`."""
+        graph, out = self.graph, node.outputs[0]
+        weight = graph.constants[node.inputs[1]]
+        groups = int(node.attrs.get("group", 1))
+        filters = weight.reshape(groups, -1, *weight.shape[1:]).transpose(0, 2, 1, 3, 4)
+        filters = filters.reshape(-1, *filters.shape[2:])
+        rows, columns = _axes(node, graph)
+        parts, starts = [], []
+        for row in rows:
+            for column in columns:
+                taps = filters[:, :, row.taps][:, :, :, column.taps]
+                attrs = {
+                    "kernel_shape": list(taps.shape[2:]),
+                    "strides": [1, 1],
+                    "dilations": [row.dilation, column.dilation],
+                    "pads": [row.pads[0], column.pads[0], row.pads[1], column.pads[1]],
+                    "group": groups,
+                    "auto_pad": "NOTSET",
+                }
+                held = graph.constant(np.ascontiguousarray(taps), f"{node.inputs[1]}.phase")
+                inputs = [node.inputs[0], held, *node.inputs[2:]]
+                made = Node("Conv", inputs, [], attrs, node.name, (node.name,))
+                sizes = self._sizes(graph.types[node.inputs[0]], row, column)
+                kind = TensorType((graph.types[out].shape[0], len(taps), *sizes), "float32")
+                parts.append(self._add(made, out, kind))
+                starts.append((row.start, column.start))
+        graph.in_file.setdefault(
+            node.name, ("ConvTranspose", graph.types[out].shape, tuple(weight.shape))
+        )
+        self._interleave(out, parts, {"strides": (len(rows), len(columns)), "starts": starts})
+
+    def repeat(self, node: Node, factors: tuple[int, int]) -> None:
+        """Interleave the image that `node` enlarges with itself."""
+        count = factors[0] * factors[1]
+        starts = [(0, 0)] * count
+        parts = node.inputs[:1] * count
+        self._interleave(node.outputs[0], parts, {"strides": factors, "starts": starts})
+
+    @staticmethod
+    def _sizes(data: TensorType, *axes: Phase) -> list[int]:
+        spans = [(len(p.taps) - 1) * p.dilation for p in axes]
+        return [
+            int(size) + sum(p.pads) - span
+            for size, p, span in zip(data.shape[2:], axes, spans, strict=True)
+        ]
+
+    def _add(self, node: Node, stem: str, kind: TensorType) -> str:
+        node.outputs = [self.graph.fresh(f"{stem}.phase")]
+        self.graph.types[node.outputs[0]] = kind
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def _interleave(self, out: str, parts: list[str], layout: dict[str, object]) -> None:
+        self.parts[out], self.layout[out] = parts, layout
+        self.nodes.append(Node(INTERLEAVE, list(parts), [out], dict(layout), out))
+
+    def on_phases(self, node: Node) -> bool:
+        """Append `node` once for each phase, if it treats all places alike."""
+        constants, types = self.graph.constants, self.graph.types
+        data = [i for i in node.inputs if i and i not in constants]
+        if node.op not in _ALIKE or len(data) != 1 or data[0] not in self.parts:
+            return False
+        out = node.outputs[0]
+        if types[out] != types[data[0]] or len(node.outputs) != 1:
+            return False
+        channels = int(types[out].shape[1])
+        others = [constants[i] for i in node.inputs if i and i != data[0]]
+        if node.op != "BatchNormalization" and any(
+            channel_vector(c, channels, 4) is None for c in others
+        ):
+            return False
+        made: dict[str, str] = {}
+        for part in dict.fromkeys(self.parts[data[0]]):
+            inputs = [part if i == data[0] else i for i in node.inputs]
+            copy = Node(node.op, inputs, [], dict(node.attrs), node.name, node.covers)
+            made[part] = self._add(copy, out, types[part])
+        self._interleave(out, [made[part] for part in self.parts[data[0]]], self.layout[data[0]])
+        return True

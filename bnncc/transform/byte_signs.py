@@ -1,0 +1,114 @@
+"""Compare bytes where they lie: signs of bytes become thresholds of the bytes themselves.
+
+    before: f = Cast(x); g = Sub(f, mean); h = Mul(g, scale); s = bnncc.Sign(h)    x: uint8
+    after:  s = bnncc.ImageBits(x)                                                 x >= t[c]
+
+Thresholds are found by evaluating the nodes in between, as they stand in the graph, on all bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.image_bits import IMAGE_BITS
+from bnncc.recognise.affine import has_constant_form
+from bnncc.topi_binary.spec import ImageBits
+from bnncc.transform import thresholds as th
+from bnncc.transform.physical import Physical, Planes
+
+MAX_CHANNELS = 8
+"""A pixel's bits are put together in a byte."""
+
+_TO_NCHW = [0, 3, 1, 2]
+
+
+def compare_bytes(graph: Graph) -> None:
+    """Replace signs of images of bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `commute_pads`; rewritten in place.
+    """
+    producers = graph.producers()
+    for position, sign in enumerate(graph.nodes):
+        if sign.op != "bnncc.Sign":
+            continue
+        found = _bytes_above(graph, sign.inputs[0], producers)
+        attrs = None if found is None else _attributes(graph, sign, found[1])
+        if found is None or attrs is None:
+            continue
+        image = found[0]
+        attrs["layout"] = "nchw"
+        turn = producers.get(image)
+        if turn is not None and turn.op == "Transpose" and list(turn.attrs["perm"]) == _TO_NCHW:
+            image, attrs["layout"] = turn.inputs[0], "nhwc"
+        graph.nodes[position] = Node(IMAGE_BITS, [image], list(sign.outputs), attrs, sign.name)
+    graph.prune()
+
+
+def write_image_bits(node: Node, physical: Physical) -> None:
+    """Append the kernel that makes bits of an image of bytes.
+
+    Parameters
+    ----------
+    node : Node
+        Its operator is `IMAGE_BITS`.
+    physical : Physical
+        The graph being built.
+    """
+    a, (image,), (out,) = node.attrs, node.inputs, node.outputs
+    n, channels, height, width, _ = physical.image(out)
+    layout = str(a["layout"]).upper()
+    depth = int(physical.shape(image)[3 if layout == "NHWC" else 1])
+    spec = ImageBits(
+        n, height, width, depth, a["kind"], a["thresholds"], a["flip"], layout, channels
+    )
+    name = physical.graph.fresh(f"{out}.bits")
+    physical.kernel(spec, [physical.float(image)], [name], node.name)
+    physical.planes[out] = Planes(name, None, physical.lattices[out])
+
+
+def _bytes_above(
+    graph: Graph, name: str, producers: dict[str, Node]
+) -> tuple[str, list[Node]] | None:
+    """Return the image of bytes that `name` is computed from, and the nodes from its Cast on."""
+    chain: list[Node] = []
+    while (node := producers.get(name)) is not None:
+        shape = graph.types[name].shape
+        if len(shape) != 4 or not isinstance(shape[1], int) or shape[1] > MAX_CHANNELS:
+            return None
+        if node.op == "Cast":
+            kind = graph.types[node.inputs[0]]
+            known = kind.dtype == "uint8" and all(isinstance(d, int) for d in kind.shape[1:])
+            return (node.inputs[0], chain[::-1]) if known else None
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if len(data) != 1 or graph.types[data[0]] != graph.types[name]:
+            return None
+        if not has_constant_form(node, graph, shape[1], 4):
+            return None
+        chain.append(node)
+        name = data[0]
+    return None
+
+
+def _attributes(graph: Graph, sign: Node, chain: list[Node]) -> dict[str, object] | None:
+    """Return what the sign is of each byte, if it is one step for each channel."""
+    channels = int(graph.types[sign.outputs[0]].shape[1])
+    values = np.arange(256, dtype=np.float32)[:, None, None, None]
+    table = th.evaluate_chain(graph, chain, np.broadcast_to(values, (256, channels, 1, 1)))
+    table = np.broadcast_to(table.reshape(256, -1), (256, channels))
+    if sign.attrs["zero"] == "mid" and (table == 0).any():
+        return None
+    bits = table > 0 if sign.attrs["zero"] == "gt" else table >= 0
+    way = th.direction(bits)
+    if not way.single:
+        return None
+    rising = bits ^ way.down
+    limits = np.where(rising.any(axis=0), rising.argmax(axis=0), 256)
+    return {
+        "kind": "threshold", "thresholds": tuple(limits.tolist()),
+        "flip": tuple(way.down.astype(int).tolist()), "channels": channels,
+        "lo": float(sign.attrs["lo"]), "hi": float(sign.attrs["hi"]),
+    }  # fmt: skip

@@ -1,0 +1,210 @@
+"""Move signs in front of operators that cost less on bits.
+
+    commute_moves   before: f = Flatten(x); s = Sign(f)
+                    after:  t = Sign(x); s = Flatten(t)
+    commute_pads    before: p = Pad(x, v); s = Sign(p)
+                    after:  t = Sign(x); s = Pad(t, sign(v))
+    commute_pools   before: y = Conv(b); m = MaxPool(y); z = BatchNormalization(m); s = Sign(z)
+                    after:  y = Conv(b); z = BatchNormalization(y); t = Sign(z); s = BitPool(t)
+
+All are exact: a sign is elementwise, and a monotone function commutes with the maximum. Where the
+function between pool and sign goes down (a negative BatchNormalization scale), the sign of that
+channel is inverted in front of the pool and again behind it (attribute ``flip``): the maximum of
+falling values is the AND of their bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.recognise.affine import has_constant_form
+from bnncc.recognise.lattice import pools_images
+from bnncc.recognise.monotone import chain_direction
+from bnncc.recognise.operands import pad_of
+from bnncc.transform import thresholds as th
+
+MAX_CHAIN = 16
+"""Operators between a pool and its sign; a kernel takes in more than twice as many."""
+
+
+def commute_moves(graph: Graph) -> None:
+    """Sign first, flatten then: what lies in front of both is an image, which kernels sign.
+
+    Unless a matrix product reads the rows that `flatten_rows` made: those it wants as bits.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    consumers = graph.consumers()
+    for sign, move in _behind(graph, "Flatten", "Reshape"):
+        before, after = (graph.types[t].shape for t in (move.inputs[0], move.outputs[0]))
+        rows = len(after) == 2 and len(before) != 2 and before[-1:] == after[-1:]
+        readers = consumers.get(sign.outputs[0], [])
+        if not (rows and any(r.op in ("Gemm", "MatMul") for r in readers)):
+            _exchange(graph, sign, move, *move.inputs[1:])
+    graph.prune()
+
+
+def commute_pads(graph: Graph) -> None:
+    """Sign first, pad then.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs`; rewritten in place.
+    """
+    for sign, pad in _behind(graph, "Pad"):
+        if (known := pad_of(pad, graph)) is None:
+            continue
+        lo, hi, zero = float(sign.attrs["lo"]), float(sign.attrs["hi"]), sign.attrs["zero"]
+        value = known[1]
+        at_zero = {"ge": hi, "gt": lo, "mid": (lo + hi) / 2}[str(zero)]
+        padded = hi if value > 0 else lo if value < 0 else at_zero
+        fill = graph.constant(np.float32(padded).reshape(()), "pad_value")
+        _exchange(graph, sign, pad, pad.inputs[1], fill)
+    graph.prune()
+
+
+def _behind(graph: Graph, *operators: str) -> list[tuple[Node, Node]]:
+    """Return the signs that alone read what a node of `operators` gives, each with that node."""
+    producers, consumers = graph.producers(), graph.consumers()
+    found = []
+    for sign in (node for node in graph.nodes if node.op == "bnncc.Sign"):
+        before = producers.get(sign.inputs[0])
+        if before is None or before.op not in operators:
+            continue
+        if _single_reader(graph, before.outputs[0], consumers):
+            found.append((sign, before))
+    return found
+
+
+def _exchange(graph: Graph, sign: Node, move: Node, *inputs: str) -> None:
+    """Let `sign` read what `move` reads, and `move` the signs, with `inputs` besides."""
+    source, inner = move.inputs[0], graph.fresh(f"{sign.outputs[0]}.inner")
+    graph.types[inner] = graph.types[source]
+    first = Node("bnncc.Sign", [source], [inner], dict(sign.attrs), sign.name)
+    then = Node(move.op, [inner, *inputs], [sign.outputs[0]], dict(move.attrs), move.name)
+    for old, new in ((move, first), (sign, then)):
+        graph.nodes[graph.nodes.index(old)] = new
+
+
+def commute_pools(graph: Graph) -> None:
+    """Sign first, max-pool then, where nobody reads the pooled numbers.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `binarize`; rewritten in place.
+    """
+    producers, consumers = graph.producers(), graph.consumers()
+    for sign in [n for n in graph.nodes if n.op == "bnncc.Sign"]:
+        found = _pool_above(graph, sign, producers, consumers)
+        if found is None:
+            continue
+        pool, chain = found
+        flip = _falling(graph, pool, chain)
+        if flip is None:
+            continue
+        if flip.any() and not _threshold_only(graph, pool, chain, sign, producers, consumers):
+            continue
+        _swap(graph, sign, pool, chain, flip)
+        producers, consumers = graph.producers(), graph.consumers()
+    graph.sort()
+    graph.prune()
+
+
+def _single_reader(graph: Graph, name: str, consumers: dict[str, list[Node]]) -> bool:
+    return len(consumers.get(name, [])) == 1 and name not in graph.outputs
+
+
+def _pool_above(
+    graph: Graph, sign: Node, producers: dict[str, Node], consumers: dict[str, list[Node]]
+) -> tuple[Node, list[Node]] | None:
+    """Return the max-pool above a sign, and the nodes between, if the sign alone reads them."""
+    chain: list[Node] = []
+    name = sign.inputs[0]
+    while _single_reader(graph, name, consumers):
+        node = producers.get(name)
+        if node is None:
+            return None
+        if node.op == "MaxPool":
+            return (node, chain[::-1]) if pools_images(node, graph) else None
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
+            return None
+        shape = graph.types[name].shape
+        if len(shape) != 4 or not has_constant_form(node, graph, int(shape[1]), 4):
+            return None
+        chain.append(node)
+        name = data[0]
+    return None
+
+
+def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
+    """Return the channels on which the nodes after the pool go down; None if not known of all."""
+    channels = int(graph.types[pool.outputs[0]].shape[1])
+    way = chain_direction(chain, graph, channels, 4)
+    return None if way is None else way < 0
+
+
+def _threshold_only(
+    graph: Graph,
+    pool: Node,
+    chain: list[Node],
+    sign: Node,
+    producers: dict[str, Node],
+    consumers: dict[str, list[Node]],
+) -> bool:
+    """Whether the sign will become thresholds of a binary layer that nobody else reads."""
+    before: list[Node] = []
+    name = pool.inputs[0]
+    while _single_reader(graph, name, consumers):
+        node = producers.get(name)
+        if node is None:
+            return False
+        if node.op == "bnncc.BinaryConv":
+            break
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if len(data) != 1 or len(before) == MAX_CHAIN:
+            return False
+        if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
+            return False
+        before.append(node)
+        name = data[0]
+    else:
+        return False
+    bits = np.asarray(node.attrs["bits"])
+    taps = int(np.prod(bits.shape[1:]))
+    dots = th.attainable_dots(taps, any_parity=True)
+    nodes = before[::-1] + chain
+    scale, bias, *lift = (node.attrs[k] for k in ("scale", "bias", "step", "first"))
+    planes = th.tabulate(graph, nodes, scale, bias, dots, 4, lift)
+    if sign.attrs["zero"] == "mid" and planes.zero_attainable:
+        return False
+    return all(th.direction(p).single for p in (planes.ge, planes.gt))
+
+
+def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndarray) -> None:
+    kind = graph.types[pool.inputs[0]]
+    name = pool.inputs[0]
+    for node in chain:
+        data = next(i for i in node.inputs if i and i not in graph.constants)
+        node.inputs = [name if i == data else i for i in node.inputs]
+        # What was of pooled values is of others now: a name keeps its meaning.
+        name = graph.fresh(f"{node.outputs[0]}.unpooled")
+        node.outputs, graph.types[name] = [name], kind
+    attrs = dict(sign.attrs)
+    pool_attrs = dict(pool.attrs)
+    if flip.any():
+        # A sign with a zero keeps it, though none is met: layers behind were made for three values.
+        attrs["flip"] = pool_attrs["flip"] = flip
+    inner = graph.fresh(f"{sign.outputs[0]}.unpooled")
+    graph.types[inner] = kind
+    new_sign = Node("bnncc.Sign", [name], [inner], attrs, sign.name)
+    new_pool = Node("bnncc.BitPool", [inner], [sign.outputs[0]], pool_attrs, pool.name)
+    graph.nodes[graph.nodes.index(sign)] = new_pool
+    graph.nodes.insert(graph.nodes.index(new_pool), new_sign)
+    graph.nodes.remove(pool)

@@ -1,0 +1,381 @@
+"""Cut the graph into kernels.
+
+    before: y = BinaryConv(b); z = BatchNormalization(y); r = Add(z, x); s = Sign(r)
+    after:  r, s = Kernel(b, x; binary convolution, affine, add, store, bits)
+
+where r has other readers.
+
+Walks the nodes in order. A convolution, dense layer or pooling (or, for lone glue, nothing) is the
+*anchor* of a kernel; what follows it is absorbed while it is elementwise: signs of any tensor on
+the way become bits, tensors that others read are stored, and one reader is followed. Operators that
+only move bits get kernels on packed words. Everything else stays an ONNX node for TVM's importer,
+on float tensors in the file's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import LEVELS
+from bnncc.recognise.lattice import lattices
+from bnncc.schedules.weight_order import Recorded
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import filtering
+from bnncc.topi_binary.layout import pack_float_weight, words
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
+from bnncc.transform import grouped
+from bnncc.transform.byte_signs import write_image_bits
+from bnncc.transform.groups import realise
+from bnncc.transform.interleave import interleave
+from bnncc.transform.kernel_group import Event, Group
+from bnncc.transform.kinds import Kinds
+from bnncc.transform.level_routes import ROUTED, LevelRouter
+from bnncc.transform.level_steps import wanted_forms
+from bnncc.transform.physical import Physical
+from bnncc.transform.product_kernels import start_product
+from bnncc.transform.routes import Router
+from bnncc.transform.starts import start_few_bit, start_image, start_quantized
+
+DECISIONS = {"bnncc.Sign", LEVELS}
+"""Operators that make bits of numbers."""
+
+_ANY_LAYOUT = {
+    "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
+    "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
+    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast",
+}  # fmt: skip
+"""Unary operators that work on NHWC as well as on NCHW."""
+
+MAX_POOLED_ROWS = 8
+"""Windows of more rows than this pool a tensor, not the rows of a convolution as they come."""
+
+MAX_ROW_WEIGHTS = 2**16
+"""Weights beyond this many do not stay in the second cache: row after row would load them again."""
+
+MAX_EVENTS = 64
+"""Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
+
+
+def fuse(
+    graph: Graph,
+    float_conv: str = "filtered",
+    target: TargetSpec | None = None,
+    records: Recorded | None = None,
+) -> Graph:
+    """Return the physical graph of a binarised logical graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `binarize`.
+    float_conv : str
+        How float convolutions may be computed, see `filtering.METHODS`.
+    target : TargetSpec, optional
+        The machine, whose kernels read binary weights in an order of their own; by default that
+        which all targets read.
+    records : Recorded, optional
+        Which of those orders measurements prefer.
+
+    Returns
+    -------
+    Graph
+        Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
+        NHWC, tensors of bits packed.
+    """
+    return _Fuser(float_conv, Physical(graph, target, records)).run()
+
+
+class _Fuser:
+    def __init__(self, float_conv: str, physical: Physical) -> None:
+        self.physical, self.graph = physical, (graph := physical.source)
+        # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
+        self.on_gpu = physical.target is not None and physical.target.kind == "cuda"
+        self.float_conv = float_conv
+        self.router = Router(self.physical)
+        self.consumers = graph.consumers()
+        self.physical.lattices = lattices(graph)
+        signs = {name for name, held in self.physical.lattices.items() if held.signs}
+        self.forms = wanted_forms(graph, set(self.physical.lattices) - signs, ROUTED)
+        self.level_router = LevelRouter(self.physical)
+        self.absorbed: set[int] = set()
+        self.producers = graph.producers()
+        packed = {name for name, forms in self.forms.items() if set(forms) - {"value"}}
+        self.look = Kinds(graph, signs, packed)
+        self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
+        self.starters: dict[str, Callable[[Node], Group]] = {
+            "binary": self._start_binary,
+            "product": lambda node: start_product(node, self.physical),
+            "few-bit": lambda node: start_few_bit(node, self.graph, self.physical),
+            "conv": self._start_conv,
+            "dense": self._start_dense,
+            "pool": self._start_pool,
+            "glue": self._start_glue,
+            "image": lambda node: start_image(node, self.physical),
+        }
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if id(node) in self.absorbed:
+                continue
+            kind = self.kinds[id(node)]
+            if kind == "route" and self.router.route(node):
+                continue
+            if kind == "level-route":
+                if self.level_router.route(node):
+                    continue
+                kind = self.look.kind(node, routes=False)
+                self.kinds[id(node)] = kind
+            if kind == "image-bits":
+                write_image_bits(node, self.physical)
+            elif kind in self.starters:
+                group = self.starters[kind](node)
+                self._grow(group)
+                realise(group, self.physical)
+            elif (layouts := self.look.relayout(node)) is not None:
+                tensor = self.physical.float(node.inputs[0], layouts[0])
+                self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
+            elif kind == "interleave":
+                interleave(node, self.physical)
+            elif kind != "absent":
+                self._generic(node)
+        out = self.physical.graph
+        out.outputs = [self._output(name) for name in self.graph.outputs]
+        out.prune()
+        held = self.physical.held_forms()
+        out.forms = {name: form for name, form in held.items() if name in out.types}
+        return out
+
+    def _output(self, name: str) -> str:
+        return self.physical.float(name, "NCHW")
+
+    # ---- growing a group --------------------------------------------------------------------
+
+    def _grow(self, group: Group) -> None:
+        while True:
+            tip, room = group.tip, len(group.events) < MAX_EVENTS
+            if (pool := self._row_pool(group)) is not None:
+                group.pool = self.look.pool_spec(pool)
+                group.events.append(Event("pool", pool.outputs[0], pool))
+                self.absorbed.add(id(pool))
+                group.tip = pool.outputs[0]
+                continue
+            follow = None
+            layouts: set[str] = set()
+            for reader in {id(r): r for r in self.consumers.get(tip, [])}.values():
+                if reader.op in DECISIONS:
+                    group.events.append(self._decision(reader))
+                    self.absorbed.add(id(reader))
+                elif follow is None and room and (event := self._absorb(reader, tip)) is not None:
+                    follow = event
+                else:
+                    layouts.add(self._wanted_layout(reader))
+            if tip in self.graph.outputs:
+                layouts.add("NCHW")
+            layouts.discard("")
+            if layouts:
+                shape = self.graph.types[tip].shape
+                if (
+                    len(shape) != 4
+                    or shape[2:] == (1, 1)
+                    or not isinstance(group.spec, Elementwise)
+                ):
+                    layouts = {"NHWC"}  # lanes are channels: turning tiles later is faster
+                group.events.append(Event("store", tip, None, tuple(sorted(layouts))))
+            if follow is None:
+                return
+            assert follow.node is not None
+            group.events.append(follow)
+            self.absorbed.add(id(follow.node))
+            group.tip = follow.tensor
+
+    def _decision(self, node: Node) -> Event:
+        out = node.outputs[0]
+        if node.op == LEVELS:
+            return Event("levels", out, node, self.forms.get(out, ("value",)))
+        return Event("sign", out, node)
+
+    def _row_pool(self, group: Group) -> Node | None:
+        """Return the max-pooling that alone reads a convolution, if it can take row by row."""
+        spec, tip = group.spec, group.tip
+        if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4 or self.on_gpu:
+            return None
+        readers = self.consumers.get(tip, [])
+        if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
+            return None
+        if len(readers) != 1 or self.kinds[id(readers[0])] != "pool":
+            return None
+        pool = self.look.pool_spec(readers[0])
+        weights = self.physical.graph.constants[group.inputs[1]].size
+        if pool is None or pool.kind != "max" or weights > MAX_ROW_WEIGHTS:
+            return None
+        fits = pool.dilations == (1, 1) and pool.kernel[0] <= MAX_POOLED_ROWS and not pool.squeeze
+        return readers[0] if fits else None
+
+    def _absorb(self, reader: Node, tip: str) -> Event | None:
+        if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
+            return None
+        out = reader.outputs[0]
+        if self.look.constant_glue(reader) == tip:
+            return Event("apply", out, reader)
+        operands = self.look.tensor_glue(reader)
+        if operands is None or tip not in operands:
+            return None
+        other = reader.inputs[1 if reader.inputs[0] == tip else 0]
+        return Event("tensor", out, reader, operand=tip) if self.physical.available(other) else None
+
+    def _wanted_layout(self, reader: Node) -> str:
+        kind = self.kinds[id(reader)]
+        if (layouts := self.look.relayout(reader)) is not None:
+            return layouts[0]
+        if kind == "generic" and reader.op not in _ANY_LAYOUT:
+            return "NCHW"
+        return "NHWC"
+
+    # ---- anchors ----------------------------------------------------------------------------
+
+    def _start_binary(self, node: Node) -> Group:
+        a = node.attrs
+        data = node.inputs[0]
+        planes = self.physical.bits(data)
+        bits = np.asarray(a["bits"])
+        out_channels, kh, kw, _ = bits.shape
+        n, channels, height, width, rank = self.physical.image(data)
+        inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
+        out_rank = len(self.graph.types[node.outputs[0]].shape)
+        if rank == 4 and out_rank == 2 and (height, width) == (1, 1):
+            inputs = [self.physical.reshape(i, (n, words(channels))) for i in inputs]
+            rank = 2
+        spec = BinaryConv2d(
+            n, height, width, channels, out_channels, (kh, kw), a["strides"], a["dilations"],
+            a["pads"], a["pad_value"], int(a["groups"]), a["mode"], planes.zero is not None,
+            rank=rank,
+        )  # fmt: skip
+        spec, inputs = grouped.operands(spec, inputs, data, self.physical)
+        return Group(
+            spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
+            node.name, node.covers, bits, out_rank, step=a["step"], first=a["first"],
+        )  # fmt: skip
+
+    def _start_conv(self, node: Node) -> Group:
+        if node.op == QUANTIZED_CONV:
+            return start_quantized(node, self.graph, self.physical, self.physical.target)
+        a, data = node.attrs, node.inputs[0]
+        weight = self.graph.constants[node.inputs[1]]
+        n, channels, height, width, _ = self.physical.image(data)
+        layout = self.physical.layout_of(data)
+        spec = Conv2d(
+            n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
+            tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
+        )  # fmt: skip
+        exact = data not in self.graph.inputs and filtering.integral(weight)
+        direct = exact or self.on_gpu or self.look.zeros_matter(node)
+        wish = "direct" if direct else self.float_conv
+        method = filtering.choose(spec, wish, *spec.output_hw)
+        spec = replace(spec, method=method)
+        rows = weight.transpose(0, 2, 3, 1)
+        packed = self.physical.constant(
+            pack_float_weight(rows) if method == "direct" else filtering.pack_weight(rows, spec),
+            f"{node.name}.weight",
+        )
+        return self._float_group(
+            node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
+        )
+
+    def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
+        bias = np.zeros(units)
+        if len(node.inputs) > 2 and node.inputs[2]:
+            bias = bias + self.graph.constants[node.inputs[2]].astype(np.float64).reshape(-1)
+        rank = len(self.graph.types[node.outputs[0]].shape)
+        return Group(
+            spec, inputs, np.ones(units), bias, node.outputs[0], node.name, (node.name,), rank=rank
+        )
+
+    def _start_dense(self, node: Node) -> Group:
+        data = node.inputs[0]
+        weight = self.graph.constants[node.inputs[1]]
+        rows = weight if node.op == "Gemm" and node.attrs.get("transB") else weight.T
+        units = rows.shape[0]
+        image = self.look.flattened_image(data)
+        flat = self.producers.get(data)
+        if image is not None and flat is not None and self.kinds[id(flat)] == "absent":
+            n, channels, height, width, _ = self.physical.image(image)
+            layout = self.physical.layout_of(image)
+            shaped = rows.reshape(units, channels, height, width)
+            order = (0, 2, 3, 1) if layout == "NHWC" else (0, 1, 2, 3)
+            columns = shaped.transpose(order).reshape(units, 1, 1, -1)
+            tensor = self.physical.reshape(
+                self.physical.float(image, layout), (n, channels * height * width)
+            )
+        else:
+            n, _, _, _, _ = self.physical.image(data)
+            columns, tensor = rows[:, None, None, :], self.physical.float(data)
+        packed = self.physical.constant(pack_float_weight(columns), f"{node.name}.weight")
+        spec = Conv2d(n, 1, 1, columns.shape[3], units, (1, 1), rank=2)
+        return self._float_group(node, spec, [tensor, packed], units)
+
+    def _start_pool(self, node: Node) -> Group:
+        spec = self.look.pool_spec(node)
+        assert spec is not None
+        layout = self.physical.layout_of(node.inputs[0])
+        spec = Pool2d(**{**spec.__dict__, "data_layout": layout})
+        ones = np.ones(spec.channels)
+        data = self.physical.float(node.inputs[0], layout)
+        rank = len(self.graph.types[node.outputs[0]].shape)
+        return Group(
+            spec, [data], ones, np.zeros(spec.channels), node.outputs[0], node.name, rank=rank
+        )
+
+    def _start_glue(self, node: Node) -> Group:
+        """Start a kernel without an anchor: the first operand of `node`, read as it is."""
+        if node.op in DECISIONS:
+            data = node.inputs[0]
+        else:
+            data = self.look.constant_glue(node) or self._first_operand(node)
+        n, channels, height, width, rank = self.physical.image(data)
+        scale, offset = np.ones(channels), np.zeros(channels)
+        source = None
+        if data in self.physical.planes and data not in self.physical.floats:
+            source = self.physical.bits_source(data)
+        if source is not None:
+            spec, inputs, (first, step) = source
+            scale, offset = scale * step, offset + first
+        else:
+            layout = self.physical.layout_of(data)
+            spec = Elementwise(n, height, width, channels, layout, (), rank)
+            inputs = [self.physical.float(data, layout)]
+        group = Group(spec, inputs, scale, offset, data, node.name, rank=rank)
+        if node.op in DECISIONS:
+            for reader in self.consumers[data]:
+                if reader.op in DECISIONS and id(reader) not in self.absorbed:
+                    group.events.append(self._decision(reader))
+                    self.absorbed.add(id(reader))
+            group.tip = ""
+            return group
+        event = self._absorb(node, data)
+        assert event is not None, node.name
+        group.events.append(event)
+        self.absorbed.add(id(node))
+        group.tip = event.tensor
+        return group
+
+    def _first_operand(self, node: Node) -> str:
+        operands = self.look.tensor_glue(node)
+        assert operands is not None
+        return next((i for i in operands if i not in self.graph.constants), operands[0])
+
+    # ---- everything else --------------------------------------------------------------------
+
+    def _generic(self, node: Node) -> None:
+        layout = "NCHW"
+        if (
+            node.op in _ANY_LAYOUT
+            and self.physical.layout_of(node.inputs[0]) == "NHWC"
+            and ("NHWC" in self.physical.floats.get(node.inputs[0], {}))
+        ):
+            layout = "NHWC"
+        self.physical.plain(node, layout)

@@ -1,0 +1,65 @@
+"""Let a residual be added where it lies.
+
+    before: y, b = Kernel(d, r; ..., add r, store y, bits b)      nobody reads r later
+    after:  y, b = Kernel(d, r; ..., add r, store over r, bits b)
+
+The sum of a residual block takes the place of the tensor it was added to: two feature maps of an
+early stage do not fit the second-level cache together, one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.transform.physical import KERNEL
+
+
+def store_in_place(graph: Graph) -> None:
+    """Mark stores that may overwrite the tensor they add.
+
+    Parameters
+    ----------
+    graph : Graph
+        Physical; rewritten in place.
+    """
+    made_by = graph.producers()
+    last_reader: dict[str, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for name in node.inputs:
+            last_reader[name] = position
+    viewed = {i for n in graph.nodes if n.op == "bnncc.View" for i in n.inputs}
+    for position, node in enumerate(graph.nodes):
+        spec = node.attrs.get("spec")
+        if node.op != KERNEL or not isinstance(spec, BinaryConv2d) or spec.rank != 4:
+            continue
+        for index, step in enumerate(spec.steps):
+            if step.op != "store" or step.layout != "NHWC":
+                continue
+            steps = (*spec.steps[:index], replace(step, in_place=True), *spec.steps[index + 1 :])
+            if any(s.op == "store" for s in spec.steps[:index]) or not any(
+                s.op == "add" for s in spec.steps[:index]
+            ):
+                break
+            changed = replace(spec, steps=steps)
+            target = node.inputs[max(aliases(changed))]
+            producer = made_by.get(target)
+            if (
+                producer is not None
+                and producer.op == KERNEL
+                and last_reader[target] == position
+                and node.inputs.count(target) == 1
+                and target not in viewed
+                and target not in graph.outputs
+                and _same(graph, node, changed, target)
+            ):
+                node.attrs["spec"] = changed
+            break
+
+
+def _same(graph: Graph, node: Node, spec: BinaryConv2d, target: str) -> bool:
+    """Whether the tensor and what is stored over it have one type."""
+    output = node.outputs[next(i for i, over in enumerate(aliases(spec)) if over >= 0)]
+    return graph.types[output] == graph.types[target]

@@ -1,0 +1,190 @@
+"""What becomes one kernel: an anchor, and the chain of graph nodes fused into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bnncc.ir.graph import Node
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    Conv2d,
+    Elementwise,
+    FewBitConv2d,
+    Pool2d,
+    Step,
+)
+from bnncc.transform.physical import Physical
+
+Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happens to the value of a group.
+
+    Attributes
+    ----------
+    kind : str
+        ``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
+        ``levels``, ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but
+        ``apply``).
+    tensor : str
+        The logical tensor concerned: the result of a node, the sign's output, the one to store.
+    node : Node or None
+        The graph node, if there is one.
+    layouts : tuple of str
+        For ``store``: the layouts wanted; for ``levels``: the forms, see `step.FORMS`.
+    operand : str
+        For ``tensor``: which input of the node is the group's value.
+    """
+
+    kind: str
+    tensor: str
+    node: Node | None = None
+    layouts: tuple[str, ...] = ()
+    operand: str = ""
+
+
+@dataclass(eq=False)
+class Group:
+    """An anchor and what is fused into it.
+
+    Attributes
+    ----------
+    spec : Anchor
+        Without steps.
+    inputs : list of str
+        Physical inputs of the anchor; the weight of a binary layer is packed at `realise`.
+    scale, offset : ndarray of float64, shape (channels,)
+        The tip starts as ``scale * raw + offset``, `raw` being the exact sum of a binary or few-bit
+        layer, else the anchor's value.
+    tip : str
+        The logical tensor the value stands for at present.
+    bits : ndarray of bool or None
+        Constant weights of a binary layer.
+    top : int
+        For an anchor with integer accumulators: a bound of their magnitude.
+    dot : tuple or None
+        For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and exact.
+    step, first : int and ndarray, or 0
+        For a binary layer: `raw` is ``step * dot + first``.
+    rank : int
+        Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
+    pool : Pool2d or None
+        What the event ``pool`` stands for.
+    """
+
+    spec: Anchor
+    inputs: list[str]
+    scale: np.ndarray
+    offset: np.ndarray
+    tip: str
+    name: str
+    covers: tuple[str, ...] = ()
+    bits: np.ndarray | None = None
+    rank: int = 4
+    pool: Pool2d | None = None
+    top: int = 0
+    dot: tuple[int, np.ndarray] | None = None
+    step: int = 1
+    first: np.ndarray | int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.spec, BinaryConv2d):
+            a, b = self.spec.dot_from_acc()
+            self.dot = a * self.step, np.full(self.channels, b) * self.step + self.first
+            self.top = 2 * self.spec.taps
+
+    def negate(self, flip: np.ndarray) -> None:
+        """Store the weights of some channels of a binary layer negated."""
+        if flip.any():
+            assert self.bits is not None
+            sign = np.where(flip, -1, 1)
+            self.bits = self.bits ^ flip[:, None, None, None]
+            self.scale, self.first = self.scale * sign, self.first * sign
+            self.__post_init__()
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result."""
+        return self.scale.shape[0]
+
+    @property
+    def squeezed(self) -> bool:
+        """Whether the kernel makes images of one pixel for what are logically rows."""
+        return self.rank == 2 and self.spec.output_rank == 4
+
+
+class Writer:
+    """Collects steps, their parameters and outputs; holds back affine operators to merge them.
+
+    Parameters
+    ----------
+    physical : Physical
+        Gets the parameters.
+    group : Group
+        Whose epilogue it is.
+    """
+
+    def __init__(self, physical: Physical, group: Group) -> None:
+        self.physical, self.group = physical, group
+        self.steps: list[Step] = []
+        self.inputs: list[str] = []
+        self.outputs: list[str] = []
+        self._reset()
+        self.dot = group.dot
+
+    def _reset(self) -> None:
+        """Hold nothing back: the value is ``scale * (v + before) + offset``."""
+        channels = self.group.channels
+        self.scale, self.offset, self.before = np.ones(channels), *np.zeros((2, channels))
+
+    def affine(self, scale: np.ndarray, offset: np.ndarray) -> None:
+        """Hold back ``scale * v + offset``, by channel."""
+        if (np.abs(scale * self.scale) == 1).all() and not self.offset.any():
+            self.scale = self.scale * scale
+            self.before = self.before + offset * self.scale
+        else:
+            self.scale, self.offset = self.scale * scale, self.offset * scale + offset
+
+    def flush(self) -> None:
+        """Write the affine operators held back, behind the dot product that an anchor owes.
+
+        All are merged to one, but for channels that are only scaled at last: there what is exactly
+        0 before, as an integer may be, must stay 0.
+        """
+        scale, offset, before = self.scale, self.offset, self.before
+        dot, self.dot = self.dot, None
+        scaled_only = offset.astype(np.float32) == 0
+        if (np.abs(scale) == 1).all() or not scaled_only[before != 0].any():
+            offset, before = offset + scale * before, 0 * before
+        if dot is not None:
+            a, b = dot
+            if before.any() or (b.any() and (offset.astype(np.float32) == 0).any()):
+                self._write(np.full_like(scale, a), b.astype(np.float64))
+            else:
+                scale, offset = scale * a, scale * b + offset
+        if before.any():
+            self._write(np.ones_like(scale), before)
+        self._write(scale, offset)
+        self._reset()
+
+    def _write(self, scale: np.ndarray, offset: np.ndarray) -> None:
+        scale, offset = scale.astype(np.float32), offset.astype(np.float32)
+        scaled, shifted = bool((scale != 1).any()), bool(offset.any())
+        vectors = ([scale] if scaled else []) + ([offset] if shifted else [])
+        op = {(True, True): "affine", (True, False): "scale", (False, True): "shift"}.get(
+            (scaled, shifted)
+        )
+        if op is not None:
+            self.steps.append(Step(op))
+            self.inputs += [self.physical.vector(v, f"{self.group.tip}.{op}") for v in vectors]
+
+    def step(self, step: Step, inputs: list[str], outputs: list[str]) -> None:
+        """Add a step, its parameters and what it makes."""
+        self.steps.append(step)
+        self.inputs += inputs
+        self.outputs += outputs

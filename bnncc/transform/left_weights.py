@@ -1,0 +1,115 @@
+"""Turn products of weights by bits or levels to products of rows by weights.
+
+before: s = bnncc.Sign(x); y = MatMul(W, s)                       x: [N, K, T], W constant [O, K]
+after:  t = Transpose(s); u = MatMul(t, W.T); y = Transpose(u)    t: [N, T, K]
+
+before: y = MatMul(x, W)                                      W constant [1, K, O]
+after:  y = MatMul(x, V)                                      V constant [K, O]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.quantizers import LEVELS
+from bnncc.recognise.few_values import few_values
+from bnncc.recognise.filters import few_bit_weights, two_valued_filters
+from bnncc.recognise.lattice import lattices
+from bnncc.transform.layout import push_down
+from bnncc.transform.rewrite import Result, Walk, settle_outputs, walk
+from bnncc.transform.simplify import transpose
+
+Array = np.ndarray[Any, Any]
+
+
+def turn_left_weights(graph: Graph) -> None:
+    """Put weights that are few-valued, as their data are, on the right, where layers look for them.
+
+    Parameters
+    ----------
+    graph : Graph
+        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
+    """
+    few = {*lattices(graph), *few_values(graph)}
+
+    def rule(node: Node, state: Walk) -> Result:
+        if node.op == "Transpose":
+            return transpose(node, state)
+        if node.op != "MatMul":
+            return None
+        left, right = node.inputs
+        if state.value(left) is None:
+            return _of_one(node, state)
+        return _turned(node, state) if right in few else None
+
+    if any(n.op == "MatMul" and any(i in graph.constants for i in n.inputs) for n in graph.nodes):
+        walk(graph, rule)
+        push_down(graph)
+        walk(graph, lambda n, state: transpose(n, state) if n.op == "Transpose" else None)
+        settle_outputs(graph)
+        graph.prune()
+
+
+def _matrix(name: str, graph: Graph) -> Array | None:
+    """Return a constant as a matrix, if it is one of a batch of one."""
+    weight = graph.constants.get(name)
+    if weight is None or weight.ndim < 2 or weight.size != np.prod(weight.shape[-2:]):
+        return None
+    return weight.reshape(weight.shape[-2:])
+
+
+def _of_one(node: Node, state: Walk) -> Result:
+    """Take the axes in front of a matrix of weights away."""
+    (data, name), graph = node.inputs, state.graph
+    weight = _matrix(name, graph)
+    if weight is None or graph.constants[name].ndim == 2 or len(graph.types[data].shape) < 2:
+        return None
+    made, nodes = _raised(node, graph, graph.constants[name].ndim - len(graph.types[data].shape))
+    inputs = [data, graph.constant(weight, name)]
+    return [Node("MatMul", inputs, [made], {}, node.name, node.covers), *nodes]
+
+
+def _raised(node: Node, graph: Graph, missing: int) -> tuple[str, list[Node]]:
+    """Return what is to be computed, and what puts the axes in front of it that it lacks."""
+    out = node.outputs[0]
+    if missing <= 0:
+        return out, []
+    made = graph.fresh(f"{out}.matrix")
+    axes = graph.constant(np.arange(missing), f"{node.name}.axes")
+    return made, [Node("Unsqueeze", [made, axes], [out], {}, f"{node.name}.unsqueeze")]
+
+
+def _turned(node: Node, state: Walk) -> Result:
+    graph, (name, data) = state.graph, node.inputs
+    weight, shape = _matrix(name, graph), graph.types[data].shape
+    if weight is None or len(shape) < 2:
+        return None
+    if two_valued_filters(weight) is None and few_bit_weights(weight) is None:
+        return None
+    given = graph.constants[name].shape
+    graph.in_file.setdefault(node.name, (node.op, graph.types[node.outputs[0]].shape, given))
+    perm = {"perm": [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]}
+    out, last = _raised(node, graph, len(given) - len(shape))
+    rows, made = graph.fresh(f"{data}.turned"), graph.fresh(f"{out}.turned")
+    nodes = [Node("Transpose", [data], [rows], perm, f"{node.name}.data")]
+    decided = state.producer(data, "bnncc.Sign", LEVELS)
+    by_channel = decided is not None and np.ndim(decided.attrs.get("thresholds", 0)) > 1
+    if decided is not None and len(decided.inputs) == 1 and not by_channel:  # packed once: as rows
+        (source,) = decided.inputs
+        before = graph.fresh(f"{source}.turned")
+        kind = tuple(shape[k] for k in perm["perm"]), graph.types[data].dtype
+        graph.types[rows] = TensorType(*kind)
+        nodes = [
+            Node("Transpose", [source], [before], perm, f"{node.name}.data"),
+            Node(decided.op, [before], [rows], dict(decided.attrs), decided.name),
+        ]
+    return [
+        *nodes,
+        Node("MatMul", [rows, graph.constant(np.ascontiguousarray(weight.T), name)], [made], {},
+             node.name, node.covers),
+        Node("Transpose", [made], [out], perm, f"{node.name}.transpose"),
+        *last,
+    ]  # fmt: skip

@@ -1,0 +1,146 @@
+"""All passes in their order: from a model's graph to kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from bnncc.ir.graph import Graph
+from bnncc.options import CompileOptions
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.channel_scales import split_channel_scales
+from bnncc.recognise.few_values import read_again
+from bnncc.recognise.offsets import split_offsets
+from bnncc.recognise.products import pair_products
+from bnncc.recognise.quantizers import recognise_quantizers
+from bnncc.recognise.ramps import recognise_ramps
+from bnncc.recognise.signs import recognise_signs
+from bnncc.recognise.transposed import split_transposed
+from bnncc.report import Layer
+from bnncc.schedules import in_slices
+from bnncc.schedules.few_bit_method import chooser
+from bnncc.schedules.weight_order import Recorded
+from bnncc.targets.spec import TargetSpec
+from bnncc.trace import Trace
+from bnncc.transform.byte_signs import compare_bytes
+from bnncc.transform.commute import commute_moves, commute_pads, commute_pools
+from bnncc.transform.fuse import fuse
+from bnncc.transform.in_place import store_in_place
+from bnncc.transform.left_weights import turn_left_weights
+from bnncc.transform.merge import merge_siblings
+from bnncc.transform.plain import write_plain
+from bnncc.transform.rows import flatten_rows
+from bnncc.transform.simplify import simplify
+
+
+@dataclass
+class Compilation:
+    """What passes know besides the graph, and what they find out.
+
+    Attributes
+    ----------
+    options : CompileOptions
+        What was asked.
+    target : TargetSpec
+        The machine.
+    records : Recorded or None
+        What measurements say of the orders of weights.
+    trace : Trace
+        Takes the graph and the time after each pass.
+    layers : list of Layer
+        What became of each convolution and dense layer, for the report.
+    """
+
+    options: CompileOptions
+    target: TargetSpec
+    records: Recorded | None = None
+    trace: Trace = field(default_factory=Trace)
+    layers: list[Layer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step from the logical graph to the physical one.
+
+    Attributes
+    ----------
+    name : str
+        In dumps and tables of times.
+    run : callable
+        Changes the graph in place, or returns the graph that takes its place.
+    why : str
+        What it is for.
+    """
+
+    name: str
+    run: Callable[[Graph, Compilation], object]
+    why: str
+
+
+def _binarize(graph: Graph, made: Compilation) -> None:
+    method = chooser(made.target, made.options.few_bit)
+    made.layers = binarize(graph, method, partial(in_slices, target=made.target))
+
+
+def _products(graph: Graph, made: Compilation) -> None:
+    if made.target.kind == "llvm":
+        pair_products(graph)
+
+
+PASSES = (
+    Pass("simplify", lambda g, c: simplify(g, c.trace), "one spelling of each pattern"),
+    Pass("ramps", lambda g, c: recognise_ramps(g), "sums of bent lines are clips"),
+    Pass(
+        "signs",
+        lambda g, c: recognise_signs(g, sign_zero=c.options.sign_zero),
+        "decisions, in all their spellings, are signs",
+    ),
+    Pass("channel scales", lambda g, c: split_channel_scales(g), "a scale for each channel"),
+    Pass("quantizers", lambda g, c: recognise_quantizers(g), "roundings to few numbers are levels"),
+    Pass("few values", lambda g, c: read_again(g), "few values of any other origin are too"),
+    Pass("transposed", lambda g, c: split_transposed(g), "transposed convolutions are ordinary"),
+    Pass(
+        "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
+    ),
+    Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
+    Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
+    Pass("products", _products, "both operands of a product may be computed"),
+    Pass("pads", lambda g, c: commute_pads(g), "padding bits costs less"),
+    Pass("bytes", lambda g, c: compare_bytes(g), "signs of bytes compare the bytes"),
+    Pass("offsets", lambda g, c: split_offsets(g), "weights of two values are signs and a sum"),
+    Pass("binarize", _binarize, "the layers of bits and of levels"),
+    Pass("pools", lambda g, c: commute_pools(g), "the maximum of bits costs less"),
+    Pass("siblings", lambda g, c: merge_siblings(g), "layers that read the same are one"),
+    Pass("plain", lambda g, c: write_plain(g), "what no kernel took is ONNX's again"),
+    Pass(
+        "fuse",
+        lambda g, c: fuse(g, c.options.float_conv, c.target, c.records),
+        "chains of nodes are kernels: the physical graph",
+    ),
+    Pass("in place", lambda g, c: store_in_place(g), "residuals are added where they lie"),
+)
+"""The passes, in order; docs/exactness.md says of each why it keeps what the model computes."""
+
+
+def to_physical(graph: Graph, made: Compilation) -> Graph:
+    """Find the bits in a graph and group what is computed together into kernels.
+
+    Parameters
+    ----------
+    graph : Graph
+        The logical graph, which is changed.
+    made : Compilation
+        What was asked; gets what is found out.
+
+    Returns
+    -------
+    Graph
+        The physical graph.
+    """
+    for step in PASSES:
+        with made.trace.timed(step.name):
+            other = step.run(graph, made)
+        graph = other if isinstance(other, Graph) else graph
+        made.trace.graph(step.name, graph)
+    return graph
