@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from bnncc.schedules import multithreading, quantized_operands
+from bnncc.schedules import channel_tiles, multithreading, quantized_operands
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
 from bnncc.targets.spec import TargetSpec
@@ -98,7 +98,15 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     )
     if parallel:
         tile = replace(tile, flat_rows=_flat_rows(spec, tile, threads))
-    return multithreading.one_region(float_conv2d.conv2d(spec, tile))
+    # 1 normalise: write the definition in ranges, borders apart from the rest
+    written = float_conv2d.write(spec, tile)
+    sch = s_tir.Schedule(written.kernel.func)
+    for group, names in enumerate(written.names):
+        if spec.pool is None:
+            channel_tiles.outer(sch, names, tile.rows_outside, parallel)
+        for name in names:
+            channel_tiles.sums(sch, name, written.pair(group), tile.kw_inside, written.unroll)
+    return multithreading.one_region(sch.mod["main"])
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:

@@ -189,3 +189,33 @@ def _spread(count: int) -> TensorPair:
 
 SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
 """By bytes: their nibbles, low ones first, become bytes of their own, times 16."""
+
+
+def _multiply_add(shared: bool, count: int) -> TensorPair:
+    def impl(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        every = T.Ramp(0, 1, count) if count > 1 else 0
+        datum = T.Broadcast(data[0], count) if shared else data[every]
+        kind = f"float32x{count}" if count > 1 else "float32"
+        operands = datum, weight[every], total[every]
+        return [(every, T.call_llvm_pure_intrin(kind, "llvm.fmuladd", *operands))]
+
+    def operand(size: int) -> Operand:
+        return Operand((size,), "float32", bounds=(-512, 512))
+
+    return TensorPair(
+        f"multiply_add_{'1x' if shared else ''}{count}_f32",
+        "",
+        (operand(1 if shared else count), operand(count), operand(count)),
+        count,
+        lambda lane, data, weight, total: [
+            (lane, total[lane] + data[0 if shared else lane] * weight[lane])
+        ],
+        impl,
+    )
+
+
+MULTIPLY_ADD = _multiply_add(True, LANES)
+"""One datum meets the weights of `LANES` output channels; rounded once where the machine can."""
+
+MULTIPLY_ADD_LANES = {count: _multiply_add(False, count) for count in range(1, LANES + 1)}
+"""By lanes: each has a datum and a weight of its own."""

@@ -11,34 +11,20 @@ at the border. `Tile` says how big the pieces are, and is all that a schedule de
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import fused_multiply_add
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    Register,
-    bind,
-    const,
-    f32,
-    flat,
-    gather,
-    index,
-    load,
-    loop,
-    loops,
-    ramp,
-    splat,
-)
+from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES, fused_multiply_add
+from bnncc.schedules.templates.channel_tiles import Pixel, Product, Range, groups
+from bnncc.schedules.templates.kernel import Expr, bind, const, flat, gather, index, loop, ramp, splat
 from bnncc.schedules.templates.rows import Line, Rows
-from bnncc.schedules.templates.window import Segment, row_taps, segments
+from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.signature import Operator
+from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import Conv2d
 
 
@@ -93,173 +79,173 @@ def flattened(spec: Conv2d, rows: int = 1) -> Conv2d:
     return dataclasses.replace(spec, height=rows, width=spec.height * spec.width // rows)
 
 
-def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
-    """Define a float convolution with its epilogue.
+def write(spec: Conv2d, tile: Tile) -> Kernel:
+    """Define a float convolution with its epilogue, in the ranges of `tile`.
 
-    Parameters
-    ----------
-    spec : Conv2d
-        What it computes.
-    tile : Tile, optional
-        How it is cut; one vector at a time if not given.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
+    ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
     """
-    with Operator(spec) as kernel:
-        tile = tile or Tile()
+    with Operator(spec) as operator:
         flat = flattened(spec, tile.flat_rows)
         if flat is not spec:
-            kernel.reshape(flat)
-        _Conv(kernel, flat, tile).write()
-    return kernel.func
+            operator.reshape(flat)
+        kernel = Kernel(operator, flat, tile)
+        kernel.write()
+    return kernel
 
 
-class _Block(NamedTuple):
-    """Vectors of output channels that share a tile."""
+class Kernel:
+    """Writes one convolution into an open kernel.
 
-    first: Expr
-    """Number of the first vector."""
-    lanes: tuple[int, ...]
-    """Valid lanes of each."""
-
-
-class _Conv:
-    """Writes one convolution into an open kernel."""
+    Attributes
+    ----------
+    names : list of list of str
+        Ends of the names of blocks, by tiles of channels and by ranges of columns.
+    unroll : int
+        Channels in one turn of a loop.
+    """
 
     def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
         self.data, self.weight = kernel.inputs[:2]
-        self.unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=self.unit, parallel=tile.parallel)
-        self.height, self.width = spec.unpooled.output_hw
+        unit = spec.pool.strides[1] if spec.pool is not None else 1
+        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit, parallel=tile.parallel)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
-        self.full, self.tail = divmod(spec.out_channels, LANES)
         # Whether all lanes of a vector read the same datum.
         self.shared = spec.groups == 1 or self.per_group % LANES == 0
-        limit = tile.vectors
-        while self.shared and spec.groups > 1 and self.per_group // LANES % limit:
-            limit -= 1
-        self.vectors = max(1, limit)
-        self.rows.declare(self.vectors)
+        nhwc = spec.data_layout == "NHWC"
+        self.depthwise = not self.shared and self.depth == self.per_group == 1 and nhwc
+        vectors = tile.vectors
+        while self.shared and spec.groups > 1 and self.per_group // LANES % vectors:
+            vectors -= 1
+        self.rows.declare(vectors)
+        self.groups = groups(spec.out_channels, vectors, self.depthwise)
+        self.segments = segments(self.spec, tile.columns, unit)
+        self.unroll = tile.unroll if self.depth % tile.unroll == 0 else 1
+        self.names = [
+            [f"{i}_{j}" for j in range(len(self.segments))] for i in range(len(self.groups))
+        ]
+
+    def pair(self, group: int) -> TensorPair | None:
+        """Return what computes a product in a tile of channels."""
+        if self.shared:
+            return MULTIPLY_ADD
+        return MULTIPLY_ADD_LANES[self.groups[group].lanes[-1]] if self.depthwise else None
 
     def write(self) -> None:
-        """Write the loops over images, rows and channel blocks, in the order of the tile."""
-        rows = self.height
-        parallel = self.tile.parallel
-        if self.rows.spec.pool is not None:
-            self._write_pooled()
-            return
-        for count, first, lanes in self._block_groups():
-            extents: list[Any] = [self.kernel.n]
-            extents += [rows, count] if self.tile.rows_outside else [count, rows]
-            with loops(extents, parallel=parallel) as (n, one, two):
-                row, group = (one, two) if self.tile.rows_outside else (two, one)
-                block = _Block(bind(group * len(lanes) + first), lanes)
-                self._row(n, row, block)
+        """Write the blocks; with pooling, inside of the loops that hand its rows on."""
+        with T.sblock("root"):
+            T.reads()
+            T.writes()
+            self.memory = flat(self.data)
+            if self.rows.spec.pool is not None:
+                self._write_pooled()
+                return
+            n = self.kernel.n
+            image = (int(n) if isinstance(n, tirx.IntImm) else n, self.spec.window_hw[0])
+            outputs = self.rows.outputs
+            for group, names in zip(self.groups, self.names, strict=True):
+                for segment, name in zip(self.segments, names, strict=True):
+                    # Of each range its own: TVM takes no result from two blocks in one nest.
+                    self.rows.outputs = [aliased(buffer) for buffer in outputs]
+                    self._range(Range(name, segment, group, image))
 
     def _write_pooled(self) -> None:
         """Write the loops where each row goes to the pooling as soon as it is there."""
         with self.rows.strips() as strip:
-            for count, first, lanes in self._block_groups():
-                with loop(count) as group:
-                    block = _Block(bind(group * len(lanes) + first), lanes)
-                    self._row(strip.n, strip.row, block)
+            for number, group in enumerate(self.groups):
+                with loop(group.count) as turn, T.sblock(f"row_{number}"):
+                    extents = self.kernel.n, self.spec.window_hw[0], group.count
+                    n, row, turn = (
+                        T.axis.spatial(index(e), index(v))
+                        for e, v in zip(extents, (strip.n, strip.row, turn), strict=True)
+                    )
+                    T.reads()
+                    T.writes()
+                    self.rows.begin()
+                    at = n, row, turn * len(group.lanes) + group.first
+                    ranges = [
+                        Range(name, segment, group, at=at)
+                        for name, segment in zip(self.names[number], self.segments, strict=True)
+                    ]
+                    for part in ranges:
+                        self._range(part)
+                    for line in self._lines(ranges[0].pixel((0,), 0, 0), group.lanes):
+                        self.rows.end(line)
 
-    def _block_groups(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        whole, rest = divmod(self.full, self.vectors)
-        if whole:
-            yield whole, 0, (LANES,) * self.vectors
-        if rest or self.tail:
-            yield 1, whole * self.vectors, (LANES,) * rest + (self.tail,) * bool(self.tail)
+    def _range(self, part: Range) -> None:
+        taps = *self.spec.kernel, self.depth
+        acc = part.sums(
+            self.spec, taps, T.float32(0), lambda pixel, *tap: self._product(part, pixel, *tap)
+        )
+        with T.grid(*part.tiles) as loops, T.sblock(f"out_{part.name}"):
+            loops = loops if len(part.tiles) > 1 else [loops]
+            tile = T.axis.remap("S" * len(part.tiles), list(loops))
+            tile = tuple(tile) if len(part.tiles) > 1 else (tile,)
+            T.reads(acc[(*tile, *(slice(0, extent) for extent in acc.shape[-2:]))])
+            T.writes()
+            pixel = part.pixel(tile, 0, 0)
+            for vector, line in enumerate(self._lines(pixel, part.group.lanes)):
+                values = [part.out(acc, tile, c, vector) for c in range(part.segment.width)]
+                self.rows.put(line, pixel.w, values)
 
-    def _row(self, n: Expr, row: Expr, block: _Block) -> None:
-        low, taps = row_taps(self.spec, row)
-        lines = [
-            Line(n, row, bind(block.first + vector), lanes, vector)
-            for vector, lanes in enumerate(block.lanes)
+    def _lines(self, pixel: Pixel, lanes: tuple[int, ...]) -> list[Line]:
+        return [
+            Line(pixel.n, pixel.h, pixel.block + vector, valid, vector)
+            for vector, valid in enumerate(lanes)
         ]
-        self.rows.begin()
-        for segment in segments(self.spec, self.tile.columns, self.unit):
-            with loop(segment.tiles) as number:
-                start = bind(number * segment.width + segment.start)
-                self._tile(lines, block, segment, start, low, taps)
-        for line in lines:
-            self.rows.end(line)
 
-    def _tile(
-        self,
-        lines: list[Line],
-        block: _Block,
-        segment: Segment,
-        start: Expr,
-        low: Expr,
-        taps: Expr,
-    ) -> None:
-        n, row = lines[0].n, lines[0].row
-        columns, vectors = range(segment.width), range(len(block.lanes))
-        sums = [[Register() for _ in vectors] for _ in columns]
-        for total in chain.from_iterable(sums):
-            total.set(f32(0.0))
-        with loop(taps) as turn:
-            kh = bind(turn + low)
-            y = bind(row * self.spec.strides[0] - self.spec.pads[0] + kh * self.spec.dilations[0])
-            x = bind(start * self.spec.strides[1] - self.spec.pads[1])
-            self._reduce(n, y, x, kh, block, segment, sums)
-        for vector, line in enumerate(lines):
-            self.rows.put(line, start, [sums[column][vector].value for column in columns])
-
-    def _reduce(
-        self, n: Expr, y: Expr, x: Expr, kh: Expr, block: _Block, segment: Segment, sums: Any
-    ) -> None:
-        """Write the reduction over channels and the taps of one kernel row."""
-        unroll = self.tile.unroll if self.depth % self.tile.unroll == 0 else 1
-        taps = range(self.spec.kernel[1])
-        turns = self.depth // unroll
-        for together in [taps] if self.tile.kw_inside else [[kw] for kw in taps]:
-            with loop(turns) as turn:
-                for part in range(unroll):
-                    channel = bind(turn * unroll + part)
-                    for kw in together:
-                        self._products(n, y, x, kh, kw, channel, block, segment, sums)
-
-    def _products(
-        self, n: Expr, y: Expr, x: Expr, kh: Expr, kw: int, channel: Expr, block: _Block,
-        segment: Segment, sums: Any,
-    ) -> None:  # fmt: skip
-        tap = (kh * self.spec.kernel[1] + kw) * self.depth + channel
-        for vector, lanes in enumerate(block.lanes):
-            weight = self._weight(block.first + vector, lanes, tap)
-            for column in range(segment.width):
-                if kw not in segment.taps[column]:
-                    continue
-                at = x + (column * self.spec.strides[1] + kw * self.spec.dilations[1])
-                data = self._datum(n, y, at, channel, block.first + vector, lanes)
-                total = sums[column][vector]
-                total.set(fused_multiply_add(data, weight, total.value))
-
-    def _weight(self, block: Expr, lanes: int, tap: Expr) -> Expr:
+    def _product(
+        self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, channel: Expr
+    ) -> Product:
+        """Return the product of a datum, or of a vector of them, with a vector of weights."""
+        spec, lanes = self.spec, part.group.lanes
+        y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
+        x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
         # A block of fewer lanes is stored dense; the lanes beyond read what follows it.
-        size = self.spec.kernel[0] * self.spec.kernel[1] * self.depth
-        return load(self.weight, [block * (LANES * size) + tap * lanes])
-
-    def _datum(self, n: Expr, y: Expr, x: Expr, channel: Expr, block: Expr, lanes: int) -> Expr:
+        tap = (kh * spec.kernel[1] + kw) * self.depth + channel
+        size = spec.kernel[0] * spec.kernel[1] * self.depth
+        step: Expr = lanes[0]
+        if lanes[-1] < lanes[0]:  # no condition: TVM cannot tell the extent of a region by it
+            last = (pixel.block - part.group.first) // (len(lanes) - 1)
+            step = lanes[0] - last * (lanes[0] - lanes[-1])
+        first = pixel.block * (LANES * size) + tap * step
+        weight = self.weight[first : first + LANES]
         if self.shared:
-            group = index(0) if self.spec.groups == 1 else block * LANES // self.per_group
-            return splat(self.data[tuple(self._at(n, y, x, group * self.depth + channel))])
-        first = block * LANES
-        if self.depth == self.per_group == 1 and self.spec.data_layout == "NHWC":
-            return load(self.data, self._at(n, y, x, first), lanes)
-        channels = T.min(ramp(first), splat(const(self.spec.out_channels - 1)))
+            group = 0 if spec.groups == 1 else pixel.block * LANES // self.per_group
+            at = tuple(self._at(pixel.n, y, x, group * self.depth + channel))
+            return Product(
+                [self.data[at], weight],
+                lambda total, lane: total + self.data[at] * self.weight[first + lane],
+            )
+        if self.depthwise:
+            *at, channels = self._at(pixel.n, y, x, pixel.block * LANES)
+            count = lanes[-1]
+            return Product(
+                [self.data[(*at, slice(channels, channels + count))], weight],
+                lambda total, lane: (
+                    total + self.data[(*at, channels + lane)] * self.weight[first + lane]
+                ),
+                count,
+            )
+        data = self._gathered(pixel, y, x, channel)
+        whole = self.data[tuple(slice(0, extent) for extent in self.data.shape)]
+        return Product(
+            [whole, weight],
+            lambda total: fused_multiply_add(data, self.weight[T.Ramp(first, 1, LANES)], total),
+            lanes=0,
+        )
+
+    def _gathered(self, pixel: Pixel, y: Expr, x: Expr, channel: Expr) -> Expr:
+        """Return data of which each lane has its own."""
+        spec = self.spec
+        channels = T.min(ramp(T.Cast("int64", pixel.block) * LANES), splat(const(spec.out_channels - 1)))
         if self.per_group > 1:
             channels = T.floordiv(channels, splat(const(self.per_group)))
-        where = channels * splat(const(self.depth)) + splat(channel)
-        place = self._at(n, y, x, where)
-        axis = 1 if self.spec.rank == 2 or self.spec.data_layout == "NCHW" else 3
-        return gather(flat(self.data), self.data.shape, place, axis)
+        where = channels * splat(const(self.depth)) + splat(T.Cast("int64", channel))
+        place = self._at(pixel.n, y, x, where)
+        axis = 1 if spec.rank == 2 or spec.data_layout == "NCHW" else 3
+        return gather(self.memory, self.data.shape, place, axis)
 
     def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
         if self.spec.rank == 2:

@@ -1,0 +1,86 @@
+"""Scheduling convolutions whose lanes are output channels: `templates.channel_tiles`.
+
+Accumulators of a tile of columns x vectors of channels stay in registers over the whole reduction.
+Each vector of weights is loaded once for a tile, each datum is broadcast from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import s_tir
+
+from bnncc.schedules.intrin import TensorPair
+
+Loop = s_tir.schedule.LoopRV
+
+
+def outer(
+    sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, parallel: bool
+) -> None:
+    """Order the loops over the tiles of some ranges, which differ in their columns alone.
+
+    Parameters
+    ----------
+    sch : Schedule
+        Of the function.
+    names : sequence of str
+        What the names of the ranges' blocks end with.
+    rows_outside : bool
+        Whether the loop over tiles of channels is inside of that over rows.
+    parallel : bool
+        Whether threads share rows and tiles of channels.
+    """
+    inner = []
+    for name in names:
+        n, h, o, _ = sch.get_loops(f"out_{name}")
+        if not rows_outside:
+            sch.reorder(n, o, h)
+        inner.append(o if rows_outside else h)
+    if len(inner) > 1:
+        sch.merge(*inner)
+    if parallel:
+        *shared, _ = sch.get_loops(f"out_{names[0]}")
+        sch.parallel(sch.fuse(*shared))
+
+
+def sums(
+    sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True, unroll: int = 1
+) -> None:
+    """Schedule the sums of a tile, under the block that takes them further.
+
+    Parameters
+    ----------
+    sch : Schedule
+        Of the function.
+    name : str
+        What the names of the range's blocks end with.
+    pair : TensorPair or None
+        What computes a product, where that is a loop over lanes.
+    kw_inside : bool, default True
+        Whether the taps of a row are unrolled inside the loop over words, or outside.
+    unroll : int, default 1
+        Words in one turn of that loop.
+    """
+    acc = sch.get_sblock(f"acc_{name}")
+    # 3 stage: sums under a tile
+    sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
+    # 2 tile: accumulators inside of the reduction
+    *_, w, o, kh, kw, c = sch.get_loops(acc)
+    body: list[Loop] = [kw, o, w]
+    if unroll > 1:
+        c, part = sch.split(c, [None, unroll])
+        body = [part, *body]
+    reduced = [c, *body] if kw_inside else [body.pop(-3), c, *body]
+    sch.reorder(kh, *reduced)
+    # 5 unroll
+    for loop in reduced:
+        if not loop.same_as(c):
+            sch.unroll(loop)
+    init = sch.decompose_reduction(acc, kh)
+    for loop in sch.get_loops(init)[-3:-1]:
+        sch.unroll(loop)
+    # 4 tensorize
+    if pair is not None:
+        block = sch.get_sblock(f"product_{name}")
+        sch.tensorize(sch.get_loops(block)[-1], pair.register())
