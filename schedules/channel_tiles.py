@@ -78,6 +78,7 @@ def sums(
         if not loop.same_as(c):
             sch.unroll(loop)
     init = sch.decompose_reduction(acc, kh)
+    sch.annotate(kh, "pragma_loop_partition_hint", 1)
     for loop in sch.get_loops(init)[-3:-1]:
         sch.unroll(loop)
     # 4 tensorize

@@ -228,18 +228,21 @@ class Kernel:
                 ),
                 count,
             )
-        data = self._gathered(pixel, y, x, channel)
         whole = self.data[tuple(slice(0, extent) for extent in self.data.shape)]
         return Product(
             [whole, weight],
-            lambda total: fused_multiply_add(data, self.weight[T.Ramp(first, 1, LANES)], total),
+            lambda total: fused_multiply_add(
+                self._gathered(pixel, y, x, channel, lanes), self.weight[T.Ramp(first, 1, LANES)], total
+            ),
             lanes=0,
         )
 
-    def _gathered(self, pixel: Pixel, y: Expr, x: Expr, channel: Expr) -> Expr:
+    def _gathered(self, pixel: Pixel, y: Expr, x: Expr, channel: Expr, lanes: tuple[int, ...]) -> Expr:
         """Return data of which each lane has its own."""
         spec = self.spec
-        channels = T.min(ramp(T.Cast("int64", pixel.block) * LANES), splat(const(spec.out_channels - 1)))
+        channels = ramp(T.Cast("int64", pixel.block) * LANES)
+        if lanes[-1] < LANES:
+            channels = T.min(channels, splat(const(spec.out_channels - 1)))
         if self.per_group > 1:
             channels = T.floordiv(channels, splat(const(self.per_group)))
         where = channels * splat(const(self.depth)) + splat(T.Cast("int64", channel))
