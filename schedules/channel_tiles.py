@@ -12,7 +12,7 @@ from tvm import s_tir
 
 from bnncc.schedules.intrin import TensorPair
 
-Loop = s_tir.schedule.LoopRV
+Block = s_tir.schedule.SBlockRV
 
 
 def outer(
@@ -45,43 +45,64 @@ def outer(
 
 
 def sums(
-    sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True, unroll: int = 1
-) -> None:
-    """Schedule the sums of a tile, under the block that takes them further.
+    sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
+    unroll: int = 1, under: bool = False,
+) -> None:  # fmt: skip
+    """Schedule the sums of a tile.
 
     Parameters
     ----------
     sch : Schedule
         Of the function.
     name : str
-        What the names of the range's blocks end with.
+        What the names of the blocks end with.
     pair : TensorPair or None
         What computes a product, where that is a loop over lanes.
     kw_inside : bool, default True
         Whether the taps of a row are unrolled inside the loop over words, or outside.
     unroll : int, default 1
         Words in one turn of that loop.
+    under : bool, default False
+        Whether they are under the block that takes them further already, and have their start.
     """
     acc = sch.get_sblock(f"acc_{name}")
-    # 3 stage: sums under a tile
-    sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
+    if not under:
+        # 3 stage: sums under a tile
+        sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
     # 2 tile: accumulators inside of the reduction
     *_, w, o, kh, kw, c = sch.get_loops(acc)
-    body: list[Loop] = [kw, o, w]
+    body = [kw, o, w]
     if unroll > 1:
         c, part = sch.split(c, [None, unroll])
         body = [part, *body]
-    reduced = [c, *body] if kw_inside else [body.pop(-3), c, *body]
+    reduced = [c, *body] if kw_inside else [kw, c, *(loop for loop in body if loop is not kw)]
     sch.reorder(kh, *reduced)
     # 5 unroll
-    for loop in reduced:
-        if not loop.same_as(c):
-            sch.unroll(loop)
-    init = sch.decompose_reduction(acc, kh)
-    sch.annotate(kh, "pragma_loop_partition_hint", 1)
-    for loop in sch.get_loops(init)[-3:-1]:
+    for loop in [*body, *([] if kw_inside else [kw])]:
         sch.unroll(loop)
+    if not under:
+        init = sch.decompose_reduction(acc, kh)
+        for loop in sch.get_loops(init)[-3:-1]:
+            sch.unroll(loop)
+    # Rows outside the image are left out by the bounds of this loop. Tests in it make LLVM move
+    # accumulators to memory.
+    sch.annotate(kh, "pragma_loop_partition_hint", 1)
     # 4 tensorize
     if pair is not None:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
+
+
+def fill(sch: s_tir.Schedule, name: str) -> None:
+    """Unroll the blocks in ``out_i`` that set or change all sums of a tile."""
+    for block in _within(sch, sch.get_sblock(f"out_{name}")):
+        if sch.get(block).name_hint.startswith(("zero_", "double_")):
+            for loop in sch.get_loops(block):
+                sch.unroll(loop)
+
+
+def _within(sch: s_tir.Schedule, scope: Block) -> list[Block]:
+    found = []
+    for block in sch.get_child_blocks(scope):
+        found += [block, *_within(sch, block)]
+    return found

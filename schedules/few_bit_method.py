@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bnncc.schedules import few_bit_conv2d as tiles
-from bnncc.schedules.templates import few_bit_products
+from bnncc.schedules.templates.few_bit_conv2d import NUMBERS
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -29,10 +29,8 @@ _NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
 
 def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has what makes `method` worth a look."""
-    ours = tiles.machine(target)
-    if method == "bytes":
-        return ours == few_bit_products.VNNI
-    return method != "pairs" or ours != ""
+    dtype = NUMBERS.get(method)
+    return dtype is None or dtype in tiles.instructions(target)
 
 
 def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:

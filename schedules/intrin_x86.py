@@ -8,7 +8,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, signed, unsigned
-from bnncc.schedules.intrin_portable import popcount
+from bnncc.schedules.intrin_portable import dot_add, popcount
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -193,6 +193,15 @@ DOT_PAIRS = {
 }
 """By bits of a vector: two products of int16, added to each lane."""
 
+DOT_ADD = {
+    ("uint8", 512): dot_add("uint8", DOT_BYTES, "avx512_vnni"),
+    **{
+        ("int16", bits): dot_add("int16", dot, dot.feature, source=dot.source)
+        for bits, dot in DOT_PAIRS.items()
+    },
+}
+"""By type of the data and bits of a vector: one word of data, as numbers, meets weight words."""
+
 
 def _bfloat16(word: Expr, place: int) -> Expr:
     bits = T.shift_left(T.shift_right(word, T.uint32(16 * place)), T.uint32(16))
@@ -225,6 +234,12 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 """,
 )
 """Two products of bfloat16, added to each lane. Data and weights are bfloat16 side by side."""
+
+
+DOT_ADD_BFLOAT16 = dot_add(
+    "bfloat16", DOT_BFLOAT16, DOT_BFLOAT16.feature, source=DOT_BFLOAT16.source
+)
+"""The same of two numbers of bfloat16."""
 
 
 def _carry_save(reach: int) -> TensorPair:

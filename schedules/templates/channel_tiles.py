@@ -9,14 +9,15 @@ any order: `schedules.channel_tiles` says how they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
 from bnncc.topi_binary.layout import LANES
@@ -62,23 +63,57 @@ class Pixel(NamedTuple):
     """Which vector."""
 
 
-class Product(NamedTuple):
+class At:
+    """Part of a tensor as an operand of a `TensorPair`: elements from a place on.
+
+    Parameters
+    ----------
+    buffer : Buffer
+        The tensor.
+    place : sequence of Expr
+        Index of the first element.
+    """
+
+    def __init__(self, buffer: Buffer, place: Sequence[Expr]) -> None:
+        self._buffer, (*self._outer, self._first) = buffer, place
+
+    def __getitem__(self, number: Expr) -> Expr:
+        """Return one element."""
+        return self._buffer[tuple(self.index(number))]
+
+    def index(self, number: Expr) -> list[Expr]:
+        """Return the place of one element."""
+        return [*self._outer, self._first + number]
+
+    def region(self, size: int) -> Expr:
+        """Return so many elements, for ``T.reads``."""
+        return self._buffer[(*self._outer, slice(self._first, self._first + size))]
+
+
+@dataclass(frozen=True)
+class Product:
     """What is added for one tap.
 
     Attributes
     ----------
-    reads : sequence
-        Regions, for ``T.reads``.
-    add : callable
-        Takes the sum and the number of a lane, and returns the new sum; or, without `lanes`, takes
-        the sums of a whole vector.
-    lanes : int
-        Extent of the loop over lanes, to be tensorized; 0 for none.
+    pair : TensorPair or None
+        Whose ``desc`` says what: the loop over lanes that a schedule replaces.
+    operands : tuple of At
+        What it reads, besides the sum.
+    add : callable, optional
+        Without a pair: takes the sums of a whole vector and returns the new ones.
     """
 
-    reads: Sequence[Any]
-    add: Callable[..., Expr]
-    lanes: int = LANES
+    pair: TensorPair | None
+    operands: tuple[At, ...]
+    add: Callable[[Expr], Expr] | None = None
+
+    def regions(self) -> list[Expr]:
+        """Return what is read besides the sum; without a pair nothing is said."""
+        if self.pair is None:
+            return []
+        kinds = self.pair.operands[:-1]
+        return [at.region(kind.shape[0]) for at, kind in zip(self.operands, kinds, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +132,7 @@ class Range:
         Extents of the loops over images and rows. Without them the loops over these and over the
         tiles of vectors are others.
     at : tuple of Expr, default ()
-        Image, row and first vector, then.
+        Image, row and first vector, then; and the first column, if that loop is another too.
     """
 
     name: str
@@ -110,89 +145,122 @@ class Range:
     def tiles(self) -> list[Expr]:
         """Extents of the loops over tiles: images, rows, tiles of vectors; tiles of columns."""
         outer = [*self.image, self.group.count] if self.image else []
+        inner = [self.segment.tiles] if len(self.at) < 4 else []
         # Of one type: threads share the product of these extents, and TVM follows no casts.
         symbolic = bool(self.image) and not isinstance(self.image[0], int)
-        return [T.int64(e) if symbolic and isinstance(e, int) else e
-                for e in (*outer, self.segment.tiles)]  # fmt: skip
+        return [T.int64(e) if symbolic and isinstance(e, int) else e for e in (*outer, *inner)]
 
-    def pixel(self, tile: Sequence[Expr], column: Expr, vector: Expr) -> Pixel:
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Columns and vectors of a tile."""
+        return self.segment.width, len(self.group.lanes)
+
+    def pixel(self, tile: Sequence[Expr], column: Expr = 0, vector: Expr = 0) -> Pixel:
         """Return a column and vector of a tile."""
-        n, h, first = self.at or tile[:2] + (tile[2] * len(self.group.lanes) + self.group.first,)
-        start = tile[-1] * self.segment.width + self.segment.start
-        return Pixel(n, h, start + column, first + vector)
+        if self.image:
+            n, h, number, _ = tile
+            first = number * len(self.group.lanes) + self.group.first
+        else:
+            n, h, first = self.at[:3]
+        start = self.at[3:] or (tile[-1] * self.segment.width + self.segment.start,)
+        return Pixel(n, h, start[0] + column, first + vector)
+
+    def within(self, tile: Sequence[Expr], name: str) -> Range:
+        """Return a tile as a range, in the block that has been opened for it."""
+        pixel = self.pixel(tile)
+        return replace(self, name=name, image=(), at=(pixel.n, pixel.h, pixel.block, pixel.w))
+
+    def allocated(self, dtype: str) -> Buffer:
+        """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
+        width, vectors = self.cells
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
+        IRBuilder.name(f"acc_{self.name}", acc)
+        return acc
 
     def sums(
-        self, spec: Windowed, reduced: Sequence[int], start: Expr,
-        product: Callable[..., Product],
+        self, spec: Windowed, words: int, product: Callable[..., Product], start: Expr = None,
+        acc: Buffer = None,
     ) -> Buffer:  # fmt: skip
         """Write the block ``acc_i``.
 
         Parameters
         ----------
         spec : Conv2d or FewBitConv2d
-            Whose taps are summed.
-        reduced : sequence of int
-            Extents of the reduction: kernel rows, kernel columns, and what else there is.
-        start : Expr
-            What sums start from; its type is theirs.
+            Whose taps are summed: kernel rows, kernel columns, words.
+        words : int
+            In one tap.
         product : callable
-            Takes a `Pixel` and the indices of the reduction; returns a `Product`.
+            Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
+        start : Expr, optional
+            What sums start from; its type is theirs.
+        acc : Buffer, optional
+            Sums that are there already, instead.
 
         Returns
         -------
         Buffer
-            The sums: tiles, columns, and lanes of the vectors of a tile.
+            The sums.
         """
-        width, vectors = self.segment.width, len(self.group.lanes)
-        shape = (*self.tiles, width, vectors * LANES)
-        acc = T.sblock_alloc_buffer(shape, str(start.ty))
-        IRBuilder.name(f"acc_{self.name}", acc)
-        extents = [*self.tiles, width, vectors]
-        kinds = "S" * len(extents) + "R" * len(reduced)
+        acc = self.allocated(str(start.ty)) if acc is None else acc
+        extents = [*self.tiles, *self.cells]
+        reduced = *spec.kernel, words
         with T.grid(*extents, *reduced) as loops, T.sblock(f"acc_{self.name}"):
-            axes = T.axis.remap(kinds, list(loops))
-            *tile, column, vector = axes[: len(extents)]
-            taps = axes[len(extents) :]
-            pixel = self.pixel(tuple(tile), column, vector)
-            made = product(pixel, *taps)
-            T.reads(*made.reads)
-            T.writes(acc[(*tile, column, slice(vector * LANES, vector * LANES + LANES))])
-            with T.init(), T.vectorized(0, LANES) as lane:
-                T.buffer_store(acc, start, [*tile, column, vector * LANES + lane])
+            axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
+            *tile, column, vector, kh, kw, word = axes
+            pixel = self.pixel(tile, column, vector)
+            total = At(acc, [*tile, column, vector * LANES])
+            made = product(pixel, kh, kw, word)
+            T.reads(*([] if start is not None else [total.region(LANES)]), *made.regions())
+            T.writes(total.region(LANES))
+            if start is not None:
+                with T.init(), T.vectorized(0, LANES) as lane:
+                    T.buffer_store(acc, start, total.index(lane))
             with ExitStack() as stack:
-                for test in self._inside(spec, pixel.h, column, *taps[:2]):
+                for test in self._inside(spec, pixel.h, column, kh, kw):
                     stack.enter_context(T.If(test))
                     stack.enter_context(T.Then())
-                self._add(made, acc, (*tile, column), vector)
+                self._add(made, acc, total)
         return acc
 
-    def _add(self, made: Product, acc: Buffer, place: tuple[Expr, ...], vector: Expr) -> None:
-        if not made.lanes:
-            where = (*place, T.Ramp(vector * LANES, 1, LANES))
-            T.buffer_store(acc, made.add(acc[where]), list(where))
+    def _add(self, made: Product, acc: Buffer, total: At) -> None:
+        if made.pair is None:
+            assert made.add is not None
+            every = T.Ramp(0, 1, LANES)
+            T.buffer_store(acc, made.add(total[every]), total.index(every))
             return
-        with T.serial(0, made.lanes) as loop, T.sblock(f"product_{self.name}"):
-            lane = T.axis.spatial(made.lanes, loop)
-            where = (*place, vector * LANES + lane)
-            T.buffer_store(acc, made.add(acc[where], lane), list(where))
+        with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
+            lane = T.axis.spatial(made.pair.lanes, loop)
+            for place, value in made.pair.desc(lane, *made.operands, total):
+                T.buffer_store(acc, value, total.index(place))
 
     def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
         """Return the tests that a tap is in the image, but for those that always hold."""
-        every = range(spec.kernel[0]), range(spec.kernel[1])
         rows = {taps_inside(spec, 0, row) for row in range(spec.window_hw[0])}
-        tests = []
-        # All tiles of a segment have the same taps in each column, so that of the first one tells.
+        patterns = rows, set(self.segment.taps)
+        # All tiles of a segment have the same taps in each column: the first one tells.
         places = h, column + self.segment.start
-        alike = rows <= {every[0]}, all(taps == every[1] for taps in self.segment.taps)
+        tests = []
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
-            if alike[axis]:
+            if patterns[axis] == {range(spec.kernel[axis])}:
                 continue
             at = place * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            tests += [T.And(at >= 0, at < (spec.height, spec.width)[axis])]
+            tests.append(T.And(at >= 0, at < (spec.height, spec.width)[axis]))
         return tests
 
-    def out(
-        self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int
-    ) -> Expr:
+    @contextmanager
+    def each(self, acc: Buffer = None) -> Iterator[tuple[Expr, ...]]:
+        """Open the block ``out_i``, of one tile; its sums are read, if they are another block."""
+        count = len(self.tiles)
+        with T.grid(*self.tiles) as loops, T.sblock(f"out_{self.name}"):
+            # One loop is a variable, not a list of one.
+            axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
+            tile = tuple(axes) if count > 1 else (axes,)
+            size = (slice(0, extent) for extent in (*self.cells[:1], self.cells[1] * LANES))
+            T.reads(*([] if acc is None else [acc[(*tile, *size)]]))
+            T.writes()
+            yield tile
+
+    @staticmethod
+    def vector(acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
         return acc[(*tile, column, T.Ramp(vector * LANES, 1, LANES))]

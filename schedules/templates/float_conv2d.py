@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -19,7 +20,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES, fused_multiply_add
-from bnncc.schedules.templates.channel_tiles import Pixel, Product, Range, groups
+from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups
 from bnncc.schedules.templates.kernel import Expr, bind, const, flat, gather, index, loop, ramp, splat
 from bnncc.schedules.templates.rows import Line, Rows
 from bnncc.schedules.templates.window import segments
@@ -170,23 +171,15 @@ class Kernel:
                     ]
                     for part in ranges:
                         self._range(part)
-                    for line in self._lines(ranges[0].pixel((0,), 0, 0), group.lanes):
+                    for line in self._lines(ranges[0].pixel((0,)), group.lanes):
                         self.rows.end(line)
 
     def _range(self, part: Range) -> None:
-        taps = *self.spec.kernel, self.depth
-        acc = part.sums(
-            self.spec, taps, T.float32(0), lambda pixel, *tap: self._product(part, pixel, *tap)
-        )
-        with T.grid(*part.tiles) as loops, T.sblock(f"out_{part.name}"):
-            loops = loops if len(part.tiles) > 1 else [loops]
-            tile = T.axis.remap("S" * len(part.tiles), list(loops))
-            tile = tuple(tile) if len(part.tiles) > 1 else (tile,)
-            T.reads(acc[(*tile, *(slice(0, extent) for extent in acc.shape[-2:]))])
-            T.writes()
-            pixel = part.pixel(tile, 0, 0)
+        acc = part.sums(self.spec, self.depth, partial(self._product, part), T.float32(0))
+        with part.each(acc) as tile:
+            pixel = part.pixel(tile)
             for vector, line in enumerate(self._lines(pixel, part.group.lanes)):
-                values = [part.out(acc, tile, c, vector) for c in range(part.segment.width)]
+                values = [part.vector(acc, tile, c, vector) for c in range(part.segment.width)]
                 self.rows.put(line, pixel.w, values)
 
     def _lines(self, pixel: Pixel, lanes: tuple[int, ...]) -> list[Line]:
@@ -210,32 +203,20 @@ class Kernel:
             last = (pixel.block - part.group.first) // (len(lanes) - 1)
             step = lanes[0] - last * (lanes[0] - lanes[-1])
         first = pixel.block * (LANES * size) + tap * step
-        weight = self.weight[first : first + LANES]
+        weight = At(self.weight, [first])
         if self.shared:
             group = 0 if spec.groups == 1 else pixel.block * LANES // self.per_group
-            at = tuple(self._at(pixel.n, y, x, group * self.depth + channel))
-            return Product(
-                [self.data[at], weight],
-                lambda total, lane: total + self.data[at] * self.weight[first + lane],
-            )
+            datum = At(self.data, self._at(pixel.n, y, x, group * self.depth + channel))
+            return Product(MULTIPLY_ADD, (datum, weight))
         if self.depthwise:
-            *at, channels = self._at(pixel.n, y, x, pixel.block * LANES)
-            count = lanes[-1]
-            return Product(
-                [self.data[(*at, slice(channels, channels + count))], weight],
-                lambda total, lane: (
-                    total + self.data[(*at, channels + lane)] * self.weight[first + lane]
-                ),
-                count,
-            )
-        whole = self.data[tuple(slice(0, extent) for extent in self.data.shape)]
+            data = At(self.data, self._at(pixel.n, y, x, pixel.block * LANES))
+            return Product(MULTIPLY_ADD_LANES[lanes[-1]], (data, weight))
         return Product(
-            [whole, weight],
+            None, (),
             lambda total: fused_multiply_add(
-                self._gathered(pixel, y, x, channel, lanes), self.weight[T.Ramp(first, 1, LANES)], total
+                self._gathered(pixel, y, x, channel, lanes), weight[T.Ramp(0, 1, LANES)], total
             ),
-            lanes=0,
-        )
+        )  # fmt: skip
 
     def _gathered(self, pixel: Pixel, y: Expr, x: Expr, channel: Expr, lanes: tuple[int, ...]) -> Expr:
         """Return data of which each lane has its own."""
