@@ -12,12 +12,8 @@ from tvm import s_tir
 
 from bnncc.schedules.intrin import TensorPair
 
-Block = s_tir.schedule.SBlockRV
 
-
-def outer(
-    sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, parallel: bool
-) -> None:
+def outer(sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, parallel: bool) -> None:
     """Order the loops over the tiles of some ranges, which differ in their columns alone.
 
     Parameters
@@ -91,18 +87,3 @@ def sums(
     if pair is not None:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
-
-
-def fill(sch: s_tir.Schedule, name: str) -> None:
-    """Unroll the blocks in ``out_i`` that set or change all sums of a tile."""
-    for block in _within(sch, sch.get_sblock(f"out_{name}")):
-        if sch.get(block).name_hint.startswith(("zero_", "double_")):
-            for loop in sch.get_loops(block):
-                sch.unroll(loop)
-
-
-def _within(sch: s_tir.Schedule, scope: Block) -> list[Block]:
-    found = []
-    for block in sch.get_child_blocks(scope):
-        found += [block, *_within(sch, block)]
-    return found

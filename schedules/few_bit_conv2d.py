@@ -50,15 +50,14 @@ def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) ->
     kernel = few_bit_conv2d.write(spec, point["columns"], point["vectors"])
     sch = s_tir.Schedule(kernel.kernel.func)
     ours = instructions(target).get(few_bit_conv2d.NUMBERS.get(spec.method, ""))
-    for names in kernel.names:
+    for _, ranges in kernel.ranges:
+        names = [name for name, _ in ranges]
         channel_tiles.outer(sch, names, bool(point["rows_outside"]), bool(point.get("divide", 0)))
         for name in names:
-            if spec.form == "planes":
-                channel_tiles.fill(sch, name)
             for part, pair in kernel.pairs[name].items():
                 channel_tiles.sums(sch, part, ours or pair, under=spec.form == "planes")
     if ours is not None and ours.source:
-        loop, *_ = sch.get_loops(f"out_{kernel.names[0][0]}")
+        loop, *_ = sch.get_loops(f"out_{names[0]}")
         sch.annotate(loop, "pragma_import_llvm", ours.source)
     return multithreading.one_region(sch.mod["main"])
 

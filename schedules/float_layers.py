@@ -101,7 +101,8 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     # 1 normalise: write the definition in ranges, borders apart from the rest
     written = float_conv2d.write(spec, tile)
     sch = s_tir.Schedule(written.kernel.func)
-    for group, names in enumerate(written.names):
+    for group, ranges in written.ranges:
+        names = [name for name, _ in ranges]
         if spec.pool is None:
             channel_tiles.outer(sch, names, tile.rows_outside, parallel)
         for name in names:

@@ -236,7 +236,6 @@ MULTIPLY_ADD_LANES = {count: _multiply_add(False, count) for count in range(1, L
 """By lanes: each has a datum and a weight of its own."""
 
 
-
 def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
     """Multiply the numbers of a word one after another."""
     whole, mask = T.Cast(I32, weight), T.Broadcast(tirx.IntImm("uint32", 2**bits - 1), LANES)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
@@ -53,6 +54,18 @@ def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:
     return found
 
 
+Names = list[tuple[Group, list[tuple[str, Segment]]]]
+"""By tiles of channels: ranges of columns, from left to right, and the ends of their names."""
+
+
+def named(channels: Sequence[Group], columns: Sequence[Segment]) -> Names:
+    """Name the ranges of a kernel."""
+    return [
+        (group, [(f"{i}_{j}", segment) for j, segment in enumerate(columns)])
+        for i, group in enumerate(channels)
+    ]
+
+
 class Pixel(NamedTuple):
     """One vector of channels of one pixel of the output."""
 
@@ -84,6 +97,11 @@ class At:
     def index(self, number: Expr) -> list[Expr]:
         """Return the place of one element."""
         return [*self._outer, self._first + number]
+
+    @property
+    def vector(self) -> list[Expr]:
+        """The place of `LANES` elements."""
+        return [*self._outer, T.Ramp(self._first, 1, LANES)]
 
     def region(self, size: int) -> Expr:
         """Return so many elements, for ``T.reads``."""
@@ -178,21 +196,24 @@ class Range:
         return acc
 
     def sums(
-        self, spec: Windowed, words: int, product: Callable[..., Product], start: Expr = None,
+        self, spec: Windowed | None, words: int, product: Callable[..., Product],
+        dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
         acc: Buffer = None,
     ) -> Buffer:  # fmt: skip
         """Write the block ``acc_i``.
 
         Parameters
         ----------
-        spec : Conv2d or FewBitConv2d
-            Whose taps are summed: kernel rows, kernel columns, words.
+        spec : Conv2d or FewBitConv2d, optional
+            Whose taps are summed: kernel rows, kernel columns, words. Else words alone.
         words : int
             In one tap.
         product : callable
             Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
-        start : Expr, optional
-            What sums start from; its type is theirs.
+        dtype : str, default "float32"
+            Of the sums.
+        start : callable, optional
+            Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
         acc : Buffer, optional
             Sums that are there already, instead.
 
@@ -201,22 +222,24 @@ class Range:
         Buffer
             The sums.
         """
-        acc = self.allocated(str(start.ty)) if acc is None else acc
+        begun = acc is not None
+        acc = acc if begun else self.allocated(dtype)
         extents = [*self.tiles, *self.cells]
-        reduced = *spec.kernel, words
+        reduced = *(spec.kernel if spec is not None else (1, 1)), words
         with T.grid(*extents, *reduced) as loops, T.sblock(f"acc_{self.name}"):
             axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
             *tile, column, vector, kh, kw, word = axes
             pixel = self.pixel(tile, column, vector)
             total = At(acc, [*tile, column, vector * LANES])
             made = product(pixel, kh, kw, word)
-            T.reads(*([] if start is not None else [total.region(LANES)]), *made.regions())
+            T.reads(*([total.region(LANES)] if begun else []), *made.regions())
             T.writes(total.region(LANES))
-            if start is not None:
+            if not begun:
                 with T.init(), T.vectorized(0, LANES) as lane:
-                    T.buffer_store(acc, start, total.index(lane))
+                    first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
+                    T.buffer_store(acc, first, total.index(lane))
             with ExitStack() as stack:
-                for test in self._inside(spec, pixel.h, column, kh, kw):
+                for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():
                     stack.enter_context(T.If(test))
                     stack.enter_context(T.Then())
                 self._add(made, acc, total)
@@ -225,8 +248,7 @@ class Range:
     def _add(self, made: Product, acc: Buffer, total: At) -> None:
         if made.pair is None:
             assert made.add is not None
-            every = T.Ramp(0, 1, LANES)
-            T.buffer_store(acc, made.add(total[every]), total.index(every))
+            T.buffer_store(acc, made.add(acc[tuple(total.vector)]), total.vector)
             return
         with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
             lane = T.axis.spatial(made.pair.lanes, loop)
@@ -235,8 +257,11 @@ class Range:
 
     def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
         """Return the tests that a tap is in the image, but for those that always hold."""
-        rows = {taps_inside(spec, 0, row) for row in range(spec.window_hw[0])}
-        patterns = rows, set(self.segment.taps)
+        taps, rows = spec.kernel[0], range(spec.window_hw[0])
+        patterns = (
+            {taps_inside(spec, 0, row) for row in (*rows[:taps], *rows[-taps - 1 :])},
+            set(self.segment.taps),
+        )
         # All tiles of a segment have the same taps in each column: the first one tells.
         places = h, column + self.segment.start
         tests = []
@@ -264,3 +289,11 @@ class Range:
     def vector(acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
         return acc[(*tile, column, T.Ramp(vector * LANES, 1, LANES))]
+
+
+def whole(names: Names, n: Expr, rows: int) -> list[Range]:
+    """Return the ranges of `names` for `rows` rows of `n` images."""
+    image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
+    return [
+        Range(name, segment, group, image) for group, ranges in names for name, segment in ranges
+    ]

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair
@@ -27,9 +26,9 @@ from bnncc.schedules.intrin_portable import (
     MULTIPLY_ADD_LANES,
     XOR_POPCOUNT,
 )
-from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups
+from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named, whole
 from bnncc.schedules.templates.epilogue import emit, views
-from bnncc.schedules.templates.kernel import Expr, const, load, loop
+from bnncc.schedules.templates.kernel import Expr, const, load
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import few_bit_data
@@ -87,8 +86,8 @@ class Kernel:
 
     Attributes
     ----------
-    names : list of list of str
-        Ends of the names of blocks, by tiles of channels and by ranges of columns.
+    ranges : Names
+        What the output is cut into.
     pairs : dict of str to dict of str to TensorPair
         By range: its sums by the ends of their names, and what a product is.
     """
@@ -106,16 +105,12 @@ class Kernel:
         vectors = min(vectors, blocks(spec.out_channels))
         while spec.groups > 1 and per_group and per_group % vectors:
             vectors -= 1
-        self.groups = groups(spec.out_channels, vectors)
-        self.segments = segments(spec, columns)
-        self.names = [
-            [f"{i}_{j}" for j in range(len(self.segments))] for i in range(len(self.groups))
-        ]
+        self.ranges = named(groups(spec.out_channels, vectors), segments(spec, columns))
         self.pairs: dict[str, dict[str, TensorPair]] = {}
 
     def write(self) -> None:
         """Write the blocks."""
-        spec, n = self.spec, self.kernel.n
+        spec = self.spec
         with T.sblock("root"):
             T.reads()
             T.writes()
@@ -124,12 +119,9 @@ class Kernel:
                 *outer, words = self.data[0].shape
                 self.data = [aliased(self.data[0], [*outer, words * per_word], dtype)]
             outputs = views(spec.steps, self.kernel.outputs, spec.out_channels)
-            image = (int(n) if isinstance(n, tirx.IntImm) else n, spec.output_hw[0])
-            for group, names in zip(self.groups, self.names, strict=True):
-                for segment, name in zip(self.segments, names, strict=True):
-                    # Of each range its own: TVM takes no result from two blocks in one nest.
-                    mine = [aliased(buffer) for buffer in outputs]
-                    self._range(Range(name, segment, group, image), mine)
+            for part in whole(self.ranges, self.kernel.n, spec.output_hw[0]):
+                # Of each range its own: TVM takes no result from two blocks in one nest.
+                self._range(part, [aliased(buffer) for buffer in outputs])
 
     def _range(self, part: Range, outputs: list[Any]) -> None:
         self.pairs[part.name] = {}
@@ -138,8 +130,8 @@ class Kernel:
                 acc = self._sums_of_planes(part.within(tile, part.name))
                 self._finish(part, tile, acc, (), outputs)
             return
-        start = T.float32(0) if self.spec.method == "floats" else T.int32(0)
-        acc = self._sums(part, self.data[0], 0, 1, start=start)
+        dtype = "float32" if self.spec.method == "floats" else "int32"
+        acc = self._sums(part, self.data[0], 0, 1, dtype=dtype)
         with part.each(acc) as tile:
             self._finish(part, tile, acc, tile, outputs)
 
@@ -185,8 +177,9 @@ class Kernel:
         numbers = iter(range(2 * count * (self.planes + count)))
 
         def every(name: str, value: Any) -> None:
-            with T.grid(columns, vectors) as loops, T.sblock(f"{name}_{part.name}_{next(numbers)}"):
-                column, vector = T.axis.remap("SS", list(loops))
+            end = f"{part.name}_{next(numbers)}"
+            with T.unroll(columns) as i, T.unroll(vectors) as j, T.sblock(f"{name}_{end}"):
+                column, vector = T.axis.remap("SS", [i, j])
                 total = At(acc, [column, vector * LANES])
                 T.reads(*([total.region(LANES)] if name == "double" else []))
                 T.writes(total.region(LANES))

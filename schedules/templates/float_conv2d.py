@@ -13,16 +13,30 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES, fused_multiply_add
-from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups
-from bnncc.schedules.templates.kernel import Expr, bind, const, flat, gather, index, loop, ramp, splat
-from bnncc.schedules.templates.rows import Line, Rows
+from bnncc.schedules.templates.channel_tiles import (
+    At,
+    Group,
+    Pixel,
+    Product,
+    Range,
+    groups,
+    named,
+    whole,
+)
+from bnncc.schedules.templates.kernel import (
+    Expr,
+    const,
+    flat,
+    gather,
+    ramp,
+    splat,
+)
+from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator, aliased
@@ -99,8 +113,8 @@ class Kernel:
 
     Attributes
     ----------
-    names : list of list of str
-        Ends of the names of blocks, by tiles of channels and by ranges of columns.
+    ranges : Names
+        What the output is cut into.
     unroll : int
         Channels in one turn of a loop.
     """
@@ -120,18 +134,15 @@ class Kernel:
         while self.shared and spec.groups > 1 and self.per_group // LANES % vectors:
             vectors -= 1
         self.rows.declare(vectors)
-        self.groups = groups(spec.out_channels, vectors, self.depthwise)
-        self.segments = segments(self.spec, tile.columns, unit)
+        channels = groups(spec.out_channels, vectors, self.depthwise)
+        self.ranges = named(channels, segments(self.spec, tile.columns, unit))
         self.unroll = tile.unroll if self.depth % tile.unroll == 0 else 1
-        self.names = [
-            [f"{i}_{j}" for j in range(len(self.segments))] for i in range(len(self.groups))
-        ]
 
-    def pair(self, group: int) -> TensorPair | None:
+    def pair(self, group: Group) -> TensorPair | None:
         """Return what computes a product in a tile of channels."""
         if self.shared:
             return MULTIPLY_ADD
-        return MULTIPLY_ADD_LANES[self.groups[group].lanes[-1]] if self.depthwise else None
+        return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.depthwise else None
 
     def write(self) -> None:
         """Write the blocks; with pooling, inside of the loops that hand its rows on."""
@@ -140,57 +151,19 @@ class Kernel:
             T.writes()
             self.memory = flat(self.data)
             if self.rows.spec.pool is not None:
-                self._write_pooled()
+                with self.rows.strips() as strip:
+                    self.rows.each(strip, self.ranges, self._range)
                 return
-            n = self.kernel.n
-            image = (int(n) if isinstance(n, tirx.IntImm) else n, self.spec.window_hw[0])
             outputs = self.rows.outputs
-            for group, names in zip(self.groups, self.names, strict=True):
-                for segment, name in zip(self.segments, names, strict=True):
-                    # Of each range its own: TVM takes no result from two blocks in one nest.
-                    self.rows.outputs = [aliased(buffer) for buffer in outputs]
-                    self._range(Range(name, segment, group, image))
-
-    def _write_pooled(self) -> None:
-        """Write the loops where each row goes to the pooling as soon as it is there."""
-        with self.rows.strips() as strip:
-            for number, group in enumerate(self.groups):
-                with loop(group.count) as turn, T.sblock(f"row_{number}"):
-                    extents = self.kernel.n, self.spec.window_hw[0], group.count
-                    n, row, turn = (
-                        T.axis.spatial(index(e), index(v))
-                        for e, v in zip(extents, (strip.n, strip.row, turn), strict=True)
-                    )
-                    T.reads()
-                    T.writes()
-                    self.rows.begin()
-                    at = n, row, turn * len(group.lanes) + group.first
-                    ranges = [
-                        Range(name, segment, group, at=at)
-                        for name, segment in zip(self.names[number], self.segments, strict=True)
-                    ]
-                    for part in ranges:
-                        self._range(part)
-                    for line in self._lines(ranges[0].pixel((0,)), group.lanes):
-                        self.rows.end(line)
+            for part in whole(self.ranges, self.kernel.n, self.spec.window_hw[0]):
+                # Of each range its own: TVM takes no result from two blocks in one nest.
+                self.rows.outputs = [aliased(buffer) for buffer in outputs]
+                self._range(part)
 
     def _range(self, part: Range) -> None:
-        acc = part.sums(self.spec, self.depth, partial(self._product, part), T.float32(0))
-        with part.each(acc) as tile:
-            pixel = part.pixel(tile)
-            for vector, line in enumerate(self._lines(pixel, part.group.lanes)):
-                values = [part.vector(acc, tile, c, vector) for c in range(part.segment.width)]
-                self.rows.put(line, pixel.w, values)
+        self.rows.take(part, part.sums(self.spec, self.depth, partial(self._product, part)))
 
-    def _lines(self, pixel: Pixel, lanes: tuple[int, ...]) -> list[Line]:
-        return [
-            Line(pixel.n, pixel.h, pixel.block + vector, valid, vector)
-            for vector, valid in enumerate(lanes)
-        ]
-
-    def _product(
-        self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, channel: Expr
-    ) -> Product:
+    def _product(self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, channel: Expr) -> Product:
         """Return the product of a datum, or of a vector of them, with a vector of weights."""
         spec, lanes = self.spec, part.group.lanes
         y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
@@ -212,13 +185,18 @@ class Kernel:
             data = At(self.data, self._at(pixel.n, y, x, pixel.block * LANES))
             return Product(MULTIPLY_ADD_LANES[lanes[-1]], (data, weight))
         return Product(
-            None, (),
+            None,
+            (),
             lambda total: fused_multiply_add(
-                self._gathered(pixel, y, x, channel, lanes), weight[T.Ramp(0, 1, LANES)], total
+                self._gathered(pixel, (y, x), channel, lanes),
+                self.weight[T.Ramp(first, 1, LANES)],
+                total,
             ),
-        )  # fmt: skip
+        )
 
-    def _gathered(self, pixel: Pixel, y: Expr, x: Expr, channel: Expr, lanes: tuple[int, ...]) -> Expr:
+    def _gathered(
+        self, pixel: Pixel, at: tuple[Expr, Expr], channel: Expr, lanes: tuple[int, ...]
+    ) -> Expr:
         """Return data of which each lane has its own."""
         spec = self.spec
         channels = ramp(T.Cast("int64", pixel.block) * LANES)
@@ -227,7 +205,7 @@ class Kernel:
         if self.per_group > 1:
             channels = T.floordiv(channels, splat(const(self.per_group)))
         where = channels * splat(const(self.depth)) + splat(T.Cast("int64", channel))
-        place = self._at(pixel.n, y, x, where)
+        place = self._at(pixel.n, *at, where)
         axis = 1 if spec.rank == 2 or spec.data_layout == "NCHW" else 3
         return gather(self.memory, self.data.shape, place, axis)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range, groups
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, loop, loops, splat, store
 from bnncc.schedules.templates.place import Place
@@ -153,6 +154,53 @@ class Rows:
         slot = T.bitwise_and(line.row, const(self.slots - 1))
         return lambda place, value: store(self.ring, [slot, place, line.block * LANES], value)
 
+    def take(
+        self, part: Range, acc: Any, finished: Callable[[Expr], Expr] = lambda value: value
+    ) -> None:
+        """Write the block ``out_i``, which takes the sums of a tile.
+
+        Parameters
+        ----------
+        part : Range
+            Of which tile.
+        acc : Buffer
+            The sums.
+        finished : callable, optional
+            What becomes of a vector of them first.
+        """
+        with part.each(acc) as tile:
+            pixel = part.pixel(tile)
+            for line in _lines(pixel, part.group):
+                sums = [part.vector(acc, tile, c, line.key) for c in range(part.segment.width)]
+                self.put(line, pixel.w, [finished(value) for value in sums])
+
+    def each(self, strip: Strip, names: Names, write: Callable[[Range], None]) -> None:
+        """Write the ranges of one row, in a block for each tile of channels.
+
+        Parameters
+        ----------
+        strip : Strip
+            The row.
+        names : Names
+            Of the ranges.
+        write : callable
+            Writes one of them.
+        """
+        for number, (group, ranges) in enumerate(names):
+            extents = self.kernel.n, const(self.height), const(group.count)
+            with loop(group.count) as turn, T.sblock(f"row_{number}"):
+                where = zip(extents, (strip.n, strip.row, turn), strict=True)
+                n, row, turn = (T.axis.spatial(extent, place) for extent, place in where)
+                T.reads()
+                T.writes()
+                self.begin()
+                at = n, row, turn * len(group.lanes) + group.first
+                parts = [Range(name, segment, group, at=at) for name, segment in ranges]
+                for part in parts:
+                    write(part)
+                for line in _lines(parts[0].pixel((0,)), group):
+                    self.end(line)
+
     @contextmanager
     def strips(self, begin: Callable[[], None] | None = None) -> Iterator[Strip]:
         """Open the loops over images and strips; after each strip the windows that it completes.
@@ -227,22 +275,25 @@ class Rows:
                 spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
             )
         windows = Windows(spec, self.ring, self.params, self.outputs, self.slots, shift)
-        full, tail = divmod(spec.channels, LANES)
-        vectors = min(POOLED_VECTORS, max(1, full))
-        whole, rest = divmod(full, vectors)
-        groups = [(whole, 0, (LANES,) * vectors)] if whole else []
-        if rest or tail:
-            groups.append((1, whole * vectors, (LANES,) * rest + (tail,) * bool(tail)))
+        vectors = min(POOLED_VECTORS, max(1, spec.channels // LANES))
         with loop(_simple(last - first)) as number:
             row = bind(first + number)
             taps = row_taps(spec, row)
             for segment in segments(spec, POOLED_COLUMNS):
                 with loop(segment.tiles) as tile:
                     start = bind(tile * segment.width + segment.start)
-                    for count, block, lanes in groups:
-                        with loop(count) as group:
-                            at = bind(group * len(lanes) + block)
-                            windows.tile(n, row, taps, segment, start, at, lanes)
+                    for group in groups(spec.channels, vectors):
+                        with loop(group.count) as turn:
+                            at = bind(turn * len(group.lanes) + group.first)
+                            windows.tile(n, row, taps, segment, start, at, group.lanes)
+
+
+def _lines(pixel: Pixel, group: Group) -> list[Line]:
+    """Return the vectors of a tile."""
+    return [
+        Line(pixel.n, pixel.h, pixel.block + number, lanes, number)
+        for number, lanes in enumerate(group.lanes)
+    ]
 
 
 class when:
