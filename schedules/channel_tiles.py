@@ -42,7 +42,7 @@ def outer(sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, paralle
 
 def sums(
     sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
-    unroll: int = 1, under: bool = False,
+    unroll: int = 1, under: bool = False, columns_first: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
 
@@ -60,6 +60,8 @@ def sums(
         Words in one turn of that loop.
     under : bool, default False
         Whether they are under the block that takes them further already, and have their start.
+    columns_first : bool, default False
+        Whether a datum meets all vectors of weights in turn, or those meet all data of a tile.
     """
     acc = sch.get_sblock(f"acc_{name}")
     if not under:
@@ -67,7 +69,7 @@ def sums(
         sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
     # 2 tile: accumulators inside of the reduction
     *_, w, o, kh, kw, c = sch.get_loops(acc)
-    body = [kw, o, w]
+    body = [kw, *((w, o) if columns_first else (o, w))]
     if unroll > 1:
         c, part = sch.split(c, [None, unroll])
         body = [part, *body]

@@ -85,8 +85,15 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         )
         return filtered_conv2d.conv2d(spec, filtered)
     if spec.operands != "float32":
-        tiled = quantized_conv2d.Tile(columns, vectors, chunks=chunks, parallel=parallel)
-        return quantized_conv2d.conv2d(spec, tiled)
+        quantized = quantized_conv2d.write(spec, columns, vectors, chunks, parallel)
+        sch = s_tir.Schedule(quantized.kernel.func)
+        pair = quantized_operands.PAIRS.get(spec.packed, quantized.pair)
+        for _, ranges in quantized.ranges:
+            for name, _ in ranges:
+                channel_tiles.sums(sch, name, pair, columns_first=True)
+        if pair.source:
+            sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
+        return sch.mod["main"]
     tile = float_conv2d.Tile(
         columns=columns,
         vectors=vectors,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quantization
 from bnncc.topi_binary.spec import Conv2d
+
+PAIRS = {quantization.PACKED["int8"]: DOT_ADD["uint8", 512]}
+"""What multiplies several operands of a lane at once, by how many, where not defined by itself."""
 
 INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}
 """The feature of a machine that multiplies several operands of a lane at once."""
