@@ -9,6 +9,7 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.schedules.templates import few_bit_conv2d
+from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -33,7 +34,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     registers = target.vector_registers // target.registers_per_vector(layout.LANES)
     return with_threads(
         {
-            "columns": tile_sizes(few_bit_conv2d.flattened(spec).output_hw[1], registers),
+            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
             "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
             "rows_outside": (0, 1),
         },
@@ -73,7 +74,7 @@ def instructions(target: TargetSpec) -> dict[str, TensorPair]:
 
 def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
-    flat = few_bit_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2

@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from bnncc.schedules import channel_tiles, multithreading, quantized_operands
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
+from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
@@ -147,7 +148,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
             held,
         )
     depth = spec.channels // spec.groups
-    width = float_conv2d.flattened(spec.unpooled).output_hw[1]
+    width = flattened(spec.unpooled).output_hw[1]
     gathered = spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES > 0
 
     def fits(point: Point) -> bool:
@@ -208,7 +209,7 @@ def _chunks(spec: Conv2d, threads: int) -> int:
 
 def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
     """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
-    flat = float_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
         return 1
@@ -222,7 +223,7 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
 
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
-    flat = float_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     budget = _budget(target)

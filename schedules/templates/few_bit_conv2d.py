@@ -30,7 +30,7 @@ from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, g
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, const, load
 from bnncc.schedules.templates.place import Place
-from bnncc.schedules.templates.window import segments
+from bnncc.schedules.templates.window import flattened, segments
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
@@ -66,19 +66,6 @@ def write(spec: FewBitConv2d, columns: int, vectors: int) -> Kernel:
         kernel = Kernel(operator, flat, columns, vectors)
         kernel.write()
     return kernel
-
-
-def flattened(spec: FewBitConv2d) -> FewBitConv2d:
-    """Return `spec` with its pixels (or rows) in one long row, if its kernel looks at one pixel."""
-    if spec.rank == 2:
-        if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
-            return spec
-        steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        return replace(spec, n=1, width=spec.n, rank=4, steps=steps)
-    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
-    if not pointwise or any(s.layout == "NCHW" for s in spec.steps):
-        return spec
-    return replace(spec, height=1, width=spec.height * spec.width)
 
 
 class Kernel:

@@ -10,7 +10,6 @@ at the border. `Tile` says how big the pieces are, and is all that a schedule de
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +36,7 @@ from bnncc.schedules.templates.kernel import (
     splat,
 )
 from bnncc.schedules.templates.rows import Rows
-from bnncc.schedules.templates.window import segments
+from bnncc.schedules.templates.window import flattened, segments
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import Conv2d
@@ -75,23 +74,6 @@ class Tile:
     parallel: bool = False
     chunks: int = 1
     flat_rows: int = 1
-
-
-def flattened(spec: Conv2d, rows: int = 1) -> Conv2d:
-    """Return `spec` with its pixels in `rows` long rows, if its kernel only looks at one pixel.
-
-    The images of a dense layer's batch are pixels too, so that weights are read once for several.
-    """
-    if spec.rank == 2:
-        if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
-            return spec
-        steps = tuple(dataclasses.replace(step, layout="NHWC") for step in spec.steps)
-        return dataclasses.replace(spec, n=1, width=spec.n, rank=4, data_layout="NHWC", steps=steps)
-    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
-    planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if not pointwise or planar or spec.pool is not None:
-        return spec
-    return dataclasses.replace(spec, height=rows, width=spec.height * spec.width // rows)
 
 
 def write(spec: Conv2d, tile: Tile) -> Kernel:
