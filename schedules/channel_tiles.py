@@ -13,8 +13,10 @@ from tvm import s_tir
 from bnncc.schedules.intrin import TensorPair
 
 
-def outer(sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, parallel: bool) -> None:
-    """Order the loops over the tiles of some ranges, which differ in their columns alone.
+def outer(
+    sch: s_tir.Schedule, names: Sequence[str], order: str, shared: int, parallel: bool
+) -> None:
+    """Order the loops over the tiles of some ranges, and go through them together.
 
     Parameters
     ----------
@@ -22,27 +24,28 @@ def outer(sch: s_tir.Schedule, names: Sequence[str], rows_outside: bool, paralle
         Of the function.
     names : sequence of str
         What the names of the ranges' blocks end with.
-    rows_outside : bool
-        Whether the loop over tiles of channels is inside of that over rows.
+    order : str
+        The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
+    shared : int
+        How many of them the ranges have in common.
     parallel : bool
-        Whether threads share rows and tiles of channels.
+        Whether threads share these.
     """
     inner = []
     for name in names:
-        n, h, o, _ = sch.get_loops(f"out_{name}")
-        if not rows_outside:
-            sch.reorder(n, o, h)
-        inner.append(o if rows_outside else h)
+        loops = dict(zip("nhow", sch.get_loops(f"out_{name}"), strict=True))
+        if order != "nhow":
+            sch.reorder(*(loops[axis] for axis in order))
+        inner.append(loops[order[shared - 1]])
     if len(inner) > 1:
         sch.merge(*inner)
     if parallel:
-        *shared, _ = sch.get_loops(f"out_{names[0]}")
-        sch.parallel(sch.fuse(*shared))
+        sch.parallel(sch.fuse(*sch.get_loops(f"out_{names[0]}")[:shared]))
 
 
 def sums(
     sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
-    unroll: int = 1, under: bool = False, columns_first: bool = False,
+    unroll: int = 1, under: bool = False, columns_first: bool = False, rolled: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
 
@@ -62,6 +65,8 @@ def sums(
         Whether they are under the block that takes them further already, and have their start.
     columns_first : bool, default False
         Whether a datum meets all vectors of weights in turn, or those meet all data of a tile.
+    rolled : bool, default False
+        Whether the taps of a row are a loop, for each column of a tile.
     """
     acc = sch.get_sblock(f"acc_{name}")
     if not under:
@@ -75,6 +80,10 @@ def sums(
         body = [part, *body]
     reduced = [c, *body] if kw_inside else [kw, c, *(loop for loop in body if loop is not kw)]
     sch.reorder(kh, *reduced)
+    if rolled:
+        sch.reorder(w, kw, o)
+        sch.annotate(kw, "pragma_loop_partition_hint", 1)
+        body.remove(kw)
     # 5 unroll
     for loop in [*body, *([] if kw_inside else [kw])]:
         sch.unroll(loop)

@@ -53,7 +53,8 @@ def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) ->
     ours = instructions(target).get(few_bit_conv2d.NUMBERS.get(spec.method, ""))
     for _, ranges in kernel.ranges:
         names = [name for name, _ in ranges]
-        channel_tiles.outer(sch, names, bool(point["rows_outside"]), bool(point.get("divide", 0)))
+        order = "nhow" if point["rows_outside"] else "nohw"
+        channel_tiles.outer(sch, names, order, 3, bool(point.get("divide", 0)))
         for name in names:
             for part, pair in kernel.pairs[name].items():
                 channel_tiles.sums(sch, part, ours or pair, under=spec.form == "planes")

@@ -13,6 +13,8 @@ from tvm import s_tir, tirx
 from bnncc.schedules import channel_tiles, multithreading, quantized_operands
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout
@@ -49,6 +51,9 @@ MAX_COLUMNS, MAX_VECTORS, MAX_STRIP, MAX_POOLED = 28, 7, 8, 14
 MAX_GATHERED = 16
 """Products in the body of a loop where each collects data that are no neighbours in memory."""
 
+UNROLLED_TAPS = 8
+"""Windows of more columns are loops."""
+
 MAX_SHARES = 4
 """Pieces of the images for each thread."""
 
@@ -84,7 +89,12 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         filtered = filtered_conv2d.Tile(
             columns, vectors, point["rows"], point["unroll"], chunks, parallel
         )
-        return filtered_conv2d.conv2d(spec, filtered)
+        func, rows = filtered_conv2d.conv2d(spec, filtered)
+        if spec.pool is None:
+            return func
+        sch = s_tir.Schedule(func)
+        _pooled(sch, rows)
+        return sch.mod["main"]
     if spec.operands != "float32":
         quantized = quantized_conv2d.write(spec, columns, vectors, chunks, parallel)
         sch = s_tir.Schedule(quantized.kernel.func)
@@ -92,6 +102,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         for _, ranges in quantized.ranges:
             for name, _ in ranges:
                 channel_tiles.sums(sch, name, pair, columns_first=True)
+        _pooled(sch, quantized.rows)
         if pair.source:
             sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
         return sch.mod["main"]
@@ -112,10 +123,26 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     for group, ranges in written.ranges:
         names = [name for name, _ in ranges]
         if spec.pool is None:
-            channel_tiles.outer(sch, names, tile.rows_outside, parallel)
+            order = "nhow" if tile.rows_outside else "nohw"
+            channel_tiles.outer(sch, names, order, 3, parallel)
         for name in names:
             channel_tiles.sums(sch, name, written.pair(group), tile.kw_inside, written.unroll)
+    _pooled(sch, written.rows)
     return multithreading.one_region(sch.mod["main"])
+
+
+def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
+    """Schedule the pooling of a convolution's rows, a tile of columns after the other."""
+    for group, ranges in rows.pooled:
+        for name, _ in ranges:
+            tiles, columns = sch.get_loops(f"out_{name}")
+            sch.reorder(columns, tiles)
+            _windows(sch, rows.windows, group, name)
+
+
+def _windows(sch: s_tir.Schedule, windows: pool.Windows, group: Group, name: str) -> None:
+    rolled = windows.spec.kernel[1] > UNROLLED_TAPS
+    channel_tiles.sums(sch, name, windows.pair(group), columns_first=True, rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -286,8 +313,14 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
 
 def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float pooling as `point` says."""
-    tile = pool.Tile(point["columns"], point["vectors"], bool(point.get("divide", 0)))
-    return pool.pool2d(spec, tile)
+    func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
+    sch = s_tir.Schedule(func)
+    every = [name for _, ranges in names for name, _ in ranges]
+    channel_tiles.outer(sch, every, "nhwo", 2, bool(point.get("divide", 0)))
+    for group, ranges in names:
+        for name, _ in ranges:
+            _windows(sch, windows, group, name)
+    return multithreading.one_region(sch.mod["main"])
 
 
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
@@ -304,5 +337,4 @@ def bitwise_maxpool(
     spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Tile a pooling of bits as `point` says."""
-    tile = pool.Tile(columns=point["columns"], parallel=bool(point.get("divide", 0)))
-    return pool.bitwise_maxpool(spec, tile)
+    return pool.bitwise_maxpool(spec, point["columns"], bool(point.get("divide", 0)))

@@ -58,10 +58,10 @@ Names = list[tuple[Group, list[tuple[str, Segment]]]]
 """By tiles of channels: ranges of columns, from left to right, and the ends of their names."""
 
 
-def named(channels: Sequence[Group], columns: Sequence[Segment]) -> Names:
-    """Name the ranges of a kernel."""
+def named(channels: Sequence[Group], columns: Sequence[Segment], kind: str = "") -> Names:
+    """Name the ranges of a kernel, or of something else in it."""
     return [
-        (group, [(f"{i}_{j}", segment) for j, segment in enumerate(columns)])
+        (group, [(f"{kind}{i}_{j}", segment) for j, segment in enumerate(columns)])
         for i, group in enumerate(channels)
     ]
 
@@ -147,10 +147,10 @@ class Range:
     group : Group
         The vectors.
     image : tuple of Expr, default ()
-        Extents of the loops over images and rows. Without them the loops over these and over the
-        tiles of vectors are others.
+        Extents of the loops over images and rows.
     at : tuple of Expr, default ()
-        Image, row and first vector, then; and the first column, if that loop is another too.
+        Without them: image and row, perhaps the first vector, perhaps also the first column, where
+        other loops are at.
     """
 
     name: str
@@ -162,11 +162,10 @@ class Range:
     @property
     def tiles(self) -> list[Expr]:
         """Extents of the loops over tiles: images, rows, tiles of vectors; tiles of columns."""
-        outer = [*self.image, self.group.count] if self.image else []
-        inner = [self.segment.tiles] if len(self.at) < 4 else []
+        extents = [*self.image, self.group.count, self.segment.tiles][max(0, len(self.at) - 2) :]
         # Of one type: threads share the product of these extents, and TVM follows no casts.
         symbolic = bool(self.image) and not isinstance(self.image[0], int)
-        return [T.int64(e) if symbolic and isinstance(e, int) else e for e in (*outer, *inner)]
+        return [T.int64(e) if symbolic and isinstance(e, int) else e for e in extents]
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -175,13 +174,12 @@ class Range:
 
     def pixel(self, tile: Sequence[Expr], column: Expr = 0, vector: Expr = 0) -> Pixel:
         """Return a column and vector of a tile."""
-        if self.image:
-            n, h, number, _ = tile
-            first = number * len(self.group.lanes) + self.group.first
-        else:
-            n, h, first = self.at[:3]
-        start = self.at[3:] or (tile[-1] * self.segment.width + self.segment.start,)
-        return Pixel(n, h, start[0] + column, first + vector)
+        n, h, *rest = [*self.at, *tile]
+        if len(self.at) < 3:
+            rest[0] = rest[0] * len(self.group.lanes) + self.group.first
+        if len(self.at) < 4:
+            rest[1] = rest[1] * self.segment.width + self.segment.start
+        return Pixel(n, h, rest[1] + column, rest[0] + vector)
 
     def within(self, tile: Sequence[Expr], name: str) -> Range:
         """Return a tile as a range, in the block that has been opened for it."""

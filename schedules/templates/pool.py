@@ -8,11 +8,25 @@ outside by not writing them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_portable import JOIN
+from bnncc.schedules.templates.channel_tiles import (
+    At,
+    Group,
+    Names,
+    Pixel,
+    Product,
+    Range,
+    groups,
+    named,
+    whole,
+)
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import (
     Expr,
@@ -34,81 +48,59 @@ from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.signature import Operator
+from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
-UNROLLED_TAPS = 8
-"""Operator rows with more taps than this are loops."""
 
-
-@dataclass(frozen=True)
-class Tile:
-    """How a pooling is cut.
-
-    Attributes
-    ----------
-    columns : int, default 1
-        Windows in a register tile.
-    vectors : int, default 1
-        Vectors of channels in a register tile.
-    parallel : bool, default False
-        Whether rows are divided among threads.
-    """
-
-    columns: int = 1
-    vectors: int = 1
-    parallel: bool = False
-
-
-def pool2d(spec: Pool2d, tile: Tile | None = None) -> tirx.PrimFunc:
+def pool2d(spec: Pool2d, columns: int, vectors: int) -> tuple[tirx.PrimFunc, Windows, Names]:
     """Define a float pooling with its epilogue.
+
+    ``out[n, y, x, c] = epilogue(max or mean of the window)``.
 
     Parameters
     ----------
     spec : Pool2d
         What it computes.
-    tile : Tile, optional
-        How it is cut; one vector at a time if not given.
+    columns, vectors : int
+        Windows, and vectors of channels, of a tile.
 
     Returns
     -------
-    tirx.PrimFunc
-        ``out[n, y, x, c] = epilogue(max or mean of the window)``.
+    func : PrimFunc
+        With blocks as in `channel_tiles`.
+    windows : Windows
+        What wrote them.
+    names : Names
+        What the output is cut into.
     """
-    tile = tile or Tile()
-    full, tail = divmod(spec.channels, LANES)
-    whole, rest = divmod(full, tile.vectors)
-    groups = [(whole, 0, (LANES,) * tile.vectors)] if whole else []
-    if rest or tail:
-        lanes = (LANES,) * rest + (tail,) * bool(tail)
-        groups.append((1, whole * tile.vectors, lanes))
-    with Operator(spec) as kernel:
+    with Operator(spec) as kernel, T.sblock("root"):
+        T.reads()
+        T.writes()
         outputs = views(spec.steps, kernel.outputs, spec.channels)
-        pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], outputs)
-        with loops([kernel.n, spec.output_hw[0]], parallel=tile.parallel) as (n, row):
-            low, taps = row_taps(spec, row)
-            for segment in segments(spec, tile.columns):
-                with loop(segment.tiles) as number:
-                    start = bind(number * segment.width + segment.start)
-                    for count, first, lanes in groups:
-                        with loop(count) as group:
-                            block = bind(group * len(lanes) + first)
-                            pool.tile(n, row, (low, taps), segment, start, block, lanes)
-    return kernel.func
+        pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], flat(kernel.inputs[0]))
+        names = pool.names(columns, vectors)
+        for part in whole(names, kernel.n, spec.output_hw[0]):
+            # Of each range its own: TVM takes no result from two blocks in one nest.
+            pool.write(part, [aliased(buffer) for buffer in outputs])
+    return kernel.func, pool, names
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Writes tiles of windows of one pooling.
+    """Writes the windows of one pooling.
 
     Attributes
     ----------
     spec : Pool2d
         What it computes.
-    data, params, outputs : Buffer and lists of Buffer
-        Of the kernel, outputs passed through `epilogue.views`.
+    data : Buffer
+        Of the kernel.
+    params : list of Buffer
+        Of the kernel.
+    memory : Buffer, optional
+        `data` as `flat` returns it; not needed with `ring`.
     ring : int, default 0
-        If not 0, `data` holds row y of the one image at ``y % ring``, a power of two.
+        If not 0, `data` holds row y of the one image at ``y % ring``.
     shift : int, default 0
         And column x at ``x + shift``.
     """
@@ -116,98 +108,100 @@ class Windows:
     spec: Pool2d
     data: Any
     params: list[Any]
-    outputs: list[Any]
+    memory: Any = None
     ring: int = 0
     shift: int = 0
 
-    def tile(
-        self, n: Expr, row: Expr, rows: tuple[Expr, Expr], segment: Segment, start: Expr,
-        block: Expr, lanes: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        """Write the windows of `segment` from column `start`, vectors of channels from `block`."""
-        spec = self.spec
-        low, taps = rows
-        cells = [(c, v) for c in range(segment.width) for v in range(len(lanes))]
-        held = {cell: Register() for cell in cells}
-        for register in held.values():
-            register.set(f32(float("-inf") if spec.kind == "max" else 0.0))
-        with loop(taps) as turn:
-            y = bind(row * spec.strides[0] - spec.pads[0] + (turn + low) * spec.dilations[0])
-            for column in range(segment.width):
-                inside = segment.taps[column]
-                unrolled = len(inside) <= UNROLLED_TAPS
-                with loop(1 if unrolled else len(inside)) as number:
-                    for tap in inside if unrolled else [bind(number + inside.start)]:
-                        x = (start + column) * spec.strides[1] + tap * spec.dilations[1]
-                        x = bind(x - spec.pads[1])
-                        for vector, valid in enumerate(lanes):
-                            new = self._datum(n, y, x, block + vector, valid)
-                            old = held[column, vector].value
-                            both = T.max(old, new) if spec.kind == "max" else old + new
-                            held[column, vector].set(both)
-        for column, vector in cells:
-            value = held[column, vector].value
-            if spec.kind != "max":
-                value = value / self._divisor(row, taps, segment, start, column)
-            at = Place(
-                n, row, bind(start + column), bind(block + vector),
-                spec.channels, lanes[vector], spec.output_rank,
-            )  # fmt: skip
-            emit(spec.steps, value, self.params, self.outputs, at)
+    def names(self, columns: int, vectors: int, kind: str = "") -> Names:
+        """Cut the output into tiles; a vector of fewer channels is one of its own."""
+        cut = groups(self.spec.channels, vectors, apart=True)
+        return named(cut, segments(self.spec, columns), kind)
 
-    def _divisor(self, row: Expr, taps: Expr, segment: Segment, start: Expr, column: int) -> Expr:
+    def pair(self, group: Group) -> TensorPair | None:
+        """Return what joins a tile of channels with data; None where these are far apart."""
+        spec = self.spec
+        if not self.ring and spec.rank == 4 and spec.data_layout == "NCHW":
+            return None
+        return JOIN["max" if spec.kind == "max" else "add", LANES if self.ring else group.lanes[-1]]
+
+    def write(self, part: Range, outputs: list[Any]) -> None:
+        """Write the blocks of a range; `outputs` have been passed through `epilogue.views`."""
+        spec = self.spec
+        first = float("-inf") if spec.kind == "max" else 0.0
+        acc = part.sums(
+            spec, 1, partial(self._product, part), start=lambda pixel, lane: T.float32(first)
+        )
+        with part.each(acc) as tile:
+            pixel = part.pixel(tile)
+            _, taps = row_taps(spec, pixel.h)
+            for column in range(part.segment.width):
+                for vector, valid in enumerate(part.group.lanes):
+                    value = part.vector(acc, tile, column, vector)
+                    x, block = pixel.w + column, pixel.block + vector
+                    if spec.kind != "max":
+                        value = value / self._divisor(part, pixel.h, taps, x, column)
+                    at = Place(pixel.n, pixel.h, x, block, spec.channels, valid, spec.output_rank)
+                    emit(spec.steps, value, self.params, outputs, at)
+
+    def _divisor(self, part: Range, row: Expr, taps: Expr, x: Expr, column: int) -> Expr:
         spec = self.spec
         if spec.kind == "avg":
-            return splat(T.Cast("float32", taps * len(segment.taps[column])))
+            return splat(T.Cast("float32", taps * len(part.segment.taps[column])))
         if spec.ceil_extra == (0, 0):
             return f32(spec.kernel[0] * spec.kernel[1])
         counts = []
-        for axis, place in enumerate((row, start + column)):
+        for axis, place in enumerate((row, x)):
             end = (spec.height, spec.width)[axis] + spec.pads[axis + 2]
             room = end + spec.pads[axis] - place * spec.strides[axis]
             step = spec.dilations[axis]
-            counts.append(T.min((room + step - 1) // step, const(spec.kernel[axis])))
+            counts.append(T.min((room + step - 1) // step, spec.kernel[axis]))
         return splat(T.Cast("float32", counts[0] * counts[1]))
 
-    def _datum(self, n: Expr, y: Expr, x: Expr, block: Expr, valid: int) -> Expr:
-        first = block * LANES
-        if self.ring:
-            slot = T.bitwise_and(y, const(self.ring - 1))
-            return load(self.data, [slot, x + self.shift, first])
-        if self.spec.rank == 2:
-            return load(self.data, [n, first], valid)
-        if self.spec.data_layout == "NHWC":
-            return load(self.data, [n, y, x, first], valid)
-        channels = ramp(first)
-        if valid < LANES:
-            channels = T.min(channels, splat(tirx.IntImm("int64", self.spec.channels - 1)))
-        return gather(flat(self.data), self.data.shape, [n, channels, y, x], axis=1)
+    def _product(self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
+        spec, first = self.spec, pixel.block * LANES
+        y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
+        x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
+        pair = self.pair(part.group)
+        if pair is not None:
+            place = [pixel.n, first] if spec.rank == 2 else [pixel.n, y, x, first]
+            if self.ring:
+                place = [T.floormod(y, self.ring), x + self.shift, first]
+            return Product(pair, (At(self.data, place),))
+        return Product(None, (), lambda held: self._joined(held, part, pixel, y, x))
+
+    def _joined(self, held: Expr, part: Range, pixel: Pixel, y: Expr, x: Expr) -> Expr:
+        channels = ramp(T.Cast("int64", pixel.block) * LANES)
+        if part.group.lanes[-1] < LANES:
+            channels = T.min(channels, splat(const(self.spec.channels - 1)))
+        new = gather(self.memory, self.data.shape, [pixel.n, channels, y, x], axis=1)
+        return T.max(held, new) if self.spec.kind == "max" else held + new
 
 
-def bitwise_maxpool(spec: BitwiseMaxPool, tile: Tile | None = None) -> tirx.PrimFunc:
+def bitwise_maxpool(spec: BitwiseMaxPool, columns: int, parallel: bool) -> tirx.PrimFunc:
     """Define max (or min) pooling of packed bits.
 
     Parameters
     ----------
     spec : BitwiseMaxPool
         What it computes.
-    tile : Tile, optional
-        How it is cut; `vectors` is not used.
+    columns : int
+        Windows of a tile.
+    parallel : bool
+        Whether rows are divided among threads.
 
     Returns
     -------
     tirx.PrimFunc
         ``out[n, y, x, w] = (OR or AND of the window) ^ flip[w]``.
     """
-    tile = tile or Tile()
     height, _ = spec.output_hw
     words = layout.words(spec.channels)
     empty_rows = not all(taps_inside(spec, 0, row) for row in range(height))
     with Operator(spec) as kernel:
         data = kernel.inputs[: spec.planes]
-        with loops([kernel.n, height], parallel=tile.parallel) as (n, row):
+        with loops([kernel.n, height], parallel=parallel) as (n, row):
             low, taps = row_taps(spec, row)
-            for segment in segments(spec, tile.columns):
+            for segment in segments(spec, columns):
                 with loop(segment.tiles) as number:
                     start = bind(number * segment.width + segment.start)
                     for first, count, lanes in word_vectors(words):

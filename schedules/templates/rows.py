@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range, groups
+from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, loop, loops, splat, store
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.pool import Windows
 from bnncc.schedules.templates.row_max import RowMax
-from bnncc.schedules.templates.window import row_taps, segments
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
@@ -93,6 +92,8 @@ class Rows:
         self.height, self.width = spec.unpooled.output_hw
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
         self.params = kernel.inputs[2:]
+        self.pooled: Names = []
+        self.windows: Windows | None = None
         if spec.pool is None:
             return
         taken = sum(map(step_inputs, spec.pool.before))
@@ -274,18 +275,18 @@ class Rows:
             spec = replace(
                 spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
             )
-        windows = Windows(spec, self.ring, self.params, self.outputs, self.slots, shift)
+        windows = Windows(spec, self.ring, self.params, ring=self.slots, shift=shift)
+        self.windows = windows
         vectors = min(POOLED_VECTORS, max(1, spec.channels // LANES))
-        with loop(_simple(last - first)) as number:
-            row = bind(first + number)
-            taps = row_taps(spec, row)
-            for segment in segments(spec, POOLED_COLUMNS):
-                with loop(segment.tiles) as tile:
-                    start = bind(tile * segment.width + segment.start)
-                    for group in groups(spec.channels, vectors):
-                        with loop(group.count) as turn:
-                            at = bind(turn * len(group.lanes) + group.first)
-                            windows.tile(n, row, taps, segment, start, at, group.lanes)
+        self.pooled = windows.names(POOLED_COLUMNS, vectors, "pooled_")
+        with loop(_simple(last - first)) as number, T.sblock("pooled"):
+            height = const(spec.output_hw[0])
+            at = T.axis.spatial(self.kernel.n, n), T.axis.spatial(height, first + number)
+            T.reads()
+            T.writes()
+            for group, ranges in self.pooled:
+                for name, segment in ranges:
+                    windows.write(Range(name, segment, group, at=at), self.outputs)
 
 
 def _lines(pixel: Pixel, group: Group) -> list[Line]:
