@@ -133,7 +133,7 @@ class Windows:
         )
         with part.each(acc) as tile:
             pixel = part.pixel(tile)
-            _, taps = row_taps(spec, pixel.h)
+            taps = row_taps(spec, pixel.h)[1] if spec.kind == "avg" else None
             for column in range(part.segment.width):
                 for vector, valid in enumerate(part.group.lanes):
                     value = part.vector(acc, tile, column, vector)
