@@ -191,13 +191,6 @@ def signed(value: Expr, bits: int, place: int) -> Expr:
     return T.shift_right(left, T.int32(32 - bits))
 
 
-def unsigned(value: Expr, bits: int, place: int) -> Expr:
-    """Return the number in bits ``place * bits`` and up of a 32-bit word, as int32."""
-    word = T.Cast("uint32", value)
-    moved = T.shift_right(word, tirx.IntImm("uint32", place * bits))
-    return T.Cast("int32", T.bitwise_and(moved, tirx.IntImm("uint32", 2**bits - 1)))
-
-
 @dataclass(frozen=True)
 class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.

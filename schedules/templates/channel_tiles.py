@@ -24,7 +24,8 @@ from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
 from bnncc.topi_binary.layout import LANES
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Tiles of equally many vectors of channels, one after the other."""
 
     count: int
@@ -46,10 +47,8 @@ def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:
     full, tail = divmod(channels, LANES)
     whole, rest = divmod(full, vectors)
     found = [Group(whole, 0, (LANES,) * vectors)] if whole else []
-    left = (LANES,) * rest, (tail,) * bool(tail)
-    if not apart:
-        left = ((*left[0], *left[1]),)
-    for lanes in filter(None, left):
+    last = (LANES,) * rest, (tail,) * bool(tail)
+    for lanes in filter(None, last if apart else [last[0] + last[1]]):
         found.append(Group(1, sum(g.count * len(g.lanes) for g in found), lanes))
     return found
 
@@ -105,7 +104,8 @@ class At:
 
     def region(self, size: int) -> Expr:
         """Return so many elements, for ``T.reads``."""
-        return self._buffer[(*self._outer, slice(self._first, self._first + size))]
+        where = [*self._outer, slice(self._first, self._first + size)]
+        return self._buffer[tuple(where)]
 
 
 @dataclass(frozen=True)
@@ -278,15 +278,16 @@ class Range:
             # One loop is a variable, not a list of one.
             axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
             tile = tuple(axes) if count > 1 else (axes,)
-            size = (slice(0, extent) for extent in (*self.cells[:1], self.cells[1] * LANES))
-            T.reads(*([] if acc is None else [acc[(*tile, *size)]]))
+            columns, vectors = self.cells
+            whole = [*tile, slice(0, columns), slice(0, vectors * LANES)]
+            T.reads(*([] if acc is None else [acc[tuple(whole)]]))
             T.writes()
             yield tile
 
     @staticmethod
     def vector(acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
-        return acc[(*tile, column, T.Ramp(vector * LANES, 1, LANES))]
+        return acc[tuple([*tile, column, T.Ramp(vector * LANES, 1, LANES)])]
 
 
 def whole(names: Names, n: Expr, rows: int) -> list[Range]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from bnncc.schedules.templates.channel_tiles import groups
 from bnncc.schedules.templates.epilogue import emit, half_view, views
 from bnncc.schedules.templates.kernel import bind, const, loop, loops
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.planar import write_planar
 from bnncc.schedules.templates.source import value_of
 from bnncc.schedules.templates.square import write_squares
+from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 from bnncc.topi_binary.step import TENSORS
@@ -101,10 +101,15 @@ def _write_rows(kernel: Operator, spec: Elementwise, tile: Tile) -> None:
     data = kernel.inputs[:count]
     if spec.packed:
         data = [half_view(plane, spec.channels) for plane in data]
+    full, tail = divmod(spec.channels, LANES)
+    whole, rest = divmod(full, tile.vectors)
+    groups = [(whole, 0, [LANES] * tile.vectors)] if whole else []
+    if rest or tail:
+        groups.append((1, whole * tile.vectors, [LANES] * rest + [tail] * bool(tail)))
     with loops([kernel.n, spec.width], parallel=tile.parallel) as (n, w):
-        for group in groups(spec.channels, tile.vectors):
-            with loop(group.count) as turn:
-                for vector, valid in enumerate(group.lanes):
-                    block = bind(turn * len(group.lanes) + (group.first + vector))
+        for number, first, lanes in groups:
+            with loop(number) as group:
+                for vector, valid in enumerate(lanes):
+                    block = bind(group * len(lanes) + (first + vector))
                     at = Place(n, const(0), w, block, spec.channels, valid, spec.rank)
                     emit(spec.steps, value_of(spec, data, at), params, outputs, at)

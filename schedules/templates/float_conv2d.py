@@ -5,12 +5,11 @@ or NCHW, and broadcast against them; where every channel is a group of its own, 
 vector instead. A tile of columns x vectors of accumulators stays in registers while the reduction
 runs outside it, and the epilogue takes the accumulators from there. Taps outside the image are
 skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles
-at the border. `Tile` says how big the pieces are, and is all that a schedule decides.
+at the border. The blocks are those of `channel_tiles`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from tvm.tirx.script import builder as T
@@ -42,52 +41,43 @@ from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import Conv2d
 
 
-@dataclass(frozen=True)
-class Tile:
-    """How a float convolution is cut.
-
-    Attributes
-    ----------
-    columns : int, default 1
-        Output columns in a register tile; less where it does not divide the width.
-    vectors : int, default 1
-        Vectors of output channels in a register tile.
-    kw_inside : bool, default True
-        Whether the taps of a row are unrolled inside the loop over channels, or the outer loop.
-    rows_outside : bool, default False
-        Whether rows run outside the blocks of output channels: for images larger than weights.
-    unroll : int, default 1
-        Input channels in one turn of the innermost loop.
-    parallel : bool, default False
-        Whether rows and channel blocks are divided among threads.
-    chunks : int, default 1
-        Into how many pieces the rows are divided instead, if they are pooled.
-    flat_rows : int, default 1
-        Into how many rows the pixels of a layer that looks at one at a time are laid.
-    """
-
-    columns: int = 1
-    vectors: int = 1
-    kw_inside: bool = True
-    rows_outside: bool = False
-    unroll: int = 1
-    parallel: bool = False
-    chunks: int = 1
-    flat_rows: int = 1
-
-
-def write(spec: Conv2d, tile: Tile) -> Kernel:
-    """Define a float convolution with its epilogue, in the ranges of `tile`.
+def write(
+    spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool, flat_rows: int
+) -> Kernel:
+    """Define a float convolution with its epilogue.
 
     ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
+
+    Parameters
+    ----------
+    spec : Conv2d
+        What it computes.
+    columns, vectors : int
+        Output columns, and vectors of output channels, of a tile.
+    chunks : int
+        Pieces of each image, if its rows are pooled.
+    parallel : bool
+        Whether images and their pieces are then divided among threads.
+    flat_rows : int
+        Into how many rows the pixels of a layer that looks at one at a time are laid.
+
+    Returns
+    -------
+    Kernel
     """
     with Operator(spec) as operator:
-        flat = flattened(spec, tile.flat_rows)
+        flat = flattened(spec, flat_rows)
         if flat is not spec:
             operator.reshape(flat)
-        kernel = Kernel(operator, flat, tile)
+        rows = Rows(operator, flat, chunks=chunks, unit=_unit(flat), parallel=parallel)
+        kernel = Kernel(operator, flat, rows, columns, vectors)
         kernel.write()
     return kernel
+
+
+def _unit(spec: Conv2d) -> int:
+    """Return what all tiles but the last have a multiple of: columns of a stride."""
+    return spec.pool.strides[1] if spec.pool is not None else 1
 
 
 class Kernel:
@@ -97,28 +87,26 @@ class Kernel:
     ----------
     ranges : Names
         What the output is cut into.
-    unroll : int
-        Channels in one turn of a loop.
+    depth : int
+        Channels that one product's sum goes over.
     """
 
-    def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
-        self.kernel, self.spec, self.tile = kernel, spec.unpooled, tile
+    def __init__(
+        self, kernel: Operator, spec: Conv2d, rows: Rows, columns: int, vectors: int
+    ) -> None:
+        self.kernel, self.spec, self.rows = kernel, spec.unpooled, rows
         self.data, self.weight = kernel.inputs[:2]
-        unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit, parallel=tile.parallel)
         self.depth = spec.channels // spec.groups
         self.per_group = spec.out_channels // spec.groups
         # Whether all lanes of a vector read the same datum.
         self.shared = spec.groups == 1 or self.per_group % LANES == 0
         nhwc = spec.data_layout == "NHWC"
         self.depthwise = not self.shared and self.depth == self.per_group == 1 and nhwc
-        vectors = tile.vectors
         while self.shared and spec.groups > 1 and self.per_group // LANES % vectors:
             vectors -= 1
         self.rows.declare(vectors)
         channels = groups(spec.out_channels, vectors, self.depthwise)
-        self.ranges = named(channels, segments(self.spec, tile.columns, unit))
-        self.unroll = tile.unroll if self.depth % tile.unroll == 0 else 1
+        self.ranges = named(channels, segments(self.spec, columns, _unit(spec)))
 
     def pair(self, group: Group) -> TensorPair | None:
         """Return what computes a product in a tile of channels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tvm.tirx.script import builder as T
 
@@ -67,16 +67,14 @@ def flattened(spec: Flat, rows: int = 1) -> Flat:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
             return spec
         steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        return replace(spec, n=1, width=spec.n, rank=4, steps=steps, **_nhwc(spec))
+        layout: dict[str, str] = {} if isinstance(spec, FewBitConv2d) else {"data_layout": "NHWC"}
+        changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
+        return replace(spec, **changed)
     pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not pointwise or planar or getattr(spec, "pool", None) is not None:
         return spec
     return replace(spec, height=rows, width=spec.height * spec.width // rows)
-
-
-def _nhwc(spec: Conv2d | FewBitConv2d) -> dict[str, str]:
-    return {"data_layout": "NHWC"} if isinstance(spec, Conv2d) else {}
 
 
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
