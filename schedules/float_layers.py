@@ -6,13 +6,16 @@ here chooses the sizes from the registers and caches of the target and writes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
-from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.channel_tiles import Group, Names
 from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
@@ -139,12 +142,14 @@ def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
         for name, _ in ranges:
             tiles, columns = sch.get_loops(f"out_{name}")
             sch.reorder(columns, tiles)
-            _windows(sch, rows.windows, group, name)
+            _windows(sch, rows.windows.spec, rows.windows.pair(group), name)
 
 
-def _windows(sch: s_tir.Schedule, windows: pool.Windows, group: Group, name: str) -> None:
-    rolled = windows.spec.kernel[1] > UNROLLED_TAPS
-    channel_tiles.sums(sch, name, windows.pair(group), columns_first=True, rolled=rolled)
+def _windows(
+    sch: s_tir.Schedule, spec: Pool2d | BitwiseMaxPool, pair: TensorPair | None, name: str
+) -> None:
+    rolled = spec.kernel[1] > UNROLLED_TAPS
+    channel_tiles.sums(sch, name, pair, columns_first=True, rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -341,12 +346,20 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
 def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float pooling as `point` says."""
     func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
+    pairs = {group: windows.pair(group) for group, _ in names}
+    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))
+
+
+def _windows_alone(
+    func: tirx.PrimFunc, names: Names, pairs: Mapping[Group, TensorPair | None],
+    spec: Pool2d | BitwiseMaxPool, parallel: bool,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a pooling: a tile of columns after the other, all channels of each."""
     sch = s_tir.Schedule(func)
-    every = [name for _, ranges in names for name, _ in ranges]
-    channel_tiles.outer(sch, every, "nhwo", 2, bool(point.get("divide", 0)))
+    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, parallel)
     for group, ranges in names:
         for name, _ in ranges:
-            _windows(sch, windows, group, name)
+            _windows(sch, spec, pairs[group], name)
     return multithreading.one_region(sch.mod["main"])
 
 
@@ -364,4 +377,6 @@ def bitwise_maxpool(
     spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Tile a pooling of bits as `point` says."""
-    return pool.bitwise_maxpool(spec, point["columns"], bool(point.get("divide", 0)))
+    func, names = pool.bitwise_maxpool(spec, point["columns"])
+    pairs = {group: pool.joined_by(spec, group) for group, _ in names}
+    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))

@@ -97,10 +97,18 @@ class At:
         """Return the place of one element."""
         return [*self._outer, self._first + number]
 
-    @property
-    def vector(self) -> list[Expr]:
-        """The place of `LANES` elements."""
-        return [*self._outer, T.Ramp(self._first, 1, LANES)]
+    def vector(self, first: Expr = 0, lanes: int = LANES) -> list[Expr]:
+        """Return the place of `lanes` elements from `first` on."""
+        start = self._first + first
+        return [*self._outer, T.Ramp(start, 1, lanes) if lanes > 1 else start]
+
+    def load(self, first: Expr = 0, lanes: int = LANES) -> Expr:
+        """Return these elements."""
+        return self._buffer[tuple(self.vector(first, lanes))]
+
+    def store(self, value: Expr, first: Expr = 0, lanes: int = LANES) -> None:
+        """Set these elements."""
+        T.buffer_store(self._buffer, value, self.vector(first, lanes))
 
     def region(self, size: int) -> Expr:
         """Return so many elements, for ``T.reads``."""
@@ -119,12 +127,12 @@ class Product:
     operands : tuple of At
         What it reads, besides the sum.
     add : callable, optional
-        Without a pair: takes the sums of a whole vector and returns the new ones.
+        Without a pair: takes where the sums of a vector are, and changes them.
     """
 
     pair: TensorPair | None
     operands: tuple[At, ...]
-    add: Callable[[Expr], Expr] | None = None
+    add: Callable[[At], None] | None = None
 
     def regions(self) -> list[Expr]:
         """Return what is read besides the sum; without a pair nothing is said."""
@@ -151,6 +159,8 @@ class Range:
     at : tuple of Expr, default ()
         Without them: image and row, perhaps the first vector, perhaps also the first column, where
         other loops are at.
+    lanes : int, default LANES
+        Sums in a vector.
     """
 
     name: str
@@ -158,6 +168,7 @@ class Range:
     group: Group
     image: tuple[Expr, ...] = ()
     at: tuple[Expr, ...] = ()
+    lanes: int = LANES
 
     @property
     def tiles(self) -> list[Expr]:
@@ -189,7 +200,7 @@ class Range:
     def allocated(self, dtype: str) -> Buffer:
         """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
         width, vectors = self.cells
-        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * self.lanes), dtype)
         IRBuilder.name(f"acc_{self.name}", acc)
         return acc
 
@@ -228,12 +239,12 @@ class Range:
             axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
             *tile, column, vector, kh, kw, word = axes
             pixel = self.pixel(tile, column, vector)
-            total = At(acc, [*tile, column, vector * LANES])
+            total = At(acc, [*tile, column, vector * self.lanes])
             made = product(pixel, kh, kw, word)
-            T.reads(*([total.region(LANES)] if begun else []), *made.regions())
-            T.writes(total.region(LANES))
+            T.reads(*([total.region(self.lanes)] if begun else []), *made.regions())
+            T.writes(total.region(self.lanes))
             if not begun:
-                with T.init(), T.vectorized(0, LANES) as lane:
+                with T.init(), T.vectorized(0, self.lanes) as lane:
                     first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
                     T.buffer_store(acc, first, total.index(lane))
             with ExitStack() as stack:
@@ -246,7 +257,7 @@ class Range:
     def _add(self, made: Product, acc: Buffer, total: At) -> None:
         if made.pair is None:
             assert made.add is not None
-            T.buffer_store(acc, made.add(acc[tuple(total.vector)]), total.vector)
+            made.add(total)
             return
         with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
             lane = T.axis.spatial(made.pair.lanes, loop)
@@ -279,20 +290,21 @@ class Range:
             axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
             tile = tuple(axes) if count > 1 else (axes,)
             columns, vectors = self.cells
-            whole = [*tile, slice(0, columns), slice(0, vectors * LANES)]
+            whole = [*tile, slice(0, columns), slice(0, vectors * self.lanes)]
             T.reads(*([] if acc is None else [acc[tuple(whole)]]))
             T.writes()
             yield tile
 
-    @staticmethod
-    def vector(acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
+    def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
-        return acc[tuple([*tile, column, T.Ramp(vector * LANES, 1, LANES)])]
+        return At(acc, [*tile, column, vector * self.lanes]).load(0, self.lanes)
 
 
-def whole(names: Names, n: Expr, rows: int) -> list[Range]:
+def whole(names: Names, n: Expr, rows: int, lanes: int = LANES) -> list[Range]:
     """Return the ranges of `names` for `rows` rows of `n` images."""
     image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
     return [
-        Range(name, segment, group, image) for group, ranges in names for name, segment in ranges
+        Range(name, segment, group, image, lanes=lanes)
+        for group, ranges in names
+        for name, segment in ranges
     ]

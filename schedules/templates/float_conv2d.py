@@ -157,10 +157,10 @@ class Kernel:
         return Product(
             None,
             (),
-            lambda total: fused_multiply_add(
-                self._gathered(pixel, (y, x), channel, lanes),
-                self.weight[T.Ramp(first, 1, LANES)],
-                total,
+            lambda total: total.store(
+                fused_multiply_add(
+                    self._gathered(pixel, (y, x), channel, lanes), weight.load(), total.load()
+                )
             ),
         )
 

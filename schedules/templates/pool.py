@@ -30,22 +30,16 @@ from bnncc.schedules.templates.channel_tiles import (
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import (
     Expr,
-    Register,
-    bind,
     const,
     f32,
     flat,
     gather,
-    load,
-    loop,
-    loops,
     ramp,
     splat,
-    store,
     u32,
 )
 from bnncc.schedules.templates.place import Place
-from bnncc.schedules.templates.window import Segment, row_taps, segments, taps_inside
+from bnncc.schedules.templates.window import row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator, aliased
@@ -167,18 +161,26 @@ class Windows:
             if self.ring:
                 place = [T.floormod(y, self.ring), x + self.shift, first]
             return Product(pair, (At(self.data, place),))
-        return Product(None, (), lambda held: self._joined(held, part, pixel, y, x))
+        return Product(None, (), lambda held: self._join(held, part, pixel, y, x))
 
-    def _joined(self, held: Expr, part: Range, pixel: Pixel, y: Expr, x: Expr) -> Expr:
+    def _join(self, held: At, part: Range, pixel: Pixel, y: Expr, x: Expr) -> None:
         channels = ramp(T.Cast("int64", pixel.block) * LANES)
         if part.group.lanes[-1] < LANES:
             channels = T.min(channels, splat(const(self.spec.channels - 1)))
-        new = gather(self.memory, self.data.shape, [pixel.n, channels, y, x], axis=1)
-        return T.max(held, new) if self.spec.kind == "max" else held + new
+        new = gather(
+            self.memory,
+            self.data.shape,
+            [pixel.n, channels, T.Cast("int64", y), T.Cast("int64", x)],
+            axis=1,
+        )
+        old = held.load()
+        held.store(T.max(old, new) if self.spec.kind == "max" else old + new)
 
 
-def bitwise_maxpool(spec: BitwiseMaxPool, columns: int, parallel: bool) -> tirx.PrimFunc:
+def bitwise_maxpool(spec: BitwiseMaxPool, columns: int) -> tuple[tirx.PrimFunc, Names]:
     """Define max (or min) pooling of packed bits.
+
+    ``out[n, y, x, w] = (OR or AND of the window) ^ flip[w]``.
 
     Parameters
     ----------
@@ -186,101 +188,92 @@ def bitwise_maxpool(spec: BitwiseMaxPool, columns: int, parallel: bool) -> tirx.
         What it computes.
     columns : int
         Windows of a tile.
-    parallel : bool
-        Whether rows are divided among threads.
 
     Returns
     -------
-    tirx.PrimFunc
-        ``out[n, y, x, w] = (OR or AND of the window) ^ flip[w]``.
+    func : PrimFunc
+        With blocks as in `channel_tiles`; lanes are words.
+    names : Names
+        What the output is cut into.
     """
-    height, _ = spec.output_hw
-    words = layout.words(spec.channels)
-    empty_rows = not all(taps_inside(spec, 0, row) for row in range(height))
-    with Operator(spec) as kernel:
-        data = kernel.inputs[: spec.planes]
-        with loops([kernel.n, height], parallel=parallel) as (n, row):
-            low, taps = row_taps(spec, row)
-            for segment in segments(spec, columns):
-                with loop(segment.tiles) as number:
-                    start = bind(number * segment.width + segment.start)
-                    for first, count, lanes in word_vectors(words):
-                        with loop(count) as turn:
-                            word = bind(turn * lanes + first)
-                            held = _join_window(
-                                spec, data, (n, row, word), (low, taps), segment, start, lanes
-                            )
-                            for column, values in enumerate(held):
-                                for value, out in zip(values, kernel.outputs, strict=True):
-                                    if spec.minimum and empty_rows:
-                                        some = splat(taps > 0, lanes) if lanes > 1 else taps > 0
-                                        value = T.Select(some, value, _fill(0, lanes))
-                                    if spec.flip:
-                                        value = value ^ load_words(kernel.inputs[1], [word], lanes)
-                                    store_words(out, [n, row, start + column, word], value, lanes)
-    return kernel.func
+    with Operator(spec) as kernel, T.sblock("root"):
+        T.reads()
+        T.writes()
+        names = named(word_vectors(layout.words(spec.channels)), segments(spec, columns))
+        mask = kernel.inputs[1] if spec.flip else None
+        for group, ranges in names:
+            lanes = group.lanes[0]
+            for part in whole([(group, ranges)], kernel.n, spec.output_hw[0], lanes * spec.planes):
+                outputs = [aliased(buffer) for buffer in kernel.outputs]
+                _join_words(spec, kernel.inputs[: spec.planes], mask, outputs, part)
+    return kernel.func, names
 
 
-def _join_window(
-    spec: BitwiseMaxPool, data: list[Any], at: tuple[Expr, Expr, Expr], rows: tuple[Expr, Expr],
-    segment: Segment, start: Expr, lanes: int,
-) -> list[list[Expr]]:  # fmt: skip
-    """Write the windows of a tile; return their words by column and plane."""
-    n, row, word = at
-    low, taps = rows
-    held = [[Register("uint32", lanes) for _ in data] for _ in segment.taps]
-    for registers, inside in zip(held, segment.taps, strict=True):
-        for register in registers:
-            register.set(_fill(0xFFFFFFFF if spec.minimum and inside else 0, lanes))
-    with loop(taps) as turn:
-        y = bind(row * spec.strides[0] - spec.pads[0] + (turn + low) * spec.dilations[0])
-        for column, (registers, inside) in enumerate(zip(held, segment.taps, strict=True)):
-            for tap in inside:
-                x = (start + column) * spec.strides[1] + (tap * spec.dilations[1] - spec.pads[1])
-                new = [load_words(plane, [n, y, x, word], lanes) for plane in data]
-                if len(data) > 1:
-                    _keep_larger(registers, new, lanes)
-                    continue
-                old = registers[0].value
-                registers[0].set(old & new[0] if spec.minimum else old | new[0])
-    return [[register.value for register in registers] for registers in held]
+def joined_by(spec: BitwiseMaxPool, group: Group) -> TensorPair | None:
+    """Return what joins bits with data; levels of several planes are compared instead."""
+    name = "and" if spec.minimum else "or"
+    return JOIN[name, group.lanes[0]] if spec.planes == 1 else None
 
 
-def _keep_larger(held: list[Register], new: list[Expr], lanes: int) -> None:
+def _join_words(
+    spec: BitwiseMaxPool, data: list[Any], mask: Any, outputs: list[Any], part: Range
+) -> None:
+    """Write the blocks of a range."""
+    lanes, pair = part.group.lanes[0], joined_by(spec, part.group)
+    empty_rows = not all(taps_inside(spec, 0, row) for row in range(spec.output_hw[0]))
+
+    def product(pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
+        y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
+        x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
+        new = [At(plane, [pixel.n, y, x, pixel.block * lanes]) for plane in data]
+        if pair is not None:
+            return Product(pair, tuple(new))
+        return Product(None, (), lambda held: _keep_larger(held, new, lanes))
+
+    least = tirx.const(0xFFFFFFFF if spec.minimum else 0, "uint32")
+    acc = part.sums(spec, 1, product, "uint32", lambda pixel, lane: least)
+    with part.each(acc) as tile:
+        pixel = part.pixel(tile)
+        word = pixel.block * lanes
+        taps = row_taps(spec, pixel.h)[1] if spec.minimum and empty_rows else None
+        for column, inside in enumerate(part.segment.taps):
+            for plane, out in enumerate(outputs):
+                value = At(acc, [*tile, column, plane * lanes]).load(0, lanes)
+                if spec.minimum and not inside:
+                    value = _every(0, lanes)
+                elif taps is not None:
+                    some = splat(taps > 0, lanes) if lanes > 1 else taps > 0
+                    value = T.Select(some, value, _every(0, lanes))
+                if mask is not None:
+                    value = value ^ At(mask, [word]).load(0, lanes)
+                At(out, [pixel.n, pixel.h, pixel.w + column, word]).store(value, 0, lanes)
+
+
+def _keep_larger(held: At, new: list[At], lanes: int) -> None:
     """Replace levels, given by their bits, by larger ones, compared from the highest bit down."""
-    larger, same = _fill(0, lanes), _fill(0xFFFFFFFF, lanes)
-    pairs = [(register, T.Bind(value)) for register, value in zip(held, new, strict=True)]
-    for register, value in reversed(pairs):
-        differ = T.Bind(register.value ^ value)
+    larger, same = _every(0, lanes), _every(0xFFFFFFFF, lanes)
+    pairs = [
+        (plane * lanes, T.Bind(held.load(plane * lanes, lanes)), T.Bind(value.load(0, lanes)))
+        for plane, value in enumerate(new)
+    ]
+    for _, old, value in reversed(pairs):
+        differ = T.Bind(old ^ value)
         larger = T.Bind(larger | (same & differ & value))
         same = T.Bind(same & ~differ)
-    for register, value in pairs:
-        register.set(register.value ^ ((register.value ^ value) & larger))
+    for first, old, value in pairs:
+        held.store(old ^ ((old ^ value) & larger), first, lanes)
 
 
-def word_vectors(words: int) -> list[tuple[int, int, int]]:
-    """Cut `words` into ranges of vectors: (first word, vectors, lanes of each)."""
-    out, first = [], 0
+def word_vectors(words: int) -> list[Group]:
+    """Cut `words` into vectors of fewer and fewer lanes."""
+    out, start = [], 0
     for lanes in (16, 8, 4, 2, 1):
-        count = (words - first) // lanes
+        count = (words - start) // lanes
         if count:
-            out.append((first, count, lanes))
-            first += count * lanes
+            out.append(Group(count, start // lanes, (lanes,)))
+            start += count * lanes
     return out
 
 
-def _fill(value: int, lanes: int) -> Expr:
+def _every(value: int, lanes: int) -> Expr:
     return u32(value, lanes) if lanes > 1 else tirx.IntImm("uint32", value)
-
-
-def load_words(buffer: Any, where: list[Any], lanes: int) -> Expr:
-    """Load `lanes` words; a scalar if that is 1."""
-    return load(buffer, where, lanes, lanes) if lanes > 1 else buffer[tuple(where)]
-
-
-def store_words(buffer: Any, where: list[Any], value: Expr, lanes: int) -> None:
-    """Store `lanes` words; a scalar if that is 1."""
-    if lanes > 1:
-        store(buffer, where, value, lanes, lanes)
-    else:
-        T.buffer_store(buffer, value, where)
