@@ -83,10 +83,10 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
     """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
-    from bnncc.schedules import quantized_operands
+    from bnncc.schedules import float_layers
 
-    lacking = quantized_operands.packed(operands, target) == 1
-    return quantized_operands.INSTRUCTION[operands] if lacking else ""
+    lacking = float_layers.packed(operands, target) == 1
+    return float_layers.INSTRUCTION[operands] if lacking else ""
 
 
 def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
@@ -94,9 +94,9 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
     Like `with_weight_order`, for convolutions whose operands are not float32.
     """
-    from bnncc.schedules import quantized_operands
+    from bnncc.schedules import float_layers
 
-    packed = quantized_operands.packed(spec.operands, target) if target is not None else 1
+    packed = float_layers.packed(spec.operands, target) if target is not None else 1
     return replace(spec, packed=packed)
 
 

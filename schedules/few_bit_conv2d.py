@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from bnncc.schedules import multithreading
+from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
-from bnncc.schedules.templates import few_bit_conv2d, few_bit_products
+from bnncc.schedules.templates import few_bit_conv2d
+from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -31,7 +34,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     registers = target.vector_registers // target.registers_per_vector(layout.LANES)
     return with_threads(
         {
-            "columns": tile_sizes(few_bit_conv2d.flattened(spec).output_hw[1], registers),
+            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
             "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
             "rows_outside": (0, 1),
         },
@@ -43,26 +46,36 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Tile a few-bit convolution or dense layer as `point` says."""
-    ours = machine(target)
-    if spec.method == "pairs" and ours == few_bit_products.VNNI:
-        ours = f"x86-{target.vector_bits}"
-    outside, parallel = bool(point["rows_outside"]), bool(point.get("divide", 0))
-    tile = few_bit_conv2d.Tile(point["columns"], point["vectors"], outside, parallel, ours)
-    return multithreading.one_region(few_bit_conv2d.conv2d(spec, tile))
+    """Schedule a few-bit convolution or dense layer as `point` says."""
+    # 1 normalise: write the definition in ranges, borders apart from the rest
+    kernel = few_bit_conv2d.write(spec, point["columns"], point["vectors"])
+    sch = s_tir.Schedule(kernel.kernel.func)
+    ours = instructions(target).get(few_bit_conv2d.NUMBERS.get(spec.method, ""))
+    for _, ranges in kernel.ranges:
+        names = [name for name, _ in ranges]
+        order = "nhow" if point["rows_outside"] else "nohw"
+        channel_tiles.outer(sch, names, order, 3, bool(point.get("divide", 0)))
+        for name in names:
+            for part, pair in kernel.pairs[name].items():
+                channel_tiles.sums(sch, part, ours or pair, under=spec.form == "planes")
+    if ours is not None and ours.source:
+        loop, *_ = sch.get_loops(f"out_{names[0]}")
+        sch.annotate(loop, "pragma_import_llvm", ours.source)
+    return multithreading.one_region(sch.mod["main"])
 
 
-def machine(target: TargetSpec) -> str:
-    """Return whose instructions multiply several numbers at once, see `few_bit_products.add`."""
-    if target.vector_bits == 512 and "avx512_vnni" in target.features:
-        return few_bit_products.VNNI
-    x86 = "ssse3" in target.features
-    return f"x86-{target.vector_bits}" if x86 else ""
+def instructions(target: TargetSpec) -> dict[str, TensorPair]:
+    """Return what adds several products at once on `target`, by the type of the data."""
+    return {
+        dtype: pair
+        for (dtype, bits), pair in DOT_ADD.items()
+        if bits == target.vector_bits and pair.feature in target.features
+    }
 
 
 def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
-    flat = few_bit_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     spare = 2 * per_vector + 2

@@ -1,9 +1,4 @@
-"""How a few-bit layer is computed: the method that takes least by an estimate.
-
-Work is counted as it is done: words and vectors filled up, and a product of bits for every pair of
-planes. Rates are those of the nine layers of ``benchmarks/few_bit.py``; between them, W bits times
-A bits as planes cost W * A products of bits, so that 3 x 8 bits lose to bytes.
-"""
+"""How a few-bit layer is computed: the method whose products take least by an estimate."""
 
 from __future__ import annotations
 
@@ -11,53 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bnncc.schedules import few_bit_conv2d as tiles
-from bnncc.schedules.templates import few_bit_products
+from bnncc.schedules.multithreading import multiplying
+from bnncc.schedules.templates.few_bit_conv2d import NUMBERS
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.spec import FewBitConv2d
 
 FEW_BIT = ("auto", "planes")
 """What may choose: the estimate, or nobody."""
 
-_PLANES = {"vector": 2.7e6, "neon": 0.7e6, "neon-dot": 0.7e6}
-"""Products of bits in a microsecond with vectors of 512 bits, by how bits are counted."""
-
-_OTHER_PLANES = 0.55e6
-_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
-"""Products of numbers in a microsecond with vectors of 512 bits."""
-
 
 def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has what makes `method` worth a look."""
-    ours = tiles.machine(target)
-    if method == "bytes":
-        return ours == few_bit_products.VNNI
-    return method != "pairs" or ours != ""
-
-
-def microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
-    """Estimate how long one thread takes for the sums of `spec` (a symbolic batch counts as 1).
-
-    Parameters
-    ----------
-    spec : FewBitConv2d
-        The layer.
-    target : TargetSpec
-        The machine.
-
-    Returns
-    -------
-    float
-    """
-    height, width = spec.output_hw
-    pixels = height * width * spec.images
-    form = spec.form
-    per_word = few_bit_data.PER_WORD.get(form, layout.WORD_BITS)
-    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
-    products_done = pixels * layout.blocks(spec.out_channels) * layout.LANES * depth
-    products_done *= few_bit_data.weight_planes(spec) * spec.data_tensors
-    rate = _NUMBERS.get(spec.method, _PLANES.get(target.popcount, _OTHER_PLANES))
-    return products_done / (rate * target.vector_bits / 512)
+    dtype = NUMBERS.get(method)
+    return dtype is None or dtype in tiles.instructions(target)
 
 
 def choose(
@@ -82,7 +43,7 @@ def choose(
     if target.kind == "cuda":
         return _on_gpu(candidates)
     times = sorted(
-        (microseconds(spec, target), number)
+        (multiplying(spec, target), number)
         for number, spec in enumerate(candidates)
         if offered(spec.method, target) or len(candidates) == 1
     )

@@ -6,15 +6,20 @@ here chooses the sizes from the registers and caches of the target and writes th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from bnncc.schedules import multithreading, quantized_operands
+from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
+from bnncc.schedules.templates.channel_tiles import Group, Names
+from bnncc.schedules.templates.rows import Rows
+from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, layout
+from bnncc.topi_binary import filtering, layout, quantization
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
 
 MAX_UNROLLED = 256
@@ -48,8 +53,21 @@ MAX_COLUMNS, MAX_VECTORS, MAX_STRIP, MAX_POOLED = 28, 7, 8, 14
 MAX_GATHERED = 16
 """Products in the body of a loop where each collects data that are no neighbours in memory."""
 
+UNROLLED_TAPS = 8
+"""Windows of more columns are loops."""
+
 MAX_SHARES = 4
 """Pieces of the images for each thread."""
+
+
+PAIRS = {quantization.PACKED["int8"]: DOT_ADD["uint8", 512]}
+"""What multiplies several operands of a lane at once, by how many, where not defined by itself."""
+
+INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}
+"""The feature of a machine that multiplies several operands of a lane at once."""
+
+SHARING_VECTORS = 4
+"""Vectors of output channels that share a datum of few bits."""
 
 
 def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
@@ -83,22 +101,55 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         filtered = filtered_conv2d.Tile(
             columns, vectors, point["rows"], point["unroll"], chunks, parallel
         )
-        return filtered_conv2d.conv2d(spec, filtered)
+        func, rows = filtered_conv2d.conv2d(spec, filtered)
+        if spec.pool is None:
+            return func
+        sch = s_tir.Schedule(func)
+        _pooled(sch, rows)
+        return sch.mod["main"]
     if spec.operands != "float32":
-        tiled = quantized_conv2d.Tile(columns, vectors, chunks=chunks, parallel=parallel)
-        return quantized_conv2d.conv2d(spec, tiled)
-    tile = float_conv2d.Tile(
-        columns=columns,
-        vectors=vectors,
-        kw_inside=bool(point["kw_inside"]),
-        rows_outside=bool(point["rows_outside"]),
-        unroll=point["unroll"],
-        parallel=parallel,
-        chunks=chunks,
-    )
-    if parallel:
-        tile = replace(tile, flat_rows=_flat_rows(spec, tile, threads))
-    return multithreading.one_region(float_conv2d.conv2d(spec, tile))
+        quantized = quantized_conv2d.write(spec, columns, vectors, chunks, parallel)
+        sch = s_tir.Schedule(quantized.kernel.func)
+        pair = PAIRS.get(spec.packed, quantized.pair)
+        for _, ranges in quantized.ranges:
+            for name, _ in ranges:
+                channel_tiles.sums(sch, name, pair, columns_first=True)
+        _pooled(sch, quantized.rows)
+        if pair.source:
+            sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
+        return sch.mod["main"]
+    flat_rows = _flat_rows(spec, columns, vectors, threads) if parallel else 1
+    # 1 normalise: write the definition in ranges, borders apart from the rest
+    written = float_conv2d.write(spec, columns, vectors, chunks, parallel, flat_rows)
+    sch = s_tir.Schedule(written.kernel.func)
+    unroll = point["unroll"] if written.depth % point["unroll"] == 0 else 1
+    for group, ranges in written.ranges:
+        names = [name for name, _ in ranges]
+        if spec.pool is None:
+            order = "nhow" if point["rows_outside"] else "nohw"
+            channel_tiles.outer(sch, names, order, 3, parallel)
+        for name in names:
+            channel_tiles.sums(sch, name, written.pair(group), bool(point["kw_inside"]), unroll)
+    _pooled(sch, written.rows)
+    return multithreading.one_region(sch.mod["main"])
+
+
+def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
+    """Schedule the pooling of a convolution's rows, a tile of columns after the other."""
+    if rows.windows is None:
+        return
+    for group, ranges in rows.pooled:
+        for name, _ in ranges:
+            tiles, columns = sch.get_loops(f"out_{name}")
+            sch.reorder(columns, tiles)
+            _windows(sch, rows.windows.spec, rows.windows.pair(group), name)
+
+
+def _windows(
+    sch: s_tir.Schedule, spec: Pool2d | BitwiseMaxPool, pair: TensorPair | None, name: str
+) -> None:
+    rolled = spec.kernel[1] > UNROLLED_TAPS
+    channel_tiles.sums(sch, name, pair, columns_first=True, rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -112,10 +163,10 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
         return (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2)
 
     if spec.operands != "float32":
-        default = quantized_operands.choose(spec, target)
+        default = choose_quantized(spec, target)
         most = spec.unpooled.output_hw[1]
         sizes = tile_sizes(most, min(registers, MAX_COLUMNS))
-        vectors = range(1, min(blocks, quantized_operands.VECTORS) + 1)
+        vectors = range(1, min(blocks, SHARING_VECTORS) + 1)
         return space({"columns": sizes, "vectors": vectors}, default, held)
     if spec.method != "direct":
         _, across = filtering.axes(spec)
@@ -131,7 +182,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
             held,
         )
     depth = spec.channels // spec.groups
-    width = float_conv2d.flattened(spec.unpooled).output_hw[1]
+    width = flattened(spec.unpooled).output_hw[1]
     gathered = spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES > 0
 
     def fits(point: Point) -> bool:
@@ -190,15 +241,15 @@ def _chunks(spec: Conv2d, threads: int) -> int:
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
 
-def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
+def _flat_rows(spec: Conv2d, columns: int, vectors: int, threads: int) -> int:
     """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
-    flat = float_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
         return 1
     images = spec.images
-    blocks = images * -(-spec.out_channels // (layout.LANES * tile.vectors))
-    fitting = [r for r in range(1, width // tile.columns + 1) if width % r == 0]
+    blocks = images * -(-spec.out_channels // (layout.LANES * vectors))
+    fitting = [r for r in range(1, width // columns + 1) if width % r == 0]
     return next(
         (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
     )
@@ -206,7 +257,7 @@ def _flat_rows(spec: Conv2d, tile: float_conv2d.Tile, threads: int) -> int:
 
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
-    flat = float_conv2d.flattened(spec)
+    flat = flattened(spec)
     width = flat.output_hw[1]
     per_vector = target.registers_per_vector(layout.LANES)
     budget = _budget(target)
@@ -243,6 +294,31 @@ def _tile(
     return {"columns": columns, "vectors": vectors, **order, "unroll": 1}
 
 
+def packed(operands: str, target: TargetSpec) -> int:
+    """Return how many operands share a word on `target`."""
+    if target.kind == "cuda":  # tensor cores multiply pairs, Turing's those of float16 alone
+        paired = operands == "bfloat16" and "sm_75" not in target.gpus
+        return quantization.PACKED[operands] if paired else 1
+    has = target.vector_bits == 512 and INSTRUCTION.get(operands) in target.features
+    return quantization.PACKED[operands] if has else 1
+
+
+def limits(spec: Conv2d, target: TargetSpec) -> tuple[int, int]:
+    """Return the most vectors in a tile, and how many registers of 16 lanes there are."""
+    per_vector = target.registers_per_vector(layout.LANES)
+    registers = target.vector_registers // per_vector
+    return min(
+        SHARING_VECTORS if registers >= 32 else 1, layout.blocks(spec.out_channels)
+    ), registers
+
+
+def choose_quantized(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of `spec`, for one thread."""
+    vectors, registers = limits(spec, target)
+    # Besides accumulators: a vector of weights each, a datum and a spare.
+    return {"columns": max(1, (registers - vectors - 2) // vectors), "vectors": vectors}
+
+
 def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a float pooling."""
     per_vector = target.registers_per_vector(layout.LANES)
@@ -269,8 +345,22 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
 
 def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float pooling as `point` says."""
-    tile = pool.Tile(point["columns"], point["vectors"], bool(point.get("divide", 0)))
-    return pool.pool2d(spec, tile)
+    func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
+    pairs = {group: windows.pair(group) for group, _ in names}
+    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))
+
+
+def _windows_alone(
+    func: tirx.PrimFunc, names: Names, pairs: Mapping[Group, TensorPair | None],
+    spec: Pool2d | BitwiseMaxPool, parallel: bool,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a pooling: a tile of columns after the other, all channels of each."""
+    sch = s_tir.Schedule(func)
+    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, parallel)
+    for group, ranges in names:
+        for name, _ in ranges:
+            _windows(sch, spec, pairs[group], name)
+    return multithreading.one_region(sch.mod["main"])
 
 
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
@@ -287,5 +377,6 @@ def bitwise_maxpool(
     spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Tile a pooling of bits as `point` says."""
-    tile = pool.Tile(columns=point["columns"], parallel=bool(point.get("divide", 0)))
-    return pool.bitwise_maxpool(spec, tile)
+    func, names = pool.bitwise_maxpool(spec, point["columns"])
+    pairs = {group: pool.joined_by(spec, group) for group, _ in names}
+    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))

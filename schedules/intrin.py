@@ -54,6 +54,9 @@ class Pair:
     fresh = True
     """Whether the tensor that changes is not read."""
 
+    source = ""
+    """LLVM code that the instruction calls."""
+
     @property
     def tensors(self) -> Sequence[Operand]:
         """What the halves take, as functions; the last one changes."""
@@ -63,13 +66,15 @@ class Pair:
         """Write the body of one half."""
         raise NotImplementedError
 
-    def function(self, half: str) -> tirx.PrimFunc:
+    def function(self, half: str, alone: bool = True) -> tirx.PrimFunc:
         """Return one half as a function of its own.
 
         Parameters
         ----------
         half : {"desc", "impl"}
             Which.
+        alone : bool, default True
+            Whether it is to run as it is: with `source`.
 
         Returns
         -------
@@ -85,7 +90,8 @@ class Pair:
                     # In the order in which TVM finds them.
                     T.reads(*([] if self.fresh else whole[-1:]), *whole[:-1])
                     T.writes(whole[-1])
-                    self.write(half, buffers)
+                    with imported(self.source if alone and half == "impl" else ""):
+                        self.write(half, buffers)
             return builder.get()
 
 
@@ -150,8 +156,7 @@ class Intrinsic(Pair):
             return
         values = [self._of(i, b)(T.Ramp(0, 1, b.shape[0])) for i, b in enumerate(operands)]
         where = T.Ramp(0, 1, lanes(self.result)) if lanes(self.result) > 1 else T.int32(0)
-        with imported(self.source):
-            T.buffer_store(result, self.impl(*values), [where])
+        T.buffer_store(result, self.impl(*values), [where])
 
     def _of(self, number: int, buffer: Buffer) -> Callable[[Expr], Expr]:
         if not self.operands[number].startswith("bool"):
@@ -186,13 +191,6 @@ def signed(value: Expr, bits: int, place: int) -> Expr:
     return T.shift_right(left, T.int32(32 - bits))
 
 
-def unsigned(value: Expr, bits: int, place: int) -> Expr:
-    """Return the number in bits ``place * bits`` and up of a 32-bit word, as int32."""
-    word = T.Cast("uint32", value)
-    moved = T.shift_right(word, tirx.IntImm("uint32", place * bits))
-    return T.Cast("int32", T.bitwise_and(moved, tirx.IntImm("uint32", 2**bits - 1)))
-
-
 @dataclass(frozen=True)
 class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
@@ -218,6 +216,8 @@ class TensorPair(Pair):
         Extent of a second loop in ``desc``, over what is added to a lane.
     fresh : bool, default False
         Whether the last operand is written without being read.
+    source : str, default ""
+        LLVM code that `impl` calls; a rule has to import it.
     """
 
     name: str
@@ -228,6 +228,7 @@ class TensorPair(Pair):
     impl: Callable[..., Sequence[tuple[Expr, Expr]]]
     terms: int = 0
     fresh: bool = False
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Enter it in `TENSOR_PAIRS`."""
@@ -236,7 +237,8 @@ class TensorPair(Pair):
     def register(self) -> str:
         """Make TVM know it, once; return its name."""
         if s_tir.TensorIntrin.get(self.name, allow_missing=True) is None:
-            s_tir.TensorIntrin.register(self.name, self.function("desc"), self.function("impl"))
+            halves = (self.function(half, alone=False) for half in ("desc", "impl"))
+            s_tir.TensorIntrin.register(self.name, *halves)
         return self.name
 
     @property

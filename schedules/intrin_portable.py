@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes, signed
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
@@ -113,23 +114,37 @@ def _count(bits: Expr) -> Expr:
     return T.Cast("int32", T.popcount(bits))
 
 
-def _met(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
-    all_lanes = T.Ramp(0, 1, LANES)
-    differ = T.Broadcast(data[0], LANES) ^ weight[all_lanes]
-    return [(all_lanes, total[all_lanes] + T.Cast(I32, popcount(differ)))]
+def _counting(name: str, combined: Callable[[Expr, Expr], Expr], sign: int = 1) -> TensorPair:
+    def impl(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        every = T.Ramp(0, 1, LANES)
+        bits = combined(T.Broadcast(data[0], LANES), weight[every])
+        count = T.Cast(I32, popcount(bits))
+        return [(every, total[every] + count if sign > 0 else total[every] - count)]
+
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        count = _count(combined(data[0], weight[lane]))
+        return [(lane, total[lane] + count if sign > 0 else total[lane] - count)]
+
+    return TensorPair(
+        f"{name}_1x{LANES}_u32",
+        "",
+        (Operand((1,), "uint32"), Operand((LANES,), "uint32"), Operand((LANES,), "int32")),
+        LANES,
+        desc,
+        impl,
+    )
 
 
-XOR_POPCOUNT = TensorPair(
-    f"xor_popcount_add_1x{LANES}_u32",
-    "",
-    (Operand((1,), "uint32"), Operand((LANES,), "uint32"), Operand((LANES,), "int32")),
-    LANES,
-    lambda lane, data, weight, total: [(lane, total[lane] + _count(data[0] ^ weight[lane]))],
-    _met,
-)
+XOR_POPCOUNT = _counting("xor_popcount_add", T.bitwise_xor)
 """One data word meets the weight words of `LANES` output channels; differing bits are added.
 
 With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by bytes."""
+
+AND_POPCOUNT = {
+    1: _counting("and_popcount_add", T.bitwise_and),
+    -1: _counting("and_popcount_subtract", T.bitwise_and, -1),
+}
+"""By sign: the same with bits that are 1 in both, added or subtracted."""
 
 
 def _widening_add(size: int, vectors: int) -> TensorPair:
@@ -189,3 +204,138 @@ def _spread(count: int) -> TensorPair:
 
 SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
 """By bytes: their nibbles, low ones first, become bytes of their own, times 16."""
+
+
+def _multiply_add(shared: bool, count: int) -> TensorPair:
+    def impl(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        every = T.Ramp(0, 1, count) if count > 1 else 0
+        datum = T.Broadcast(data[0], count) if shared else data[every]
+        kind = f"float32x{count}" if count > 1 else "float32"
+        operands = datum, weight[every], total[every]
+        return [(every, T.call_llvm_pure_intrin(kind, "llvm.fmuladd", *operands))]
+
+    def operand(size: int) -> Operand:
+        return Operand((size,), "float32", bounds=(-512, 512))
+
+    return TensorPair(
+        f"multiply_add_{'1x' if shared else ''}{count}_f32",
+        "",
+        (operand(1 if shared else count), operand(count), operand(count)),
+        count,
+        lambda lane, data, weight, total: [
+            (lane, total[lane] + data[0 if shared else lane] * weight[lane])
+        ],
+        impl,
+    )
+
+
+MULTIPLY_ADD = _multiply_add(True, LANES)
+"""One datum meets the weights of `LANES` output channels; rounded once where the machine can."""
+
+MULTIPLY_ADD_LANES = {count: _multiply_add(False, count) for count in range(1, LANES + 1)}
+"""By lanes: each has a datum and a weight of its own."""
+
+
+def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
+    """Multiply the numbers of a word one after another."""
+    whole, mask = T.Cast(I32, weight), T.Broadcast(tirx.IntImm("uint32", 2**bits - 1), LANES)
+    for first in range(0, 32, bits):
+        moved = T.shift_right(data, T.Broadcast(T.uint32(first), LANES))
+        left = T.shift_left(whole, T.Broadcast(T.int32(32 - bits - first), LANES))
+        number = T.shift_right(left, T.Broadcast(T.int32(32 - bits), LANES))
+        total = total + T.Cast(I32, T.bitwise_and(moved, mask)) * number
+    return total
+
+
+def dot_add(
+    dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
+) -> TensorPair:
+    """Return the pair that adds products of the numbers in one word of data.
+
+    Parameters
+    ----------
+    dtype : {"uint8", "int16", "bfloat16"}
+        Of the data. Weights are signed and of as many bits, side by side in words.
+    dot : callable
+        Takes vectors of sums, data words and weight words; returns the new sums.
+    feature : str, default ""
+        The feature of a `TargetSpec` that it needs.
+    source : str, default ""
+        LLVM code that `dot` calls.
+
+    Returns
+    -------
+    TensorPair
+    """
+    bits = int("".join(filter(str.isdigit, dtype)))
+    count, floats = 32 // bits, dtype == "bfloat16"
+
+    def real(half: Expr) -> Expr:
+        return T.reinterpret("float32", T.shift_left(half, T.uint32(16)))
+
+    def term(word: Expr, datum: Expr, place: int) -> Expr:
+        if not floats:
+            return T.Cast("int32", datum) * signed(word, bits, place)
+        half = T.shift_right(word, T.uint32(bits * place)) & T.uint32(2**bits - 1)
+        return real(T.Cast("uint32", datum)) * real(half)
+
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        made = total[lane]
+        for place in range(count):
+            made = made + term(weight[lane], data[place], place)
+        return [(lane, made)]
+
+    def impl(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        every = T.Ramp(0, 1, LANES)
+        word = T.Broadcast(T.reinterpret("uint32", data[T.Ramp(0, 1, count)]), LANES)
+        return [(every, dot(total[every], word, weight[every]))]
+
+    end = f"{count}x{LANES}_{'bf16' if floats else f'{dtype[0]}{bits}'.replace('i', 's')}"
+    return TensorPair(
+        f"{feature}_dot_add_{end}".lstrip("_"),
+        feature,
+        (
+            Operand((count,), "uint16" if floats else dtype, bounds=_LEVELS.get(dtype)),
+            Operand((LANES,), "uint32"),
+            Operand((LANES,), "float32" if floats else "int32"),
+        ),
+        LANES,
+        desc,
+        impl,
+        source=source,
+    )
+
+
+_LEVELS = {"int16": (0, 2**15 - 1)}
+
+DOT_ADD = {
+    "uint8": dot_add("uint8", partial(_numbers, 8)),
+    "int16": dot_add("int16", partial(_numbers, 16)),
+}
+"""By type of the data, where no instruction adds several products: levels that are not negative."""
+
+
+def _joining(name: str, joined: Callable[[Expr, Expr], Expr], dtype: str, count: int) -> TensorPair:
+    every = T.Ramp(0, 1, count) if count > 1 else 0
+    bounds = (-512, 512) if dtype == "float32" else None
+    return TensorPair(
+        f"{name}_{count}_{dtype[0]}32",
+        "",
+        (Operand((count,), dtype, bounds=bounds),) * 2,
+        count,
+        lambda lane, data, held: [(lane, joined(held[lane], data[lane]))],
+        lambda data, held: [(every, joined(held[every], data[every]))],
+    )
+
+
+JOIN = {
+    (name, count): _joining(name, joined, dtype, count)
+    for name, joined, dtype, counts in (
+        ("max", T.max, "float32", range(1, LANES + 1)),
+        ("add", lambda a, b: a + b, "float32", range(1, LANES + 1)),
+        ("or", T.bitwise_or, "uint32", (1, 2, 4, 8, 16)),
+        ("and", T.bitwise_and, "uint32", (1, 2, 4, 8, 16)),
+    )
+    for count in counts
+}
+"""By operation and lanes: what is held is joined with data, lane by lane."""

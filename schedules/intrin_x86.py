@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, signed, unsigned
-from bnncc.schedules.intrin_portable import popcount
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, signed
+from bnncc.schedules.intrin_portable import dot_add, popcount
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -123,18 +123,6 @@ def _bytes(total: Expr, data: Expr, weight: Expr) -> Expr:
     return T.call_llvm_pure_intrin(I32, "llvm.x86.avx512.vpdpbusd.512", total, *operands)
 
 
-DOT_BYTES = Intrinsic(
-    f"avx512_vnni_dot_4x{LANES}_u8s8",
-    "avx512_vnni",
-    (I32, U32, U32),
-    I32,
-    lambda lane, total, data, weight: _dot_of(8, lane, total, data, weight, unsigned),
-    _bytes,
-    bounds={0: (-(2**20), 2**20)},
-)
-"""Four products of an unsigned with a signed byte, added to each lane."""
-
-
 def _dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
     """Multiply pairs of int16 in vectors of `bits` bits, as many as are `LANES` lanes."""
     count = bits // 32
@@ -193,23 +181,20 @@ DOT_PAIRS = {
 }
 """By bits of a vector: two products of int16, added to each lane."""
 
+DOT_ADD = {
+    ("uint8", 512): dot_add("uint8", _bytes, "avx512_vnni"),
+    **{
+        ("int16", bits): dot_add("int16", dot, dot.feature, source=dot.source)
+        for bits, dot in DOT_PAIRS.items()
+    },
+}
+"""By type of the data and bits of a vector: one word of data, as numbers, meets weight words."""
 
-def _bfloat16(word: Expr, place: int) -> Expr:
-    bits = T.shift_left(T.shift_right(word, T.uint32(16 * place)), T.uint32(16))
-    return T.reinterpret("float32", bits)
 
-
-DOT_BFLOAT16 = Intrinsic(
-    f"avx512_bf16_dot_2x{LANES}_bf16",
-    "avx512_bf16",
-    (F32, U32, U32),
-    F32,
-    lambda lane, total, data, weight: (
-        total(lane)
-        + _bfloat16(data(lane), 0) * _bfloat16(weight(lane), 0)
-        + _bfloat16(data(lane), 1) * _bfloat16(weight(lane), 1)
-    ),
+DOT_ADD_BFLOAT16 = dot_add(
+    "bfloat16",
     partial(T.call_pure_extern, F32, "bnncc_dot_bfloat16"),
+    "avx512_bf16",
     # The instruction as a function: TVM changes vectors of bfloat16 before LLVM sees them.
     source=f"""
 declare <{LANES} x float> @llvm.x86.avx512bf16.dpbf16ps.512(
@@ -224,7 +209,7 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 }}
 """,
 )
-"""Two products of bfloat16, added to each lane. Data and weights are bfloat16 side by side."""
+"""The same of two numbers of bfloat16."""
 
 
 def _carry_save(reach: int) -> TensorPair:

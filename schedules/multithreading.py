@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data
+from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 
@@ -28,6 +28,13 @@ BALANCED = 0.9
 
 _BITS = {"vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6}
 """Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
+
+_PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
+_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
+"""The same for pairs of planes of levels, and products of levels that are numbers, by method.
+
+Rates are those of the nine layers of ``benchmarks/few_bit.py``; with them, W bits times A bits as
+planes cost W * A products of bits, so that 3 x 8 bits lose to bytes."""
 
 _FLOATS = 6e4
 """Float products in a microsecond with vectors of 512 bits."""
@@ -69,15 +76,19 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
     float
         The longer of the times for its products and for its tensors.
     """
-    products = 0.0
-    if spec.macs:
-        rate = function(row(spec).rate)(spec, target)
-        products = spec.macs / (rate * target.vector_bits / 512)
     moved = 0
     for shape, dtype in (*input_types(spec), *output_types(spec)):
         extents = [extent if isinstance(extent, int) else 1 for extent in shape]
         moved += math.prod(extents) * (1 if dtype == "uint8" else 4)
-    return max(products, moved / _BYTES)
+    return max(multiplying(spec, target), moved / _BYTES)
+
+
+def multiplying(spec: Spec, target: TargetSpec) -> float:
+    """Estimate how many microseconds one thread takes for the products of `spec`."""
+    if not spec.macs:
+        return 0.0
+    rate: float = function(row(spec).rate)(spec, target)
+    return spec.macs / (rate * target.vector_bits / 512)
 
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
@@ -87,10 +98,17 @@ def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
 
 
 def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
-    """Return how many products of levels vectors of 512 bits make in a microsecond."""
-    if spec.form != "planes":
-        return _FLOATS
-    return _BITS[target.popcount] / (few_bit_data.weight_planes(spec) * spec.data_tensors)
+    """Return how many products of levels vectors of 512 bits make in a microsecond.
+
+    Work is counted as it is done: words and vectors filled up, and a product of bits for every pair
+    of planes.
+    """
+    per_word = few_bit_data.PER_WORD.get(spec.form, layout.WORD_BITS)
+    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
+    done = layout.blocks(spec.out_channels) * layout.LANES * depth
+    done *= few_bit_data.weight_planes(spec) * spec.data_tensors
+    rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
+    return rate * spec.out_channels * spec.taps / done
 
 
 def floats(spec: Conv2d, target: TargetSpec) -> float:

@@ -89,11 +89,20 @@ def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
         for _ in range(BATCHES):
             arrays = []
             for operand in pair.operands:
+                if operand.dtype == "float32":  # halves: no sum is rounded
+                    low, high = operand.bounds or (-1000, 1000)
+                    values = rng.integers(2 * low, 2 * high, operand.shape) / 2
+                    arrays.append(values.astype(np.float32))
+                    continue
                 info = np.iinfo(operand.dtype)
                 low, high = operand.bounds or (max(info.min, -1000), info.max)
                 high = 1000 if operand.dtype == "int32" else high
                 values = rng.integers(low, high, operand.shape, endpoint=True)
                 arrays.append(values.astype(operand.dtype))
+            if pair.name.endswith("bf16"):
+                for number, size in enumerate((2, 32)):  # halves of words
+                    halves = rng.integers(1, 10, size).astype(np.float32).view(np.uint32) >> 16
+                    arrays[number] = halves.astype("<u2").view(arrays[number].dtype)
             if pair.name.startswith("avx512vpopcntdq_carry_save"):
                 apart = (len(arrays[2]) - 1) // 2  # the first operand is the XOR of the data
                 arrays[0][0] = np.bitwise_xor.reduce(arrays[2][::apart, 0])

@@ -9,7 +9,6 @@ transforms are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -18,6 +17,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import fused_multiply_add
+from bnncc.schedules.templates.channel_tiles import groups
 from bnncc.schedules.templates.filtered_data import Filtered, make
 from bnncc.schedules.templates.kernel import Expr, Register, bind, f32, load, loop, splat, store
 from bnncc.schedules.templates.rows import Line, Rows, Strip, when
@@ -57,24 +57,27 @@ class Tile:
     parallel: bool = False
 
 
-def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
+def conv2d(spec: Conv2d, tile: Tile) -> tuple[tirx.PrimFunc, Rows]:
     """Define a filtered float convolution with its epilogue.
 
     Parameters
     ----------
     spec : Conv2d
         What it computes; `method` is not direct.
-    tile : Tile, optional
-        How it is cut; one vector at a time if not given.
+    tile : Tile
+        How it is cut.
 
     Returns
     -------
-    tirx.PrimFunc
-        What `float_conv2d.conv2d` computes, but for rounding.
+    func : PrimFunc
+        What `float_conv2d` computes, but for rounding.
+    rows : Rows
+        Whose pooling is to be scheduled.
     """
     with Operator(spec) as kernel:
-        _Conv(kernel, spec, tile or Tile()).write()
-    return kernel.func
+        conv = _Conv(kernel, spec, tile)
+        conv.write()
+    return kernel.func, conv.rows
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,6 @@ class _Conv:
         )  # fmt: skip
         self.rows.declare(tile.vectors * self.rows_per_tile)
         self.data: Filtered = make(spec, kernel.inputs[0], tile.rows)
-        self.full, self.tail = divmod(spec.out_channels, LANES)
         self.width = spec.unpooled.output_hw[1]
         self.terms = filtering.block_terms(spec)
         held = min(tile.tiles, self.data.tiles), tile.vectors
@@ -119,21 +121,13 @@ class _Conv:
         """Write the loops over strips, blocks of channels, rows and tiles."""
         with self.rows.strips(self.data.begin) as strip:
             self.data.fill(strip)
-            for count, first, lanes in self._blocks():
-                with loop(count) as group:
-                    block = bind(group * len(lanes) + first)
+            for group in groups(self.spec.out_channels, self.tile.vectors):
+                with loop(group.count) as number:
+                    block = bind(number * len(group.lanes) + group.first)
                     height = self.rows_per_tile
                     turns = strip.rows if height == 1 else (strip.rows + (height - 1)) // height
                     with loop(turns) as turn:
-                        self._row(strip, turn, block, lanes)
-
-    def _blocks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        whole, rest = divmod(self.full, self.tile.vectors)
-        if whole:
-            yield whole, 0, (LANES,) * self.tile.vectors
-        if rest or self.tail:
-            lanes = (LANES,) * rest + (self.tail,) * bool(self.tail)
-            yield 1, whole * self.tile.vectors, lanes
+                        self._row(strip, turn, block, group.lanes)
 
     def _row(self, strip: Strip, turn: Expr, block: Expr, lanes: tuple[int, ...]) -> None:
         pieces = -(-self.data.tiles // self.tile.tiles)

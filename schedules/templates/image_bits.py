@@ -22,7 +22,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import imported
 from bnncc.schedules.intrin_portable import less
-from bnncc.schedules.templates import few_bit_products
+from bnncc.schedules.intrin_x86 import DOT_PAIRS
 from bnncc.schedules.templates.kernel import (
     Buffer,
     Expr,
@@ -59,7 +59,7 @@ def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
     spec : ImageBits
         What it computes.
     machine : str, default ""
-        Whose instructions multiply pairs of numbers, one of `few_bit_products.PAIRS`, if any do.
+        Whose instructions multiply pairs of numbers, ``x86-512``, if any do.
 
     Returns
     -------
@@ -67,8 +67,8 @@ def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
         Not scheduled; straight code for vectors of pixels.
     """
     with Operator(spec) as kernel, ExitStack() as stack:
-        if code := few_bit_products.imported("pairs", machine):
-            stack.enter_context(imported(code, less.source))
+        if machine == "x86-512":
+            stack.enter_context(imported(DOT_PAIRS[512].source, less.source))
         data, out = flat(kernel.inputs[0]), flat(kernel.outputs[0])
         with loop(kernel.n) as n:
             if spec.kind == "lbp" and _fits_registers(spec.width, machine):
@@ -250,7 +250,7 @@ def _grey_of_pairs(
     red, green, blue = GREY
     total = picked(1, None) * splat(tirx.IntImm("int32", green), 16)
     weights = splat(tirx.IntImm("int32", red | blue << 16), 16)
-    return few_bit_products.add("pairs", machine, total, picked(0, 2), weights, 1)
+    return DOT_PAIRS[512](total, picked(0, 2), weights)
 
 
 def _grey_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:

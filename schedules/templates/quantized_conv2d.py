@@ -8,144 +8,101 @@ instruction, words are single float32 numbers of the same values (`quantization`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import imported
-from bnncc.schedules.intrin_portable import fused_multiply_add
-from bnncc.schedules.intrin_x86 import DOT_BFLOAT16, DOT_BYTES
-from bnncc.schedules.templates.kernel import Expr, Register, bind, f32, load, loop, splat
+from bnncc.schedules.intrin_portable import DOT_ADD, MULTIPLY_ADD
+from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16
+from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named
+from bnncc.schedules.templates.kernel import Expr, splat
 from bnncc.schedules.templates.quantized_data import Taps
-from bnncc.schedules.templates.rows import Line, Rows
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.rows import Rows
+from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
-
-@dataclass(frozen=True)
-class Tile:
-    """How a quantised convolution is cut.
-
-    Attributes
-    ----------
-    columns : int, default 1
-        Output columns in a register tile.
-    vectors : int, default 1
-        Vectors of output channels in a register tile.
-    chunks : int, default 1
-        Pieces of each image.
-    parallel : bool, default False
-        Whether images and their pieces are divided among threads.
-    """
-
-    columns: int = 1
-    vectors: int = 1
-    chunks: int = 1
-    parallel: bool = False
+PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16, 4: DOT_ADD["uint8"]}
+"""What a product is, by how many operands share a word."""
 
 
-def conv2d(spec: Conv2d, tile: Tile | None = None) -> tirx.PrimFunc:
-    """Define a quantised convolution with its epilogue.
+def write(spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool) -> Kernel:
+    """Define a quantised convolution with its epilogue: `float_conv2d` of rounded operands.
 
     Parameters
     ----------
     spec : Conv2d
         What it computes; its `operands` are not float32.
-    tile : Tile, optional
-        How it is cut; one vector at a time if not given.
+    columns, vectors : int
+        Output columns, and vectors of output channels, of a tile.
+    chunks : int
+        Pieces of each image.
+    parallel : bool
+        Whether images and their pieces are divided among threads.
 
     Returns
     -------
-    tirx.PrimFunc
-        What `float_conv2d.conv2d` computes, of rounded data and weights.
+    Kernel
     """
-    with Operator(spec) as kernel:
-        paired = spec.packed == quantization.PACKED["bfloat16"]
-        with imported(DOT_BFLOAT16.source if paired else ""):
-            _Conv(kernel, spec, tile or Tile()).write()
-    return kernel.func
+    with Operator(spec) as operator:
+        kernel = Kernel(operator, spec, columns, vectors, chunks, parallel)
+        kernel.write()
+    return kernel
 
 
-class _Conv:
-    def __init__(self, kernel: Operator, spec: Conv2d, tile: Tile) -> None:
-        self.spec, self.tile = spec, tile
+class Kernel:
+    """Writes one convolution into an open kernel.
+
+    Attributes
+    ----------
+    ranges : Names
+        What the output is cut into.
+    pair : TensorPair
+        What a product is.
+    """
+
+    def __init__(
+        self, kernel: Operator, spec: Conv2d, columns: int, vectors: int, chunks: int,
+        parallel: bool,
+    ) -> None:  # fmt: skip
+        self.kernel, self.spec = kernel, spec
         self.weight = kernel.inputs[1]
         unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=tile.chunks, unit=unit, parallel=tile.parallel)
-        self.rows.declare(tile.vectors)
+        self.rows = Rows(kernel, spec, chunks=chunks, unit=unit, parallel=parallel)
+        self.rows.declare(vectors)
         self.taps = Taps(spec, kernel.inputs[0])
+        self.pair = PAIRS[spec.packed]
         self.whole = spec.packed == quantization.PACKED["int8"]
-        self.terms = quantization.words(spec)
         self.per_block = quantization.rows_of_weight(spec) * LANES
         # Padding is among the data, so all columns are alike.
         _, left, _, right = spec.pads
         wide = replace(spec.unpooled, width=spec.width + left + right, pads=(0, 0, 0, 0))
-        self.segments = segments(wide, tile.columns, unit)
+        self.ranges = named(groups(spec.out_channels, vectors), segments(wide, columns, unit))
 
     def write(self) -> None:
-        """Write the loops over rows, blocks of channels and tiles."""
-        with self.rows.strips(lambda: self.taps.begin(self.rows.n)) as strip:
-            self.taps.fill(strip)
-            for count, first, lanes in self._blocks():
-                with loop(count) as group:
-                    block = bind(group * len(lanes) + first)
-                    lines = [
-                        Line(strip.n, strip.row, bind(block + v), valid, v)
-                        for v, valid in enumerate(lanes)
-                    ]
-                    self.rows.begin()
-                    for segment in self.segments:
-                        with loop(segment.tiles) as number:
-                            start = bind(number * segment.width + segment.start)
-                            self._tile(lines, segment, start)
-                    for line in lines:
-                        self.rows.end(line)
+        """Write the blocks, inside of the loops that hand rows on."""
+        with T.sblock("root"):
+            T.reads()
+            T.writes()
+            with self.rows.strips(lambda: self.taps.begin(self.rows.n)) as strip:
+                self.taps.fill(strip)
+                self.rows.each(strip, self.ranges, self._range)
 
-    def _blocks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        full, tail = divmod(self.spec.out_channels, LANES)
-        whole, rest = divmod(full, self.tile.vectors)
-        if whole:
-            yield whole, 0, (LANES,) * self.tile.vectors
-        if rest or tail:
-            yield 1, whole * self.tile.vectors, (LANES,) * rest + (tail,) * bool(tail)
+    def _range(self, part: Range) -> None:
+        terms, dtype = quantization.words(self.spec), "int32" if self.whole else "float32"
+        start = self._start if self.whole else None
+        self.rows.take(part, part.sums(None, terms, self._product, dtype, start), self._finished)
 
-    def _tile(self, lines: list[Line], segment: Segment, start: Expr) -> None:
-        columns, vectors = range(segment.width), range(len(lines))
-        bases = [bind(line.block * self.per_block) for line in lines]
-        dtype = "int32" if self.whole else "float32"
-        sums = [[Register(dtype) for _ in vectors] for _ in columns]
-        for v in vectors:
-            first = self._start(bases[v])
-            for column in columns:
-                sums[column][v].set(first)
-        skipped = LANES if self.whole else 0
-        with loop(self.terms) as term:
-            weights = [load(self.weight, [base + (skipped + term * LANES)]) for base in bases]
-            for column in columns:
-                word = self.taps.word(start + column, term)
-                for v in vectors:
-                    total = sums[column][v]
-                    total.set(self._dot(total.value, word, weights[v]))
-        for v, line in enumerate(lines):
-            self.rows.put(line, start, [self._finished(sums[c][v].value) for c in columns])
+    def _start(self, pixel: Pixel, lane: Expr) -> Expr:
+        return T.reinterpret("int32", self.weight[pixel.block * self.per_block + lane])
 
-    def _start(self, base: Expr) -> Expr:
-        if not self.whole:
-            return f32(0.0)
-        return T.reinterpret(f"int32x{LANES}", load(self.weight, [base]))
-
-    def _dot(self, total: Expr, data: Expr, weight: Expr) -> Expr:
-        if self.whole:
-            return DOT_BYTES(total, data, weight)
-        if self.spec.packed == 1:
-            return fused_multiply_add(data, weight, total)
-        return DOT_BFLOAT16(total, data, weight)
+    def _product(self, pixel: Pixel, kh: Expr, kw: Expr, term: Expr) -> Product:
+        first = pixel.block * self.per_block + (term + self.whole) * LANES
+        data = At(self.taps.line, [self.taps.place(pixel.w, term)])
+        return Product(self.pair, (data, At(self.weight, [first])))
 
     def _finished(self, total: Expr) -> Any:
         value = T.Cast(f"float32x{LANES}", total) if self.whole else total

@@ -119,14 +119,9 @@ class Taps:
                     store(self.line, [to + at], load(self.ring, [slot, start + at], lanes, lanes),
                           lanes, lanes)  # fmt: skip
 
-    def word(self, x: Expr, number: Expr) -> Expr:
-        """Return word `number` of output column `x`, in every lane."""
-        packed = self.spec.packed
-        first = x * self.pixel + number * packed
-        if packed == 1:
-            return splat(self.line[first])
-        # The copies start at any byte, and so may words.
-        return splat(T.reinterpret("uint32", load(self.line, [first], packed, packed)))
+    def place(self, x: Expr, number: Expr) -> Expr:
+        """Return where word `number` of output column `x` is in `line`."""
+        return x * self.pixel + number * self.spec.packed
 
     def _inside(self, row: Expr) -> Expr:
         return bind(T.min(T.max(row, const(0)), const(self.spec.height)))

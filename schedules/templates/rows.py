@@ -1,6 +1,6 @@
 """Where the rows of a convolution go: through its epilogue, or through max-pooling first.
 
-A convolution that is pooled keeps its last few rows in a ring, pooled across (`row_max`), and never
+A convolution that is pooled keeps its last few rows in a ring, pooled across (`RowMax`), and never
 stores its whole result: as soon as the rows of a window are there, the pooling reads them and does
 the epilogue. `Rows` is the outer loop of such kernels, with or without pooling.
 """
@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range
 from bnncc.schedules.templates.epilogue import emit, views
-from bnncc.schedules.templates.kernel import Expr, bind, const, f32, loop, loops, splat, store
+from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.pool import Windows
-from bnncc.schedules.templates.row_max import RowMax
-from bnncc.schedules.templates.window import row_taps, segments
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import Conv2d
+from bnncc.topi_binary.spec import Conv2d, RowPool
 from bnncc.topi_binary.step import step_inputs
+
+MAX_CARRIES = 2
+"""Windows that may reach beyond a tile: more cost as much as the columns they save."""
 
 POOLED_COLUMNS = 2
 """Windows side by side in one tile of the pooling."""
@@ -61,6 +64,97 @@ class Line(NamedTuple):
     """Its number among those put at a time."""
 
 
+class RowMax:
+    """Maxima of windows over the columns of a row, which arrive one tile after the other.
+
+    They are taken while the columns of a tile are in registers, so that the ring of rows holds one
+    value for each window. A window that reaches into the next tile leaves what it has so far in a
+    carry. All rows of a strip are alike.
+
+    Window x covers columns ``x * stride - pad ..`` of the row, `kernel` of them. If the stride does
+    not divide the tiles, or windows overlap too much, windows are single columns.
+
+    Parameters
+    ----------
+    pool : RowPool
+        Its extents across are taken.
+    width : int
+        Columns of a row; those beyond are -inf.
+    windows : int
+        Columns of the pooled row.
+    unit : int
+        All tiles but the last have a multiple of these columns.
+
+    Attributes
+    ----------
+    kernel, stride, pad : int
+        Of the windows made here.
+    done : bool
+        Whether they are those of the pooling.
+    shift : int
+        Window x is given to `keep` as ``x + shift``, never less than 0.
+    places : int
+        And never more than this.
+    """
+
+    def __init__(self, pool: RowPool, width: int, windows: int, unit: int) -> None:
+        self.kernel, self.stride, self.pad = pool.kernel[1], pool.strides[1], pool.pads[1]
+        carries = -(-self.kernel // self.stride) - 1
+        self.done = unit % self.stride == 0 and carries <= MAX_CARRIES
+        if not self.done:
+            self.kernel, self.stride, self.pad, windows = 1, 1, 0, width
+        # Windows that are open at a column divisible by the stride, counted from that column.
+        self.open = range((self.pad - self.kernel) // self.stride + 1, -(-self.pad // self.stride))
+        self.shift = -min(self.open.start, 0)
+        # A tile's columns are filled up with -inf to a whole number of strides, or units.
+        end = -(-width // unit) * unit
+        self.last = end // self.stride + self.open.start
+        self.windows = windows
+        self.places = self.shift + max(windows, self.last)
+
+    def declare(self, keys: int) -> None:
+        """Declare the carries of `keys` rows at a time."""
+        self.keys = keys
+        if self.open:
+            self.carry = T.sblock_alloc_buffer((keys, len(self.open), LANES), "float32")
+
+    def begin(self) -> None:
+        """Write what comes before the first column of each row."""
+        for key in range(self.keys):
+            for slot in range(len(self.open)):
+                store(self.carry, [key, slot, 0], f32(float("-inf")))
+
+    def put(
+        self, start: Expr, values: list[Expr], key: int, keep: Callable[[Expr, Expr], None]
+    ) -> None:
+        """Take the columns from `start` on, and pass the windows that end there to `keep`."""
+        values = [T.Bind(value) for value in values]
+        width = -(-len(values) // self.stride) * self.stride
+        first = T.floordiv(start, const(self.stride))
+        slots = {window: slot for slot, window in enumerate(self.open)}
+        for window in range(self.open.start, width // self.stride + self.open.stop):
+            low = window * self.stride - self.pad
+            parts = values[max(low, 0) : max(low + self.kernel, 0)]
+            if window in slots:
+                parts = [load(self.carry, [key, slots[window], 0]), *parts]
+            if not parts:
+                value = f32(float("-inf"))
+            else:
+                value = reduce(lambda a, b: T.Bind(T.max(a, b)), parts)
+            if low + self.kernel <= width:
+                keep(first + (window + self.shift), value)
+            else:
+                slot = slots[window - width // self.stride]
+                store(self.carry, [key, slot, 0], value)
+
+    def end(self, key: int, keep: Callable[[Expr, Expr], None]) -> None:
+        """Pass on the windows that reach beyond the last column."""
+        for slot, window in enumerate(range(self.last, self.windows)):
+            inside = slot < len(self.open)
+            value = load(self.carry, [key, slot, 0]) if inside else f32(float("-inf"))
+            keep(const(window + self.shift), value)
+
+
 class Rows:
     """The rows of one convolution.
 
@@ -92,6 +186,8 @@ class Rows:
         self.height, self.width = spec.unpooled.output_hw
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
         self.params = kernel.inputs[2:]
+        self.pooled: Names = []
+        self.windows: Windows | None = None
         if spec.pool is None:
             return
         taken = sum(map(step_inputs, spec.pool.before))
@@ -152,6 +248,53 @@ class Rows:
     def _keeper(self, line: Line) -> Callable[[Expr, Expr], None]:
         slot = T.bitwise_and(line.row, const(self.slots - 1))
         return lambda place, value: store(self.ring, [slot, place, line.block * LANES], value)
+
+    def take(
+        self, part: Range, acc: Any, finished: Callable[[Expr], Expr] = lambda value: value
+    ) -> None:
+        """Write the block ``out_i``, which takes the sums of a tile.
+
+        Parameters
+        ----------
+        part : Range
+            Of which tile.
+        acc : Buffer
+            The sums.
+        finished : callable, optional
+            What becomes of a vector of them first.
+        """
+        with part.each(acc) as tile:
+            pixel = part.pixel(tile)
+            for line in _lines(pixel, part.group):
+                sums = [part.vector(acc, tile, c, line.key) for c in range(part.segment.width)]
+                self.put(line, pixel.w, [finished(value) for value in sums])
+
+    def each(self, strip: Strip, names: Names, write: Callable[[Range], None]) -> None:
+        """Write the ranges of one row, in a block for each tile of channels.
+
+        Parameters
+        ----------
+        strip : Strip
+            The row.
+        names : Names
+            Of the ranges.
+        write : callable
+            Writes one of them.
+        """
+        for number, (group, ranges) in enumerate(names):
+            extents = self.kernel.n, const(self.height), const(group.count)
+            with loop(group.count) as turn, T.sblock(f"row_{number}"):
+                where = zip(extents, (strip.n, strip.row, turn), strict=True)
+                n, row, turn = (T.axis.spatial(extent, place) for extent, place in where)
+                T.reads()
+                T.writes()
+                self.begin()
+                at = n, row, turn * len(group.lanes) + group.first
+                parts = [Range(name, segment, group, at=at) for name, segment in ranges]
+                for part in parts:
+                    write(part)
+                for line in _lines(parts[0].pixel((0,)), group):
+                    self.end(line)
 
     @contextmanager
     def strips(self, begin: Callable[[], None] | None = None) -> Iterator[Strip]:
@@ -226,23 +369,26 @@ class Rows:
             spec = replace(
                 spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
             )
-        windows = Windows(spec, self.ring, self.params, self.outputs, self.slots, shift)
-        full, tail = divmod(spec.channels, LANES)
-        vectors = min(POOLED_VECTORS, max(1, full))
-        whole, rest = divmod(full, vectors)
-        groups = [(whole, 0, (LANES,) * vectors)] if whole else []
-        if rest or tail:
-            groups.append((1, whole * vectors, (LANES,) * rest + (tail,) * bool(tail)))
-        with loop(_simple(last - first)) as number:
-            row = bind(first + number)
-            taps = row_taps(spec, row)
-            for segment in segments(spec, POOLED_COLUMNS):
-                with loop(segment.tiles) as tile:
-                    start = bind(tile * segment.width + segment.start)
-                    for count, block, lanes in groups:
-                        with loop(count) as group:
-                            at = bind(group * len(lanes) + block)
-                            windows.tile(n, row, taps, segment, start, at, lanes)
+        windows = Windows(spec, self.ring, self.params, ring=self.slots, shift=shift)
+        self.windows = windows
+        vectors = min(POOLED_VECTORS, max(1, spec.channels // LANES))
+        self.pooled = windows.names(POOLED_COLUMNS, vectors, "pooled_")
+        with loop(_simple(last - first)) as number, T.sblock("pooled"):
+            height = const(spec.output_hw[0])
+            at = T.axis.spatial(self.kernel.n, n), T.axis.spatial(height, first + number)
+            T.reads()
+            T.writes()
+            for group, ranges in self.pooled:
+                for name, segment in ranges:
+                    windows.write(Range(name, segment, group, at=at), self.outputs)
+
+
+def _lines(pixel: Pixel, group: Group) -> list[Line]:
+    """Return the vectors of a tile."""
+    return [
+        Line(pixel.n, pixel.h, pixel.block + number, lanes, number)
+        for number, lanes in enumerate(group.lanes)
+    ]
 
 
 class when:

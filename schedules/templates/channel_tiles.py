@@ -1,0 +1,310 @@
+"""Convolutions whose lanes are output channels: sums of products as blocks, a tile at a time.
+
+The output is cut into ranges of columns (`window.segments`: tiles of equal width and equal taps)
+and of vectors of channels (`groups`). Range i has the block ``acc_i``, a reduction over the taps
+inside the image for one vector of channels of one pixel, in which ``product_i`` is a loop over
+lanes; and ``out_i``, which takes the sums of a tile further. Both are written for single tiles, in
+any order: `schedules.channel_tiles` says how they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.templates.kernel import Buffer, Expr
+from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
+from bnncc.topi_binary.layout import LANES
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tiles of equally many vectors of channels, one after the other."""
+
+    count: int
+    """How many tiles."""
+    first: int
+    """The first vector."""
+    lanes: tuple[int, ...]
+    """Channels in each vector of a tile: fewer than `LANES` in the last of all."""
+
+
+def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:
+    """Cut `channels` into tiles of `vectors`, and what is left as one, or `apart`.
+
+    Examples
+    --------
+    >>> groups(100, 4)
+    [Group(count=1, first=0, lanes=(16, 16, 16, 16)), Group(count=1, first=4, lanes=(16, 16, 4))]
+    """
+    full, tail = divmod(channels, LANES)
+    whole, rest = divmod(full, vectors)
+    found = [Group(whole, 0, (LANES,) * vectors)] if whole else []
+    last = (LANES,) * rest, (tail,) * bool(tail)
+    for lanes in filter(None, last if apart else [last[0] + last[1]]):
+        found.append(Group(1, sum(g.count * len(g.lanes) for g in found), lanes))
+    return found
+
+
+Names = list[tuple[Group, list[tuple[str, Segment]]]]
+"""By tiles of channels: ranges of columns, from left to right, and the ends of their names."""
+
+
+def named(channels: Sequence[Group], columns: Sequence[Segment], kind: str = "") -> Names:
+    """Name the ranges of a kernel, or of something else in it."""
+    return [
+        (group, [(f"{kind}{i}_{j}", segment) for j, segment in enumerate(columns)])
+        for i, group in enumerate(channels)
+    ]
+
+
+class Pixel(NamedTuple):
+    """One vector of channels of one pixel of the output."""
+
+    n: Expr
+    h: Expr
+    w: Expr
+    block: Expr
+    """Which vector."""
+
+
+class At:
+    """Part of a tensor as an operand of a `TensorPair`: elements from a place on.
+
+    Parameters
+    ----------
+    buffer : Buffer
+        The tensor.
+    place : sequence of Expr
+        Index of the first element.
+    """
+
+    def __init__(self, buffer: Buffer, place: Sequence[Expr]) -> None:
+        self._buffer, (*self._outer, self._first) = buffer, place
+
+    def __getitem__(self, number: Expr) -> Expr:
+        """Return one element."""
+        return self._buffer[tuple(self.index(number))]
+
+    def index(self, number: Expr) -> list[Expr]:
+        """Return the place of one element."""
+        return [*self._outer, self._first + number]
+
+    def vector(self, first: Expr = 0, lanes: int = LANES) -> list[Expr]:
+        """Return the place of `lanes` elements from `first` on."""
+        start = self._first + first
+        return [*self._outer, T.Ramp(start, 1, lanes) if lanes > 1 else start]
+
+    def load(self, first: Expr = 0, lanes: int = LANES) -> Expr:
+        """Return these elements."""
+        return self._buffer[tuple(self.vector(first, lanes))]
+
+    def store(self, value: Expr, first: Expr = 0, lanes: int = LANES) -> None:
+        """Set these elements."""
+        T.buffer_store(self._buffer, value, self.vector(first, lanes))
+
+    def region(self, size: int) -> Expr:
+        """Return so many elements, for ``T.reads``."""
+        where = [*self._outer, slice(self._first, self._first + size)]
+        return self._buffer[tuple(where)]
+
+
+@dataclass(frozen=True)
+class Product:
+    """What is added for one tap.
+
+    Attributes
+    ----------
+    pair : TensorPair or None
+        Whose ``desc`` says what: the loop over lanes that a schedule replaces.
+    operands : tuple of At
+        What it reads, besides the sum.
+    add : callable, optional
+        Without a pair: takes where the sums of a vector are, and changes them.
+    """
+
+    pair: TensorPair | None
+    operands: tuple[At, ...]
+    add: Callable[[At], None] | None = None
+
+    def regions(self) -> list[Expr]:
+        """Return what is read besides the sum; without a pair nothing is said."""
+        if self.pair is None:
+            return []
+        kinds = self.pair.operands[:-1]
+        return [at.region(kind.shape[0]) for at, kind in zip(self.operands, kinds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of columns and of vectors of channels.
+
+    Attributes
+    ----------
+    name : str
+        Ends the names of its blocks.
+    segment : Segment
+        The columns.
+    group : Group
+        The vectors.
+    image : tuple of Expr, default ()
+        Extents of the loops over images and rows.
+    at : tuple of Expr, default ()
+        Without them: image and row, perhaps the first vector, perhaps also the first column, where
+        other loops are at.
+    lanes : int, default LANES
+        Sums in a vector.
+    """
+
+    name: str
+    segment: Segment
+    group: Group
+    image: tuple[Expr, ...] = ()
+    at: tuple[Expr, ...] = ()
+    lanes: int = LANES
+
+    @property
+    def tiles(self) -> list[Expr]:
+        """Extents of the loops over tiles: images, rows, tiles of vectors; tiles of columns."""
+        extents = [*self.image, self.group.count, self.segment.tiles][max(0, len(self.at) - 2) :]
+        # Of one type: threads share the product of these extents, and TVM follows no casts.
+        symbolic = bool(self.image) and not isinstance(self.image[0], int)
+        return [T.int64(e) if symbolic and isinstance(e, int) else e for e in extents]
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Columns and vectors of a tile."""
+        return self.segment.width, len(self.group.lanes)
+
+    def pixel(self, tile: Sequence[Expr], column: Expr = 0, vector: Expr = 0) -> Pixel:
+        """Return a column and vector of a tile."""
+        n, h, *rest = [*self.at, *tile]
+        if len(self.at) < 3:
+            rest[0] = rest[0] * len(self.group.lanes) + self.group.first
+        if len(self.at) < 4:
+            rest[1] = rest[1] * self.segment.width + self.segment.start
+        return Pixel(n, h, rest[1] + column, rest[0] + vector)
+
+    def within(self, tile: Sequence[Expr], name: str) -> Range:
+        """Return a tile as a range, in the block that has been opened for it."""
+        pixel = self.pixel(tile)
+        return replace(self, name=name, image=(), at=(pixel.n, pixel.h, pixel.block, pixel.w))
+
+    def allocated(self, dtype: str) -> Buffer:
+        """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
+        width, vectors = self.cells
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * self.lanes), dtype)
+        IRBuilder.name(f"acc_{self.name}", acc)
+        return acc
+
+    def sums(
+        self, spec: Windowed | None, words: int, product: Callable[..., Product],
+        dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
+        acc: Buffer = None,
+    ) -> Buffer:  # fmt: skip
+        """Write the block ``acc_i``.
+
+        Parameters
+        ----------
+        spec : Conv2d or FewBitConv2d, optional
+            Whose taps are summed: kernel rows, kernel columns, words. Else words alone.
+        words : int
+            In one tap.
+        product : callable
+            Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
+        dtype : str, default "float32"
+            Of the sums.
+        start : callable, optional
+            Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
+        acc : Buffer, optional
+            Sums that are there already, instead.
+
+        Returns
+        -------
+        Buffer
+            The sums.
+        """
+        begun = acc is not None
+        acc = acc if begun else self.allocated(dtype)
+        extents = [*self.tiles, *self.cells]
+        reduced = *(spec.kernel if spec is not None else (1, 1)), words
+        with T.grid(*extents, *reduced) as loops, T.sblock(f"acc_{self.name}"):
+            axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
+            *tile, column, vector, kh, kw, word = axes
+            pixel = self.pixel(tile, column, vector)
+            total = At(acc, [*tile, column, vector * self.lanes])
+            made = product(pixel, kh, kw, word)
+            T.reads(*([total.region(self.lanes)] if begun else []), *made.regions())
+            T.writes(total.region(self.lanes))
+            if not begun:
+                with T.init(), T.vectorized(0, self.lanes) as lane:
+                    first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
+                    T.buffer_store(acc, first, total.index(lane))
+            with ExitStack() as stack:
+                for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():
+                    stack.enter_context(T.If(test))
+                    stack.enter_context(T.Then())
+                self._add(made, acc, total)
+        return acc
+
+    def _add(self, made: Product, acc: Buffer, total: At) -> None:
+        if made.pair is None:
+            assert made.add is not None
+            made.add(total)
+            return
+        with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
+            lane = T.axis.spatial(made.pair.lanes, loop)
+            for place, value in made.pair.desc(lane, *made.operands, total):
+                T.buffer_store(acc, value, total.index(place))
+
+    def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
+        """Return the tests that a tap is in the image, but for those that always hold."""
+        taps, rows = spec.kernel[0], range(spec.window_hw[0])
+        patterns = (
+            {taps_inside(spec, 0, row) for row in (*rows[:taps], *rows[-taps - 1 :])},
+            set(self.segment.taps),
+        )
+        # All tiles of a segment have the same taps in each column: the first one tells.
+        places = h, column + self.segment.start
+        tests = []
+        for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
+            if patterns[axis] == {range(spec.kernel[axis])}:
+                continue
+            at = place * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
+            tests.append(T.And(at >= 0, at < (spec.height, spec.width)[axis]))
+        return tests
+
+    @contextmanager
+    def each(self, acc: Buffer = None) -> Iterator[tuple[Expr, ...]]:
+        """Open the block ``out_i``, of one tile; its sums are read, if they are another block."""
+        count = len(self.tiles)
+        with T.grid(*self.tiles) as loops, T.sblock(f"out_{self.name}"):
+            # One loop is a variable, not a list of one.
+            axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
+            tile = tuple(axes) if count > 1 else (axes,)
+            columns, vectors = self.cells
+            whole = [*tile, slice(0, columns), slice(0, vectors * self.lanes)]
+            T.reads(*([] if acc is None else [acc[tuple(whole)]]))
+            T.writes()
+            yield tile
+
+    def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
+        """Return the sums of one vector of a tile."""
+        return At(acc, [*tile, column, vector * self.lanes]).load(0, self.lanes)
+
+
+def whole(names: Names, n: Expr, rows: int, lanes: int = LANES) -> list[Range]:
+    """Return the ranges of `names` for `rows` rows of `n` images."""
+    image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
+    return [
+        Range(name, segment, group, image, lanes=lanes)
+        for group, ranges in names
+        for name, segment in ranges
+    ]
