@@ -7,22 +7,12 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates.lookup import whole
-from bnncc.schedules.templates.neon_sums import BYTES
 from bnncc.schedules.templates.taps import Kernel
 
 Buffer = Any
 Expr = Any
-
-
-def mask(first: int, last: int) -> Expr:
-    """Return a vector of bytes: all bits set from byte `first` to before `last`, others clear."""
-    numbers = T.Ramp(T.int32(0), T.int32(1), BYTES)
-    inside = T.And(
-        numbers >= T.Broadcast(T.int32(first), BYTES), numbers < T.Broadcast(T.int32(last), BYTES)
-    )
-    ones, zeros = (T.Broadcast(T.uint8(k), BYTES) for k in (255, 0))
-    return T.Select(inside, ones, zeros)
 
 
 class Data:
@@ -85,13 +75,13 @@ class Data:
         step = 1 if self._halves else spec.strides[1]
         return line * (self._row_words * 4) + column * (step * self.size)
 
-    def offset(self, vector: int, run: Expr) -> Expr:
-        """Return how far vector number `vector` of a tile, at tap `run`, is from `place`."""
+    def offset(self, run: Expr) -> Expr:
+        """Return how far the vectors of tap `run` are from `place`."""
         spec = self._spec
-        if not self._halves:
-            return vector * spec.strides[1] * self.size + run * (spec.dilations[1] * self.size)
-        place, phase = divmod(run * spec.dilations[1], spec.strides[1])
-        return (phase * self._pitch + place + vector * 2) * self.size
+        tap, stride = run * spec.dilations[1], spec.strides[1]
+        if self._halves and stride > 1:
+            return (tap % stride * self._pitch + tap // stride) * self.size
+        return tap * self.size
 
     def write(self) -> None:
         """Write the copy (block ``data``)."""

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from bnncc.schedules.columns import cut
-from bnncc.schedules.templates.neon_sums import MAX_PRODUCTS, MAX_STEPS, Machine
-from bnncc.schedules.templates.taps import Kernel
+from bnncc.schedules.templates.neon_conv2d import MAX_PRODUCTS, MAX_STEPS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import QUAD
 from bnncc.topi_binary.spec import BinaryConv2d
 
 MIN_FILLED = 0.75
 """Fraction of a vector that data must fill: with less, counting words is as fast."""
-
-UNROLLED = 6
-"""Vectors of a run in one loop body."""
-
-
-@dataclass(frozen=True)
-class Quads:
-    """How the kernel is cut.
-
-    Attributes
-    ----------
-    machine : Machine
-        The instructions.
-    columns : tuple of tuple (width, tile)
-        Pieces of the width, each a multiple of its tile; those at a border are one tile.
-    parallel : bool, default False
-        Whether threads share blocks and rows.
-    unroll : int, default `UNROLLED`
-        Vectors of a run in one loop body.
-    flat : bool, default True
-        Whether a sum of few vectors is code without loops.
-    """
-
-    machine: Machine
-    columns: tuple[tuple[int, int], ...]
-    parallel: bool = False
-    unroll: int = UNROLLED
-    flat: bool = True
-
 
 def order(spec: BinaryConv2d) -> str:
     """Return the order of weights in which this kernel reads them, or "" if it does not pay."""
@@ -58,9 +25,3 @@ def order(spec: BinaryConv2d) -> str:
     if run / (-(-run // 4) * 4) < MIN_FILLED or (spec.dilations[1] > 1 and words % 4):
         return ""
     return "vectors" if spec.dilations[1] == 1 or spec.kernel[1] <= MAX_STEPS else ""
-
-
-def plain(kernel: Kernel, tiling: Quads | None = None) -> Quads:
-    """Return the smallest tiling: one column at a time, borders apart."""
-    columns = cut(kernel.spec, [1] * kernel.width)
-    return replace(tiling or Quads(Machine(), ()), columns=columns)
