@@ -40,12 +40,15 @@ class Operand:
         Whether rows may lie apart in memory; elements of the last axis never do.
     bounds : (int, int), optional
         Range of its elements: what a desc says holds for those alone.
+    scope : str, default "global"
+        Where it lies; TVM gives tensors that are ``local`` memory of their own.
     """
 
     shape: tuple[int, ...]
     dtype: str
     strided: bool = False
     bounds: tuple[int, int] | None = None
+    scope: str = "global"
 
 
 class Pair:
@@ -300,7 +303,8 @@ TENSOR_PAIRS: dict[str, TensorPair] = {}
 
 def _declared(name: str, operand: Operand) -> Buffer:
     if not operand.strided:
-        return T.arg(name, T.buffer(operand.shape, operand.dtype, offset_factor=1))
+        made = T.buffer(operand.shape, operand.dtype, scope=operand.scope, offset_factor=1)
+        return T.arg(name, made)
     strides = [tirx.Var(f"{name}_{i}", "int32") for i in range(len(operand.shape) - 1)]
     handle = T.arg(name, T.handle())
     return T.match_buffer(

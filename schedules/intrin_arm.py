@@ -124,9 +124,10 @@ def _kept(data: Any, lane: Expr, kept: int) -> Expr:
 
 def _counts(data: Any, weight: Any, kept: int) -> list[Expr]:
     """Count the bits of each byte: in an order in which no instruction waits for the one before."""
+    weights = [T.Bind(weight[_vector(i, BYTES)]) for i in range(QUAD)]
     vector = data[_vector(0, BYTES)]
     vector = T.Bind(vector if kept == BYTES else vector & mask(0, kept))
-    differ = [T.Bind(vector ^ weight[_vector(i, BYTES)]) for i in range(QUAD)]
+    differ = [T.Bind(vector ^ one) for one in weights]
     return [T.Bind(popcount(bits)) for bits in differ]
 
 
@@ -251,7 +252,8 @@ def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
     return TensorPair(
         f"{_PREFIX[arch]}_{'halves' if halves else 'total'}_{name}",
         FEATURES[arch],
-        (Operand((QUAD * per,), kind, bounds=(0, most)), Operand((lanes,), "int32")),
+        # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
+        (Operand((QUAD * per,), kind, bounds=(0, most)), Operand((lanes,), "int32", scope="local")),
         lanes,
         lambda lane, sums, total: [(lane, sum_of(sums, lane, per, halves))],
         impl,

@@ -368,7 +368,7 @@ class Writer:
                 with T.init():
                     _clear(made, steps.widen)
                 steps.widen.loop(f"widen_{name}", Window(narrow, w, *turn, q * count), made)
-        acc = _alloc(f"acc_{name}", (places, part.quads * steps.total.lanes), "int32")
+        acc = _alloc(f"acc_{name}", (places, part.quads * steps.total.lanes), "int32", "local")
         with T.grid(places, part.quads) as loops, T.sblock(f"acc_{name}"):
             w, q = T.axis.remap("SS", list(loops))
             read = Window(sums, w, 0, 0, 0, q * size)
@@ -415,8 +415,8 @@ class Writer:
         return T.Shuffle(quads, [T.int32(i) for i in range(LANES)])
 
 
-def _alloc(name: str, shape: Sequence[Expr], dtype: str) -> Buffer:
-    made = T.sblock_alloc_buffer(tuple(shape), dtype)
+def _alloc(name: str, shape: Sequence[Expr], dtype: str, scope: str = "global") -> Buffer:
+    made = T.sblock_alloc_buffer(tuple(shape), dtype, scope=scope)
     IRBuilder.name(name, made)
     return made
 
