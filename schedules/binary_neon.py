@@ -79,30 +79,36 @@ def _nest(
     *_, w, quad = sch.get_loops(acc)
     sch.reorder(quad, w)
     unrolled.append(w)
-    under = quad
+    under, turns = quad, []
     if steps.widen is not None:
         wide = sch.get_sblock(f"wide_{name}")
         sch.compute_at(wide, quad, preserve_unit_loops=True)
-        *_, w, _, plane, kh, under = sch.get_loops(wide)
-        sch.reorder(plane, kh, under, w)
-        init = sch.decompose_reduction(wide, plane)
+        w, _, *turns = sch.get_loops(wide)[-2 - len(steps.turns) :]
+        sch.reorder(*turns, w)
+        init = sch.decompose_reduction(wide, turns[0])
         unrolled += [w, sch.get_loops(init)[-1]]
+        under = turns[-1]
     sums = sch.get_sblock(f"sums_{name}")
     sch.compute_at(sums, under, preserve_unit_loops=True)
     # 5 unroll
-    w, *_, plane, kh, run, x = sch.get_loops(sums)[-9:]
-    part = int(sch.get(x).extent)
+    axes = ["w", *steps.turns, "q", *steps.reduced]
+    loops = dict(zip(axes, sch.get_loops(sums)[-len(axes) :], strict=True))
+    part = steps.reduced["x"]
     size = max(u for u in range(1, point["unroll"] + 1) if part % u == 0)
-    x, some = sch.split(x, [part // size, size])
-    sch.reorder(plane, kh, run, x, some, w)
-    init = sch.decompose_reduction(sums, plane)
-    unrolled += [some, w, sch.get_loops(init)[-1]]
+    x, some = sch.split(loops.pop("x"), [part // size, size])
+    outer = [loops[axis] for axis in steps.reduced if axis in loops]
+    sch.reorder(*outer, x, some, loops["w"])
+    init = sch.decompose_reduction(sums, [*outer, x][0])
+    unrolled += [some, loops["w"], sch.get_loops(init)[-1]]
     if inner and point["flat"] and steps.short:
-        unrolled += [kh, run, x]
-    elif steps.halves:
-        unrolled.append(run)
+        unrolled += [*outer, x]
+    elif steps.halves and "run" in loops:
+        unrolled.append(loops["run"])
     for loop in unrolled:
         sch.unroll(loop)
+    if "count" not in steps.counts:  # the last vectors of a run are code of their own
+        for loop in [x] * (part > size) + turns[-1:]:
+            sch.annotate(loop, "pragma_loop_partition_hint", 1)
     # 4 tensorize
     for kind, pair in {**steps.counts, "widen": steps.widen, "total": steps.total}.items():
         if pair is not None:

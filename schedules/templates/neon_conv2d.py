@@ -102,11 +102,11 @@ class Steps:
         Whole vectors of a run, and words of the one that is not.
     vectors : int
         All of them.
-    turns : tuple of int
-        Extents of the loops over sums in bytes, all of 1 with the dot product: planes, rows of the
-        kernel, parts of a run.
-    reduced : tuple of int
-        Extents of the loops that are one such sum: planes, rows, runs, vectors.
+    turns : dict of str to int
+        Extents of the loops over sums in bytes, if not 1: planes, rows of the kernel, parts of a
+        run. With the dot product there are none.
+    reduced : dict of str to int
+        Extents of the loops that are one such sum: planes, rows, runs; and vectors, ``x``.
     short : bool
         Whether the sum is so short that it can be code without loops.
     counts : dict of str to TensorPair
@@ -127,21 +127,23 @@ class Steps:
         # Rows of a kernel that are too many for bytes are widened one by one.
         split = self.runs * rows > MAX_STEPS
         together = self.runs * (1 if split else rows)
-        part = _part(self.vectors, max(1, MAX_STEPS // together))
-        self.turns = planes, rows if split else 1, -(-self.vectors // part)
-        self.reduced = 1, 1 if split else rows, self.runs, part
+        part = _part(self.full, self.vectors, max(1, MAX_STEPS // together))
+        turns = {"plane": planes, "kh": rows if split else 1, "turn": -(-self.vectors // part)}
+        reduced = {"kh": 1 if split else rows, "run": self.runs, "x": part}
         if tiling.dot:
-            self.turns, self.reduced = (1, 1, 1), (planes, rows, self.runs, self.vectors)
+            turns, reduced = {}, {"plane": planes, "kh": rows, "run": self.runs, "x": self.vectors}
+        self.turns = {axis: extent for axis, extent in turns.items() if extent > 1}
+        self.reduced = {a: extent for a, extent in reduced.items() if extent > 1 or a == "x"}
         self.halves, self.short = halves, self.runs * rows * self.vectors <= ALL_UNROLLED
         self.count = intrin_arm.XOR_POPCOUNT[BYTES, tiling.dot]
         self.counts = {"count": self.count}
-        self.ragged = self.turns[2] * self.reduced[3] > self.vectors
+        self.ragged = self.turns.get("turn", 1) * self.reduced["x"] > self.vectors
         if self.ragged or self.tail:
             self.counts = {"whole": self.count}
         if self.tail:
             self.counts["tail"] = intrin_arm.XOR_POPCOUNT[self.tail * 4, tiling.dot]
         self.widen, kind = None, (32, 0)
-        if not tiling.dot and self.turns == (1, 1, 1):
+        if not tiling.dot and not self.turns:
             # How often sums of bytes can be doubled.
             kind = 8, min(2, (255 // (8 * together * part)).bit_length() - 1)
         elif not tiling.dot:
@@ -149,18 +151,19 @@ class Steps:
         self.total = intrin_arm.TOTAL[tiling.arch, *kind, halves]
 
 
-def _part(vectors: int, most: int) -> int:
+def _part(full: int, vectors: int, most: int) -> int:
     """Return how many vectors of a run are summed in bytes: equal parts, if they need not be small.
 
     Examples
     --------
-    >>> _part(12, 10), _part(15, 10)
-    (6, 8)
+    >>> _part(12, 12, 10), _part(18, 19, 10), _part(15, 15, 10)
+    (6, 9, 8)
     """
     if vectors <= most:
         return vectors
-    even = (size for size in range(most, most // 2, -1) if vectors % size == 0)
-    return next(even, -(-vectors // -(-vectors // most)))
+    sizes = range(most, most // 2, -1)
+    equal = (size for count in (vectors, full) for size in sizes if count % size == 0)
+    return next(equal, -(-vectors // -(-vectors // most)))
 
 
 class Channels(NamedTuple):
@@ -301,19 +304,19 @@ class Writer:
     ) -> Buffer:
         """Count the bits that differ: of each place, turn, quad, channel and byte."""
         steps, pair, (n, h, block) = self.steps, self.steps.count, at
-        extents = (-(-piece.columns // self.sides), *steps.turns)
-        sums = _alloc(f"sums_{name}", (*extents, part.quads * pair.lanes), pair.dtype)
-        with T.grid(*extents, part.quads, *steps.reduced) as loops, T.sblock(f"sums_{name}"):
-            w, plane, kh, turn, q, *inner_axes = T.axis.remap("SSSSSRRRR", list(loops))
-            total = Window(sums, w, plane, kh, turn, q * pair.lanes)
-            plane, kh, run, x = (
-                a + b
-                for a, b in zip((plane, kh, 0, turn * steps.reduced[3]), inner_axes, strict=True)
-            )
-            quad = block * (LANES // QUAD) + q
-            start = self.data.place(
-                plane, n, self._group(quad), h, kh, piece.column + w * self.sides
-            )
+        extents = {"w": -(-piece.columns // self.sides), **steps.turns, "q": part.quads}
+        shape = (*list(extents.values())[:-1], part.quads * pair.lanes)
+        sums = _alloc(f"sums_{name}", shape, pair.dtype)
+        extents |= steps.reduced
+        with T.grid(*extents.values()) as loops, T.sblock(f"sums_{name}"):
+            kinds = "".join("R" if axis in steps.reduced else "S" for axis in extents)
+            i = dict(zip(extents, T.axis.remap(kinds, list(loops)), strict=True))
+            total = Window(sums, i["w"], *(i[axis] for axis in steps.turns), i["q"] * pair.lanes)
+            plane, kh, run = (i.get(axis, T.int32(0)) for axis in ("plane", "kh", "run"))
+            x = i["x"] + (i["turn"] * steps.reduced["x"] if "turn" in i else 0)
+            quad = block * (LANES // QUAD) + i["q"]
+            column = piece.column + i["w"] * self.sides
+            start = self.data.place(plane, n, self._group(quad), h, kh, column)
             data = Window(self.data.bytes, start + self.data.offset(run) + x * BYTES)
             weight = Window(self.weight, self.vector(quad, kh, run, x))
             T.reads(data.region(BYTES), weight.region(QUAD * BYTES))
@@ -355,14 +358,14 @@ class Writer:
 
     def _totals(self, name: str, part: Channels, sums: Buffer) -> Buffer:
         """Add the lanes of each place, quad, side and channel; before that, perhaps widen them."""
-        steps, places, turns = self.steps, sums.shape[0], self.steps.turns
+        steps, places, turns = self.steps, sums.shape[0], self.steps.turns.values()
         size = steps.total.operands[0].shape[0]
         if steps.widen is not None:
             narrow, count = sums, steps.count.lanes
-            sums = _alloc(f"wide_{name}", (places, 1, 1, 1, part.quads * size), "uint16")
+            sums = _alloc(f"wide_{name}", (places, part.quads * size), "uint16")
             with T.grid(places, part.quads, *turns) as loops, T.sblock(f"wide_{name}"):
-                w, q, *turn = T.axis.remap("SSRRR", list(loops))
-                made = Window(sums, w, 0, 0, 0, q * size)
+                w, q, *turn = T.axis.remap("SS" + "R" * len(turns), list(loops))
+                made = Window(sums, w, q * size)
                 T.reads(Window(narrow, w, *turn, q * count).region(count))
                 T.writes(made.region(size))
                 with T.init():
@@ -371,7 +374,7 @@ class Writer:
         acc = _alloc(f"acc_{name}", (places, part.quads * steps.total.lanes), "int32", "local")
         with T.grid(places, part.quads) as loops, T.sblock(f"acc_{name}"):
             w, q = T.axis.remap("SS", list(loops))
-            read = Window(sums, w, 0, 0, 0, q * size)
+            read = Window(sums, w, q * size)
             made = Window(acc, w, q * steps.total.lanes)
             T.reads(read.region(size))
             T.writes(made.region(steps.total.lanes))
