@@ -8,10 +8,11 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules import multithreading
 from bnncc.schedules.columns import cut
+from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates import neon_conv2d
 from bnncc.schedules.templates.binary_conv2d import conv2d, image
-from bnncc.schedules.templates.neon_conv2d import BYTES, MAX_STEPS, Quads, Steps
+from bnncc.schedules.templates.neon_conv2d import MAX_STEPS, Quads, Steps
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import BinaryConv2d

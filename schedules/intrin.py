@@ -294,7 +294,7 @@ class Window:
     def region(self, count: int) -> Expr:
         """Return the region of the first `count` elements."""
         *outer, first = self._first
-        return self.buffer[(*outer, slice(first, first + count))]
+        return self.buffer[tuple([*outer, slice(first, first + count)])]
 
 
 TENSOR_PAIRS: dict[str, TensorPair] = {}

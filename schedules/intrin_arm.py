@@ -225,6 +225,30 @@ def together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr
     return WIDENING_ADD_PAIRS[arch, 8](vectors[0]) if bits == 8 else vectors[0]
 
 
+def _add_all(arch: str) -> Intrinsic:
+    def desc(lane: Expr, *operands: Any) -> Expr:
+        sums = [sum((T.Cast("uint32", x(i)) for i in range(1, 8)), T.Cast("uint32", x(0)))
+                for x in operands]  # fmt: skip
+        made = sums[-1]
+        for number in reversed(range(QUAD - 1)):
+            made = T.if_then_else(lane == number, sums[number], made)
+        return made
+
+    return Intrinsic(
+        f"{_PREFIX[arch]}_add_all_{QUAD}x8_u16",
+        FEATURES[arch],
+        ("uint16x8",) * QUAD,
+        "uint32x4",
+        desc,
+        lambda *operands: WIDENING_ADD_PAIRS[arch, 16](together(arch, operands, 16, 0)),
+        bounds={i: (0, 2**16 // 8 - 1) for i in range(QUAD)},
+    )
+
+
+ADD_ALL = {arch: _add_all(arch) for arch in FEATURES}
+"""By architecture: the lanes of four vectors are added up. Four of a vector hold below 2**16."""
+
+
 def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
     per, kind = 128 // bits, f"uint{bits}"
     name = f"{QUAD}x{per}_u{bits}" + (f"_{narrow}" if bits == 8 else "")

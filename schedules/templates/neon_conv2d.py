@@ -44,8 +44,7 @@ from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.lookup import padded, whole
-from bnncc.schedules.templates.neon_border import Border
-from bnncc.schedules.templates.neon_data import Data
+from bnncc.schedules.templates.neon_operands import Border, Data, Weights
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
@@ -65,6 +64,9 @@ MAX_STEPS = 31
 
 MAX_PRODUCTS = 2**16 - 1
 """What a sum of 16 bits can count."""
+
+MIN_FILLED = 0.75
+"""Fraction of a vector that data must fill: with less, counting words is as fast."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,23 @@ class Quads:
 def narrowed(spec: BinaryConv2d, tiling: Quads, width: int) -> Quads:
     """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
     return replace(tiling, columns=cut(spec, [1] * width))
+
+
+def order(spec: BinaryConv2d) -> str:
+    """Return the order of weights in which this kernel reads them, or "" if it does not pay."""
+    per_group = spec.channels // spec.groups
+    words = layout.words(per_group)
+    if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
+        return ""
+    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS:
+        return ""
+    pixels = spec.n if spec.rank == 2 else 2
+    if words == 2 and spec.kernel[1] <= MAX_STEPS and (isinstance(pixels, int) and pixels > 1):
+        return "halves"
+    run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
+    if run / (-(-run // 4) * 4) < MIN_FILLED or (spec.dilations[1] > 1 and words % 4):
+        return ""
+    return "vectors" if spec.dilations[1] == 1 or spec.kernel[1] <= MAX_STEPS else ""
 
 
 class Steps:
@@ -148,7 +167,7 @@ class Steps:
             kind = 8, min(2, (255 // (8 * together * part)).bit_length() - 1)
         elif not tiling.dot:
             self.widen, kind = intrin_arm.WIDENING_ADD[tiling.arch], (16, 0)
-        self.total = intrin_arm.TOTAL[tiling.arch, *kind, halves]
+        self.total = intrin_arm.TOTAL[(tiling.arch, kind[0], kind[1], halves)]
 
 
 def _part(full: int, vectors: int, most: int) -> int:
@@ -222,11 +241,10 @@ class Writer:
         self, kernel: Kernel, tiling: Quads, masked: bool, views: Sequence[Buffer], finish: Finish
     ) -> None:
         self.kernel, self.tiling, self.masked = padded(kernel), tiling, masked
+        self._source = kernel
         self._views, self._finish = views, finish
         spec = self.spec = self.kernel.spec
-        self.halves = spec.weight_order == "halves"
-        self.sides = 1 + self.halves
-        self.data = Data(kernel, self.kernel, self.halves, masked)
+        self.sides = 1 + (spec.weight_order == "halves")
         self.steps = Steps(spec, tiling, masked)
         # What a tap outside the image counts if padding is 0; halves are `Kernel.share`'s.
         per_group = self.kernel.group_channels
@@ -236,10 +254,12 @@ class Writer:
 
     def write(self) -> None:
         """Write everything."""
-        self.data.write()
-        self._weights()
+        self._data = Data(self._source, self.kernel, self.masked)
+        self._weights = Weights(self._source, self.steps.runs, self.steps.vectors)
+        self._border: Border | None = None
         outside = self.kernel.pads_zeros and any(self.kernel.leaves(1, self.kernel.whole))
-        self.border = Border(self) if outside or self.spec.mode == "and" else None
+        if outside or self.spec.mode == "and":
+            self._border = Border(self._weights, self.tiling.arch, self.share, 1 + self.masked)
         kernel, inner = self.kernel, inner_rows(self.spec)
         for part in channels(self.spec, self.masked):
             # Of each range its own: TVM takes no result from two blocks.
@@ -259,33 +279,12 @@ class Writer:
 
     @contextmanager
     def _block(self, name: str, views: Sequence[Buffer]) -> Iterator[None]:
-        tables = [self.border.table] if self.border is not None else []
+        tables = [self._border.table] if self._border is not None else []
         with T.sblock(name):
-            read = [self.weight, self.data.bytes, *tables, *self.kernel.params]
+            read = [self._weights.bytes, self._data.bytes, *tables, *self.kernel.params]
             T.reads(*(whole(buffer) for buffer in read))
             T.writes(*(whole(buffer) for buffer in views))
             yield
-
-    def _weights(self) -> None:
-        """Look at the weights as bytes; with `halves`, copy them into both halves of a vector."""
-        stored = self.kernel.weight
-        size = int(stored.shape[0])
-        if not self.halves:
-            self.weight = T.decl_buffer((size * 4,), "uint8", data=stored.data)
-            return
-        taps = T.decl_buffer((size // 2,), "uint64", data=stored.data)
-        made = _alloc("twice", (size // 2 * 2,), "uint64")
-        with T.sblock("twice"):
-            T.reads(whole(stored))
-            T.writes(whole(made))
-            with T.serial(0, size // 2) as i:
-                T.buffer_store(made, T.Broadcast(taps[i], 2), [T.Ramp(i * 2, 1, 2)])
-        self.weight = T.decl_buffer((size * 8,), "uint8", data=made.data)
-
-    def vector(self, quad: Expr, kh: Expr, run: Expr, vector: Expr) -> Expr:
-        """Return where the weights of a quad begin that meet a vector of data."""
-        number = (quad * self.spec.kernel[0] + kh) * (self.steps.runs * self.steps.vectors)
-        return (number + run * self.steps.vectors + vector) * (QUAD * BYTES)
 
     def _row(
         self, part: Channels, at: tuple[Expr, Expr, Expr], views: Sequence[Buffer], inner: bool
@@ -316,9 +315,9 @@ class Writer:
             x = i["x"] + (i["turn"] * steps.reduced["x"] if "turn" in i else 0)
             quad = block * (LANES // QUAD) + i["q"]
             column = piece.column + i["w"] * self.sides
-            start = self.data.place(plane, n, self._group(quad), h, kh, column)
-            data = Window(self.data.bytes, start + self.data.offset(run) + x * BYTES)
-            weight = Window(self.weight, self.vector(quad, kh, run, x))
+            start = self._data.vector(plane, n, self._group(quad), h, kh, column, run)
+            data = Window(self._data.bytes, start + x * BYTES)
+            weight = Window(self._weights.bytes, self._weights.vector(quad, kh, run, x))
             T.reads(data.region(BYTES), weight.region(QUAD * BYTES))
             T.writes(total.region(pair.lanes))
             with T.init():
@@ -399,8 +398,8 @@ class Writer:
                 last = piece.column + piece.columns
                 with _under(column < last if side and piece.columns % 2 else None):
                     raw = self._raw(acc, w, side, part)
-                    if self.border is not None:
-                        raw = self.border.subtracted(raw, piece, (column, h, block), inner)
+                    if self._border is not None:
+                        raw = self._border.subtracted(raw, piece, (column, h, block), inner)
                     if not inner and self.share:
                         tests = [kernel.inside(0, h, kh, piece) for kh in range(spec.kernel[0])]
                         left = sum((T.Cast("int32", T.Not(t)) for t in tests), T.int32(0))
@@ -409,7 +408,7 @@ class Writer:
 
     def _raw(self, acc: Buffer, w: Expr, side: int, part: Channels) -> Expr:
         """Return the counts of `LANES` channels, 0 of those beyond the last quad."""
-        if not self.halves and part.quads * QUAD == LANES:
+        if self.sides == 1 and part.quads * QUAD == LANES:
             return acc[w, T.Ramp(0, 1, LANES)]
         starts = range(side * QUAD, part.quads * self.steps.total.lanes, self.steps.total.lanes)
         quads = [acc[w, T.Ramp(start, 1, QUAD)] for start in starts]
