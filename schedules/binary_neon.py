@@ -12,7 +12,7 @@ from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates import neon_conv2d
 from bnncc.schedules.templates.binary_conv2d import conv2d, image
-from bnncc.schedules.templates.neon_conv2d import MAX_STEPS, Quads, Steps
+from bnncc.schedules.templates.neon_conv2d import ALL_UNROLLED, MAX_STEPS, Quads, Steps
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -48,8 +48,7 @@ def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc
     unit = _unit(spec)
     sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
     sizes[-1] -= places * unit - image(spec)[2]
-    arch = "aarch64" if target.arch.startswith("aarch64") else "arm"
-    tiling = Quads(cut(spec, sizes), arch, target.popcount == "neon-dot")
+    tiling = Quads(cut(spec, sizes), _arch(target), target.popcount == "neon-dot")
     # 1 normalise: write the definition in pieces, borders apart from the rest
     sch = s_tir.Schedule(conv2d(spec, tiling=tiling))
     for masked in (False, True)[: 1 + spec.ternary]:
@@ -123,7 +122,15 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_STEPS or spec.ternary)
     tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)
-    return {"tiles": tiles, "unroll": UNROLLED, "flat": 1}
+    flat = 1
+    taps = spec.kernel[0] * spec.kernel[1]
+    if _arch(target) == "arm" and spec.weight_order == "halves" and 1 < taps <= ALL_UNROLLED:
+        tiles, flat = places, 0  # of so much code, LLVM spills more than loops cost
+    return {"tiles": tiles, "unroll": UNROLLED, "flat": flat}
+
+
+def _arch(target: TargetSpec) -> str:
+    return "aarch64" if target.arch.startswith("aarch64") else "arm"
 
 
 def _unit(spec: BinaryConv2d) -> int:

@@ -30,7 +30,7 @@ w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.lookup import padded, whole
-from bnncc.schedules.templates.neon_operands import Border, Data, Weights
+from bnncc.schedules.templates.neon_operands import Border, Data, Weights, under
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
@@ -262,40 +262,42 @@ class Writer:
             self._border = Border(self._weights, self.tiling.arch, self.share, 1 + self.masked)
         kernel, inner = self.kernel, inner_rows(self.spec)
         for part in channels(self.spec, self.masked):
-            # Of each range its own: TVM takes no result from two blocks.
-            views = [aliased(b) for b in self._views]
             extents = (self._extent(part.blocks), kernel.n, self._extent(kernel.height))
-            with T.grid(*extents) as loops, self._block(f"row_{part.name}", views):
+            with T.grid(*extents) as loops, self._block(f"row_{part.name}"):
                 o, n, h = T.axis.remap("SSS", list(loops))
                 at = n, h, o + part.first if part.blocks > 1 else T.int32(part.first)
                 if len(inner) in (0, kernel.height):
-                    self._row(part, at, views, bool(inner))
+                    self._row(part, at, bool(inner))
                     continue
                 with T.If(T.And(h >= inner[0], h <= inner[-1])):
-                    with T.Then(), self._block(f"inner_{part.name}", views):
-                        self._row(part, at, views, True)
-                    with T.Else(), self._block(f"outer_{part.name}", views):
-                        self._row(part, at, views, False)
+                    with T.Then(), self._block(f"inner_{part.name}"):
+                        self._row(part, at, True)
+                    with T.Else(), self._block(f"outer_{part.name}"):
+                        self._row(part, at, False)
 
     @contextmanager
-    def _block(self, name: str, views: Sequence[Buffer]) -> Iterator[None]:
+    def _block(self, name: str) -> Iterator[None]:
+        """Open a block around all of a row, or what runs for some rows."""
         tables = [self._border.table] if self._border is not None else []
+        views = self._own_views()
         with T.sblock(name):
             read = [self._weights.bytes, self._data.bytes, *tables, *self.kernel.params]
             T.reads(*(whole(buffer) for buffer in read))
             T.writes(*(whole(buffer) for buffer in views))
             yield
 
-    def _row(
-        self, part: Channels, at: tuple[Expr, Expr, Expr], views: Sequence[Buffer], inner: bool
-    ) -> None:
+    def _own_views(self) -> list[Buffer]:
+        # Of each block its own: TVM lets no two write to the same tensor where threads share work.
+        return [aliased(b) for b in self._views]
+
+    def _row(self, part: Channels, at: tuple[Expr, Expr, Expr], inner: bool) -> None:
         """Write the blocks of one image, row and block of channels."""
         start = 0
         for i, (extent, _) in enumerate(self.tiling.columns):
             piece = Piece(start, extent, 0, 1, LANES)
             name = f"{part.name}_{'inner' if inner else 'outer'}_{i}"
             sums = self._sums(name, part, piece, at, inner)
-            self._out(name, part, piece, at, views, inner, self._totals(name, part, sums))
+            self._out(name, part, piece, at, inner, self._totals(name, part, sums))
             start += extent
 
     def _sums(
@@ -323,7 +325,7 @@ class Writer:
             with T.init():
                 _clear(total, pair)
             test = None if inner else self.kernel.inside(0, h, kh, piece)
-            with _under(test):
+            with under(test):
                 self._vector(name, x, (data, weight, total))
         return sums
 
@@ -347,7 +349,7 @@ class Writer:
             with T.Then():
                 alone("whole")
             if steps.tail:
-                with T.Else(), _under(x == steps.full if steps.ragged else None):
+                with T.Else(), under(x == steps.full if steps.ragged else None):
                     alone("tail")
 
     def _group(self, quad: Expr) -> Expr:
@@ -381,11 +383,12 @@ class Writer:
         return acc
 
     def _out(
-        self, name: str, part: Channels, piece: Piece, at: tuple[Expr, Expr, Expr],
-        views: Sequence[Buffer], inner: bool, acc: Buffer,
+        self, name: str, part: Channels, piece: Piece, at: tuple[Expr, Expr, Expr], inner: bool,
+        acc: Buffer,
     ) -> None:  # fmt: skip
         """Write the epilogue of the pixels of a piece, place by place."""
         spec, kernel, (n, h, block) = self.spec, self.kernel, at
+        views = self._own_views()
         lanes = LANES if part.blocks > 1 else min(LANES, spec.out_channels - part.first * LANES)
         with T.serial(acc.shape[0]) as loop, T.sblock(f"out_{name}"):
             w = T.axis.spatial(acc.shape[0], loop)
@@ -396,7 +399,7 @@ class Writer:
             T.writes(*(one for _, writes in regions for one in writes))
             for side, (column, place) in enumerate(zip(columns, where, strict=True)):
                 last = piece.column + piece.columns
-                with _under(column < last if side and piece.columns % 2 else None):
+                with under(column < last if side and piece.columns % 2 else None):
                     raw = self._raw(acc, w, side, part)
                     if self._border is not None:
                         raw = self._border.subtracted(raw, piece, (column, h, block), inner)
@@ -430,13 +433,3 @@ def _clear(sums: Window, pair: TensorPair) -> None:
         with T.vectorized(0, size) as lane:
             zero = T.Cast(pair.dtype, T.int32(0))
             T.buffer_store(sums.buffer, zero, list(sums.index(first + lane)))
-
-
-@contextmanager
-def _under(test: Expr | None) -> Iterator[None]:
-    """Write statements under a test, if there is one."""
-    with ExitStack() as stack:
-        if test is not None:
-            stack.enter_context(T.If(test))
-            stack.enter_context(T.Then())
-        yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -203,11 +205,8 @@ class Border:
         self._weights, self._arch, self._share = weights, arch, share
         self._kernel, self._planes = weights.kernel, planes
         spec = self._kernel.spec
-        if spec.mode == "and":
-            self._kinds = [tuple(range(spec.kernel[1]))]
-        else:
-            found = [self._outside(column) for column in self._kernel.border_classes(1)]
-            self._kinds = [(), *dict.fromkeys(kind for kind in found if kind)]
+        found = map(self._taps, self._kernel.border_classes(1))
+        self._kinds = [*dict.fromkeys(filter(None, found))]
         height = self._height = spec.kernel[0]
         shape = (height + 1, len(self._kinds), layout.blocks(spec.out_channels) * LANES)
         self.table = T.sblock_alloc_buffer(shape, "int32")
@@ -225,9 +224,16 @@ class Border:
                         count = self.table[sum_of_rows] + count
                         T.buffer_store(self.table, count, list(sum_of_rows))
 
-    def _outside(self, column: int) -> tuple[int, ...]:
-        """Return the taps of `column` that lie left or right of the image."""
+    def _kind(self, column: int) -> int | None:
+        """Return the number of the taps that are counted too much in `column`, if there are any."""
+        taps = self._taps(column)
+        return self._kinds.index(taps) if taps else None
+
+    def _taps(self, column: int) -> tuple[int, ...]:
+        """Return the taps of `column` that lie left or right of the image; all in mode ``and``."""
         spec = self._kernel.spec
+        if spec.mode == "and":
+            return tuple(range(spec.kernel[1]))
         places = [self._kernel.position(1, column, kw) for kw in range(spec.kernel[1])]
         return tuple(kw for kw, x in enumerate(places) if not 0 <= x < spec.width)
 
@@ -272,23 +278,43 @@ class Border:
     def subtracted(self, raw: Expr, piece: Piece, at: tuple[Expr, Expr, Expr], inner: bool) -> Expr:
         """Return `raw` less what is counted too much for a column of `piece`, row and block."""
         column, h, block = at
-        number: Expr = T.int32(0)
-        if self._kernel.spec.mode != "and":
-            places = range(piece.column, piece.column + piece.columns)
-            numbers = [self._kinds.index(self._outside(x)) for x in places]
-            if not any(numbers):
-                return raw
-            for x, one in zip(places, numbers, strict=True):
-                number = T.Select(column == x, T.int32(one), number) if one else number
-        channels = T.Ramp(block * LANES, 1, LANES)
-        if inner:
-            return raw - self.table[self._height, number, channels]
+        kinds = {piece.column + i: self._kind(piece.column + i) for i in range(piece.columns)}
+        kinds = {x: kind for x, kind in kinds.items() if kind is not None}
+        if not kinds:
+            return raw
+        numbers = iter(kinds.items())
+        _, number = next(numbers)
+        for x, kind in numbers:
+            number = T.Select(column == x, T.int32(kind), number)
         left = T.sblock_alloc_buffer((LANES,), "int32")
-        lanes = T.Ramp(0, 1, LANES)
+        lanes, channels = T.Ramp(0, 1, LANES), T.Ramp(block * LANES, 1, LANES)
+
+        def subtract(row: Expr) -> None:
+            T.buffer_store(left, left[lanes] - self.table[row, number, channels], [lanes])
+
         T.buffer_store(left, raw, [lanes])
-        with T.serial(0, self._height) as kh, T.If(self._kernel.inside(0, h, kh, piece)), T.Then():
-            T.buffer_store(left, left[lanes] - self.table[kh, number, channels], [lanes])
+        here = functools.reduce(T.Or, (column == x for x in kinds))
+        with under(here if len(kinds) < piece.columns else None):
+            if inner:
+                subtract(T.int32(self._height))
+            else:
+                with (
+                    T.serial(0, self._height) as kh,
+                    T.If(self._kernel.inside(0, h, kh, piece)),
+                    T.Then(),
+                ):
+                    subtract(kh)
         return left[lanes]
+
+
+@contextmanager
+def under(test: Expr | None) -> Iterator[None]:
+    """Write statements under a test, if there is one."""
+    with ExitStack() as stack:
+        if test is not None:
+            stack.enter_context(T.If(test))
+            stack.enter_context(T.Then())
+        yield
 
 
 def _size(buffer: Buffer) -> Expr:
