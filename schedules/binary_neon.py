@@ -10,7 +10,7 @@ from bnncc.schedules import multithreading
 from bnncc.schedules.columns import cut
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.space import Point, Space, with_threads
-from bnncc.schedules.templates import neon_conv2d
+from bnncc.schedules.templates import lookup, neon_conv2d
 from bnncc.schedules.templates.binary_conv2d import conv2d, image
 from bnncc.schedules.templates.neon_conv2d import ALL_UNROLLED, MAX_STEPS, Quads, Steps
 from bnncc.targets.spec import TargetSpec
@@ -52,7 +52,7 @@ def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc
     # 1 normalise: write the definition in pieces, borders apart from the rest
     sch = s_tir.Schedule(conv2d(spec, tiling=tiling))
     for masked in (False, True)[: 1 + spec.ternary]:
-        cuts = neon_conv2d.narrowed(spec, tiling, image(spec)[2]) if masked else tiling
+        cuts = lookup.narrowed(spec, tiling, image(spec)[2]) if masked else tiling
         steps = Steps(spec, cuts, masked)
         for part in neon_conv2d.channels(spec, masked):
             if point.get("divide", 0):

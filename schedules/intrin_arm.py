@@ -116,66 +116,51 @@ def mask(first: int, last: int) -> Expr:
     return T.Select(T.And(number >= low, number < high), ones, zeros)
 
 
-def _kept(data: Any, lane: Expr, kept: int) -> Expr:
-    """Return byte `lane` of the vector of data, 0 from byte `kept` on."""
-    byte = data[lane % BYTES]
-    return byte if kept == BYTES else T.Select(lane % BYTES < kept, byte, T.uint8(0))
+def _xor_popcount(kept: int, dot_product: bool) -> TensorPair:
+    width = 4 if dot_product else BYTES  # lanes of a vector of sums
 
+    def differing(lane: Expr, data: Any, weight: Any) -> Expr:
+        byte = data[lane % BYTES]
+        if kept < BYTES:
+            byte = T.Select(lane % BYTES < kept, byte, T.uint8(0))
+        return T.popcount(byte ^ weight[lane])
 
-def _counts(data: Any, weight: Any, kept: int) -> list[Expr]:
-    """Count the bits of each byte: in an order in which no instruction waits for the one before."""
-    weights = [T.Bind(weight[_vector(i, BYTES)]) for i in range(QUAD)]
-    vector = data[_vector(0, BYTES)]
-    vector = T.Bind(vector if kept == BYTES else vector & mask(0, kept))
-    differ = [T.Bind(vector ^ one) for one in weights]
-    return [T.Bind(popcount(bits)) for bits in differ]
-
-
-def differing(data: Any, weight: Any, lane: Expr, kept: int) -> Expr:
-    """Return how many bits differ in byte `lane` of four vectors of weights."""
-    return T.popcount(_kept(data, lane, kept) ^ weight[lane])
-
-
-def _xor_popcount_add(kept: int, dot_product: bool) -> TensorPair:
-    def bytewise(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
-        return [(lane, total[lane] + differing(data, weight, lane, kept))]
-
-    def fourwise(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
-        return [(lane, total[lane] + sum_of_four(data, weight, lane, kept))]
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
+        if not dot_product:
+            return [(lane, total[lane] + differing(lane, data, weight))]
+        four = [T.Cast("uint32", differing(lane * 4 + i, data, weight)) for i in range(4)]
+        return [(lane, total[lane] + (four[0] + four[1] + four[2] + four[3]))]
 
     def impl(data: Any, weight: Any, total: Any) -> Any:
-        made = []
-        for i, count in enumerate(_counts(data, weight, kept)):
-            where = _vector(i, 4 if dot_product else BYTES)
-            ones = T.Broadcast(T.uint8(1), BYTES)
-            value = dot(total[where], count, ones) if dot_product else total[where] + count
-            made.append((where, value))
-        return made
+        # In an order in which no instruction waits for the one before it.
+        weights = [T.Bind(weight[_vector(i, BYTES)]) for i in range(QUAD)]
+        vector = data[_vector(0, BYTES)]
+        vector = T.Bind(vector if kept == BYTES else vector & mask(0, kept))
+        differ = [T.Bind(vector ^ one) for one in weights]
+        counts = [T.Bind(popcount(bits)) for bits in differ]
+        ones = T.Broadcast(T.uint8(1), BYTES)
+        sums = [(where, total[where]) for where in (_vector(i, width) for i in range(QUAD))]
+        return [
+            (where, dot(old, count, ones) if dot_product else old + count)
+            for (where, old), count in zip(sums, counts, strict=True)
+        ]
 
-    lanes = QUAD * (4 if dot_product else BYTES)
-    name = f"{'dot' if dot_product else 'add'}_{QUAD}x{kept}_u8"
     return TensorPair(
-        f"neon_xor_popcount_{name}",
+        f"neon_xor_popcount_{'dot' if dot_product else 'add'}_{QUAD}x{kept}_u8",
         dot.feature if dot_product else "",
         (
             Operand((BYTES,), "uint8"),
             Operand((QUAD * BYTES,), "uint8"),
-            Operand((lanes,), "uint32" if dot_product else "uint8"),
+            Operand((QUAD * width,), "uint32" if dot_product else "uint8"),
         ),
-        lanes,
-        fourwise if dot_product else bytewise,
+        QUAD * width,
+        desc,
         impl,
     )
 
 
-def sum_of_four(data: Any, weight: Any, lane: Expr, kept: int) -> Expr:
-    """Return how many bits differ in the four bytes of 32-bit lane `lane`."""
-    each = [differing(data, weight, lane * 4 + i, kept) for i in range(4)]
-    return sum((T.Cast("uint32", one) for one in each[1:]), T.Cast("uint32", each[0]))
-
-
 XOR_POPCOUNT = {
-    (kept, dot_product): _xor_popcount_add(kept, dot_product)
+    (kept, dot_product): _xor_popcount(kept, dot_product)
     for kept in (4, 8, 12, BYTES)
     for dot_product in (False, True)
 }
@@ -184,34 +169,30 @@ differing bits are added to the sums of each byte or, with the dot product, of e
 
 
 def _widening_add(arch: str) -> TensorPair:
+    def desc(lane: Expr, narrow: Any, total: Any) -> Any:
+        low, high = (T.Cast("uint16", narrow[lane * 2 + side]) for side in range(2))
+        return [(lane, total[lane] + (low + high))]
+
     def impl(narrow: Any, total: Any) -> Any:
-        made = []
-        for i in range(QUAD):
-            value = WIDENING_ADD_PAIRS[arch, 8](narrow[_vector(i, BYTES)])
-            made.append((_vector(i, 8), total[_vector(i, 8)] + value))
-        return made
+        pairs = [WIDENING_ADD_PAIRS[arch, 8](narrow[_vector(i, BYTES)]) for i in range(QUAD)]
+        places = [_vector(i, 8) for i in range(QUAD)]
+        return [(place, total[place] + pair) for place, pair in zip(places, pairs, strict=True)]
 
     return TensorPair(
         f"{_PREFIX[arch]}_widening_add_{QUAD}x{BYTES}_u8",
         FEATURES[arch],
         (Operand((QUAD * BYTES,), "uint8"), Operand((QUAD * 8,), "uint16")),
         QUAD * 8,
-        lambda lane, narrow, total: [(lane, total[lane] + pair_of(narrow, lane))],
+        desc,
         impl,
     )
-
-
-def pair_of(narrow: Any, lane: Expr) -> Expr:
-    """Return the sum of two neighbouring bytes."""
-    low, high = (T.Cast("uint16", narrow[lane * 2 + side]) for side in range(2))
-    return low + high
 
 
 WIDENING_ADD = {arch: _widening_add(arch) for arch in FEATURES}
 """By architecture: pairs of bytes of four vectors are added to sums of 16 bits."""
 
 
-def together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr:
+def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr:
     """Add lanes until those of four vectors are one: two for each, of 16 bits, or one of 32.
 
     `narrow` is how many times lanes of 8 bits are added without being widened.
@@ -225,74 +206,46 @@ def together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr
     return WIDENING_ADD_PAIRS[arch, 8](vectors[0]) if bits == 8 else vectors[0]
 
 
-def _add_all(arch: str) -> Intrinsic:
-    def desc(lane: Expr, *operands: Any) -> Expr:
-        sums = [sum((T.Cast("uint32", x(i)) for i in range(1, 8)), T.Cast("uint32", x(0)))
-                for x in operands]  # fmt: skip
-        made = sums[-1]
-        for number in reversed(range(QUAD - 1)):
-            made = T.if_then_else(lane == number, sums[number], made)
-        return made
-
-    return Intrinsic(
-        f"{_PREFIX[arch]}_add_all_{QUAD}x8_u16",
-        FEATURES[arch],
-        ("uint16x8",) * QUAD,
-        "uint32x4",
-        desc,
-        lambda *operands: WIDENING_ADD_PAIRS[arch, 16](together(arch, operands, 16, 0)),
-        bounds={i: (0, 2**16 // 8 - 1) for i in range(QUAD)},
-    )
-
-
-ADD_ALL = {arch: _add_all(arch) for arch in FEATURES}
-"""By architecture: the lanes of four vectors are added up. Four of a vector hold below 2**16."""
-
-
 def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
-    per, kind = 128 // bits, f"uint{bits}"
-    name = f"{QUAD}x{per}_u{bits}" + (f"_{narrow}" if bits == 8 else "")
+    per = 128 // bits  # lanes of a channel
     most = {8: 255 >> narrow, 16: 2**16 // 8 - 1, 32: 2**20}[bits]
+
+    def desc(lane: Expr, sums: Any, total: Any) -> Any:
+        first, count = lane * per, per
+        if halves:
+            first, count = lane % QUAD * per + lane // QUAD * (per // 2), per // 2
+        return [(lane, sum((T.Cast("int32", sums[first + i]) for i in range(count)), T.int32(0)))]
 
     def impl(sums: Any, total: Any) -> Any:
         vectors = [sums[_vector(i, per)] for i in range(QUAD)]
         if bits == 32 and halves:
-            low, high = (T.Bind(ADD_PAIRS[arch, 32](*vectors[i : i + 2])) for i in (0, 2))
-            sides = [
-                T.Shuffle([low, high], [T.int32(i + side) for i in range(0, 8, 2)])
-                for side in range(2)
-            ]
+            pairs = [T.Bind(ADD_PAIRS[arch, 32](*vectors[i : i + 2])) for i in (0, 2)]
+            sides = [T.Shuffle(pairs, [T.int32(i) for i in range(side, 8, 2)]) for side in (0, 1)]
         elif bits == 32:
-            sides = [together(arch, vectors, bits, 0)]
+            sides = [_together(arch, vectors, bits, 0)]
         elif halves:
-            both = T.Bind(T.reinterpret("uint32x4", together(arch, vectors, bits, narrow)))
+            both = T.Bind(T.reinterpret("uint32x4", _together(arch, vectors, bits, narrow)))
             low, high = (T.Broadcast(T.uint32(k), 4) for k in (0xFFFF, 16))
             sides = [both & low, both >> high]
         else:
-            sides = [WIDENING_ADD_PAIRS[arch, 16](together(arch, vectors, bits, narrow))]
+            sides = [WIDENING_ADD_PAIRS[arch, 16](_together(arch, vectors, bits, narrow))]
         return [(_vector(i, QUAD), T.reinterpret("int32x4", v)) for i, v in enumerate(sides)]
 
     lanes = QUAD * (1 + halves)
+    name = f"{QUAD}x{per}_u{bits}" + (f"_{narrow}" if bits == 8 else "")
     return TensorPair(
         f"{_PREFIX[arch]}_{'halves' if halves else 'total'}_{name}",
         FEATURES[arch],
         # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
-        (Operand((QUAD * per,), kind, bounds=(0, most)), Operand((lanes,), "int32", scope="local")),
+        (
+            Operand((QUAD * per,), f"uint{bits}", bounds=(0, most)),
+            Operand((lanes,), "int32", scope="local"),
+        ),
         lanes,
-        lambda lane, sums, total: [(lane, sum_of(sums, lane, per, halves))],
+        desc,
         impl,
         fresh=True,
     )
-
-
-def sum_of(sums: Any, lane: Expr, per: int, halves: bool) -> Expr:
-    """Return the sum of the `per` lanes of a channel; with `halves`, of one half of them."""
-    first, count = lane * per, per
-    if halves:
-        count = per // 2
-        first = lane % QUAD * per + lane // QUAD * count
-    each = [T.Cast("int32", sums[first + i]) for i in range(count)]
-    return sum(each[1:], each[0])
 
 
 TOTAL = {

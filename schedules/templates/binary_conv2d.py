@@ -205,7 +205,7 @@ def _writer(
     assert not isinstance(tiling, lookup.Lookup)
     chosen = tiling or neon_conv2d.Quads(())
     if masked or tiling is None:
-        chosen = neon_conv2d.narrowed(kernel.spec, chosen, kernel.width)
+        chosen = lookup.narrowed(kernel.spec, chosen, kernel.width)
     return neon_conv2d.Writer(kernel, chosen, masked, views, finish)
 
 

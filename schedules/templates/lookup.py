@@ -23,14 +23,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.columns import cut
-from bnncc.schedules.intrin_portable import I32, popcount
+from bnncc.schedules.intrin import Window
+from bnncc.schedules.intrin_portable import I32, SPREAD_NIBBLES, WIDENING_ADD, popcount
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece
@@ -69,6 +70,10 @@ CONVERTED = 32
 
 Finish = Callable[..., None]
 """Writes the epilogue, given a piece, where the vector lies, the sums, and views of the outputs."""
+
+
+Tiling = TypeVar("Tiling", bound=Any)
+"""How a kernel is cut: any with ``columns``."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def pays(spec: BinaryConv2d) -> bool:
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 
-def narrowed(spec: BinaryConv2d, tiling: Lookup, width: int) -> Lookup:
+def narrowed(spec: BinaryConv2d, tiling: Tiling, width: int) -> Tiling:
     """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
     return replace(tiling, columns=cut(spec, [1] * width))
 
@@ -260,13 +265,11 @@ class Writer:
                     start = (x * count + left * depth) * 2
                     T.reads(source[i, h, x * count : x * count + count])
                     T.writes(made[plane, i, h + top, start : start + count * 2])
-                    with T.serial(count) as loop, T.sblock(f"{self._prefix}spread_{plane}"):
-                        lane = T.axis.spatial(count, loop)
-                        byte = source[i, h, x * count + lane]
-                        both = T.shift_left(byte, T.uint8(4)), byte & T.uint8(0xF0)
-                        for side, nibble in enumerate(both):
-                            where = [plane, i, h + top, start + (lane * 2 + side)]
-                            T.buffer_store(made, nibble, where)
+                    operands = (
+                        Window(source, i, h, x * count),
+                        Window(made, plane, i, h + top, start),
+                    )
+                    SPREAD_NIBBLES[count].loop(f"{self._prefix}spread_{plane}", *operands)
         return made
 
     def _either(self, data: Sequence[Buffer], plane: int) -> Buffer:
@@ -365,17 +368,8 @@ class Writer:
                 for i in range(0, unit, size // 2):
                     with T.vectorized(0, size // 2) as lane:
                         T.buffer_store(acc, T.uint16(0), [n, h, w, o * unit + i + lane])
-            both = unit // 2
-            with T.serial(both) as loop, T.sblock(f"widen_{name}"):
-                lane = T.axis.spatial(both, loop)
-                even, odd = (
-                    T.Cast("uint16", sums[n, h, w, plane, kh, turn, o * unit + (lane * 2 + side)])
-                    for side in range(2)
-                )
-                added = (lane, even + odd * T.uint16(256)), (lane + both, odd)
-                for place, value in added:
-                    spot = (n, h, w, o * unit + place)
-                    T.buffer_store(acc, acc[spot] + value, list(spot))
+            narrow = Window(sums, n, h, w, plane, kh, turn, o * unit)
+            WIDENING_ADD[size].loop(f"widen_{name}", narrow, Window(acc, n, h, w, o * unit))
         return acc
 
     def _place(self, at: Any, tap: Any, part: Channels, o: Expr) -> tuple[Expr, ...]:

@@ -29,9 +29,9 @@ w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -39,11 +39,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules import intrin_arm
-from bnncc.schedules.columns import cut
 from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates import epilogue
-from bnncc.schedules.templates.lookup import padded, whole
+from bnncc.schedules.templates.lookup import MAX_PRODUCTS, Finish, padded, whole
 from bnncc.schedules.templates.neon_operands import Border, Data, Weights, under
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.topi_binary import layout
@@ -53,17 +52,12 @@ from bnncc.topi_binary.spec import BinaryConv2d
 
 Buffer = Any
 Expr = Any
-Finish = Callable[..., None]
-"""Writes the epilogue, given a piece, where the vector lies, the sums, and views of the outputs."""
 
 ALL_UNROLLED = 18
 """Vectors of all kernel rows that are code without loops."""
 
 MAX_STEPS = 31
 """Counts of at most 8 that a byte can sum."""
-
-MAX_PRODUCTS = 2**16 - 1
-"""What a sum of 16 bits can count."""
 
 MIN_FILLED = 0.75
 """Fraction of a vector that data must fill: with less, counting words is as fast."""
@@ -86,11 +80,6 @@ class Quads:
     columns: tuple[tuple[int, int], ...]
     arch: str = "aarch64"
     dot: bool = False
-
-
-def narrowed(spec: BinaryConv2d, tiling: Quads, width: int) -> Quads:
-    """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
-    return replace(tiling, columns=cut(spec, [1] * width))
 
 
 def order(spec: BinaryConv2d) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_arm import ADD_ALL, BYTES, WIDENING_ADD_PAIRS, mask
+from bnncc.schedules.intrin_arm import BYTES, TOTAL, WIDENING_ADD_PAIRS, mask
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates.lookup import whole
 from bnncc.schedules.templates.taps import Kernel, Piece
@@ -270,8 +270,8 @@ class Border:
                 add(run, vector)
             if (begin + size) % BYTES:
                 add(run, T.int32(last), 0, (begin + size) % BYTES)
-        total = ADD_ALL[self._arch](*(sums[channel] for channel in channels))
-        total = T.reinterpret("int32x4", total) * T.Broadcast(T.int32(self._planes), QUAD)
+        ((_, total),) = TOTAL[self._arch, 16, 0, False].impl(sums, None)
+        total = total * T.Broadcast(T.int32(self._planes), QUAD)
         share = 0 if self._kernel.spec.mode == "and" else len(kind) * self._share
         return total - T.Broadcast(T.int32(share), QUAD)
 
