@@ -57,7 +57,7 @@ def apply(spec: BinaryConv2d, target: TargetSpec, point: Point) -> tirx.PrimFunc
         for part in neon_conv2d.channels(spec, masked):
             if point.get("divide", 0):
                 sch.parallel(sch.fuse(*sch.get_loops(f"row_{part.name}")))
-            for kind in neon_conv2d.row_kinds(spec):
+            for kind in neon_conv2d.inner_rows(spec)[1]:
                 for i, (width, tile) in enumerate(cuts.columns):
                     tiles = -(-width // unit), -(-tile // unit)
                     _nest(sch, f"{part.name}_{kind}_{i}", steps, tiles, kind == "inner", point)

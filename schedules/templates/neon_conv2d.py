@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules import intrin_arm
@@ -43,9 +42,10 @@ from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.lookup import MAX_PRODUCTS, Finish, padded, whole
-from bnncc.schedules.templates.neon_operands import Border, Data, Weights, under
-from bnncc.schedules.templates.taps import Kernel, Piece
+from bnncc.schedules.templates.neon_operands import Border, Data, Weights
+from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions.blocks import buffer
 from bnncc.topi_binary.layout import LANES, QUAD
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -192,21 +192,19 @@ def channels(spec: BinaryConv2d, masked: bool) -> list[Channels]:
     return [Channels(f"{prefix}{i}", *r) for i, r in enumerate(ranges) if r[1]]
 
 
-def inner_rows(spec: BinaryConv2d) -> range:
-    """Return the output rows of which all taps are inside the image, or are not skipped."""
+def inner_rows(spec: BinaryConv2d) -> tuple[range, list[str]]:
+    """Return the output rows of which all taps are inside the image, or are not skipped.
+
+    And which rows there are: these, ``inner``, which need no tests, and others, ``outer``.
+    """
     height = spec.output_hw[0] if spec.rank == 4 else 1
     if spec.rank == 2 or spec.mode == "and" or spec.pad_value:
-        return range(height)
+        return range(height), ["inner"]
     reach = (spec.kernel[0] - 1) * spec.dilations[0]
     first = [h * spec.strides[0] - spec.pads[0] for h in range(height)]
     rows = [h for h in range(height) if first[h] >= 0 and first[h] + reach < spec.height]
-    return range(rows[0], rows[-1] + 1) if rows else range(0)
-
-
-def row_kinds(spec: BinaryConv2d) -> list[str]:
-    """Return which rows there are: ``inner`` ones, without tests, and ``outer`` ones."""
-    height, inner = spec.output_hw[0] if spec.rank == 4 else 1, len(inner_rows(spec))
-    return [k for k, count in (("inner", inner), ("outer", height - inner)) if count]
+    inner = range(rows[0], rows[-1] + 1) if rows else range(0)
+    return inner, ["inner"] * bool(inner) + ["outer"] * (len(inner) < height)
 
 
 class Writer:
@@ -249,20 +247,19 @@ class Writer:
         outside = self.kernel.pads_zeros and any(self.kernel.leaves(1, self.kernel.whole))
         if outside or self.spec.mode == "and":
             self._border = Border(self._weights, self.tiling.arch, self.share, 1 + self.masked)
-        kernel, inner = self.kernel, inner_rows(self.spec)
+        kernel, (inner, kinds) = self.kernel, inner_rows(self.spec)
         for part in channels(self.spec, self.masked):
             extents = (self._extent(part.blocks), kernel.n, self._extent(kernel.height))
             with T.grid(*extents) as loops, self._block(f"row_{part.name}"):
                 o, n, h = T.axis.remap("SSS", list(loops))
                 at = n, h, o + part.first if part.blocks > 1 else T.int32(part.first)
-                if len(inner) in (0, kernel.height):
-                    self._row(part, at, bool(inner))
-                    continue
-                with T.If(T.And(h >= inner[0], h <= inner[-1])):
-                    with T.Then(), self._block(f"inner_{part.name}"):
-                        self._row(part, at, True)
-                    with T.Else(), self._block(f"outer_{part.name}"):
-                        self._row(part, at, False)
+                tests = {}
+                if len(kinds) > 1:
+                    inside = T.And(h >= inner[0], h <= inner[-1])
+                    tests = {"inner": inside, "outer": T.Not(inside)}
+                for kind in kinds:
+                    with under(tests.get(kind)), self._block(f"{kind}_{part.name}"):
+                        self._row(part, at, kind == "inner")
 
     @contextmanager
     def _block(self, name: str) -> Iterator[None]:
@@ -271,8 +268,8 @@ class Writer:
         views = self._own_views()
         with T.sblock(name):
             read = [self._weights.bytes, self._data.bytes, *tables, *self.kernel.params]
-            T.reads(*(whole(buffer) for buffer in read))
-            T.writes(*(whole(buffer) for buffer in views))
+            T.reads(*(whole(b) for b in read))
+            T.writes(*(whole(b) for b in views))
             yield
 
     def _own_views(self) -> list[Buffer]:
@@ -296,7 +293,7 @@ class Writer:
         steps, pair, (n, h, block) = self.steps, self.steps.count, at
         extents = {"w": -(-piece.columns // self.sides), **steps.turns, "q": part.quads}
         shape = (*list(extents.values())[:-1], part.quads * pair.lanes)
-        sums = _alloc(f"sums_{name}", shape, pair.dtype)
+        sums = buffer(f"sums_{name}", shape, pair.dtype)
         extents |= steps.reduced
         with T.grid(*extents.values()) as loops, T.sblock(f"sums_{name}"):
             kinds = "".join("R" if axis in steps.reduced else "S" for axis in extents)
@@ -320,26 +317,15 @@ class Writer:
 
     def _vector(self, name: str, x: Expr, operands: tuple[Window, Window, Window]) -> None:
         """Count vector `x` of a run, if it exists; perhaps it is not whole."""
-        steps = self.steps
-        if "count" in steps.counts:
-            steps.count.loop(f"count_{name}", *operands)
-            return
-
-        def alone(kind: str) -> None:
+        tests = {"whole": x < self.steps.full, "tail": x == self.steps.full}
+        data, weight, total = operands
+        for kind, pair in self.steps.counts.items():
             # A block around each: TVM knows no two that write to the same tensor.
-            data, weight, total = operands
-            with T.sblock(f"{kind}_only_{name}"):
-                written = total.region(steps.count.lanes)
+            with under(tests.get(kind)), T.sblock(f"only_{kind}_{name}"):
+                written = total.region(pair.lanes)
                 T.reads(written, data.region(BYTES), weight.region(QUAD * BYTES))
                 T.writes(written)
-                steps.counts[kind].loop(f"{kind}_{name}", *operands)
-
-        with T.If(x < steps.full):
-            with T.Then():
-                alone("whole")
-            if steps.tail:
-                with T.Else(), under(x == steps.full if steps.ragged else None):
-                    alone("tail")
+                pair.loop(f"{kind}_{name}", *operands)
 
     def _group(self, quad: Expr) -> Expr:
         if self.spec.groups == 1:
@@ -352,7 +338,7 @@ class Writer:
         size = steps.total.operands[0].shape[0]
         if steps.widen is not None:
             narrow, count = sums, steps.count.lanes
-            sums = _alloc(f"wide_{name}", (places, part.quads * size), "uint16")
+            sums = buffer(f"wide_{name}", (places, part.quads * size), "uint16")
             with T.grid(places, part.quads, *turns) as loops, T.sblock(f"wide_{name}"):
                 w, q, *turn = T.axis.remap("SS" + "R" * len(turns), list(loops))
                 made = Window(sums, w, q * size)
@@ -361,7 +347,9 @@ class Writer:
                 with T.init():
                     _clear(made, steps.widen)
                 steps.widen.loop(f"widen_{name}", Window(narrow, w, *turn, q * count), made)
-        acc = _alloc(f"acc_{name}", (places, part.quads * steps.total.lanes), "int32", "local")
+        acc = T.sblock_alloc_buffer(
+            (places, part.quads * steps.total.lanes), "int32", scope="local"
+        )
         with T.grid(places, part.quads) as loops, T.sblock(f"acc_{name}"):
             w, q = T.axis.remap("SS", list(loops))
             read = Window(sums, w, q * size)
@@ -407,12 +395,6 @@ class Writer:
         zero = T.Broadcast(T.int32(0), QUAD)
         quads += [zero] * (LANES // QUAD - part.quads)
         return T.Shuffle(quads, [T.int32(i) for i in range(LANES)])
-
-
-def _alloc(name: str, shape: Sequence[Expr], dtype: str, scope: str = "global") -> Buffer:
-    made = T.sblock_alloc_buffer(tuple(shape), dtype, scope=scope)
-    IRBuilder.name(name, made)
-    return made
 
 
 def _clear(sums: Window, pair: TensorPair) -> None:

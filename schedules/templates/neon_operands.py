@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -13,7 +12,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin_arm import BYTES, TOTAL, WIDENING_ADD_PAIRS, mask
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates.lookup import whole
-from bnncc.schedules.templates.taps import Kernel, Piece
+from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
 
@@ -305,16 +304,6 @@ class Border:
                 ):
                     subtract(kh)
         return left[lanes]
-
-
-@contextmanager
-def under(test: Expr | None) -> Iterator[None]:
-    """Write statements under a test, if there is one."""
-    with ExitStack() as stack:
-        if test is not None:
-            stack.enter_context(T.If(test))
-            stack.enter_context(T.Then())
-        yield
 
 
 def _size(buffer: Buffer) -> Expr:
