@@ -40,12 +40,15 @@ class Operand:
         Whether rows may lie apart in memory; elements of the last axis never do.
     bounds : (int, int), optional
         Range of its elements: what a desc says holds for those alone.
+    scope : str, default "global"
+        Where it lies; TVM gives tensors that are ``local`` memory of their own.
     """
 
     shape: tuple[int, ...]
     dtype: str
     strided: bool = False
     bounds: tuple[int, int] | None = None
+    scope: str = "global"
 
 
 class Pair:
@@ -246,14 +249,54 @@ class TensorPair(Pair):
         """The operands."""
         return self.operands
 
+    @property
+    def dtype(self) -> str:
+        """The type of what changes."""
+        return self.operands[-1].dtype
+
     def write(self, half: str, buffers: list[Buffer]) -> None:
         """Write the body of one half."""
         if half == "impl":
             _store(buffers[-1], self.impl(*buffers))
-            return
-        with T.grid(self.lanes, *[self.terms][: self.terms]) as loops, T.sblock("update"):
+        else:
+            self.loop("update", *(Window(buffer) for buffer in buffers))
+
+    def loop(self, name: str, *operands: Window) -> None:
+        """Write ``desc`` as a block of its own, in which a schedule can put the instruction."""
+        with T.grid(self.lanes, *[self.terms][: self.terms]) as loops, T.sblock(name):
             axes = T.axis.remap("SR" if self.terms else "S", loops if self.terms else [loops])
-            _store(buffers[-1], self.desc(*(axes if self.terms else [axes]), *buffers))
+            for where, value in self.desc(*(axes if self.terms else [axes]), *operands):
+                T.buffer_store(operands[-1].buffer, value, list(operands[-1].index(where)))
+
+
+class Window:
+    """Part of a tensor as an operand with one axis.
+
+    Parameters
+    ----------
+    buffer : Buffer
+        The tensor.
+    *first : Expr
+        Where element 0 lies; by default, at the start of a tensor of any number of axes.
+    """
+
+    def __init__(self, buffer: Buffer, *first: Expr) -> None:
+        self.buffer, self._first = buffer, first
+
+    def index(self, where: Any) -> tuple[Expr, ...]:
+        """Return where in the tensor element `where` lies."""
+        if not self._first:
+            return where if isinstance(where, tuple) else (where,)
+        return (*self._first[:-1], self._first[-1] + where)
+
+    def __getitem__(self, where: Any) -> Expr:
+        """Return element `where`."""
+        return self.buffer[self.index(where)]
+
+    def region(self, count: int) -> Expr:
+        """Return the region of the first `count` elements."""
+        *outer, first = self._first
+        return self.buffer[tuple([*outer, slice(first, first + count)])]
 
 
 TENSOR_PAIRS: dict[str, TensorPair] = {}
@@ -262,7 +305,8 @@ TENSOR_PAIRS: dict[str, TensorPair] = {}
 
 def _declared(name: str, operand: Operand) -> Buffer:
     if not operand.strided:
-        return T.arg(name, T.buffer(operand.shape, operand.dtype, offset_factor=1))
+        made = T.buffer(operand.shape, operand.dtype, scope=operand.scope, offset_factor=1)
+        return T.arg(name, made)
     strides = [tirx.Var(f"{name}_{i}", "int32") for i in range(len(operand.shape) - 1)]
     handle = T.arg(name, T.handle())
     return T.match_buffer(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
+from bnncc.schedules.intrin_portable import popcount
+from bnncc.topi_binary.layout import QUAD
 
 Expr = Any
 
+BYTES = 16
+"""Bytes of a vector."""
+
 FEATURES = {"aarch64": "asimd", "arm": "neon"}
 """The feature of a `TargetSpec` that means NEON."""
+
+_PREFIX = {"aarch64": "neon", "arm": "neon32"}
 
 _WIDEN = {
     ("aarch64", 8): "llvm.aarch64.neon.uaddlp.v8i16.v16i8",
@@ -30,7 +38,7 @@ def _widening(arch: str, bits: int) -> Intrinsic:
     count, wide = 128 // bits, 2 * bits
     result = f"uint{wide}x{count // 2}"
     return Intrinsic(
-        f"{'neon' if arch == 'aarch64' else 'neon32'}_widening_add_pairs_{count}_u{bits}",
+        f"{_PREFIX[arch]}_widening_add_pairs_{count}_u{bits}",
         FEATURES[arch],
         (f"uint{bits}x{count}",),
         result,
@@ -65,10 +73,9 @@ def _adding(arch: str, bits: int) -> Intrinsic:
         )
         return even + odd
 
-    name = "neon" if arch == "aarch64" else "neon32"
     impl = aarch64 if arch == "aarch64" else arm
     return Intrinsic(
-        f"{name}_add_pairs_{count}_u{bits}", FEATURES[arch], (kind, kind), kind, desc, impl
+        f"{_PREFIX[arch]}_add_pairs_{count}_u{bits}", FEATURES[arch], (kind, kind), kind, desc, impl
     )
 
 
@@ -95,3 +102,158 @@ dot = Intrinsic(
     ),
 )
 """Armv8.2's dot product: four products of bytes added to each lane."""
+
+
+def _vector(number: int, lanes: int) -> Expr:
+    return T.Ramp(number * lanes, 1, lanes)
+
+
+def mask(first: int, last: int) -> Expr:
+    """Return a vector of bytes: all bits set from byte `first` to before `last`, others clear."""
+    number = T.Ramp(T.int32(0), T.int32(1), BYTES)
+    low, high = (T.Broadcast(T.int32(k), BYTES) for k in (first, last))
+    ones, zeros = (T.Broadcast(T.uint8(k), BYTES) for k in (255, 0))
+    return T.Select(T.And(number >= low, number < high), ones, zeros)
+
+
+def _xor_popcount(kept: int, dot_product: bool) -> TensorPair:
+    width = 4 if dot_product else BYTES  # lanes of a vector of sums
+
+    def differing(lane: Expr, data: Any, weight: Any) -> Expr:
+        byte = data[lane % BYTES]
+        if kept < BYTES:
+            byte = T.Select(lane % BYTES < kept, byte, T.uint8(0))
+        return T.popcount(byte ^ weight[lane])
+
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
+        if not dot_product:
+            return [(lane, total[lane] + differing(lane, data, weight))]
+        four = [T.Cast("uint32", differing(lane * 4 + i, data, weight)) for i in range(4)]
+        return [(lane, total[lane] + (four[0] + four[1] + four[2] + four[3]))]
+
+    def impl(data: Any, weight: Any, total: Any) -> Any:
+        # In an order in which no instruction waits for the one before it.
+        weights = [T.Bind(weight[_vector(i, BYTES)]) for i in range(QUAD)]
+        vector = data[_vector(0, BYTES)]
+        vector = T.Bind(vector if kept == BYTES else vector & mask(0, kept))
+        differ = [T.Bind(vector ^ one) for one in weights]
+        counts = [T.Bind(popcount(bits)) for bits in differ]
+        ones = T.Broadcast(T.uint8(1), BYTES)
+        sums = [(where, total[where]) for where in (_vector(i, width) for i in range(QUAD))]
+        return [
+            (where, dot(old, count, ones) if dot_product else old + count)
+            for (where, old), count in zip(sums, counts, strict=True)
+        ]
+
+    return TensorPair(
+        f"neon_xor_popcount_{'dot' if dot_product else 'add'}_{QUAD}x{kept}_u8",
+        dot.feature if dot_product else "",
+        (
+            Operand((BYTES,), "uint8"),
+            Operand((QUAD * BYTES,), "uint8"),
+            Operand((QUAD * width,), "uint32" if dot_product else "uint8"),
+        ),
+        QUAD * width,
+        desc,
+        impl,
+    )
+
+
+XOR_POPCOUNT = {
+    (kept, dot_product): _xor_popcount(kept, dot_product)
+    for kept in (4, 8, 12, BYTES)
+    for dot_product in (False, True)
+}
+"""A vector of data, of which all bytes or the first few are kept, meets those of four channels:
+differing bits are added to the sums of each byte or, with the dot product, of each four."""
+
+
+def _widening_add(arch: str) -> TensorPair:
+    def desc(lane: Expr, narrow: Any, total: Any) -> Any:
+        low, high = (T.Cast("uint16", narrow[lane * 2 + side]) for side in range(2))
+        return [(lane, total[lane] + (low + high))]
+
+    def impl(narrow: Any, total: Any) -> Any:
+        pairs = [WIDENING_ADD_PAIRS[arch, 8](narrow[_vector(i, BYTES)]) for i in range(QUAD)]
+        places = [_vector(i, 8) for i in range(QUAD)]
+        return [(place, total[place] + pair) for place, pair in zip(places, pairs, strict=True)]
+
+    return TensorPair(
+        f"{_PREFIX[arch]}_widening_add_{QUAD}x{BYTES}_u8",
+        FEATURES[arch],
+        (Operand((QUAD * BYTES,), "uint8"), Operand((QUAD * 8,), "uint16")),
+        QUAD * 8,
+        desc,
+        impl,
+    )
+
+
+WIDENING_ADD = {arch: _widening_add(arch) for arch in FEATURES}
+"""By architecture: pairs of bytes of four vectors are added to sums of 16 bits."""
+
+
+def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr:
+    """Add lanes until those of four vectors are one: two for each, of 16 bits, or one of 32.
+
+    `narrow` is how many times lanes of 8 bits are added without being widened.
+    """
+    while len(vectors) > 1:
+        if bits == 8 and not narrow:
+            vectors, bits = [WIDENING_ADD_PAIRS[arch, 8](value) for value in vectors], 16
+        narrow -= 1
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [ADD_PAIRS[arch, bits](low, high) for low, high in pairs]
+    return WIDENING_ADD_PAIRS[arch, 8](vectors[0]) if bits == 8 else vectors[0]
+
+
+def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
+    per = 128 // bits  # lanes of a channel
+    most = {8: 255 >> narrow, 16: 2**16 // 8 - 1, 32: 2**20}[bits]
+
+    def desc(lane: Expr, sums: Any, total: Any) -> Any:
+        first, count = lane * per, per
+        if halves:
+            first, count = lane % QUAD * per + lane // QUAD * (per // 2), per // 2
+        return [(lane, sum((T.Cast("int32", sums[first + i]) for i in range(count)), T.int32(0)))]
+
+    def impl(sums: Any, total: Any) -> Any:
+        vectors = [sums[_vector(i, per)] for i in range(QUAD)]
+        if bits == 32 and halves:
+            pairs = [T.Bind(ADD_PAIRS[arch, 32](*vectors[i : i + 2])) for i in (0, 2)]
+            sides = [T.Shuffle(pairs, [T.int32(i) for i in range(side, 8, 2)]) for side in (0, 1)]
+        elif bits == 32:
+            sides = [_together(arch, vectors, bits, 0)]
+        elif halves:
+            both = T.Bind(T.reinterpret("uint32x4", _together(arch, vectors, bits, narrow)))
+            low, high = (T.Broadcast(T.uint32(k), 4) for k in (0xFFFF, 16))
+            sides = [both & low, both >> high]
+        else:
+            sides = [WIDENING_ADD_PAIRS[arch, 16](_together(arch, vectors, bits, narrow))]
+        return [(_vector(i, QUAD), T.reinterpret("int32x4", v)) for i, v in enumerate(sides)]
+
+    lanes = QUAD * (1 + halves)
+    name = f"{QUAD}x{per}_u{bits}" + (f"_{narrow}" if bits == 8 else "")
+    return TensorPair(
+        f"{_PREFIX[arch]}_{'halves' if halves else 'total'}_{name}",
+        FEATURES[arch],
+        # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
+        (
+            Operand((QUAD * per,), f"uint{bits}", bounds=(0, most)),
+            Operand((lanes,), "int32", scope="local"),
+        ),
+        lanes,
+        desc,
+        impl,
+        fresh=True,
+    )
+
+
+TOTAL = {
+    (arch, bits, narrow, halves): _total(arch, bits, narrow, halves)
+    for arch in FEATURES
+    for bits, narrow in ((8, 0), (8, 1), (8, 2), (16, 0), (32, 0))
+    for halves in (False, True)
+    if arch == "aarch64" or bits < 32
+}
+"""By architecture, bits of a lane, how often lanes of 8 bits can be doubled, and whether the halves
+of a vector are apart: the lanes of four vectors are added up; first those of the lower halves."""

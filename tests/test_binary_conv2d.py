@@ -160,6 +160,14 @@ def test_windows_wholly_outside_the_image(target: str) -> None:
         check(library, number, one, make_inputs(one, seed(one)))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_large_kernels_outside_the_image(target: str) -> None:
+    # 49 taps of one vector each are more than bytes can sum, so each row is a sum of its own.
+    spec = BinaryConv2d(1, 12, 12, 64, 32, (7, 7), (2, 2), pads=(3, 3, 3, 3), steps=THRESHOLD)
+    spec = for_target(spec, target)
+    check(build([spec], target), 0, spec, make_inputs(spec, seed(spec)))
+
+
 def test_weight_order_is_chosen_by_rule() -> None:
     layer = BinaryConv2d(1, 8, 8, 64, 64, (3, 3), pads=(1, 1, 1, 1))
     wide = dataclasses.replace(layer, channels=128)

@@ -20,9 +20,8 @@ With `carry_save`, three taps are counted at once, see `carry_save_sums`.
 With planes of exact zeros (`ternary`, `weight_zeros`) those are scanned first. If all are 0, the
 ordinary pieces run; otherwise the pieces ``acc_zero_i``, ``out_zero_i``, which mask each product.
 
-Where weights are stored in the order ``nibbles``, the blocks are those of `lookup`. In the orders
-``vectors`` and ``halves`` the kernel is that of `neon_conv2d`, whose loops are written as they are
-to run.
+Where weights are stored in the order ``nibbles``, the blocks are those of `lookup`; in the orders
+``vectors`` and ``halves`` those of `neon_conv2d`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import popcount
-from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d, neon_tiling
+from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d
 from bnncc.schedules.templates.border_start import Start, Tables
 from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
@@ -70,7 +69,7 @@ def conv2d(
     columns: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
     carry_save: bool = False,
-    tiling: lookup.Lookup | neon_tiling.Quads | None = None,
+    tiling: lookup.Lookup | neon_conv2d.Quads | None = None,
 ) -> tirx.PrimFunc:
     """Define the kernel of `spec`.
 
@@ -167,7 +166,7 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
                 _piece(kernel, piece, f"zero_{i}", views, {}, masked=True)
 
 
-def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -> None:
+def _written(kernel: Kernel, tiling: lookup.Lookup | neon_conv2d.Quads | None) -> None:
     """Write a kernel whose weights have an order of their own."""
     spec = kernel.spec
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
@@ -192,20 +191,22 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_tiling.Quads | None) -
 
 def _writer(
     kernel: Kernel,
-    tiling: lookup.Lookup | neon_tiling.Quads | None,
+    tiling: lookup.Lookup | neon_conv2d.Quads | None,
     masked: bool,
     views: Sequence[Buffer],
     finish: Callable[..., None],
 ) -> lookup.Writer | neon_conv2d.Writer:
     """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
     if kernel.spec.weight_order == "nibbles":
-        assert not isinstance(tiling, neon_tiling.Quads)
+        assert not isinstance(tiling, neon_conv2d.Quads)
         tiling = tiling or lookup.Lookup(NIBBLE_LANES, ((kernel.width, kernel.width),), 1)
         cut = lookup.narrowed(kernel.spec, tiling, kernel.width) if masked else tiling
         return lookup.Writer(kernel, cut, masked, views, finish)
     assert not isinstance(tiling, lookup.Lookup)
-    chosen = neon_tiling.plain(kernel, tiling) if masked or tiling is None else tiling
-    return neon_conv2d.Writer(kernel, chosen, masked, finish)
+    chosen = tiling or neon_conv2d.Quads(())
+    if masked or tiling is None:
+        chosen = lookup.narrowed(kernel.spec, chosen, kernel.width)
+    return neon_conv2d.Writer(kernel, chosen, masked, views, finish)
 
 
 @contextmanager

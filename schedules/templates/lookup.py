@@ -21,20 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.columns import cut
-from bnncc.schedules.intrin_portable import I32, popcount
+from bnncc.schedules.intrin import Window
+from bnncc.schedules.intrin_portable import I32, SPREAD_NIBBLES, WIDENING_ADD, popcount
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.place import Place
-from bnncc.schedules.templates.taps import Kernel, Piece
+from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions.blocks import buffer
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -69,6 +69,10 @@ CONVERTED = 32
 
 Finish = Callable[..., None]
 """Writes the epilogue, given a piece, where the vector lies, the sums, and views of the outputs."""
+
+
+Tiling = TypeVar("Tiling", bound=Any)
+"""How a kernel is cut: any with ``columns``."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def pays(spec: BinaryConv2d) -> bool:
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 
-def narrowed(spec: BinaryConv2d, tiling: Lookup, width: int) -> Lookup:
+def narrowed(spec: BinaryConv2d, tiling: Tiling, width: int) -> Tiling:
     """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
     return replace(tiling, columns=cut(spec, [1] * width))
 
@@ -210,13 +214,8 @@ class Writer:
                 self._out(part, str(i), piece, acc, bits, next(views))
                 start += extent
 
-    def _alloc(self, name: str, shape: Sequence[Expr], dtype: str) -> Buffer:
-        made = T.sblock_alloc_buffer(tuple(shape), dtype)
-        IRBuilder.name(name, made)
-        return made
-
     def _write_table(self) -> Buffer:
-        table = self._alloc("table", (17 * ROW,), "uint8")
+        table = buffer("table", (17 * ROW,), "uint8")
         with T.grid(17, ROW) as loops, T.sblock(f"{self._prefix}table"):
             row, i = T.axis.remap("SS", list(loops))
             differ = T.Cast("uint8", row) ^ T.Cast("uint8", i % 16)
@@ -236,7 +235,7 @@ class Writer:
         top, left = (a - b for a, b in zip(spec.pads[:2], outer.pads[:2], strict=True))
         high, wide = height + outer.height - spec.height, width + outer.width - spec.width
         n, planes = self._source.n, 1 + self._masked
-        made = self._alloc("rows", (planes, n, high, wide * depth * 2), "uint8")
+        made = buffer("rows", (planes, n, high, wide * depth * 2), "uint8")
         sources: list[Any] = [self._source.data, self._source.zero][:planes]
         shape = (n, height, width * depth)
         data = [T.decl_buffer(shape, "uint8", data=b.data) for b in sources]
@@ -260,18 +259,16 @@ class Writer:
                     start = (x * count + left * depth) * 2
                     T.reads(source[i, h, x * count : x * count + count])
                     T.writes(made[plane, i, h + top, start : start + count * 2])
-                    with T.serial(count) as loop, T.sblock(f"{self._prefix}spread_{plane}"):
-                        lane = T.axis.spatial(count, loop)
-                        byte = source[i, h, x * count + lane]
-                        both = T.shift_left(byte, T.uint8(4)), byte & T.uint8(0xF0)
-                        for side, nibble in enumerate(both):
-                            where = [plane, i, h + top, start + (lane * 2 + side)]
-                            T.buffer_store(made, nibble, where)
+                    operands = (
+                        Window(source, i, h, x * count),
+                        Window(made, plane, i, h + top, start),
+                    )
+                    SPREAD_NIBBLES[count].loop(f"{self._prefix}spread_{plane}", *operands)
         return made
 
     def _either(self, data: Sequence[Buffer], plane: int) -> Buffer:
         """Write one of the planes that are looked up: zeros as 1, or as 0."""
-        made = self._alloc(f"plane_{plane}", data[0].shape, "uint8")
+        made = buffer(f"plane_{plane}", data[0].shape, "uint8")
         with T.grid(*made.shape) as loops, T.sblock(f"plane_{plane}"):
             where = tuple(T.axis.remap("SSS", list(loops)))
             bits, zero = (b[where] for b in data)
@@ -288,7 +285,7 @@ class Writer:
         )
         # The vectors of a tile lie side by side, and are read as one stream.
         shape = (part.tiles, *taps, depth * 2, part.vectors * size)
-        made = self._alloc(f"nibbles_{part.name}", shape, "uint8")
+        made = buffer(f"nibbles_{part.name}", shape, "uint8")
         lanes = min(size, NIBBLE_LANES)
         extents = (part.tiles, *taps, depth, 2, part.vectors, size // lanes, lanes)
         with T.grid(*extents) as loops, T.sblock(f"nibbles_{part.name}"):
@@ -314,8 +311,8 @@ class Writer:
         vectors, name = part.tiles * part.vectors, f"{part.name}_{name}"
         turns = (1 + self._masked if piece else 1, height, words // self._chunk)
         lanes = vectors * size
-        sums = self._alloc(f"sums_{name}", (*extents, *turns, lanes), "uint8")
-        acc = self._alloc(f"acc_{name}", (*extents, lanes), "uint16")
+        sums = buffer(f"sums_{name}", (*extents, *turns, lanes), "uint8")
+        acc = buffer(f"acc_{name}", (*extents, lanes), "uint16")
         grid = (*extents, *turns, self._extent(vectors), width, steps)
         with T.grid(*grid) as loops, T.sblock(f"sums_{name}"):
             n, h, w, plane, kh, turn, o, kw, c = T.axis.remap("SSSSSSSRR", list(loops))
@@ -339,20 +336,16 @@ class Writer:
             T.writes(sums[tuple([*here, where])])
             with T.init(), T.vectorized(0, size) as lane:
                 T.buffer_store(sums, T.uint8(0), [*here, o * size + lane])
-            with ExitStack() as stack:
-                for test in tests:
-                    stack.enter_context(T.If(test))
-                    stack.enter_context(T.Then())
-                with T.grid(size, 16) as inner, T.sblock(f"lookup_{name}"):
-                    lane, entry = T.axis.remap("SR", list(inner))
-                    weight = nibbles[tile, kh, kw, nibble, start + lane]
-                    meant = T.Cast("int32", weight) == entry
-                    found = self._table[first + (lane // 16 * 16 + entry)]
-                    place = (*here, o * size + lane)
-                    T.reads(sums[place], weight, found)  # the place of the row is known
-                    T.writes(sums[place])
-                    value = sums[place] + T.if_then_else(meant, found, T.uint8(0))
-                    T.buffer_store(sums, value, list(place))
+            with under(*tests), T.grid(size, 16) as inner, T.sblock(f"lookup_{name}"):
+                lane, entry = T.axis.remap("SR", list(inner))
+                weight = nibbles[tile, kh, kw, nibble, start + lane]
+                meant = T.Cast("int32", weight) == entry
+                found = self._table[first + (lane // 16 * 16 + entry)]
+                place = (*here, o * size + lane)
+                T.reads(sums[place], weight, found)  # the place of the row is known
+                T.writes(sums[place])
+                value = sums[place] + T.if_then_else(meant, found, T.uint8(0))
+                T.buffer_store(sums, value, list(place))
         with (
             T.grid(*extents, self._extent(vectors * size // unit), *turns) as loops,
             T.sblock(f"acc_{name}"),
@@ -365,17 +358,8 @@ class Writer:
                 for i in range(0, unit, size // 2):
                     with T.vectorized(0, size // 2) as lane:
                         T.buffer_store(acc, T.uint16(0), [n, h, w, o * unit + i + lane])
-            both = unit // 2
-            with T.serial(both) as loop, T.sblock(f"widen_{name}"):
-                lane = T.axis.spatial(both, loop)
-                even, odd = (
-                    T.Cast("uint16", sums[n, h, w, plane, kh, turn, o * unit + (lane * 2 + side)])
-                    for side in range(2)
-                )
-                added = (lane, even + odd * T.uint16(256)), (lane + both, odd)
-                for place, value in added:
-                    spot = (n, h, w, o * unit + place)
-                    T.buffer_store(acc, acc[spot] + value, list(spot))
+            narrow = Window(sums, n, h, w, plane, kh, turn, o * unit)
+            WIDENING_ADD[size].loop(f"widen_{name}", narrow, Window(acc, n, h, w, o * unit))
         return acc
 
     def _place(self, at: Any, tap: Any, part: Channels, o: Expr) -> tuple[Expr, ...]:
@@ -391,10 +375,9 @@ class Writer:
         depth = spec.groups * self._words * NIBBLES
         return plane, n, line, position * depth + (first + nibble)
 
-    def _inside(self, piece: Piece, h: Expr, w: Expr, kh: Expr, kw: Expr) -> list[Expr]:
+    def _inside(self, piece: Piece, h: Expr, w: Expr, kh: Expr, kw: Expr) -> list[Expr | None]:
         kernel = self._kernel
-        found = kernel.inside(0, h, kh, piece), kernel.inside(1, w + piece.column, kw, piece)
-        return [test for test in found if test is not None]
+        return [kernel.inside(0, h, kh, piece), kernel.inside(1, w + piece.column, kw, piece)]
 
     def _out(
         self, part: Channels, name: str, piece: Piece, acc: Buffer, bits: Buffer | None,

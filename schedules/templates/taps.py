@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,9 +266,16 @@ class Tap:
         kernel = self.kernel
         row = kernel.inside(0, self.h, self.kh, self.piece) if rows else None
         column = kernel.inside(1, self.w, self.kw, self.piece)
-        with ExitStack() as stack:
-            for test in (row, column):
-                if test is not None:
-                    stack.enter_context(T.If(test))
-                    stack.enter_context(T.Then())
+        with under(row, column):
             add(self)
+
+
+@contextmanager
+def under(*tests: Expr | None) -> Iterator[None]:
+    """Write statements under tests; None is one that always holds."""
+    with ExitStack() as stack:
+        for test in tests:
+            if test is not None:
+                stack.enter_context(T.If(test))
+                stack.enter_context(T.Then())
+        yield
