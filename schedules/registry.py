@@ -29,11 +29,14 @@ class Row:
 
     Attributes
     ----------
-    apply : str
-        The rule. Takes spec, target, number of threads and a point of the space, and returns a
-        function.
+    template : str
+        Writes the kernel anew: takes spec, target, number of threads and a point of the space, and
+        returns a function. Where there is one, the definition is not what runs yet, or not always.
     space : str
         Takes the first three, and returns what can be chosen.
+    apply : str
+        The rule. Takes the definition and what a template takes, and returns the definition,
+        scheduled; or None, if the kernel is one for the template.
     rate : str
         Takes spec and target, and returns how many products vectors of 512 bits make in a
         microsecond; for kinds that have products.
@@ -46,8 +49,9 @@ class Row:
         Makes a cut of a point of that space.
     """
 
-    apply: str = "generic:as_defined"
+    template: str = ""
     space: str = "space:no_choice"
+    apply: str = ""
     rate: str = ""
     gpu: str = ""
     gpu_space: str = "space:no_choice"
@@ -83,7 +87,7 @@ _ROWS = {
     WeightsOfRows: Row("bit_layers:weights_of_rows"),
 }  # fmt: skip
 
-_DEFAULT = Row()
+_DEFAULT = Row(apply="generic:as_defined")
 """Of a kind that has none: its definition, scheduled as what TVM legalized is."""
 
 

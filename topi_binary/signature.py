@@ -18,23 +18,9 @@ Expr = Any
 
 
 def prim_func(spec: Spec) -> tirx.PrimFunc:
-    """Declare the kernel of `spec`: the rule of its kind writes the body.
+    from bnncc.topi_binary.definitions import define
 
-    Parameters
-    ----------
-    spec : Spec
-        What the kernel computes.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Without a body. Inputs in the order of `input_types`, outputs in that of `output_types`.
-    """
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            declare(spec)
-            T.evaluate(0)
-        return builder.get()
+    return define(spec)
 
 
 def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
