@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from bnncc.schedules import multithreading
+from bnncc.schedules import epilogue, multithreading
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates import bit_moves
 from bnncc.schedules.templates import elementwise as template
@@ -39,6 +39,37 @@ def elementwise(spec: Elementwise, target: TargetSpec, threads: int, point: Poin
     """Unroll over a few channel vectors."""
     tile = template.Tile(point["vectors"], bool(point.get("divide", 0)))
     return multithreading.one_region(template.elementwise(spec, tile))
+
+
+def schedule_elementwise(
+    func: tirx.PrimFunc, spec: Elementwise, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a kernel whose lanes are channels, a few vectors in one turn of a loop."""
+    if not template.in_vectors(spec):
+        return None
+    sch = s_tir.Schedule(func)
+    found = epilogue.blocks(sch)
+    pixels = []
+    for block in found:
+        # 2 tile
+        *outer, o = sch.get_loops(block)
+        pixels.append(outer[-1])
+        unrolled = _unrolled(int(sch.get(o).extent), point["vectors"])
+        if unrolled > 1:
+            sch.unroll(sch.split(o, [None, unrolled])[1])
+        # 4 tensorize, 5 vectorize
+        epilogue.vectorize(sch, block, spec.channels)
+    if len(found) > 1:
+        sch.merge(*pixels)
+    if point.get("divide", 0):
+        sch.parallel(sch.fuse(*sch.get_loops(found[0])[:3]))
+    return sch.mod["main"]
+
+
+def _unrolled(count: int, vectors: int) -> int:
+    """Return how many of `count` turns, nearly `vectors`, are one turn of a loop without a rest."""
+    fitting = [size for size in range(1, 2 * vectors) if count % size == 0]
+    return min(fitting, key=lambda size: (abs(size - vectors), size))
 
 
 def image_bits(spec: ImageBits, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:

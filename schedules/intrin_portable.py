@@ -189,3 +189,52 @@ def _spread(count: int) -> TensorPair:
 
 SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
 """By bytes: their nibbles, low ones first, become bytes of their own, times 16."""
+
+
+class _Packing(TensorPair):
+    """Conditions become bits of an integer: the loop over lanes is a sum."""
+
+    def write(self, half: str, buffers: list[Any]) -> None:
+        """Write the body of one half."""
+        lanes, bits = buffers
+        if half == "impl":
+            found = mask(lanes[T.Ramp(0, 1, self.lanes)], self.lanes)
+            T.buffer_store(bits, bits[0] | found, [0])
+            return
+        with T.serial(self.lanes) as loop, T.sblock("update"):
+            lane = T.axis.reduce(self.lanes, loop)
+            one = T.shift_left(T.Cast(bits.dtype, lanes[lane]), T.Cast(bits.dtype, lane))
+            T.buffer_store(bits, T.bitwise_or(bits[0], one), [0])
+
+
+PACK = _Packing(
+    f"pack_{LANES}_b",
+    "",
+    (Operand((LANES,), "bool"), Operand((1,), f"uint{LANES}")),
+    LANES,
+    lambda *_: [],
+    lambda *_: [],
+)
+"""`LANES` conditions become half a word."""
+
+
+def _load_first(count: int) -> TensorPair:
+    every, here = T.Ramp(0, 1, LANES), T.Ramp(T.int32(0), T.int32(1), LANES)
+
+    def desc(lane: Expr, source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        return [(lane, T.if_then_else(lane < count, source[lane], T.float32(0)))]
+
+    def impl(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        where, zeros = T.address_of(source[0]), T.Broadcast(T.float32(0), LANES)
+        some = here < T.Broadcast(T.int32(count), LANES)
+        name = f"llvm.masked.load.v{LANES}f32.p0"
+        return [(every, T.call_llvm_intrin(F32, name, where, some, zeros))]
+
+    operand = Operand((LANES,), "float32", bounds=(-512, 512))
+    return TensorPair(
+        f"load_{count}_of_{LANES}_f32", "", (operand, operand), LANES, desc, impl, fresh=True
+    )
+
+
+LOAD_FIRST = {count: _load_first(count) for count in range(1, LANES)}
+"""By how many of `LANES` neighbours exist: those, and zeros; what lies beyond is not touched."""
