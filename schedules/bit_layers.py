@@ -28,24 +28,18 @@ def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Sp
     """Return what can be chosen for an elementwise kernel."""
     blocks = layout.blocks(spec.channels)
     return with_threads(
-        {"vectors": powers(min(MAX_VECTORS, blocks)) if template.in_vectors(spec) else ()},
+        {"vectors": powers(min(MAX_VECTORS, blocks)) if _lanes_are_channels(spec) else ()},
         {"vectors": min(VECTORS, blocks)},
         threads > 1,
         multithreading.shared(spec, target, threads),
     )
 
 
-def elementwise(spec: Elementwise, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Unroll over a few channel vectors."""
-    tile = template.Tile(point["vectors"], bool(point.get("divide", 0)))
-    return multithreading.one_region(template.elementwise(spec, tile))
-
-
-def schedule_elementwise(
+def elementwise(
     func: tirx.PrimFunc, spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a kernel whose lanes are channels, a few vectors in one turn of a loop."""
-    if not template.in_vectors(spec):
+    if not _lanes_are_channels(spec):
         return None
     sch = s_tir.Schedule(func)
     found = epilogue.blocks(sch)
@@ -58,7 +52,7 @@ def schedule_elementwise(
         if unrolled > 1:
             sch.unroll(sch.split(o, [None, unrolled])[1])
         # 4 tensorize, 5 vectorize
-        epilogue.vectorize(sch, block, spec.channels)
+        epilogue.vectorize(sch, block, spec.channels, target)
     if len(found) > 1:
         sch.merge(*pixels)
     if point.get("divide", 0):
@@ -66,8 +60,21 @@ def schedule_elementwise(
     return sch.mod["main"]
 
 
+def elementwise_planes(
+    spec: Elementwise, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
+    """Write a kernel whose lanes are pixels, at least where it reads or writes."""
+    return multithreading.one_region(template.elementwise(spec, bool(point.get("divide", 0))))
+
+
+def _lanes_are_channels(spec: Elementwise) -> bool:
+    return template.layouts(spec) <= {"NHWC"}
+
+
 def _unrolled(count: int, vectors: int) -> int:
     """Return how many of `count` turns, nearly `vectors`, are one turn of a loop without a rest."""
+    if count < 2 * vectors:
+        return count
     fitting = [size for size in range(1, 2 * vectors) if count % size == 0]
     return min(fitting, key=lambda size: (abs(size - vectors), size))
 

@@ -12,6 +12,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from bnncc.schedules.intrin_portable import LOAD_FIRST, PACK
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.layout import LANES
 
 BLOCKS = ("out", "out_last")
@@ -24,7 +25,7 @@ def blocks(sch: s_tir.Schedule) -> list[Any]:
     return [block for name, block in named if name in BLOCKS]
 
 
-def vectorize(sch: s_tir.Schedule, block: Any, channels: int) -> None:
+def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec) -> None:
     """Make vectors of the lanes of all steps in `block`.
 
     Parameters
@@ -35,6 +36,8 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int) -> None:
         One of `blocks`.
     channels : int
         Of the whole output.
+    target : TargetSpec
+        The machine.
     """
     existing = channels % LANES if sch.get(block).name_hint == BLOCKS[1] else 0
     for step in sch.get_child_blocks(block):
@@ -46,7 +49,7 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int) -> None:
             sch.decompose_reduction(step, lane)
             sch.tensorize(lane, PACK.register())
         elif existing and _loads_floats(body) and _neighbours(body):
-            sch.tensorize(lane, LOAD_FIRST[existing].register())
+            sch.tensorize(lane, LOAD_FIRST[existing, "avx" in target.features].register())
         elif _chosen(body) or not _neighbours(body):
             sch.unroll(lane)
         else:

@@ -210,7 +210,7 @@ class _Packing(TensorPair):
 PACK = _Packing(
     f"pack_{LANES}_b",
     "",
-    (Operand((LANES,), "bool"), Operand((1,), f"uint{LANES}")),
+    (Operand((LANES,), "bool"), Operand((1,), f"uint{LANES}", bounds=(0, 0))),
     LANES,
     lambda *_: [],
     lambda *_: [],
@@ -218,23 +218,43 @@ PACK = _Packing(
 """`LANES` conditions become half a word."""
 
 
-def _load_first(count: int) -> TensorPair:
+def _load_first(count: int, masked: bool) -> TensorPair:
     every, here = T.Ramp(0, 1, LANES), T.Ramp(T.int32(0), T.int32(1), LANES)
 
     def desc(lane: Expr, source: Any, made: Any) -> list[tuple[Expr, Expr]]:
         return [(lane, T.if_then_else(lane < count, source[lane], T.float32(0)))]
 
-    def impl(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+    def mask_of(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
         where, zeros = T.address_of(source[0]), T.Broadcast(T.float32(0), LANES)
         some = here < T.Broadcast(T.int32(count), LANES)
         name = f"llvm.masked.load.v{LANES}f32.p0"
         return [(every, T.call_llvm_intrin(F32, name, where, some, zeros))]
 
+    def parts(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        found, first = [(every, T.Broadcast(T.float32(0), LANES))], 0
+        for size in (8, 4, 2, 1):
+            if count & size:
+                lanes = T.Ramp(first, 1, size) if size > 1 else T.int32(first)
+                found.append((lanes, source[lanes]))
+                first += size
+        return found
+
     operand = Operand((LANES,), "float32", bounds=(-512, 512))
     return TensorPair(
-        f"load_{count}_of_{LANES}_f32", "", (operand, operand), LANES, desc, impl, fresh=True
+        f"{'avx_' if masked else ''}load_{count}_of_{LANES}_f32",
+        "avx" if masked else "",
+        (operand, operand),
+        LANES,
+        desc,
+        mask_of if masked else parts,
+        fresh=True,
     )
 
 
-LOAD_FIRST = {count: _load_first(count) for count in range(1, LANES)}
-"""By how many of `LANES` neighbours exist: those, and zeros; what lies beyond is not touched."""
+LOAD_FIRST = {
+    (count, masked): _load_first(count, masked)
+    for count in range(1, LANES)
+    for masked in (False, True)
+}
+"""By how many of `LANES` neighbours exist, and whether by a mask: those, and zeros; what lies beyond
+is not touched."""

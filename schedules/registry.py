@@ -74,8 +74,8 @@ _ROWS = {
         gpu_cut="cuda.float_tiles:Cut",
     ),
     Elementwise: Row(
-        "bit_layers:elementwise", "bit_layers:elementwise_space",
-        apply="bit_layers:schedule_elementwise", gpu="cuda.plain:elementwise",
+        "bit_layers:elementwise_planes", "bit_layers:elementwise_space",
+        apply="bit_layers:elementwise", gpu="cuda.plain:elementwise",
     ),
     FewBitConv2d: Row(
         "few_bit_conv2d:apply", "few_bit_conv2d:space", rate="multithreading:levels",

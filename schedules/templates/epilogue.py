@@ -19,51 +19,14 @@ from bnncc.schedules.templates.lanes import VECTOR
 from bnncc.schedules.templates.place import Place
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.algebra import changed, conditions, stands_for
+from bnncc.topi_binary.definitions.epilogue import MAX_XORS, NUMBERS
+from bnncc.topi_binary.definitions.epilogue import half_view as half_view
+from bnncc.topi_binary.definitions.epilogue import views as views
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.step import FETCHED, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 Buffer = Any
 Expr = Any
-
-NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
-"""Type of one level, in the forms of `step.FORMS` where each is a number."""
-
-MAX_MASKS = 7
-"""Thresholds up to which planes are XORs of comparisons."""
-
-
-def half_view(plane: Buffer, channels: int) -> Buffer:
-    """Declare `plane` once more, as half words: what `emit` stores bits to.
-
-    Parameters
-    ----------
-    plane : Buffer of uint32
-        Packed tensor with the words last.
-    channels : int
-        Bits per row.
-
-    Returns
-    -------
-    Buffer of uint16
-        Same data, ``2 * words(channels)`` last.
-    """
-    shape = [*plane.shape[:-1], 2 * layout.words(channels)]
-    return T.decl_buffer(shape, "uint16", data=plane.data)
-
-
-def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
-    """Replace the packed ones among a kernel's `outputs` by their `half_view`."""
-    kinds = [kind for step in steps for kind in output_kinds(step)]
-    return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
-
-
-def _view(kind: str, buffer: Buffer, channels: int) -> Buffer:
-    if kind in ("bits", "planes"):
-        return half_view(buffer, channels)
-    if kind not in NUMBERS or kind == "floats":
-        return buffer
-    shape = [*buffer.shape[:-1], layout.blocks(channels) * LANES]
-    return T.decl_buffer(shape, NUMBERS[kind], data=buffer.data)
 
 
 def regions(
@@ -249,7 +212,7 @@ def _store_levels(
 
 def _compared(step: Step) -> bool:
     """Whether planes are made of comparisons, without a vector of levels."""
-    return step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_MASKS
+    return step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_XORS
 
 
 def _store_masks(masks: Sequence[Expr], made: Sequence[Buffer], at: Place) -> None:
