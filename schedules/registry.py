@@ -67,7 +67,7 @@ _ROWS = {
         "float_layers:bitwise_maxpool", "float_layers:bitwise_maxpool_space",
         gpu="cuda.plain:bitwise_maxpool",
     ),
-    ConcatBits: Row("bit_layers:concat_bits", gpu="cuda.plain:concat_bits"),
+    ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),
     Conv2d: Row(
         "float_layers:conv2d", "float_layers:conv2d_space", rate="multithreading:floats",
         gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
@@ -82,10 +82,10 @@ _ROWS = {
         gpu="cuda.plain:few_bit_conv2d",
     ),
     ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),
-    PadBits: Row("bit_layers:pad_bits", gpu="cuda.plain:pad_bits"),
+    PadBits: Row(apply="bit_layers:moved", gpu="cuda.plain:pad_bits"),
     Pool2d: Row("float_layers:pool2d", "float_layers:pool2d_space", gpu="cuda.plain:pool2d"),
-    SliceBits: Row("bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
-    WeightsOfRows: Row("bit_layers:weights_of_rows"),
+    SliceBits: Row(apply="bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
+    WeightsOfRows: Row(apply="bit_layers:weights_of_rows"),
 }  # fmt: skip
 
 _DEFAULT = Row(apply="generic:as_defined")
