@@ -256,5 +256,5 @@ LOAD_FIRST = {
     for count in range(1, LANES)
     for masked in (False, True)
 }
-"""By how many of `LANES` neighbours exist, and whether by a mask: those, and zeros; what lies beyond
-is not touched."""
+"""By how many of `LANES` neighbours exist, and whether by a mask: those, and zeros. What lies
+beyond is not touched."""

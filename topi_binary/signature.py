@@ -17,12 +17,6 @@ Buffer = Any
 Expr = Any
 
 
-def prim_func(spec: Spec) -> tirx.PrimFunc:
-    from bnncc.topi_binary.definitions import define
-
-    return define(spec)
-
-
 def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
     """Declare name, attributes and parameters of `spec` in the function that is open.
 

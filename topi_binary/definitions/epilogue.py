@@ -112,7 +112,7 @@ class Vector:
             lane < self.lanes, value(lane), zero))  # fmt: skip
 
     def packed(self, name: str, condition: Callable[[Lane], Expr]) -> Expr:
-        """Write a condition as bits; return half a word, those of lanes that do not exist being 0."""
+        """Write a condition as the bits of half a word, 0 in lanes that do not exist; return it."""
         lanes, half = buffer(f"{name}_lanes", (LANES,), "bool"), buffer(name, (1,), "uint16")
         compute(f"{name}_lanes", lanes, (LANES,), condition)
 
