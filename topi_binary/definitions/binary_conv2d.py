@@ -17,7 +17,8 @@ from bnncc.topi_binary.definitions.blocks import (
     buffer,
     int64,
 )
-from bnncc.topi_binary.definitions.epilogue import Below, Pixels, Vector, epilogue
+from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
 from bnncc.topi_binary.definitions.weights import binary_word
 from bnncc.topi_binary.layout import LANES, WORD_BITS
@@ -113,9 +114,8 @@ def _below(spec: BinaryConv2d) -> Below:
     """Return what writes the thresholds of a spec whose limits are stored in slices of bits."""
     high, wide = sliced_data.classes(spec)
 
-    def tests(step: Step, taken: Sequence[Buffer], at: Vector, count: Buffer) -> list[Any]:
-        _, h, w = at.where
-        kind = border_class(high, h) * len(wide) + border_class(wide, w)
+    def tests(step: Step, taken: Sequence[Buffer], at: Place, count: Buffer) -> list[Any]:
+        kind = border_class(high, at.h) * len(wide) + border_class(wide, at.w)
 
         def less(limits: Buffer, lane: Expr) -> Expr:
             limit: Expr = T.int32(0)

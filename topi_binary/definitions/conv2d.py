@@ -34,7 +34,7 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
     pixels = Pixels(extents, spec.rank)
     if spec.pool is None:
         epilogue(operator, spec.steps, params, pixels, lambda at, lane: value[
-            (*at.where, at.channel(lane))])  # fmt: skip
+            (*at.pixel, at.channel(lane))])  # fmt: skip
         return
     for number, step in enumerate(spec.pool.before):
         taken = [params.pop(0) for _ in range(step_inputs(step))]

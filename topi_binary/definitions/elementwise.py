@@ -7,7 +7,8 @@ from dataclasses import replace
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.definitions.blocks import Expr, bit
-from bnncc.topi_binary.definitions.epilogue import Pixels, Vector, epilogue, half_view
+from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue, half_view
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 
@@ -24,11 +25,11 @@ def elementwise(operator: Operator, spec: Elementwise) -> None:
     if spec.packed:
         data = [half_view(plane, spec.channels) for plane in data]
 
-    def start(at: Vector, lane: Expr) -> Expr:
+    def start(at: Place, lane: Expr) -> Expr:
         if not spec.packed:
-            one = data[0][tuple(at.at(lane, spec.data_layout))]
+            one = data[0][tuple(at.index(at.channel(lane), spec.data_layout))]
             return one if spec.dtype == "float32" else T.Cast("float32", one)
-        bits = [bit(T.Cast("uint32", plane[tuple(at.pixel(at.block))]), lane) for plane in data]
+        bits = [bit(T.Cast("uint32", plane[tuple(at.index(at.block))]), lane) for plane in data]
         if spec.planes:
             total: Expr = T.float32(0)
             for number, one in enumerate(bits):

@@ -4,6 +4,9 @@ Behind an anchor stands the block ``out``, for each pixel and each `layout.LANES
 ``out_last`` where the last few channels fill no vector. In them values are fetched into tensors of
 so many lanes, each step is a block of its own over those, and what it stores goes to the outputs.
 Parameters are padded to whole vectors (`layout.pad_lanes`), images are not.
+
+`Steps` says what is computed, `Lanes` how values of all lanes are written: templates, which write
+vectors themselves, have another one.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.algebra import changed, conditions, nearest, stands_for
+from bnncc.topi_binary.algebra import Algebra, changed, conditions, nearest, stands_for
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
     accumulate,
-    bit,
     buffer,
     compute,
     int64,
 )
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
@@ -65,86 +68,6 @@ class Pixels:
         return lambda n, h, w, c: (n, h, w, c)
 
 
-@dataclass(frozen=True)
-class Vector:
-    """The channels that one turn of the steps is about.
-
-    Attributes
-    ----------
-    pixels : Pixels
-        All of them.
-    where : tuple of Expr
-        Image, row and column.
-    block : Expr
-        Which `layout.LANES` channels.
-    lanes : int
-        How many of them exist.
-    """
-
-    pixels: Pixels
-    where: tuple[Expr, Expr, Expr]
-    block: Expr
-    lanes: int = LANES
-
-    def channel(self, lane: Lane) -> Expr:
-        """Return the channel in a lane."""
-        return self.block * LANES + lane
-
-    def at(self, lane: Lane, where: str = "NHWC") -> list[Expr]:
-        """Return the index of a lane in a tensor."""
-        return list(self.pixels.at(where)(*self.where, self.channel(lane)))
-
-    def pixel(self, last: Expr) -> list[Expr]:
-        """Return the index of an element of a pixel, whatever its elements are."""
-        return list(self.pixels.at()(*self.where, last))
-
-    def repeated(self, period: int) -> Vector:
-        """Return where the lanes lie in a tensor that repeats every `period` channels."""
-        return replace(self, block=self.block % (period // LANES)) if period else self
-
-    def fetched(self, name: str, dtype: str, value: Callable[[Lane], Expr]) -> Buffer:
-        """Write values of the lanes that exist into a tensor of them all; the others are 0."""
-        zero = tirx.const(0, dtype)
-        made = buffer(name, (LANES,), dtype)
-        if self.lanes == LANES:
-            return compute(name, made, (LANES,), value)
-        return compute(name, made, (LANES,), lambda lane: T.if_then_else(
-            lane < self.lanes, value(lane), zero))  # fmt: skip
-
-    def packed(self, name: str, condition: Callable[[Lane], Expr]) -> Expr:
-        """Write a condition as the bits of half a word, 0 in lanes that do not exist; return it."""
-        lanes, half = buffer(f"{name}_lanes", (LANES,), "bool"), buffer(name, (1,), "uint16")
-        compute(f"{name}_lanes", lanes, (LANES,), condition)
-
-        def step(found: Expr, lane: Lane) -> Expr:
-            one = T.shift_left(T.Cast("uint16", lanes[lane]), T.Cast("uint16", lane))
-            return T.bitwise_or(found, one)
-
-        first = int64(0)
-        accumulate(f"{name}_pack", half, (), (LANES,), T.uint16(0), step, lambda: (first,))
-        if self.lanes == LANES:
-            return half[first]
-        return T.bitwise_and(half[first], T.uint16(2**self.lanes - 1))
-
-    def store(self, name: str, half: Expr, halves: Buffer) -> None:
-        """Write half a word to where it lies."""
-        with T.sblock(f"{name}_half"):
-            T.buffer_store(halves, half, self.pixel(self.block))
-        self.end_word(halves)
-
-    def end_word(self, halves: Buffer) -> None:
-        """Write the other half of the last word, where there is nothing in it."""
-        channels = self.pixels.extents[3]
-        last = layout.blocks(channels) - 1
-        if last % 2:
-            return
-        if self.lanes < LANES:  # then this is the last
-            T.buffer_store(halves, T.uint16(0), self.pixel(self.block + 1))
-        elif channels % LANES == 0:
-            with T.If(self.block == last), T.Then():
-                T.buffer_store(halves, T.uint16(0), self.pixel(self.block + 1))
-
-
 def half_view(plane: Buffer, channels: int) -> Buffer:
     """Declare a packed tensor once more, as half words.
 
@@ -179,12 +102,71 @@ def _view(kind: str, made: Buffer, channels: int) -> Buffer:
     return T.decl_buffer(shape, NUMBERS[kind], data=made.data)
 
 
-Start = Callable[[Vector, Lane], Expr]
-"""Takes a vector and a lane; returns what is there."""
+Values = Any
+"""Values of all lanes: what `Lanes` returns, indexed by a lane."""
 
-Below = Callable[[Step, Sequence[Buffer], Vector, Buffer], list[Callable[[Lane], Expr]]]
+Of = Callable[[Lane], Expr]
+"""Takes a lane; returns what is there."""
+
+Start = Callable[[Place, Lane], Expr]
+"""Takes where a vector lies and a lane; returns what is there."""
+
+Below = Callable[[Step, Sequence[Buffer], Place, Values], list[Of]]
 """Takes a ``threshold`` whose limits are stored otherwise, its inputs, where, and the lanes of the
 accumulator; returns what its planes hold."""
+
+
+class Lanes:
+    """How values of all lanes are written: as blocks over tensors of them, lane by lane."""
+
+    algebra: Algebra = SCALAR
+
+    def const(self, dtype: str, value: int) -> Expr:
+        """Return a number in every lane."""
+        return tirx.const(value, dtype)
+
+    def cast(self, dtype: str, value: Expr) -> Expr:
+        """Return values as numbers of another type."""
+        return T.Cast(dtype, value)
+
+    def spread(self, value: Expr) -> Expr:
+        """Return one value in every lane."""
+        return value
+
+    def each(self, name: str, dtype: str, value: Of) -> Values:
+        """Write a value for every lane."""
+        return compute(name, buffer(name, (LANES,), dtype), (LANES,), value)
+
+    def fetched(self, name: str, dtype: str, at: Place, value: Of, where: str = "NHWC") -> Values:
+        """Write values of the lanes that exist, read from a tensor; 0 for the others."""
+        if at.lanes == LANES:
+            return self.each(name, dtype, value)
+        zero = self.const(dtype, 0)
+        return self.each(
+            name, dtype, lambda lane: T.if_then_else(lane < at.lanes, value(lane), zero)
+        )
+
+    def packed(self, name: str, condition: Of) -> Expr:
+        """Write conditions as the bits of half a word; return it."""
+        lanes, half = buffer(f"{name}_lanes", (LANES,), "bool"), buffer(name, (1,), "uint16")
+        compute(f"{name}_lanes", lanes, (LANES,), condition)
+
+        def step(found: Expr, lane: Lane) -> Expr:
+            one = T.shift_left(T.Cast("uint16", lanes[lane]), T.Cast("uint16", lane))
+            return T.bitwise_or(found, one)
+
+        first = int64(0)
+        accumulate(f"{name}_pack", half, (), (LANES,), T.uint16(0), step, lambda: (first,))
+        return half[first]
+
+    def half(self, name: str, out: Buffer, value: Expr, where: list[Expr]) -> None:
+        """Write half a word to where it lies."""
+        with T.sblock(f"{name}_half"):
+            T.buffer_store(out, value, where)
+
+    def store(self, name: str, out: Buffer, at: Place, value: Of, where: str = "NHWC") -> None:
+        """Write the lanes that exist to where they lie."""
+        compute(name, out, (at.lanes,), value, lambda lane: at.index(at.channel(lane), where))
 
 
 def epilogue(
@@ -210,181 +192,244 @@ def epilogue(
     below : callable, optional
         Writes thresholds whose limits are stored otherwise.
     """
-    full, rest = divmod(pixels.extents[3], LANES)
+    channels = pixels.extents[3]
+    full, rest = divmod(channels, LANES)
     for name, first, count, lanes in (("out", 0, full, LANES), ("out_last", full, 1, rest)):
         if not count or not lanes:
             continue
         # Views of its own: what two blocks write, threads could not share.
-        outputs = views(steps, operator.outputs, pixels.extents[3])
+        outputs = views(steps, operator.outputs, channels)
         extents = [int64(e) if isinstance(e, int) else e for e in (*pixels.extents[:3], count)]
         with T.grid(*extents) as loops, T.sblock(name):
             n, h, w, o = T.axis.remap("SSSS", list(loops))
-            at = Vector(pixels, (n, h, w), o + first, lanes)
-            _Steps(at, value, acc, below).write(steps, params, outputs)
+            at = Place(n, h, w, o + first, channels, lanes, pixels.rank)
+            _Fetching(at, value, acc, below).write(steps, params, outputs)
 
 
-class _Steps:
-    """Writes the steps of one vector."""
+class Steps:
+    """Writes the steps of one vector.
+
+    Parameters
+    ----------
+    at : Place
+        Where it lies.
+    lanes : Lanes
+        How it is written.
+    value, acc : Values, optional
+        What the steps start from, the accumulator if not given; and the accumulator.
+    halved : bool, default False
+        Whether the accumulator is half of what the steps mean. Signs and numbers cost nothing more,
+        because thresholds and scales are changed instead; levels are found from the double.
+    """
+
+    _below: Below | None = None
 
     def __init__(
-        self, at: Vector, value: Start | None, acc: Buffer | None, below: Below | None
-    ) -> None:
-        self._at, self._start, self._source, self._below = at, value, acc, below
-        self._value: Buffer | None = None
-        self._acc: Buffer | None = None
+        self, at: Place, lanes: Lanes, value: Values = None, acc: Values = None,
+        halved: bool = False,
+    ) -> None:  # fmt: skip
+        self._at, self._lanes, self._algebra = at, lanes, lanes.algebra
+        self._value, self._acc = value, acc
+        self._halved, self._halved_value = halved, halved and value is None
 
     @property
-    def value(self) -> Buffer:
-        """The lanes of the running value."""
-        if self._value is None:
-            at, start = self._at, self._start
-            if start is not None:
-                self._value = at.fetched("value", "float32", lambda lane: start(at, lane))
-            else:
-                acc, self._value = self.acc, buffer("value", (LANES,), "float32")
-                compute("value", self._value, (LANES,), lambda i: T.Cast("float32", acc[i]))
-        return self._value
-
-    @property
-    def acc(self) -> Buffer:
+    def acc(self) -> Values:
         """The lanes of the accumulator."""
-        if self._acc is None:
-            at, source = self._at, self._source
-            value = lambda lane: source[(*at.where, at.channel(lane))]  # noqa: E731
-            self._acc = at.fetched("acc_lanes", "int32", value)
         return self._acc
+
+    @property
+    def whole(self) -> Values:
+        """The same, not halved."""
+        if self._halved:
+            half = self.acc
+            self._acc = self._lanes.each("acc_whole", "int32", lambda i: half[i] + half[i])
+            self._halved = False
+        return self.acc
+
+    @property
+    def value(self) -> Values:
+        """The lanes of the running value, perhaps halved."""
+        if self._value is None:
+            acc, real = self.acc, self._algebra.real
+            self._value = self._lanes.each("value", "float32", lambda i: real(acc[i]))
+        return self._value
 
     def write(
         self, steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer]
-    ) -> None:
-        """Write them in order."""
+    ) -> Values:
+        """Write them in order; return the value after the last one, if any looked at it."""
         inputs, results = iter(params), iter(outputs)
         for number, step in enumerate(steps):
             taken = [next(inputs) for _ in range(step_inputs(step))]
             made = [next(results) for _ in range(step_outputs(step))]
             name = f"{step.op}_{number}"
+            if self._halved_value and not (
+                step.op in ("threshold", "affine") or step.way.startswith("acc")
+            ):
+                half, two = self.value, self._algebra.number(2.0)
+                self._value = self._lanes.each(f"{name}_whole", "float32", lambda i: half[i] * two)  # noqa: B023
+                self._halved_value = False
             if step.op == "levels":
                 self._levels(name, step, taken, made)
             elif step.op == "store":
-                self._store(name, step, made[0], lambda lane, value=self.value: value[lane])
+                value = self.value
+                self._lanes.store(name, made[0], self._at, lambda i: value[i], step.layout)  # noqa: B023
             elif step.op in ("bits", "threshold"):
-                tests = enumerate(self._conditions(step, taken))
-                for (plane, test), out in zip(tests, made, strict=True):
-                    self._pack(f"{name}_{plane}", out, test)
+                for plane, test in enumerate(self._conditions(step, taken)):
+                    self._pack(f"{name}_{plane}", made[plane], test)
             else:
                 self._change(name, step, taken)
+        return self._value
 
-    def _pack(self, name: str, out: Buffer, test: Callable[[Lane], Expr]) -> None:
-        self._at.store(name, self._at.packed(name, test), out)
+    def _pack(self, name: str, out: Buffer, test: Of) -> None:
+        self._store_half(name, out, self._half(name, test))
 
-    def _store(self, name: str, step: Step, out: Buffer, value: Callable[[Lane], Expr]) -> None:
+    def _half(self, name: str, test: Of) -> Expr:
+        """Write conditions as half a word, 0 in lanes that do not exist."""
+        half = self._lanes.packed(name, test)
+        if self._at.lanes == LANES:
+            return half
+        return T.bitwise_and(half, T.uint16(2**self._at.lanes - 1))
+
+    def _store_half(self, name: str, out: Buffer, half: Expr) -> None:
         at = self._at
-        compute(name, out, (at.lanes,), value, lambda lane: at.at(lane, step.layout))
+        self._lanes.half(name, out, half, at.index(at.block))
+        if not at.ends_word:
+            return
+        if at.lanes < LANES:  # then this is the last
+            T.buffer_store(out, T.uint16(0), at.index(at.block + 1))
+        else:
+            with T.If(at.block == layout.blocks(at.channels) - 1), T.Then():
+                T.buffer_store(out, T.uint16(0), at.index(at.block + 1))
 
-    def _conditions(self, step: Step, taken: Sequence[Buffer]) -> list[Callable[[Lane], Expr]]:
-        if self._below is not None and step.op == "threshold":
-            return self._below(step, taken, self._at, self.acc)
-        seen = self.acc if step.op == "threshold" else self.value
+    def _conditions(self, step: Step, taken: Sequence[Buffer]) -> list[Of]:
+        by_acc, at = step.op == "threshold", self._at
+        seen = self.acc if by_acc else self.value
+        if by_acc and self._below is not None:
+            return self._below(step, taken, at, seen)
 
-        def plane(number: int) -> Callable[[Lane], Expr]:
+        def limit(buffer: Buffer, lane: Lane) -> Expr:
+            found = buffer[at.channel(lane)]
+            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
+            return T.shift_right(found, self._lanes.const("int32", 1)) if self._halved else found
+
+        def plane(number: int) -> Of:
             return lambda lane: conditions(
-                SCALAR, step, seen[lane], [limit[self._at.channel(lane)] for limit in taken]
+                self._algebra, step, seen[lane], [limit(buffer, lane) for buffer in taken]
             )[number]
 
         return [plane(number) for number in range(1 + step.zero)]
 
     def _change(self, name: str, step: Step, taken: Sequence[Buffer]) -> None:
-        at, source = self._at, self.value
-        read: Callable[[Buffer, Lane], Expr] = lambda param, lane: param[at.channel(lane)]  # noqa: E731
-        if step.op in FETCHED:
-            tensor = taken[0]
-            there = at.repeated(step.period)
+        at, source, number = self._at, self.value, self._algebra.number
+        doubled = self._halved_value
+        fetched = self._fetched(f"{name}_tensor", step, taken[0]) if step.op in FETCHED else None
 
-            def fetch(lane: Lane) -> Expr:
-                if step.op == "gate":
-                    return tensor[at.where[0], at.channel(lane)]
-                return tensor[tuple(there.at(lane, step.layout))]
+        def after(lane: Lane) -> Expr:
+            params = (
+                [fetched[lane]] if fetched is not None else [p[at.channel(lane)] for p in taken]
+            )
+            if doubled:  # the first step is an affine one
+                params[0] = params[0] * number(2.0)
+            return changed(self._algebra, step, source[lane], params)
 
-            taken = [at.fetched(f"{name}_tensor", "float32", fetch)]
-            read = lambda param, lane: param[lane]  # noqa: E731
-        self._value = buffer(name, (LANES,), "float32")
-        compute(name, self._value, (LANES,), lambda lane: changed(
-            SCALAR, step, source[lane], [read(param, lane) for param in taken]))  # fmt: skip
+        self._value = self._lanes.each(name, "float32", after)
+        self._halved_value = False
+
+    def _fetched(self, name: str, step: Step, tensor: Buffer) -> Values:
+        at = self._at
+        if step.op == "gate":
+            return self._lanes.fetched(name, "float32", at, lambda i: tensor[at.n, at.channel(i)])
+        there = at.repeated(step.period)
+
+        def read(lane: Lane) -> Expr:
+            return tensor[tuple(there.index(there.channel(lane), step.layout))]
+
+        return self._lanes.fetched(name, "float32", at, read, step.layout)
 
     def _levels(
         self, name: str, step: Step, taken: Sequence[Buffer], made: Sequence[Buffer]
     ) -> None:
-        at = self._at
+        at, lanes = self._at, self._lanes
         if step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_XORS:
             self._xors(name, step, taken, made)
             return
-        level = buffer(name, (LANES,), "int32")
-        compute(name, level, (LANES,), self._level(name, step, taken))
+        level = lanes.each(name, "int32", self._level(name, step, taken))
         plane = 0
         for kind, out in zip(output_kinds(step), made, strict=True):
             if kind == "planes":
-                place = T.int64(plane)
-                test = lambda lane, p=place: bit(T.Cast("uint32", level[lane]), p)  # noqa: E731
+                one, none = lanes.const("int32", 1 << plane), lanes.const("int32", 0)
+                test: Of = lambda i, one=one: T.bitwise_and(level[i], one) != none  # noqa: B023, E731
                 self._pack(f"{name}_{plane}", out, test)
                 plane += 1
             elif kind == "value":
-                value = lambda lane: stands_for(SCALAR, step, level[lane])  # noqa: E731
-                self._store(f"{name}_value", step, out, value)
+                meant: Of = lambda i: stands_for(self._algebra, step, level[i])  # noqa: E731
+                lanes.store(f"{name}_value", out, at, meant, step.layout)
             elif kind == "table":
-                table = taken[-1]
-                self._store(f"{name}_table", step, out, lambda lane, t=table: t[level[lane]])
+                entry: Of = lambda i: taken[-1][level[i]]  # noqa: E731
+                lanes.store(f"{name}_table", out, at, entry, step.layout)
             else:
+                self._numbers(f"{name}_{kind}", NUMBERS[kind], out, level)
 
-                def whole(lane: Lane, dtype: str = NUMBERS[kind]) -> Expr:
-                    one = T.Cast(dtype, level[lane])
-                    if at.lanes == LANES:
-                        return one
-                    return T.Select(lane < at.lanes, one, tirx.const(0, dtype))
+    def _numbers(self, name: str, dtype: str, out: Buffer, level: Values) -> None:
+        """Write levels one by one, 0 where there is no lane."""
+        at, lanes = self._at, self._lanes
 
-                compute(f"{name}_{kind}", out, (LANES,), whole, at.at)
+        def number(lane: Lane) -> Expr:
+            one = lanes.cast(dtype, level[lane])
+            if at.lanes == LANES:
+                return one
+            return T.Select(lane < at.lanes, one, lanes.const(dtype, 0))
 
-    def _seen(self, step: Step, taken: Sequence[Buffer]) -> Callable[[Lane], Expr]:
+        lanes.store(name, out, replace(at, lanes=LANES), number)
+
+    def _seen(self, step: Step, taken: Sequence[Buffer]) -> Of:
         """Return what a step compares with thresholds."""
-        value = self.acc if step.way == "acc" else self.value
+        value, at = self.whole if step.way == "acc" else self.value, self._at
         if not step.flip:
             return lambda lane: value[lane]
-        return lambda lane: value[lane] ^ taken[1][self._at.channel(lane)]
+        flipped = self._lanes.each(
+            "flipped", "int32", lambda lane: value[lane] ^ taken[1][at.channel(lane)]
+        )
+        return lambda lane: flipped[lane]
 
-    def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Callable[[Lane], Expr]:
+    def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Of:
         """Return which level a value has, see `step.WAYS`."""
-        at = self._at
+        at, algebra, lanes = self._at, self._algebra, self._lanes
         if step.way == "acc-scale":
-            acc = self.acc
+            acc = self.whole
             return lambda lane: nearest(
-                SCALAR, step, SCALAR.real(acc[lane]), *(t[at.channel(lane)] for t in taken[:2])
+                algebra, step, algebra.real(acc[lane]), *(t[at.channel(lane)] for t in taken[:2])
             )
         if step.way == "whole":
             value = self.value
-            return lambda lane: SCALAR.whole(value[lane])
+            return lambda lane: algebra.whole(value[lane])
         if step.way == "search":
             return self._search(name, step, taken[0])
         seen = self._seen(step, taken)
 
         def count(lane: Lane) -> Expr:
-            total: Expr = T.int32(0)
+            total = lanes.const("int32", 0)
             for number in range(step.count):
-                reached = seen(lane) >= taken[0][number, at.channel(lane)]
-                total = total + T.Cast("int32", reached)
+                total = total + self._one(seen(lane) >= taken[0][number, at.channel(lane)])
             return total
 
         return count
 
-    def _search(self, name: str, step: Step, table: Buffer) -> Callable[[Lane], Expr]:
+    def _one(self, condition: Expr) -> Expr:
+        return T.Select(condition, self._lanes.const("int32", 1), self._lanes.const("int32", 0))
+
+    def _search(self, name: str, step: Step, table: Buffer) -> Of:
         """Guess the level, then compare with the thresholds on both sides of it."""
-        value, guess = self.value, buffer(f"{name}_guess", (LANES,), "int32")
-        compute(f"{name}_guess", guess, (LANES,), lambda lane: nearest(
-            SCALAR, step, value[lane], table[0], table[1]))  # fmt: skip
+        value, lanes = self.value, self._lanes
+        slope, offset = lanes.spread(table[0]), lanes.spread(table[1])
+        guess = lanes.each(f"{name}_guess", "int32", lambda lane: nearest(
+            self._algebra, step, value[lane], slope, offset))  # fmt: skip
 
         def level(lane: Lane) -> Expr:
-            place = T.Cast("int64", guess[lane])
-            below, above = table[place + 2], table[place + 3]
-            up = T.Cast("int32", value[lane] >= above)
-            return guess[lane] + up - T.Cast("int32", value[lane] < below)
+            place = lanes.cast("int64", guess[lane])
+            below, above = (table[place + lanes.const("int64", i)] for i in (2, 3))
+            return guess[lane] + self._one(value[lane] >= above) - self._one(value[lane] < below)
 
         return level
 
@@ -396,10 +441,38 @@ class _Steps:
         at, seen = self._at, self._seen(step, taken)
         reached = []
         for number in range(step.count):
-            limit = lambda lane, k=number: taken[0][k, at.channel(lane)]  # noqa: E731
-            test = lambda lane, t=limit: seen(lane) >= t(lane)  # noqa: E731
-            reached.append(at.packed(f"{name}_reached_{number}", test))
+            limit: Of = lambda lane, k=number: taken[0][k, at.channel(lane)]  # noqa: E731
+            test: Of = lambda lane, t=limit: seen(lane) >= t(lane)  # noqa: E731
+            reached.append(self._half(f"{name}_reached_{number}", test))
         for plane, out in enumerate(made):
             every = 2**plane
             odd = functools.reduce(T.bitwise_xor, reached[every - 1 :: every])
-            at.store(f"{name}_{plane}", odd, out)
+            self._store_half(f"{name}_{plane}", out, odd)
+
+
+class _Fetching(Steps):
+    """Steps that read what they start from when they need it."""
+
+    def __init__(
+        self, at: Place, start: Start | None, source: Buffer | None, below: Below | None
+    ) -> None:
+        super().__init__(at, Lanes())
+        self._start, self._source, self._below = start, source, below
+
+    @property
+    def acc(self) -> Values:
+        """The lanes of the accumulator."""
+        if self._acc is None:
+            at, source = self._at, self._source
+            self._acc = self._lanes.fetched(
+                "acc_lanes", "int32", at, lambda i: source[(*at.pixel, at.channel(i))]
+            )
+        return self._acc
+
+    @property
+    def value(self) -> Values:
+        """The lanes of the running value."""
+        start, at = self._start, self._at
+        if self._value is None and start is not None:
+            self._value = self._lanes.fetched("value", "float32", at, lambda i: start(at, i))
+        return super().value

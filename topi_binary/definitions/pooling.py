@@ -17,7 +17,8 @@ from bnncc.topi_binary.definitions.blocks import (
     int64,
     pack,
 )
-from bnncc.topi_binary.definitions.epilogue import Pixels, Vector, epilogue
+from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
@@ -47,9 +48,9 @@ def write_pool(
     pooled = buffer("pooled", extents, "float32")
     accumulate("pooled", pooled, extents, spec.kernel, start, step)
 
-    def value(at: Vector, lane: Expr) -> Expr:
-        found = pooled[(*at.where, at.channel(lane))]
-        return found if largest else found / T.Cast("float32", _count(spec, *at.where[1:]))
+    def value(at: Place, lane: Expr) -> Expr:
+        found = pooled[(*at.pixel, at.channel(lane))]
+        return found if largest else found / T.Cast("float32", _count(spec, at.h, at.w))
 
     epilogue(operator, spec.steps, params, Pixels(extents, spec.output_rank), value)
 
