@@ -16,7 +16,7 @@ from bnncc import schedules
 from bnncc.codegen import pipeline
 from bnncc.targets import catalog
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 
 Layer = tuple[int, int, int, int, int, int]
@@ -63,7 +63,7 @@ def words_of(layer: Layer) -> float:
 
 def scheduled(spec: BinaryConv2d, target: str) -> Any:
     """Return the kernel of `spec`."""
-    return schedules.schedule(prim_func(spec), catalog.resolve(target), 1)
+    return schedules.schedule(define(spec), catalog.resolve(target), 1)
 
 
 def arguments(spec: BinaryConv2d) -> list[np.ndarray]:

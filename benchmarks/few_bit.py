@@ -43,8 +43,8 @@ from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.signs import recognise_signs
 from bnncc.targets import catalog, host
 from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import read_levels
-from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.transform.fuse import fuse
 from bnncc.transform.physical import KERNEL
@@ -164,7 +164,7 @@ class Kernel:
         assert len(data) == count
         arrays = [*data, *(physical.constants[i] for i in node.inputs[count:])]
         outs = [np.zeros(shape, dtype) for shape, dtype in output_types(spec)]
-        func = schedules.schedule(prim_func(spec), target)
+        func = schedules.schedule(define(spec), target)
         library = tvm.compile(tvm.IRModule({"main": func}), target=tvm_target(target)).jit()
         self._args = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in (*arrays, *outs)]
         library["main"](*self._args)

@@ -29,7 +29,7 @@ from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, reference
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 
 POOL = RowPool((3, 3), (2, 2), ONE)
@@ -70,7 +70,7 @@ def errors(spec: Conv2d, target: TargetSpec) -> dict[str, tuple[float, float]]:
         chosen = replace(spec, method=method)
         mine = packed if method == "direct" else filtering.pack_weight(weight, chosen)
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
-        module = tvm.IRModule({"main": schedule(prim_func(chosen), target)})
+        module = tvm.IRModule({"main": schedule(define(chosen), target)})
         library = tvm.compile(module, target=tvm.target.Target(options))
         got = tvm.runtime.empty(output_types(chosen)[0][0])
         library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(mine), got)

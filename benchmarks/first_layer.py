@@ -30,7 +30,7 @@ from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization, reference
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Step
 
 LAYERS: dict[str, Conv2d] = {
@@ -76,7 +76,7 @@ def deviation(spec: Conv2d, target: TargetSpec) -> float:
     else:
         mine = packed(weight, spec)
     options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
-    module = tvm.IRModule({"main": schedule(prim_func(spec), target)})
+    module = tvm.IRModule({"main": schedule(define(spec), target)})
     library = tvm.compile(module, target=tvm.target.Target(options))
     got = tvm.runtime.empty(output_types(spec)[0][0])
     library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(mine), got)

@@ -29,7 +29,7 @@ from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import (
     BitwiseMaxPool,
     ConcatBits,
@@ -105,7 +105,7 @@ class Layer:
     def __init__(self, name: str, spec: Spec, target: TargetSpec) -> None:
         self.name, self.spec = name, spec
         start = time.perf_counter()
-        func = schedule(prim_func(spec), target)
+        func = schedule(define(spec), target)
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
         module = tvm.IRModule({"main": func})
         self._lib = tvm.compile(module, target=tvm.target.Target(options)).jit()

@@ -28,7 +28,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, reference, sliced_data, tiles
 from bnncc.topi_binary.bits_table import needs_table, slice_table
 from bnncc.topi_binary.build import output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, SliceBits, Spec, Step
 
 LAYERS = [(128, 56, 1), (512, 14, 1), (128, 56, 8), (512, 14, 8), (256, 28, 16), (512, 14, 16)]
@@ -45,7 +45,7 @@ class Kernel:
 
     def __init__(self, spec: Spec, inputs: list[np.ndarray], target: TargetSpec) -> None:
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
-        module = tvm.IRModule({"main": schedule(prim_func(spec), target)})
+        module = tvm.IRModule({"main": schedule(define(spec), target)})
         library = tvm.compile(module, target=tvm.target.Target(options)).jit()
         outputs = [np.zeros(shape, dtype) for shape, dtype in output_types(spec)]
         self._args = [tvm.runtime.tensor(a) for a in (*inputs, *outputs)]

@@ -27,8 +27,8 @@ from bnncc.runtime.session import aligned_empty
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.layout import pack_bits
-from bnncc.topi_binary.signature import prim_func
 from bnncc.topi_binary.spec import ImageBits
 
 SIDE = 96
@@ -47,7 +47,7 @@ class Transform:
         name, thresholds = KINDS[kind]
         spec = ImageBits(1, SIDE, SIDE, 3, name, thresholds, (), layout, 3)
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
-        module = tvm.IRModule({"main": schedule(prim_func(spec), target)})
+        module = tvm.IRModule({"main": schedule(define(spec), target)})
         library = tvm.compile(module, target=tvm.target.Target(options)).jit()
         image = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3)).astype(np.uint8)
         wanted = pack_bits(bits_of(image, name, thresholds))

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def schedule(
     func: tirx.PrimFunc, target: TargetSpec, threads: int = 1, point: Point | None = None
 ) -> tirx.PrimFunc:
-    """Schedule the kernel of a spec for `target`.
+    """Schedule the definition of a kernel for `target`.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        An operator of ``topi_binary``, with its spec as the attribute ``bnncc.spec``.
+        From ``topi_binary.definitions``, with its spec as the attribute ``bnncc.spec``.
     target : TargetSpec
         The machine.
     threads : int, default 1
@@ -49,7 +49,11 @@ def schedule(
 
         result = cuda.schedule(spec, target, chosen)
     else:
-        result = function(row(spec).apply)(spec, target, threads, chosen)
+        own, result = row(spec), None
+        if own.apply:
+            result = function(own.apply)(func, spec, target, threads, chosen)
+        if result is None:
+            result = function(own.template)(spec, target, threads, chosen)
     if "global_symbol" in func.attrs:
         result = result.with_attr("global_symbol", func.attrs["global_symbol"])
     return result.with_attr("tirx.is_scheduled", True)

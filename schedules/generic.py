@@ -20,7 +20,6 @@ from tvm.sym import Analyzer
 from bnncc.schedules import multithreading
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 
 Block = Any
@@ -81,9 +80,11 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     return result.with_attr("tirx.is_scheduled", True)
 
 
-def as_defined(spec: Spec, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Schedule the definition of a kernel: the rule of kinds that have no better one."""
-    return schedule(define(spec), target, threads)
+def as_defined(
+    func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
+    """Schedule a definition block by block: the rule of kinds that have no better one."""
+    return schedule(func, target, threads)
 
 
 def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:

@@ -339,3 +339,72 @@ JOIN = {
     for count in counts
 }
 """By operation and lanes: what is held is joined with data, lane by lane."""
+
+
+class _Packing(TensorPair):
+    """Conditions become bits of an integer: the loop over lanes is a sum."""
+
+    def write(self, half: str, buffers: list[Any]) -> None:
+        """Write the body of one half."""
+        lanes, bits = buffers
+        if half == "impl":
+            found = mask(lanes[T.Ramp(0, 1, self.lanes)], self.lanes)
+            T.buffer_store(bits, bits[0] | found, [0])
+            return
+        with T.serial(self.lanes) as loop, T.sblock("update"):
+            lane = T.axis.reduce(self.lanes, loop)
+            one = T.shift_left(T.Cast(bits.dtype, lanes[lane]), T.Cast(bits.dtype, lane))
+            T.buffer_store(bits, T.bitwise_or(bits[0], one), [0])
+
+
+PACK = _Packing(
+    f"pack_{LANES}_b",
+    "",
+    (Operand((LANES,), "bool"), Operand((1,), f"uint{LANES}", bounds=(0, 0))),
+    LANES,
+    lambda *_: [],
+    lambda *_: [],
+)
+"""`LANES` conditions become half a word."""
+
+
+def _load_first(count: int, masked: bool) -> TensorPair:
+    every, here = T.Ramp(0, 1, LANES), T.Ramp(T.int32(0), T.int32(1), LANES)
+
+    def desc(lane: Expr, source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        return [(lane, T.if_then_else(lane < count, source[lane], T.float32(0)))]
+
+    def mask_of(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        where, zeros = T.address_of(source[0]), T.Broadcast(T.float32(0), LANES)
+        some = here < T.Broadcast(T.int32(count), LANES)
+        name = f"llvm.masked.load.v{LANES}f32.p0"
+        return [(every, T.call_llvm_intrin(F32, name, where, some, zeros))]
+
+    def parts(source: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        found, first = [(every, T.Broadcast(T.float32(0), LANES))], 0
+        for size in (8, 4, 2, 1):
+            if count & size:
+                lanes = T.Ramp(first, 1, size) if size > 1 else T.int32(first)
+                found.append((lanes, source[lanes]))
+                first += size
+        return found
+
+    operand = Operand((LANES,), "float32", bounds=(-512, 512))
+    return TensorPair(
+        f"{'avx_' if masked else ''}load_{count}_of_{LANES}_f32",
+        "avx" if masked else "",
+        (operand, operand),
+        LANES,
+        desc,
+        mask_of if masked else parts,
+        fresh=True,
+    )
+
+
+LOAD_FIRST = {
+    (count, masked): _load_first(count, masked)
+    for count in range(1, LANES)
+    for masked in (False, True)
+}
+"""By how many of `LANES` neighbours exist, and whether by a mask: those, and zeros. What lies
+beyond is not touched."""

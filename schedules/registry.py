@@ -29,11 +29,14 @@ class Row:
 
     Attributes
     ----------
-    apply : str
-        The rule. Takes spec, target, number of threads and a point of the space, and returns a
-        function.
+    template : str
+        Writes the kernel anew: takes spec, target, number of threads and a point of the space, and
+        returns a function. Where there is one, the definition is not what runs yet, or not always.
     space : str
         Takes the first three, and returns what can be chosen.
+    apply : str
+        The rule. Takes the definition and what a template takes, and returns the definition,
+        scheduled; or None, if the kernel is one for the template.
     rate : str
         Takes spec and target, and returns how many products vectors of 512 bits make in a
         microsecond; for kinds that have products.
@@ -46,8 +49,9 @@ class Row:
         Makes a cut of a point of that space.
     """
 
-    apply: str = "generic:as_defined"
+    template: str = ""
     space: str = "space:no_choice"
+    apply: str = ""
     rate: str = ""
     gpu: str = ""
     gpu_space: str = "space:no_choice"
@@ -63,27 +67,28 @@ _ROWS = {
         "float_layers:bitwise_maxpool", "float_layers:bitwise_maxpool_space",
         gpu="cuda.plain:bitwise_maxpool",
     ),
-    ConcatBits: Row("bit_layers:concat_bits", gpu="cuda.plain:concat_bits"),
+    ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),
     Conv2d: Row(
         "float_layers:conv2d", "float_layers:conv2d_space", rate="multithreading:floats",
         gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
         gpu_cut="cuda.float_tiles:Cut",
     ),
     Elementwise: Row(
-        "bit_layers:elementwise", "bit_layers:elementwise_space", gpu="cuda.plain:elementwise",
+        "bit_layers:elementwise_planes", "bit_layers:elementwise_space",
+        apply="bit_layers:elementwise", gpu="cuda.plain:elementwise",
     ),
     FewBitConv2d: Row(
         "few_bit_conv2d:apply", "few_bit_conv2d:space", rate="multithreading:levels",
         gpu="cuda.plain:few_bit_conv2d",
     ),
     ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),
-    PadBits: Row("bit_layers:pad_bits", gpu="cuda.plain:pad_bits"),
+    PadBits: Row(apply="bit_layers:moved", gpu="cuda.plain:pad_bits"),
     Pool2d: Row("float_layers:pool2d", "float_layers:pool2d_space", gpu="cuda.plain:pool2d"),
-    SliceBits: Row("bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
-    WeightsOfRows: Row("bit_layers:weights_of_rows"),
+    SliceBits: Row(apply="bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
+    WeightsOfRows: Row(apply="bit_layers:weights_of_rows"),
 }  # fmt: skip
 
-_DEFAULT = Row()
+_DEFAULT = Row(apply="generic:as_defined")
 """Of a kind that has none: its definition, scheduled as what TVM legalized is."""
 
 

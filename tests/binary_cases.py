@@ -13,7 +13,7 @@ from bnncc import schedules
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference, sliced_data, tiles
 from bnncc.topi_binary.build import output_types, step_input_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests import kernel_harness
 
@@ -175,8 +175,7 @@ def build(specs: list[BinaryConv2d], target: str, threads: int = 1) -> Any:
     """Compile one module with a kernel ``k0, k1, ...`` for each spec."""
     chosen = catalog.resolve(target)
     functions = {
-        f"k{i}": schedules.schedule(prim_func(spec), chosen, threads)
-        for i, spec in enumerate(specs)
+        f"k{i}": schedules.schedule(define(spec), chosen, threads) for i, spec in enumerate(specs)
     }
     return kernel_harness.build(functions, chosen)
 

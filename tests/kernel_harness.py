@@ -17,7 +17,7 @@ from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.verification.confirm import runs_here
 
@@ -58,7 +58,7 @@ def build(functions: dict[str, Any], target: TargetSpec) -> Any:
 @functools.lru_cache(maxsize=256)
 def compiled(spec: Spec, target: str, threads: int) -> Any:
     chosen = catalog.resolve(target)
-    func = schedules.schedule(prim_func(spec), chosen, threads)
+    func = schedules.schedule(define(spec), chosen, threads)
     return build({"main": func}, chosen)
 
 

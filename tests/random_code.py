@@ -36,7 +36,7 @@ from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve
 from bnncc.topi_binary import tiles
 from bnncc.topi_binary.build import aliases, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
@@ -105,7 +105,7 @@ def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Ar
 
     chosen = resolve(target)
     names = {spec: f"kernel_{number}" for number, spec in enumerate(specs)}
-    made = {n: schedules.schedule(prim_func(s), chosen, 1) for s, n in names.items()}
+    made = {n: schedules.schedule(define(s), chosen, 1) for s, n in names.items()}
     library = build(made, chosen)
 
     def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:

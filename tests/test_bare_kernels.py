@@ -19,7 +19,7 @@ from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
 from tests import binary_cases, test_bits_kernels, test_float_kernels
 from tests.kernel_harness import EMULATED, clear_tails, same, small_integers
@@ -47,7 +47,7 @@ def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Compile, link and call a kernel; its outputs start as garbage."""
     from bnncc.codegen.emulator import Library
 
-    functions = {"kernel": schedules.schedule(prim_func(spec), ARMV7, 1)}
+    functions = {"kernel": schedules.schedule(define(spec), ARMV7, 1)}
     content, _ = bare.build(functions, tvm_target(ARMV7))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernels.o").write_bytes(content)

@@ -21,7 +21,7 @@ from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import aliases, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 from bnncc.verify import verify
 from tests.binary_cases import make_inputs
@@ -38,7 +38,7 @@ def built(specs: list[Spec], target: str) -> Any:
     """Compile one module with a kernel ``k0, k1, ...`` for each spec."""
     chosen = catalog.resolve(target)
     functions = {
-        f"k{i}": schedules.schedule(prim_func(spec), chosen).with_attr("global_symbol", f"k{i}")
+        f"k{i}": schedules.schedule(define(spec), chosen).with_attr("global_symbol", f"k{i}")
         for i, spec in enumerate(specs)
     }
     with gpu.compiling(chosen):

@@ -15,7 +15,7 @@ from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, reference
 from bnncc.topi_binary.build import input_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import HERE, TARGETS, run_kernel, same, small_integers
 
@@ -156,7 +156,7 @@ def test_threads_change_nothing(method: str, pool: RowPool | None) -> None:
     spec = replace(STEM, n=2, height=60, width=60, out_channels=80, method=method, pool=pool)
     mine, _ = _inputs(spec, 0, 2)
     one = run_kernel(spec, mine, HERE[-1], 2, threads=1)
-    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(HERE[-1]), 2))
+    assert "parallel" in str(schedules.schedule(define(spec), catalog.resolve(HERE[-1]), 2))
     same(run_kernel(spec, mine, HERE[-1], 2, threads=2), one)
 
 

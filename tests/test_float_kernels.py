@@ -11,7 +11,7 @@ from bnncc import schedules
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
 
@@ -219,7 +219,7 @@ BIG = [
 def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
     inputs = small_integers(spec, np.random.default_rng(0), 2)
     one = run_kernel(spec, inputs, HERE[-1], 2, threads=1)
-    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.resolve(HERE[-1]), 2))
+    assert "parallel" in str(schedules.schedule(define(spec), catalog.resolve(HERE[-1]), 2))
     same(run_kernel(spec, inputs, HERE[-1], 2, threads=2), one)
 
 
@@ -229,5 +229,5 @@ def test_rows_shorter_than_a_tile_are_shared(target: str) -> None:
         Conv2d(1, 5, 5, 16, 64, (1, 5), (1, 2), pads=(3, 3, 3, 3), steps=(Step("store"),)),
         Conv2d(1, 2, 2, 2048, 2048, (1, 1), steps=(Step("store"),)),
     ):
-        text = str(schedules.schedule(prim_func(spec), catalog.resolve(target), 2))
+        text = str(schedules.schedule(define(spec), catalog.resolve(target), 2))
         assert spec.channels < 100 or "parallel" in text

@@ -15,7 +15,7 @@ from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, quantization, reference
 from bnncc.topi_binary.build import input_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import TARGETS, run_kernel, same
 
@@ -197,7 +197,7 @@ def test_threads_change_nothing(operands: str, pool: RowPool | None) -> None:
     spec = _for(spec, NATIVE)
     inputs = _inputs(spec, 0, 2)
     one = run_kernel(spec, inputs, NATIVE, 2, threads=1)
-    assert "parallel" in str(schedules.schedule(prim_func(spec), catalog.native(), 2))
+    assert "parallel" in str(schedules.schedule(define(spec), catalog.native(), 2))
     same(run_kernel(spec, inputs, NATIVE, 2, threads=2), one)
 
 

@@ -17,6 +17,7 @@ from bnncc.schedules import generic, multithreading, space_of
 from bnncc.schedules.registry import function, row
 from bnncc.targets import catalog
 from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import (
     KINDS,
@@ -50,7 +51,9 @@ def test_every_kind_has_every_part(kind: type[Spec]) -> None:
     assert all(name.islower() for name in kind.operators)
     assert any(type(spec) is kind for spec in definition_cases.SPECS)
     own = row(kind)
-    assert callable(function(own.apply))
+    assert own.apply or own.template
+    for name in filter(None, (own.apply, own.template)):
+        assert callable(function(name))
     assert callable(function(own.space))
     assert bool(own.gpu) == (kind not in WITHOUT_GPU)
     for name in filter(None, (own.gpu, own.gpu_space, own.gpu_cut)):
@@ -107,7 +110,7 @@ DEFINED: list[Spec] = [
 @pytest.mark.parametrize("spec", DEFINED, ids=lambda spec: Workload.of(spec).name)
 def test_a_kind_without_a_rule_runs_as_it_is_defined(spec: Spec) -> None:
     target = catalog.native()
-    func = generic.as_defined(spec, target, 1, {})
+    func = generic.as_defined(define(spec), spec, target, 1, {})
     case = make(spec)
     library = tvm.compile(
         tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), tvm_target(target)

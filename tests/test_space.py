@@ -14,7 +14,7 @@ from bnncc.schedules.space import UnfitPoint, space
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     BitwiseMaxPool,
@@ -80,7 +80,7 @@ def some_points(spec: Spec, target: str, threads: int) -> list[dict[str, int]]:
 def built(spec: Spec, target: str, threads: int, points: list[dict[str, int]]) -> Any:
     chosen = catalog.resolve(target)
     functions = {
-        f"k{i}": schedules.schedule(prim_func(spec), chosen, threads, point)
+        f"k{i}": schedules.schedule(define(spec), chosen, threads, point)
         for i, point in enumerate(points)
     }
     return kernel_harness.build(functions, chosen)

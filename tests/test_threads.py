@@ -140,7 +140,7 @@ def test_one_region_per_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     import tvm_ffi
 
     from bnncc import schedules
-    from bnncc.topi_binary.signature import prim_func
+    from bnncc.topi_binary.definitions import define
 
     monkeypatch.setattr(multithreading, "MIN_US", 0.0)
     steps = (Step("affine"), Step("store"), Step("bits"))
@@ -149,7 +149,7 @@ def test_one_region_per_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         Conv2d(1, 20, 20, 8, 72, (3, 3), pads=(1, 1, 1, 1), steps=steps),
         Elementwise(2, 20, 21, 72, "NCHW", steps=(Step("store"), Step("bits"))),
     ):
-        func = schedules.schedule(prim_func(spec), catalog.resolve("x86-64-v4-vpopcntdq"), 2)
+        func = schedules.schedule(define(spec), catalog.resolve("x86-64-v4-vpopcntdq"), 2)
         starts = []
         kinds = []
 

@@ -10,7 +10,7 @@ from bnncc import schedules
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.build import output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step, WeightsOfRows
 from bnncc.tuning.cases import run_time_weights
 from tests import binary_cases, kernel_harness
@@ -23,7 +23,7 @@ TARGETS = [*kernel_harness.TARGETS, "native"]
 def test_rows_become_lanes(target: str, rows: int, channels: int) -> None:
     spec = WeightsOfRows(3, rows, channels, count=True)
     chosen = catalog.resolve(target)
-    func = schedules.schedule(prim_func(spec), chosen)
+    func = schedules.schedule(define(spec), chosen)
     library = kernel_harness.build({"k": func}, chosen)
     rng = np.random.default_rng(rows)
     data = layout.pack_bits(rng.random((3, rows, channels)) < 0.5)

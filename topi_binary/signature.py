@@ -17,26 +17,6 @@ Buffer = Any
 Expr = Any
 
 
-def prim_func(spec: Spec) -> tirx.PrimFunc:
-    """Declare the kernel of `spec`: the rule of its kind writes the body.
-
-    Parameters
-    ----------
-    spec : Spec
-        What the kernel computes.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Without a body. Inputs in the order of `input_types`, outputs in that of `output_types`.
-    """
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            declare(spec)
-            T.evaluate(0)
-        return builder.get()
-
-
 def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
     """Declare name, attributes and parameters of `spec` in the function that is open.
 

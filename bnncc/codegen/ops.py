@@ -20,7 +20,7 @@ from tvm.ir import Op, register_op_attr
 
 from bnncc.codegen import attributes
 from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.signature import prim_func
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import KINDS, OPERATORS, Spec
 
 _OPAQUE = 8
@@ -134,7 +134,7 @@ def _infer(call: relax.Call, bb: relax.BlockBuilder) -> relax.Type:
 
 def _legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     spec = spec_of(call)
-    func = prim_func(spec).with_attr("op_pattern", _OPAQUE)
+    func = define(spec).with_attr("op_pattern", _OPAQUE)
     kernel = bb.add_func(func, _short(str(call.op.name)))
     out = call.ty
     fields = list(out.fields) if isinstance(out, relax.TupleType) else out

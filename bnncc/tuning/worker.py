@@ -75,12 +75,12 @@ class Worker:
         from bnncc.codegen import gpu, memory
         from bnncc.codegen.link import build_library
         from bnncc.codegen.pipeline import tvm_target
-        from bnncc.topi_binary.signature import prim_func
+        from bnncc.topi_binary.definitions import define
 
         started = time.perf_counter()
         workload = Workload(job["spec"], job["threads"])
         func = schedules.schedule(
-            prim_func(workload.kernel), self.target, workload.threads, job["point"]
+            define(workload.kernel), self.target, workload.threads, job["point"]
         ).with_attr("global_symbol", "main")
         same = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:32]
         if same in job["known"]:

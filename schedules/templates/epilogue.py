@@ -1,69 +1,34 @@
 """The epilogue: what is done to one vector of values while it is still in a register.
 
 `emit` writes the steps of a spec as TensorIR, inside the block that the caller has opened with
-TVM's IRBuilder. Full blocks of `layout.LANES` channels are loaded and stored as vectors; the block
-of the last few channels goes lane by lane, because float tensors are not padded. Bits are one
-compare and one 16-bit store, into a view of the packed tensor as half words.
+TVM's IRBuilder: those of `definitions.epilogue`, with a whole vector in the place of a lane. Full
+blocks of `layout.LANES` channels are loaded and stored as vectors; the block of the last few
+channels goes lane by lane, because float tensors are not padded. Bits are one compare and one
+16-bit store, into a view of the packed tensor as half words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import mask
-from bnncc.schedules.templates import levels
 from bnncc.schedules.templates.lanes import VECTOR
-from bnncc.schedules.templates.place import Place
-from bnncc.topi_binary import layout
-from bnncc.topi_binary.algebra import changed, conditions, stands_for
+from bnncc.topi_binary.definitions.epilogue import NUMBERS, Lanes, Of, Steps, Values
+from bnncc.topi_binary.definitions.epilogue import half_view as half_view
+from bnncc.topi_binary.definitions.epilogue import views as views
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.step import FETCHED, TENSORS, Step, output_kinds, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, output_kinds, step_inputs
 
 Buffer = Any
 Expr = Any
 
-NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
-"""Type of one level, in the forms of `step.FORMS` where each is a number."""
-
-MAX_MASKS = 7
-"""Thresholds up to which planes are XORs of comparisons."""
-
-
-def half_view(plane: Buffer, channels: int) -> Buffer:
-    """Declare `plane` once more, as half words: what `emit` stores bits to.
-
-    Parameters
-    ----------
-    plane : Buffer of uint32
-        Packed tensor with the words last.
-    channels : int
-        Bits per row.
-
-    Returns
-    -------
-    Buffer of uint16
-        Same data, ``2 * words(channels)`` last.
-    """
-    shape = [*plane.shape[:-1], 2 * layout.words(channels)]
-    return T.decl_buffer(shape, "uint16", data=plane.data)
-
-
-def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
-    """Replace the packed ones among a kernel's `outputs` by their `half_view`."""
-    kinds = [kind for step in steps for kind in output_kinds(step)]
-    return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
-
-
-def _view(kind: str, buffer: Buffer, channels: int) -> Buffer:
-    if kind in ("bits", "planes"):
-        return half_view(buffer, channels)
-    if kind not in NUMBERS or kind == "floats":
-        return buffer
-    shape = [*buffer.shape[:-1], layout.blocks(channels) * LANES]
-    return T.decl_buffer(shape, NUMBERS[kind], data=buffer.data)
+_EVERY = T.Ramp(0, 1, LANES)
+"""All lanes, as one."""
 
 
 def regions(
@@ -110,6 +75,60 @@ def regions(
     return reads, writes
 
 
+class _Held:
+    """A vector in a register."""
+
+    def __init__(self, value: Expr) -> None:
+        self._value = value
+
+    def __getitem__(self, lane: Expr) -> Expr:
+        """Return all lanes: there is no other access."""
+        return self._value
+
+
+class _Registers(Lanes):
+    """Values of all lanes are one vector, under a name."""
+
+    algebra = VECTOR
+
+    def const(self, dtype: str, value: int) -> Expr:
+        return T.Broadcast(tirx.const(value, dtype), LANES)
+
+    def cast(self, dtype: str, value: Expr) -> Expr:
+        return T.Cast(f"{dtype}x{LANES}", value)
+
+    def spread(self, value: Expr) -> Expr:
+        return T.Broadcast(value, LANES)
+
+    def each(self, name: str, dtype: str, value: Of) -> Values:
+        return _Held(T.Bind(value(_EVERY)))
+
+    def fetched(self, name: str, dtype: str, at: Place, value: Of, where: str = "NHWC") -> Values:
+        if at.lanes == LANES and at.neighbours(where):
+            return _Held(value(_EVERY))
+        lanes = T.sblock_alloc_buffer((LANES,), dtype)
+        if at.lanes < LANES:
+            T.buffer_store(lanes, self.const(dtype, 0), [_EVERY])
+        with T.unroll(at.lanes) as lane:
+            T.buffer_store(lanes, value(lane), [lane])
+        return _Held(lanes[_EVERY])
+
+    def packed(self, name: str, condition: Callable[[Expr], Expr]) -> Expr:
+        return T.Bind(mask(condition(_EVERY)))
+
+    def half(self, name: str, out: Buffer, value: Expr, where: list[Expr]) -> None:
+        T.buffer_store(out, value, where)
+
+    def store(self, name: str, out: Buffer, at: Place, value: Of, where: str = "NHWC") -> None:
+        if at.lanes == LANES and at.neighbours(where):
+            T.buffer_store(out, value(_EVERY), at.index(at.vector))
+            return
+        lanes = T.sblock_alloc_buffer((LANES,), out.dtype)
+        T.buffer_store(lanes, value(_EVERY), [_EVERY])
+        with T.unroll(at.lanes) as lane:
+            T.buffer_store(out, lanes[lane], at.index(at.channel(lane), where))
+
+
 def emit(
     steps: Sequence[Step],
     value: Expr,
@@ -136,150 +155,13 @@ def emit(
     acc : Expr of int32x16, optional
         The integer accumulator, for ``threshold``.
     halved : bool, default False
-        Whether `acc` is half of the accumulator that the steps mean. Signs and numbers cost nothing
-        more, because thresholds and scales are changed instead, once for all pixels of a tile;
-        levels are found from the double.
+        Whether `acc` is half of the accumulator that the steps mean, see `Steps`.
 
     Returns
     -------
     Expr of float32x16
-        The value after the last step.
+        The value after the last step, if one looked at it.
     """
-    if value is None:
-        value = VECTOR.real(acc)
-        halved_value = halved
-    else:
-        halved_value = False
-    whole = None if halved else acc
-    inputs, results = iter(params), iter(outputs)
-    for number, step in enumerate(steps):
-        taken = [next(inputs) for _ in range(step_inputs(step))]
-        made = [next(results) for _ in range(step_outputs(step))]
-        if halved_value and step.op not in ("threshold", "affine"):
-            value = value * VECTOR.number(2.0)
-            halved_value = False
-        if step.op == "levels":
-            if not step.way.startswith("acc"):
-                value = T.Bind(value)
-            elif halved and whole is None:
-                whole = T.Bind(acc + acc)
-            if _compared(step):
-                _store_masks(levels.masks(step, value, whole, taken, at), made, at)
-            else:
-                level = T.Bind(levels.find(step, value, whole, taken, at))
-                _store_levels(step, level, taken[-1:], made, at)
-        elif step.op == "store":
-            if _used_later(steps[number + 1 :]):
-                value = T.Bind(value)
-            _store(made[0], value, at, step.layout)
-        elif step.op == "bits":
-            if step.zero or _used_later(steps[number + 1 :]):
-                value = T.Bind(value)
-            _store_planes(made, conditions(VECTOR, step, value, ()), at)
-        elif step.op == "threshold":
-            if step.zero:
-                acc = T.Bind(acc)
-            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
-            one = T.Broadcast(T.int32(1), LANES)
-            limits = [T.shift_right(t[at.vector], one) if halved else t[at.vector] for t in taken]
-            _store_planes(made, conditions(VECTOR, step, acc, limits), at)
-        elif halved_value:
-            scale, bias = _operands(step, taken, at)
-            value = changed(VECTOR, step, value, [scale * VECTOR.number(2.0), bias])
-            halved_value = False
-        else:
-            value = changed(VECTOR, step, value, _operands(step, taken, at))
-    return value
-
-
-def _operands(step: Step, taken: Sequence[Buffer], at: Place) -> list[Expr]:
-    """Return what a step reads for one vector."""
-    if step.op not in FETCHED:
-        return [buffer[at.vector] for buffer in taken]
-    gate = step.op == "gate"
-    return [_load(taken[0], at if gate else at.repeated(step.period), step.layout, gate)]
-
-
-def _used_later(steps: Sequence[Step]) -> bool:
-    return any(step.op != "threshold" and not step.way.startswith("acc") for step in steps)
-
-
-def _load(buffer: Buffer, at: Place, where: str = "NHWC", gate: bool = False) -> Expr:
-    def index(channel: Expr) -> tuple[Expr, ...]:
-        return (at.n, channel) if gate else tuple(at.index(channel, where))
-
-    contiguous = gate or at.rank == 2 or where == "NHWC"
-    if contiguous and at.lanes == LANES:
-        return buffer[index(at.vector)]
-    lanes = T.sblock_alloc_buffer((LANES,), "float32")
-    if at.lanes < LANES:
-        T.buffer_store(lanes, VECTOR.number(0.0), [T.Ramp(0, 1, LANES)])
-    with T.unroll(at.lanes) as lane:
-        T.buffer_store(lanes, buffer[index(at.channel(lane))], [lane])
-    return lanes[T.Ramp(0, 1, LANES)]
-
-
-def _store(buffer: Buffer, value: Expr, at: Place, where: str) -> None:
-    contiguous = at.rank == 2 or where == "NHWC"
-    if contiguous and at.lanes == LANES:
-        T.buffer_store(buffer, value, at.index(at.vector))
-        return
-    lanes = T.sblock_alloc_buffer((LANES,), "float32")
-    T.buffer_store(lanes, value, [T.Ramp(0, 1, LANES)])
-    with T.unroll(at.lanes) as lane:
-        T.buffer_store(buffer, lanes[lane], at.index(at.channel(lane), where))
-
-
-def _store_levels(
-    step: Step, level: Expr, table: Sequence[Buffer], made: Sequence[Buffer], at: Place
-) -> None:
-    plane = 0
-    for kind, buffer in zip(output_kinds(step), made, strict=True):
-        if kind == "planes":
-            _store_bits(buffer, levels.bit(level, plane), at)
-            plane += 1
-        elif kind == "value":
-            _store(buffer, stands_for(VECTOR, step, level), at, step.layout)
-        elif kind == "table":
-            _store(buffer, table[0][level], at, step.layout)
-        else:
-            number = T.Cast(f"{NUMBERS[kind]}x{LANES}", level)
-            T.buffer_store(buffer, number, at.index(at.vector))
-
-
-def _compared(step: Step) -> bool:
-    """Whether planes are made of comparisons, without a vector of levels."""
-    return step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_MASKS
-
-
-def _store_masks(masks: Sequence[Expr], made: Sequence[Buffer], at: Place) -> None:
-    for plane, buffer in enumerate(made):
-        every = 2**plane
-        chosen = masks[every - 1 :: every]
-        bits = chosen[0]
-        for one in chosen[1:]:
-            bits = T.bitwise_xor(bits, one)
-        _store_half(buffer, bits, at)
-
-
-def _store_planes(made: Sequence[Buffer], tests: Sequence[Expr], at: Place) -> None:
-    for plane, test in zip(made, tests, strict=True):
-        _store_bits(plane, test, at)
-
-
-def _store_bits(halves: Buffer, condition: Expr, at: Place) -> None:
-    _store_half(halves, mask(condition), at)
-
-
-def _store_half(halves: Buffer, bits: Expr, at: Place) -> None:
-    if at.lanes < LANES:
-        bits = bits & T.uint16((1 << at.lanes) - 1)
-    T.buffer_store(halves, bits, at.index(at.block))
-    last = layout.blocks(at.channels) - 1
-    if last % 2:
-        return
-    if at.lanes < LANES:  # then this is the last block
-        T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))
-    elif at.channels % LANES == 0:
-        with T.If(at.block == last), T.Then():
-            T.buffer_store(halves, T.uint16(0), at.index(at.block + 1))
+    found, count = (None if v is None else _Held(T.Bind(v)) for v in (value, acc))
+    held = Steps(at, _Registers(), found, count, halved).write(steps, params, outputs)
+    return None if held is None else held[_EVERY]

@@ -7,6 +7,7 @@ for each step of the epilogue. It knows no target, tile or register. It runs as 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 
+@functools.lru_cache(maxsize=64)  # networks repeat their layers, and tuning a kernel does so more
 def define(spec: Spec) -> tirx.PrimFunc:
-    """Return the definition of `spec`.
+    """Return the definition of `spec`: what legalization makes, and what rules schedule.
 
     Parameters
     ----------

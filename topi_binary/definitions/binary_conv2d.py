@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm.tirx.script import builder as T
 
@@ -13,11 +15,10 @@ from bnncc.topi_binary.definitions.blocks import (
     accumulate,
     bit_of,
     buffer,
-    compute,
     int64,
-    pack,
 )
-from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
 from bnncc.topi_binary.definitions.weights import binary_word
 from bnncc.topi_binary.layout import LANES, WORD_BITS
@@ -74,11 +75,8 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
 
     acc = buffer("acc", pixels.extents, "int32")
     accumulate("acc", acc, pixels.extents, (*spec.kernel, words), T.int32(0), step)
-    value = buffer("value", pixels.extents, "float32")
-    if not limited:
-        compute("value", value, pixels.extents, lambda *i: T.Cast("float32", acc[i]))
-    below = _below(spec, pixels, acc) if limited else None
-    epilogue(operator, spec.steps, list(params), pixels, value, acc, below)
+    below = _below(spec) if limited else None
+    epilogue(operator, spec.steps, list(params), pixels, acc=acc, below=below)
 
 
 def _count(spec: BinaryConv2d, data: Expr, weight: Expr, zeros: list[Expr]) -> Expr:
@@ -112,24 +110,23 @@ def _outside(spec: BinaryConv2d, weight: Expr, bits: Expr, c: Expr) -> Expr:
     return T.if_then_else(c == 0, T.int32(spec.channels // spec.groups // 2), T.int32(0))
 
 
-def _below(spec: BinaryConv2d, pixels: Pixels, count: Buffer):  # type: ignore[no-untyped-def]
+def _below(spec: BinaryConv2d) -> Below:
     """Return what writes the thresholds of a spec whose limits are stored in slices of bits."""
     high, wide = sliced_data.classes(spec)
 
-    def less(limits: Buffer, *i: Expr) -> Expr:
-        kind = border_class(high, i[1]) * len(wide) + border_class(wide, i[2])
-        limit: Expr = T.int32(0)
-        for plane in range(sliced_data.planes(spec)):
-            one = T.Cast("int32", bit_of(limits, (kind, int64(plane)), i[3]))
-            limit = limit + T.shift_left(one, T.int32(plane))
-        return count[i] < limit
+    def tests(step: Step, taken: Sequence[Buffer], at: Place, count: Buffer) -> list[Any]:
+        kind = border_class(high, at.h) * len(wide) + border_class(wide, at.w)
 
-    def write(step: Step, tensors: list[Buffer]) -> None:
-        limits, planes = tensors[: 1 + step.zero], tensors[1 + step.zero :]
-        extents, channels = pixels.extents[:3], pixels.extents[3]
-        pack("bits", planes[0], extents, channels, lambda *i: less(limits[0], *i), pixels.at())
-        if step.zero:
-            pack("zeros", planes[1], extents, channels, lambda *i: T.And(
-                less(limits[0], *i), T.Not(less(limits[1], *i))), pixels.at())  # fmt: skip
+        def less(limits: Buffer, lane: Expr) -> Expr:
+            limit: Expr = T.int32(0)
+            for plane in range(sliced_data.planes(spec)):
+                one = T.Cast("int32", bit_of(limits, (kind, int64(plane)), at.channel(lane)))
+                limit = limit + T.shift_left(one, T.int32(plane))
+            return count[lane] < limit
 
-    return write
+        def neither(lane: Expr) -> Expr:
+            return T.And(less(taken[0], lane), T.Not(less(taken[1], lane)))
+
+        return [lambda lane: less(taken[0], lane), neither][: 1 + step.zero]
+
+    return tests

@@ -8,10 +8,12 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
-from bnncc.topi_binary.definitions.epilogue import Pixels, applied, epilogue
+from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.pooling import write_pool
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
@@ -31,12 +33,17 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
         value = _direct(spec, data, weight, extents)
     pixels = Pixels(extents, spec.rank)
     if spec.pool is None:
-        epilogue(operator, spec.steps, params, pixels, value)
+        epilogue(operator, spec.steps, params, pixels, lambda at, lane: value[
+            (*at.pixel, at.channel(lane))])  # fmt: skip
         return
     for number, step in enumerate(spec.pool.before):
         taken = [params.pop(0) for _ in range(step_inputs(step))]
         source, value = value, buffer(f"before_{number}", extents, "float32")
-        compute(f"before_{number}", value, extents, applied(step, source, taken, pixels.at()))
+
+        def after(*i: Expr, step: Any = step, source: Buffer = source, taken: Any = taken) -> Expr:
+            return changed(SCALAR, step, source[i], [param[i[3]] for param in taken])
+
+        compute(f"before_{number}", value, extents, after)
     pool = spec.pooling
     write_pool(operator, pool, value, (operator.n, *spec.output_hw, spec.out_channels), params)
 

@@ -1,20 +1,47 @@
-"""The steps of an epilogue, one named block for each."""
+"""The steps of an epilogue, one named block for each, on the lanes of one vector of channels.
+
+Behind an anchor stands the block ``out``, for each pixel and each `layout.LANES` channels, and
+``out_last`` where the last few channels fill no vector. In them values are fetched into tensors of
+so many lanes, each step is a block of its own over those, and what it stores goes to the outputs.
+Parameters are padded to whole vectors (`layout.pad_lanes`), images are not.
+
+`Steps` says what is computed, `Lanes` how values of all lanes are written: templates, which write
+vectors themselves, have another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.algebra import changed, conditions, nearest, stands_for
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, bit, buffer, compute, pack
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.algebra import Algebra, changed, conditions, nearest, stands_for
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    accumulate,
+    buffer,
+    compute,
+    int64,
+)
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.terms import SCALAR
-from bnncc.topi_binary.few_bit_data import PER_WORD
-from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs, step_outputs
+
+NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
+"""Type of one level, in the forms of `step.FORMS` where each is a number."""
+
+MAX_XORS = 7
+"""Thresholds up to which planes are XORs of comparisons, without a number between them."""
+
+Lane = Expr
 
 
 @dataclass(frozen=True)
@@ -41,10 +68,110 @@ class Pixels:
         return lambda n, h, w, c: (n, h, w, c)
 
 
+def half_view(plane: Buffer, channels: int) -> Buffer:
+    """Declare a packed tensor once more, as half words.
+
+    Parameters
+    ----------
+    plane : Buffer of uint32
+        Packed tensor with the words last.
+    channels : int
+        Bits per row.
+
+    Returns
+    -------
+    Buffer of uint16
+        Same data, ``2 * words(channels)`` last.
+    """
+    shape = [*plane.shape[:-1], 2 * layout.words(channels)]
+    return T.decl_buffer(shape, "uint16", data=plane.data)
+
+
+def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
+    """Declare a kernel's `outputs` once more, packed ones as their parts: half words, levels."""
+    kinds = [kind for step in steps for kind in output_kinds(step)]
+    return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
+
+
+def _view(kind: str, made: Buffer, channels: int) -> Buffer:
+    if kind in ("bits", "planes"):
+        return half_view(made, channels)
+    if kind not in NUMBERS or kind == "floats":
+        return T.decl_buffer(list(made.shape), made.dtype, data=made.data)
+    shape = [*made.shape[:-1], layout.blocks(channels) * LANES]
+    return T.decl_buffer(shape, NUMBERS[kind], data=made.data)
+
+
+Values = Any
+"""Values of all lanes: what `Lanes` returns, indexed by a lane."""
+
+Of = Callable[[Lane], Expr]
+"""Takes a lane; returns what is there."""
+
+Start = Callable[[Place, Lane], Expr]
+"""Takes where a vector lies and a lane; returns what is there."""
+
+Below = Callable[[Step, Sequence[Buffer], Place, Values], list[Of]]
+"""Takes a ``threshold`` whose limits are stored otherwise, its inputs, where, and the lanes of the
+accumulator; returns what its planes hold."""
+
+
+class Lanes:
+    """How values of all lanes are written: as blocks over tensors of them, lane by lane."""
+
+    algebra: Algebra = SCALAR
+
+    def const(self, dtype: str, value: int) -> Expr:
+        """Return a number in every lane."""
+        return tirx.const(value, dtype)
+
+    def cast(self, dtype: str, value: Expr) -> Expr:
+        """Return values as numbers of another type."""
+        return T.Cast(dtype, value)
+
+    def spread(self, value: Expr) -> Expr:
+        """Return one value in every lane."""
+        return value
+
+    def each(self, name: str, dtype: str, value: Of) -> Values:
+        """Write a value for every lane."""
+        return compute(name, buffer(name, (LANES,), dtype), (LANES,), value)
+
+    def fetched(self, name: str, dtype: str, at: Place, value: Of, where: str = "NHWC") -> Values:
+        """Write values of the lanes that exist, read from a tensor; 0 for the others."""
+        if at.lanes == LANES:
+            return self.each(name, dtype, value)
+        zero = self.const(dtype, 0)
+        return self.each(
+            name, dtype, lambda lane: T.if_then_else(lane < at.lanes, value(lane), zero)
+        )
+
+    def packed(self, name: str, condition: Of) -> Expr:
+        """Write conditions as the bits of half a word; return it."""
+        lanes, half = buffer(f"{name}_lanes", (LANES,), "bool"), buffer(name, (1,), "uint16")
+        compute(f"{name}_lanes", lanes, (LANES,), condition)
+
+        def step(found: Expr, lane: Lane) -> Expr:
+            one = T.shift_left(T.Cast("uint16", lanes[lane]), T.Cast("uint16", lane))
+            return T.bitwise_or(found, one)
+
+        first = int64(0)
+        accumulate(f"{name}_pack", half, (), (LANES,), T.uint16(0), step, lambda: (first,))
+        return half[first]
+
+    def half(self, name: str, out: Buffer, value: Expr, where: list[Expr]) -> None:
+        """Write half a word to where it lies."""
+        with T.sblock(f"{name}_half"):
+            T.buffer_store(out, value, where)
+
+    def store(self, name: str, out: Buffer, at: Place, value: Of, where: str = "NHWC") -> None:
+        """Write the lanes that exist to where they lie."""
+        compute(name, out, (at.lanes,), value, lambda lane: at.index(at.channel(lane), where))
+
+
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
-    value: Buffer, acc: Buffer | None = None,
-    bits: Callable[[Step, list[Buffer]], None] | None = None,
+    value: Start | None = None, acc: Buffer | None = None, below: Below | None = None,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
 
@@ -58,123 +185,294 @@ def epilogue(
         Inputs of the steps, in order.
     pixels : Pixels
         Where.
-    value : Buffer of float32, shape pixels.extents
-        What the steps start from.
-    acc : Buffer of int32, same shape, optional
+    value : callable, optional
+        What the steps start from; the accumulator, if not given.
+    acc : Buffer of int32, shape pixels.extents, optional
         The accumulator.
-    bits : callable, optional
-        Writes a ``threshold`` whose limits are stored otherwise, given its inputs and outputs.
+    below : callable, optional
+        Writes thresholds whose limits are stored otherwise.
     """
-    inputs, outputs = iter(params), iter(operator.outputs)
     channels = pixels.extents[3]
-    for number, step in enumerate(steps):
-        taken = [next(inputs) for _ in range(step_inputs(step))]
-        made = [next(outputs) for _ in range(step_outputs(step))]
-        name = f"{step.op}_{number}"
-        at = pixels.at(step.layout)
-        if step.op == "levels":
-            _levels(name, step, pixels, value, acc, taken, made)
-        elif step.op == "store":
-            compute(name, made[0], pixels.extents, lambda *i: value[i], at)  # noqa: B023
-        elif step.op == "threshold" and bits is not None:
-            bits(step, [*taken, *made])
-        elif step.op in ("bits", "threshold"):
-            for plane, condition in zip(made, _conditions(step, value, acc, taken), strict=True):
-                pack(name, plane, pixels.extents[:3], channels, condition, at)
+    full, rest = divmod(channels, LANES)
+    for name, first, count, lanes in (("out", 0, full, LANES), ("out_last", full, 1, rest)):
+        if not count or not lanes:
+            continue
+        # Views of its own: what two blocks write, threads could not share.
+        outputs = views(steps, operator.outputs, channels)
+        extents = [int64(e) if isinstance(e, int) else e for e in (*pixels.extents[:3], count)]
+        with T.grid(*extents) as loops, T.sblock(name):
+            n, h, w, o = T.axis.remap("SSSS", list(loops))
+            at = Place(n, h, w, o + first, channels, lanes, pixels.rank)
+            _Fetching(at, value, acc, below).write(steps, params, outputs)
+
+
+class Steps:
+    """Writes the steps of one vector.
+
+    Parameters
+    ----------
+    at : Place
+        Where it lies.
+    lanes : Lanes
+        How it is written.
+    value, acc : Values, optional
+        What the steps start from, the accumulator if not given; and the accumulator.
+    halved : bool, default False
+        Whether the accumulator is half of what the steps mean. Signs and numbers cost nothing more,
+        because thresholds and scales are changed instead; levels are found from the double.
+    """
+
+    _below: Below | None = None
+
+    def __init__(
+        self, at: Place, lanes: Lanes, value: Values = None, acc: Values = None,
+        halved: bool = False,
+    ) -> None:  # fmt: skip
+        self._at, self._lanes, self._algebra = at, lanes, lanes.algebra
+        self._value, self._acc = value, acc
+        self._halved, self._halved_value = halved, halved and value is None
+
+    @property
+    def acc(self) -> Values:
+        """The lanes of the accumulator."""
+        return self._acc
+
+    @property
+    def whole(self) -> Values:
+        """The same, not halved."""
+        if self._halved:
+            half = self.acc
+            self._acc = self._lanes.each("acc_whole", "int32", lambda i: half[i] + half[i])
+            self._halved = False
+        return self.acc
+
+    @property
+    def value(self) -> Values:
+        """The lanes of the running value, perhaps halved."""
+        if self._value is None:
+            acc, real = self.acc, self._algebra.real
+            self._value = self._lanes.each("value", "float32", lambda i: real(acc[i]))
+        return self._value
+
+    def write(
+        self, steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer]
+    ) -> Values:
+        """Write them in order; return the value after the last one, if any looked at it."""
+        inputs, results = iter(params), iter(outputs)
+        for number, step in enumerate(steps):
+            taken = [next(inputs) for _ in range(step_inputs(step))]
+            made = [next(results) for _ in range(step_outputs(step))]
+            name = f"{step.op}_{number}"
+            if self._halved_value and not (
+                step.op in ("threshold", "affine") or step.way.startswith("acc")
+            ):
+                half, two = self.value, self._algebra.number(2.0)
+                self._value = self._lanes.each(f"{name}_whole", "float32", lambda i: half[i] * two)  # noqa: B023
+                self._halved_value = False
+            if step.op == "levels":
+                self._levels(name, step, taken, made)
+            elif step.op == "store":
+                value = self.value
+                self._lanes.store(name, made[0], self._at, lambda i: value[i], step.layout)  # noqa: B023
+            elif step.op in ("bits", "threshold"):
+                for plane, test in enumerate(self._conditions(step, taken)):
+                    self._pack(f"{name}_{plane}", made[plane], test)
+            else:
+                self._change(name, step, taken)
+        return self._value
+
+    def _pack(self, name: str, out: Buffer, test: Of) -> None:
+        self._store_half(name, out, self._half(name, test))
+
+    def _half(self, name: str, test: Of) -> Expr:
+        """Write conditions as half a word, 0 in lanes that do not exist."""
+        half = self._lanes.packed(name, test)
+        if self._at.lanes == LANES:
+            return half
+        return T.bitwise_and(half, T.uint16(2**self._at.lanes - 1))
+
+    def _store_half(self, name: str, out: Buffer, half: Expr) -> None:
+        at = self._at
+        self._lanes.half(name, out, half, at.index(at.block))
+        if not at.ends_word:
+            return
+        if at.lanes < LANES:  # then this is the last
+            T.buffer_store(out, T.uint16(0), at.index(at.block + 1))
         else:
-            source = value
-            value = buffer(name, pixels.extents, "float32")
-            compute(name, value, pixels.extents, applied(step, source, taken, at))
+            with T.If(at.block == layout.blocks(at.channels) - 1), T.Then():
+                T.buffer_store(out, T.uint16(0), at.index(at.block + 1))
 
+    def _conditions(self, step: Step, taken: Sequence[Buffer]) -> list[Of]:
+        by_acc, at = step.op == "threshold", self._at
+        seen = self.acc if by_acc else self.value
+        if by_acc and self._below is not None:
+            return self._below(step, taken, at, seen)
 
-def _conditions(
-    step: Step, value: Buffer, acc: Buffer, taken: Sequence[Buffer]
-) -> Iterator[Callable[..., Expr]]:
-    seen = acc if step.op == "threshold" else value
+        def limit(buffer: Buffer, lane: Lane) -> Expr:
+            found = buffer[at.channel(lane)]
+            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
+            return T.shift_right(found, self._lanes.const("int32", 1)) if self._halved else found
 
-    def plane(number: int) -> Callable[..., Expr]:
-        def condition(*i: Expr) -> Expr:
-            return conditions(SCALAR, step, seen[i], [limit[i[3]] for limit in taken])[number]
+        def plane(number: int) -> Of:
+            return lambda lane: conditions(
+                self._algebra, step, seen[lane], [limit(buffer, lane) for buffer in taken]
+            )[number]
 
-        return condition
+        return [plane(number) for number in range(1 + step.zero)]
 
-    return map(plane, range(1 + step.zero))
+    def _change(self, name: str, step: Step, taken: Sequence[Buffer]) -> None:
+        at, source, number = self._at, self.value, self._algebra.number
+        doubled = self._halved_value
+        fetched = self._fetched(f"{name}_tensor", step, taken[0]) if step.op in FETCHED else None
 
+        def after(lane: Lane) -> Expr:
+            params = (
+                [fetched[lane]] if fetched is not None else [p[at.channel(lane)] for p in taken]
+            )
+            if doubled:  # the first step is an affine one
+                params[0] = params[0] * number(2.0)
+            return changed(self._algebra, step, source[lane], params)
 
-def applied(
-    step: Step, source: Buffer, taken: Sequence[Buffer], at: Callable[..., Sequence[Expr]]
-) -> Callable[..., Expr]:
-    """Return the value after a step that changes it."""
+        self._value = self._lanes.each(name, "float32", after)
+        self._halved_value = False
 
-    def read(param: Buffer, *i: Expr) -> Expr:
+    def _fetched(self, name: str, step: Step, tensor: Buffer) -> Values:
+        at = self._at
         if step.op == "gate":
-            return param[i[0], i[3]]
-        if step.op not in FETCHED:
-            return param[i[3]]
-        return param[tuple(at(*i[:3], i[3] % step.period if step.period else i[3]))]
+            return self._lanes.fetched(name, "float32", at, lambda i: tensor[at.n, at.channel(i)])
+        there = at.repeated(step.period)
 
-    return lambda *i: changed(SCALAR, step, source[i], [read(param, *i) for param in taken])
+        def read(lane: Lane) -> Expr:
+            return tensor[tuple(there.index(there.channel(lane), step.layout))]
 
+        return self._lanes.fetched(name, "float32", at, read, step.layout)
 
-def _levels(
-    name: str, step: Step, pixels: Pixels, value: Buffer, acc: Buffer, taken: Sequence[Buffer],
-    made: Sequence[Buffer],
-) -> None:  # fmt: skip
-    channels, at = pixels.extents[3], pixels.at(step.layout)
-    level = buffer(name, pixels.extents, "int32")
-    compute(name, level, pixels.extents, _level(step, value, acc, taken))
-    plane = 0
-    for kind, out in zip(output_kinds(step), made, strict=True):
-        if kind == "planes":
-            number = T.int64(plane)
-            pack(f"{name}_bits", out, pixels.extents[:3], channels,
-                 lambda *i: bit(T.Cast("uint32", level[i]), number), at)  # fmt: skip  # noqa: B023
-            plane += 1
-        elif kind == "value":
-            compute(f"{name}_value", out, pixels.extents,
-                    lambda *i: stands_for(SCALAR, step, level[i]), at)  # fmt: skip
-        elif kind == "table":
-            compute(f"{name}_value", out, pixels.extents, lambda *i: taken[-1][level[i]], at)
-        else:
-            _numbers(f"{name}_{kind}", kind, out, pixels, level)
+    def _levels(
+        self, name: str, step: Step, taken: Sequence[Buffer], made: Sequence[Buffer]
+    ) -> None:
+        at, lanes = self._at, self._lanes
+        if step.forms == ("planes",) and step.way in ("acc", "value") and step.count <= MAX_XORS:
+            self._xors(name, step, taken, made)
+            return
+        level = lanes.each(name, "int32", self._level(name, step, taken))
+        plane = 0
+        for kind, out in zip(output_kinds(step), made, strict=True):
+            if kind == "planes":
+                one, none = lanes.const("int32", 1 << plane), lanes.const("int32", 0)
+                test: Of = lambda i, one=one: T.bitwise_and(level[i], one) != none  # noqa: B023, E731
+                self._pack(f"{name}_{plane}", out, test)
+                plane += 1
+            elif kind == "value":
+                meant: Of = lambda i: stands_for(self._algebra, step, level[i])  # noqa: E731
+                lanes.store(f"{name}_value", out, at, meant, step.layout)
+            elif kind == "table":
+                entry: Of = lambda i: taken[-1][level[i]]  # noqa: E731
+                lanes.store(f"{name}_table", out, at, entry, step.layout)
+            else:
+                self._numbers(f"{name}_{kind}", NUMBERS[kind], out, level)
 
+    def _numbers(self, name: str, dtype: str, out: Buffer, level: Values) -> None:
+        """Write levels one by one, 0 where there is no lane."""
+        at, lanes = self._at, self._lanes
 
-def _level(step: Step, value: Buffer, acc: Buffer, taken: Sequence[Buffer]) -> Callable[..., Expr]:
-    """Return which level a value has, see `step.WAYS`."""
+        def number(lane: Lane) -> Expr:
+            one = lanes.cast(dtype, level[lane])
+            if at.lanes == LANES:
+                return one
+            return T.Select(lane < at.lanes, one, lanes.const(dtype, 0))
 
-    def level(*i: Expr) -> Expr:
-        if step.way == "whole":
-            return SCALAR.whole(value[i])
+        lanes.store(name, out, replace(at, lanes=LANES), number)
+
+    def _seen(self, step: Step, taken: Sequence[Buffer]) -> Of:
+        """Return what a step compares with thresholds."""
+        value, at = self.whole if step.way == "acc" else self.value, self._at
+        if not step.flip:
+            return lambda lane: value[lane]
+        flipped = self._lanes.each(
+            "flipped", "int32", lambda lane: value[lane] ^ taken[1][at.channel(lane)]
+        )
+        return lambda lane: flipped[lane]
+
+    def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Of:
+        """Return which level a value has, see `step.WAYS`."""
+        at, algebra, lanes = self._at, self._algebra, self._lanes
         if step.way == "acc-scale":
-            return nearest(SCALAR, step, SCALAR.real(acc[i]), taken[0][i[3]], taken[1][i[3]])
-        x = acc[i] if step.way == "acc" else value[i]
-        if step.flip:
-            x = x ^ taken[1][i[3]]
-        count = T.int32(0)
-        for number in range(step.count):
-            limit = taken[0][number + 3] if step.way == "search" else taken[0][number, i[3]]
-            count = count + T.Cast("int32", x >= limit)
+            acc = self.whole
+            return lambda lane: nearest(
+                algebra, step, algebra.real(acc[lane]), *(t[at.channel(lane)] for t in taken[:2])
+            )
+        if step.way == "whole":
+            value = self.value
+            return lambda lane: algebra.whole(value[lane])
+        if step.way == "search":
+            return self._search(name, step, taken[0])
+        seen = self._seen(step, taken)
+
+        def count(lane: Lane) -> Expr:
+            total = lanes.const("int32", 0)
+            for number in range(step.count):
+                total = total + self._one(seen(lane) >= taken[0][number, at.channel(lane)])
+            return total
+
         return count
 
-    return level
+    def _one(self, condition: Expr) -> Expr:
+        return T.Select(condition, self._lanes.const("int32", 1), self._lanes.const("int32", 0))
+
+    def _search(self, name: str, step: Step, table: Buffer) -> Of:
+        """Guess the level, then compare with the thresholds on both sides of it."""
+        value, lanes = self.value, self._lanes
+        slope, offset = lanes.spread(table[0]), lanes.spread(table[1])
+        guess = lanes.each(f"{name}_guess", "int32", lambda lane: nearest(
+            self._algebra, step, value[lane], slope, offset))  # fmt: skip
+
+        def level(lane: Lane) -> Expr:
+            place = lanes.cast("int64", guess[lane])
+            below, above = (table[place + lanes.const("int64", i)] for i in (2, 3))
+            return guess[lane] + self._one(value[lane] >= above) - self._one(value[lane] < below)
+
+        return level
+
+    def _xors(self, name: str, step: Step, taken: Sequence[Buffer], made: Sequence[Buffer]) -> None:
+        """Write planes without levels.
+
+        Bit j of a level is the XOR of those of its thresholds whose numbers ``2**j`` divides.
+        """
+        at, seen = self._at, self._seen(step, taken)
+        reached = []
+        for number in range(step.count):
+            limit: Of = lambda lane, k=number: taken[0][k, at.channel(lane)]  # noqa: E731
+            test: Of = lambda lane, t=limit: seen(lane) >= t(lane)  # noqa: E731
+            reached.append(self._half(f"{name}_reached_{number}", test))
+        for plane, out in enumerate(made):
+            every = 2**plane
+            odd = functools.reduce(T.bitwise_xor, reached[every - 1 :: every])
+            self._store_half(f"{name}_{plane}", out, odd)
 
 
-def _numbers(name: str, kind: str, out: Buffer, pixels: Pixels, level: Buffer) -> None:
-    """Write levels side by side in words, or one by one as floats; what lies beyond is 0."""
-    channels, count = pixels.extents[3], PER_WORD[kind]
-    words = blocks(channels) * LANES // count
+class _Fetching(Steps):
+    """Steps that read what they start from when they need it."""
 
-    def word(*i: Expr) -> Expr:
-        *where, number = i
-        total: Expr = None
-        for place in range(count):
-            channel = number * count + place
-            one = level[tuple([*where, T.min(channel, T.int64(channels - 1))])]
-            one = T.if_then_else(channel < channels, one, T.int32(0))
-            if kind == "floats":
-                return T.Cast("float32", one)
-            one = T.shift_left(T.Cast("uint32", one), T.uint32(32 // count * place))
-            total = one if total is None else total | one
-        return total
+    def __init__(
+        self, at: Place, start: Start | None, source: Buffer | None, below: Below | None
+    ) -> None:
+        super().__init__(at, Lanes())
+        self._start, self._source, self._below = start, source, below
 
-    compute(name, out, (*pixels.extents[:3], words), word, pixels.at())
+    @property
+    def acc(self) -> Values:
+        """The lanes of the accumulator."""
+        if self._acc is None:
+            at, source = self._at, self._source
+            self._acc = self._lanes.fetched(
+                "acc_lanes", "int32", at, lambda i: source[(*at.pixel, at.channel(i))]
+            )
+        return self._acc
+
+    @property
+    def value(self) -> Values:
+        """The lanes of the running value."""
+        start, at = self._start, self._at
+        if self._value is None and start is not None:
+            self._value = self._lanes.fetched("value", "float32", at, lambda i: start(at, i))
+        return super().value

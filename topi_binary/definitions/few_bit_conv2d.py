@@ -49,9 +49,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
             return summed[n, h, w, o] + start[kind * lanes + o]
 
         compute("started", acc, extents, started)
-    value = buffer("value", extents, "float32")
-    compute("value", value, extents, lambda *i: T.Cast("float32", acc[i]))
-    epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), value, acc)
+    epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc)
 
 
 def _product(spec: FewBitConv2d, data: list[Expr], weight: Expr, plane: int) -> Expr:

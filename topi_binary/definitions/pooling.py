@@ -18,6 +18,7 @@ from bnncc.topi_binary.definitions.blocks import (
     pack,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
@@ -46,15 +47,12 @@ def write_pool(
 
     pooled = buffer("pooled", extents, "float32")
     accumulate("pooled", pooled, extents, spec.kernel, start, step)
-    if not largest:
-        summed, pooled = pooled, buffer("mean", extents, "float32")
 
-        def mean(*i: Expr) -> Expr:
-            return summed[i] / T.Cast("float32", _count(spec, i[1], i[2]))
+    def value(at: Place, lane: Expr) -> Expr:
+        found = pooled[(*at.pixel, at.channel(lane))]
+        return found if largest else found / T.Cast("float32", _count(spec, at.h, at.w))
 
-        compute("mean", pooled, extents, mean)
-    pixels = Pixels(extents, spec.output_rank)
-    epilogue(operator, spec.steps, params, pixels, pooled)
+    epilogue(operator, spec.steps, params, Pixels(extents, spec.output_rank), value)
 
 
 def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""The NumPy oracle of any kernel: one entry for all specs, beside `signature.prim_func`."""
+"""The NumPy oracle of any kernel: one entry for all specs, beside `definitions.define`."""
 
 from __future__ import annotations
 

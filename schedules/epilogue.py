@@ -1,0 +1,81 @@
+"""Scheduling an epilogue: the steps behind an anchor, as vectors of lanes.
+
+A definition writes an epilogue as blocks over the lanes of one vector of channels, in a block of
+its own (`topi_binary.definitions.epilogue`). Their tensors of `LANES` values become registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from bnncc.schedules.intrin_portable import LOAD_FIRST, PACK
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.layout import LANES
+
+BLOCKS = ("out", "out_last")
+"""The blocks of an epilogue; the second one exists where the last channels fill no vector."""
+
+
+def blocks(sch: s_tir.Schedule) -> list[Any]:
+    """Return the blocks of the epilogue of a definition."""
+    named = [(sch.get(b).name_hint, b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
+    return [block for name, block in named if name in BLOCKS]
+
+
+def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec) -> None:
+    """Make vectors of the lanes of all steps in `block`.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The kernel.
+    block : SBlockRV
+        One of `blocks`.
+    channels : int
+        Of the whole output.
+    target : TargetSpec
+        The machine.
+    """
+    existing = channels % LANES if sch.get(block).name_hint == BLOCKS[1] else 0
+    for step in sch.get_child_blocks(block):
+        body = sch.get(step)
+        if not body.iter_vars:
+            continue
+        lane = sch.get_loops(step)[-1]
+        if body.name_hint.endswith("_pack"):
+            sch.decompose_reduction(step, lane)
+            sch.tensorize(lane, PACK.register())
+        elif existing and _loads_floats(body) and _neighbours(body):
+            sch.tensorize(lane, LOAD_FIRST[existing, "avx" in target.features].register())
+        elif _chosen(body) or not _neighbours(body):
+            sch.unroll(lane)
+        else:
+            sch.vectorize(lane)
+
+
+def _neighbours(step: Any) -> bool:
+    """Whether lanes of a step lie beside each other wherever it reads and writes."""
+    lane = step.iter_vars[-1].var
+    outer = [a for r in (*step.reads, *step.writes) for a in list(r.region)[:-1]]
+    return not any(_uses(axis.min, lane) for axis in outer)
+
+
+def _chosen(step: Any) -> bool:
+    """Whether a step loads only lanes that exist: no vector of them, but numbers one by one."""
+    value = step.body.value
+    return isinstance(value, tvm.ir.Call) and value.op.name == "prim.if_then_else"
+
+
+def _loads_floats(step: Any) -> bool:
+    """Whether that is all that a step does, and they are floats."""
+    if not _chosen(step):
+        return False
+    loaded = step.body.value.args[1]
+    return isinstance(loaded, tvm.ir.TensorLoad) and loaded.source.dtype == "float32"
+
+
+def _uses(expr: Any, var: tirx.Var) -> bool:
+    return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))

@@ -1,0 +1,96 @@
+"""Where one vector of an output lies: what the epilogue of any kernel is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.layout import LANES
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one vector of an output lies.
+
+    Attributes
+    ----------
+    n, h, w : Expr
+        Image, row and column (`h` and `w` are not used if `rank` is 2).
+    block : Expr
+        Which block of `LANES` channels.
+    channels : int
+        Channels of the whole output.
+    lanes : int
+        Channels in this block: `LANES`, or fewer in the last.
+    rank : int, default 4
+        2 for outputs ``[n, channels]``.
+    """
+
+    n: Expr
+    h: Expr
+    w: Expr
+    block: Expr
+    channels: int
+    lanes: int = LANES
+    rank: int = 4
+
+    def index(self, channel: Expr, where: str = "NHWC") -> list[Expr]:
+        """Return the index of `channel` (a scalar or a range) in a tensor of layout `where`."""
+        if self.rank == 2:
+            return [self.n, channel]
+        if where == "NCHW":
+            return [self.n, channel, self.h, self.w]
+        return [self.n, self.h, self.w, channel]
+
+    def channel(self, lane: Expr = 0) -> Expr:
+        """Return the channel in `lane`; all of them, if that is a range."""
+        if isinstance(lane, tirx.Ramp):
+            return self.vector
+        return self.block * LANES + lane
+
+    def neighbours(self, where: str) -> bool:
+        """Return whether channels lie beside each other in a tensor of layout `where`."""
+        return self.rank == 2 or where == "NHWC"
+
+    @property
+    def pixel(self) -> tuple[Expr, Expr, Expr]:
+        """Image, row and column."""
+        return self.n, self.h, self.w
+
+    @property
+    def vector(self) -> Expr:
+        """The channels of the block, as the index of one vector access."""
+        return T.Ramp(self.block * LANES, 1, LANES)
+
+    @property
+    def span(self) -> slice:
+        """The channels of the block that exist, as a region."""
+        return slice(self.channel(), self.channel(self.lanes))
+
+    @property
+    def padded_span(self) -> slice:
+        """The channels of the block, as a region of a vector padded by `layout.pad_lanes`."""
+        return slice(self.channel(), self.channel(LANES))
+
+    def repeated(self, period: int) -> Place:
+        """Return where the vector lies in a tensor that repeats every `period` channels."""
+        if not period:
+            return self
+        return replace(self, block=self.block % (period // LANES), channels=period)
+
+    @property
+    def ends_word(self) -> bool:
+        """Whether half a word without bits follows this block, if it is the last one."""
+        alone = (layout.blocks(self.channels) - 1) % 2 == 0
+        return alone and (self.lanes < LANES or self.channels % LANES == 0)
+
+    def halves(self) -> slice:
+        """Return the region of half words that this block's bits fill."""
+        alone = self.ends_word and self.lanes < LANES
+        return slice(self.block, self.block + (2 if alone else 1))
