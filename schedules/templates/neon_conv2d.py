@@ -9,12 +9,12 @@ vector with data:
 * order ``halves``, for layers of two words or less: the same tap of two neighbouring columns, with
   the weights of the tap in both halves. The two columns are one *place*.
 
-Blocks: ``data`` and ``twice``, copies that make each vector one load; ``border``, see
-`neon_border`; for each range of output channels ``row``, what follows for one image, row and 16
-channels. In it, for each piece of columns, ``sums``, the counts summed in bytes, ``wide``, those in
-16 bits, ``acc``, the lanes of each channel added up, and ``out``, the epilogue. All are loops over
-single values, or over blocks of lanes to be tensorized; `binary_neon` schedules. Rows of which all
-taps are inside the image are pieces of their own, without tests.
+Blocks: ``data``, ``twice`` and ``border``, see `neon_operands`; for each range of output channels
+``row``, what follows for one image, row and 16 channels. In it, for each piece of columns,
+``sums``, the counts summed in bytes, ``wide``, those in 16 bits, ``acc``, the lanes of each channel
+added up, and ``out``, the epilogue. All are loops over single values, or over blocks of lanes to be
+tensorized; `binary_neon` schedules. Rows of which all taps are inside the image have code of their
+own, without tests.
 
 Bounds: a count is at most 8, so bytes take `MAX_STEPS` of them (31 * 8 = 248); then they are
 widened. What 16 bits count is at most all bits that differ, `MAX_PRODUCTS`. With the dot product
