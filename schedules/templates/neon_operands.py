@@ -25,8 +25,8 @@ class Data:
     """The planes of data: in place, or copied so that each vector is one load.
 
     Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else there
-    is one), pixels of `size` bytes. The copy is made to put a border of pixels around the image,
-    the words of a group side by side, or the columns of a stride side by side.
+    is one), pixels. The copy is made to put a border of pixels around the image, the words of a
+    group side by side, or the columns of a stride side by side.
 
     Parameters
     ----------
@@ -48,8 +48,7 @@ class Data:
         spec = self._spec = kernel.spec
         self._planes = [source.data, *([source.zero] if masked else [])]
         self._halves = spec.weight_order == "halves"
-        words = kernel.group_words
-        self._words = 2 if self._halves else words
+        self._words = kernel.group_words
         self._columns = kernel.width if kernel.rows_are_columns else source.spec.width
         # What the copy has more than the source: rows and columns of padding that is not skipped.
         self._top = source.spec.pads[0] - spec.pads[0]
@@ -57,15 +56,12 @@ class Data:
         self._width = self._columns + self._left + self._right
         self._phases = spec.strides[1] if self._halves else 1
         self._pitch = -(-self._width // self._phases)
-        run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
-        filled = words == 2 and kernel.width % 2 == 0 if self._halves else run % 4 == 0
+        run = self._words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
+        filled = kernel.width % 2 == 0 if self._halves else run % 4 == 0
         padded = self._left or self._right or spec.height != source.spec.height
         copied = padded or spec.groups > 1 or masked or self._phases > 1 or not filled
-        self.bytes = (
-            self._copy()
-            if copied
-            else T.decl_buffer((_size(source.data) * 4,), "uint8", data=source.data.data)
-        )
+        size = _size(source.data) * 4
+        self.bytes = self._copy() if copied else aliased(source.data, [size], "uint8")
 
     def _line(self, plane: Expr, n: Expr, group: Expr, row: Expr) -> Expr:
         """Return the number of the first word of a row."""
@@ -92,13 +88,13 @@ class Data:
 
     def _copy(self) -> Buffer:
         """Write the copy (block ``data``)."""
-        spec, source, words = self._spec, self._source.spec, self._kernel.group_words
+        spec, source, words = self._spec, self._source.spec, self._words
         n, planes, columns = self._kernel.n, len(self._planes), self._columns
         # The last vector may read beyond the row.
         total = self._line(planes, T.int32(0), T.int32(0), T.int32(0)) + BYTES // 4
         made = T.sblock_alloc_buffer((total,), "uint32")
         flat = [aliased(b, [_size(b)]) for b in self._planes]
-        row = spec.groups == 1 and self._phases == 1 and words == self._words  # is copied at once
+        row = spec.groups == 1 and self._phases == 1  # is copied at once
         size = columns * words if row else words
         lanes = math.gcd(size, 4)
         with T.sblock("data"):
@@ -118,7 +114,7 @@ class Data:
                     if planes > 1:
                         bits, zero = (T.Bind(value) for value in values)
                         values = [bits | zero, bits & ~zero]
-                    to = (x + first + phase * self._pitch) * self._words + c * lanes
+                    to = (x + first + phase * self._pitch) * words + c * lanes
                     for plane, value in enumerate(values):
                         place = self._line(T.int32(plane), i, group, h + self._top) + to
                         T.buffer_store(made, value, [_lanes(place, lanes)])
@@ -136,8 +132,8 @@ class Data:
         ):
             if first == end or not width:
                 continue
-            groups, words = self._spec.groups, self._kernel.group_words
-            extents = (len(self._planes), self._kernel.n, groups, end - first, width, words)
+            lines = len(self._planes), self._kernel.n, self._spec.groups, end - first
+            extents = (*lines, width, self._words)
             with T.grid(*extents) as (plane, n, group, h, x, c):
                 place = self._line(plane, n, group, h + first) + self._pixel(x + column) + c
                 T.buffer_store(made, self._source.pad_word(c), [place])
