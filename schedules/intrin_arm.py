@@ -51,57 +51,19 @@ WIDENING_ADD_PAIRS = {(arch, bits): _widening(arch, bits) for arch, bits in _WID
 """By architecture and bits of a lane: neighbours, added in lanes twice as wide."""
 
 
-def _adding(arch: str, bits: int) -> Intrinsic:
+def _add_pairs(arch: str, bits: int, low: Expr, high: Expr) -> Expr:
+    """Add neighbours: those of `low` make the lower half of the result, of `high` the upper."""
     count = 128 // bits
-    kind = f"uint{bits}x{count}"
-
-    def desc(lane: Expr, low: Any, high: Any) -> Expr:
-        half = count // 2
-        first = 2 * (lane % half)
-        return T.if_then_else(
-            lane < half, low(first) + low(first + 1), high(first) + high(first + 1)
-        )
-
-    def aarch64(low: Expr, high: Expr) -> Expr:
-        return T.call_llvm_pure_intrin(kind, _ADD_PAIRS[bits], low, high)
-
-    def arm(low: Expr, high: Expr) -> Expr:
-        low, high = T.Bind(low), T.Bind(high)
-        even, odd = (
-            T.Shuffle([low, high], [T.int32(i) for i in range(first, 2 * count, 2)])
-            for first in (0, 1)
-        )
-        return even + odd
-
-    impl = aarch64 if arch == "aarch64" else arm
-    return Intrinsic(
-        f"{_PREFIX[arch]}_add_pairs_{count}_u{bits}", FEATURES[arch], (kind, kind), kind, desc, impl
-    )
+    if arch == "aarch64":
+        return T.call_llvm_pure_intrin(f"uint{bits}x{count}", _ADD_PAIRS[bits], low, high)
+    both = [T.Bind(low), T.Bind(high)]
+    even, odd = (T.Shuffle(both, [T.int32(i) for i in range(k, 2 * count, 2)]) for k in (0, 1))
+    return even + odd
 
 
-ADD_PAIRS = {(arch, bits): _adding(arch, bits) for arch in FEATURES for bits in (8, 16, 32)}
-"""By architecture and bits of a lane: neighbours of the first vector make the lower half of the
-result, those of the second the upper."""
-
-
-def _dot(lane: Expr, total: Any, a: Any, b: Any) -> Expr:
-    made = total(lane)
-    for i in range(4):
-        made = made + T.Cast("uint32", a(4 * lane + i)) * T.Cast("uint32", b(4 * lane + i))
-    return made
-
-
-dot = Intrinsic(
-    "neon_dot_4x4_u8",
-    "asimddp",
-    ("uint32x4", "uint8x16", "uint8x16"),
-    "uint32x4",
-    _dot,
-    lambda total, a, b: T.call_llvm_pure_intrin(
-        "uint32x4", "llvm.aarch64.neon.udot.v4i32.v16i8", total, a, b
-    ),
-)
-"""Armv8.2's dot product: four products of bytes added to each lane."""
+def _dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    """Add four products of bytes to each lane: Armv8.2's dot product."""
+    return T.call_llvm_pure_intrin("uint32x4", "llvm.aarch64.neon.udot.v4i32.v16i8", total, a, b)
 
 
 def _vector(number: int, lanes: int) -> Expr:
@@ -141,13 +103,13 @@ def _xor_popcount(kept: int, dot_product: bool) -> TensorPair:
         ones = T.Broadcast(T.uint8(1), BYTES)
         sums = [(where, total[where]) for where in (_vector(i, width) for i in range(QUAD))]
         return [
-            (where, dot(old, count, ones) if dot_product else old + count)
+            (where, _dot(old, count, ones) if dot_product else old + count)
             for (where, old), count in zip(sums, counts, strict=True)
         ]
 
     return TensorPair(
         f"neon_xor_popcount_{'dot' if dot_product else 'add'}_{QUAD}x{kept}_u8",
-        dot.feature if dot_product else "",
+        "asimddp" if dot_product else "",
         (
             Operand((BYTES,), "uint8"),
             Operand((QUAD * BYTES,), "uint8"),
@@ -202,7 +164,7 @@ def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Exp
             vectors, bits = [WIDENING_ADD_PAIRS[arch, 8](value) for value in vectors], 16
         narrow -= 1
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [ADD_PAIRS[arch, bits](low, high) for low, high in pairs]
+        vectors = [_add_pairs(arch, bits, *pair) for pair in pairs]
     return WIDENING_ADD_PAIRS[arch, 8](vectors[0]) if bits == 8 else vectors[0]
 
 
@@ -219,7 +181,7 @@ def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
     def impl(sums: Any, total: Any) -> Any:
         vectors = [sums[_vector(i, per)] for i in range(QUAD)]
         if bits == 32 and halves:
-            pairs = [T.Bind(ADD_PAIRS[arch, 32](*vectors[i : i + 2])) for i in (0, 2)]
+            pairs = [T.Bind(_add_pairs(arch, 32, *vectors[i : i + 2])) for i in (0, 2)]
             sides = [T.Shuffle(pairs, [T.int32(i) for i in range(side, 8, 2)]) for side in (0, 1)]
         elif bits == 32:
             sides = [_together(arch, vectors, bits, 0)]

@@ -9,12 +9,12 @@ vector with data:
 * order ``halves``, for layers of two words or less: the same tap of two neighbouring columns, with
   the weights of the tap in both halves. The two columns are one *place*.
 
-Blocks: ``data`` and ``twice``, copies that make each vector one load; ``border``, see
-`neon_border`; for each range of output channels ``row``, what follows for one image, row and 16
-channels. In it, for each piece of columns, ``sums``, the counts summed in bytes, ``wide``, those in
-16 bits, ``acc``, the lanes of each channel added up, and ``out``, the epilogue. All are loops over
-single values, or over blocks of lanes to be tensorized; `binary_neon` schedules. Rows of which all
-taps are inside the image are pieces of their own, without tests.
+Blocks: ``data``, ``twice`` and ``border``, see `neon_operands`; for each range of output channels
+``row``, what follows for one image, row and 16 channels. In it, for each piece of columns,
+``sums``, the counts summed in bytes, ``wide``, those in 16 bits, ``acc``, the lanes of each channel
+added up, and ``out``, the epilogue. All are loops over single values, or over blocks of lanes to be
+tensorized; `binary_neon` schedules. Rows of which all taps are inside the image have code of their
+own, without tests.
 
 Bounds: a count is at most 8, so bytes take `MAX_STEPS` of them (31 * 8 = 248); then they are
 widened. What 16 bits count is at most all bits that differ, `MAX_PRODUCTS`. With the dot product
@@ -42,7 +42,7 @@ from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.templates import epilogue
 from bnncc.schedules.templates.lookup import MAX_PRODUCTS, Finish, padded, whole
-from bnncc.schedules.templates.neon_operands import Border, Data, Weights
+from bnncc.schedules.templates.neon_operands import Border, Data, weights_of
 from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions.blocks import buffer
@@ -241,13 +241,13 @@ class Writer:
 
     def write(self) -> None:
         """Write everything."""
-        self._data = Data(self._source, self.kernel, self.masked)
-        self._weights = Weights(self._source, self.steps.runs, self.steps.vectors)
-        self._border: Border | None = None
-        outside = self.kernel.pads_zeros and any(self.kernel.leaves(1, self.kernel.whole))
-        if outside or self.spec.mode == "and":
-            self._border = Border(self._weights, self.tiling.arch, self.share, 1 + self.masked)
         kernel, (inner, kinds) = self.kernel, inner_rows(self.spec)
+        self._data = Data(self._source, kernel, self.masked)
+        self._weights = weights_of(kernel, self.steps.runs, self.steps.vectors)
+        self._border: Border | None = None
+        if self.spec.mode == "and" or (kernel.pads_zeros and any(kernel.leaves(1, kernel.whole))):
+            tables = kernel, self._weights, self.tiling.arch
+            self._border = Border(*tables, self.share, 1 + self.masked)
         for part in channels(self.spec, self.masked):
             extents = (self._extent(part.blocks), kernel.n, self._extent(kernel.height))
             with T.grid(*extents) as loops, self._block(f"row_{part.name}"):
@@ -267,7 +267,7 @@ class Writer:
         tables = [self._border.table] if self._border is not None else []
         views = self._own_views()
         with T.sblock(name):
-            read = [self._weights.bytes, self._data.bytes, *tables, *self.kernel.params]
+            read = [self._weights, self._data.bytes, *tables, *self.kernel.params]
             T.reads(*(whole(b) for b in read))
             T.writes(*(whole(b) for b in views))
             yield
@@ -305,7 +305,7 @@ class Writer:
             column = piece.column + i["w"] * self.sides
             start = self._data.vector(plane, n, self._group(quad), h, kh, column, run)
             data = Window(self._data.bytes, start + x * BYTES)
-            weight = Window(self._weights.bytes, self._weights.vector(quad, kh, run, x))
+            weight = Window(self._weights, quad, kh, run, x, 0)
             T.reads(data.region(BYTES), weight.region(QUAD * BYTES))
             T.writes(total.region(pair.lanes))
             with T.init():

@@ -15,6 +15,7 @@ from bnncc.schedules.templates.lookup import whole
 from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.layout import LANES, QUAD
+from bnncc.topi_binary.signature import aliased
 
 Buffer = Any
 Expr = Any
@@ -24,8 +25,8 @@ class Data:
     """The planes of data: in place, or copied so that each vector is one load.
 
     Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else there
-    is one), pixels of `size` bytes. The copy is made to put a border of pixels around the image,
-    the words of a group side by side, or the columns of a stride side by side.
+    is one), pixels. The copy is made to put a border of pixels around the image, the words of a
+    group side by side, or the columns of a stride side by side.
 
     Parameters
     ----------
@@ -47,8 +48,7 @@ class Data:
         spec = self._spec = kernel.spec
         self._planes = [source.data, *([source.zero] if masked else [])]
         self._halves = spec.weight_order == "halves"
-        words = kernel.group_words
-        self._words = 2 if self._halves else words
+        self._words = kernel.group_words
         self._columns = kernel.width if kernel.rows_are_columns else source.spec.width
         # What the copy has more than the source: rows and columns of padding that is not skipped.
         self._top = source.spec.pads[0] - spec.pads[0]
@@ -56,11 +56,12 @@ class Data:
         self._width = self._columns + self._left + self._right
         self._phases = spec.strides[1] if self._halves else 1
         self._pitch = -(-self._width // self._phases)
-        run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
-        filled = words == 2 and kernel.width % 2 == 0 if self._halves else run % 4 == 0
+        run = self._words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
+        filled = kernel.width % 2 == 0 if self._halves else run % 4 == 0
         padded = self._left or self._right or spec.height != source.spec.height
-        self._copied = padded or spec.groups > 1 or masked or self._phases > 1 or not filled
-        self.bytes = self._copy() if self._copied else _as_bytes(source.data)
+        copied = padded or spec.groups > 1 or masked or self._phases > 1 or not filled
+        size = _size(source.data) * 4
+        self.bytes = self._copy() if copied else aliased(source.data, [size], "uint8")
 
     def _line(self, plane: Expr, n: Expr, group: Expr, row: Expr) -> Expr:
         """Return the number of the first word of a row."""
@@ -87,13 +88,13 @@ class Data:
 
     def _copy(self) -> Buffer:
         """Write the copy (block ``data``)."""
-        spec, source, words = self._spec, self._source.spec, self._kernel.group_words
+        spec, source, words = self._spec, self._source.spec, self._words
         n, planes, columns = self._kernel.n, len(self._planes), self._columns
         # The last vector may read beyond the row.
         total = self._line(planes, T.int32(0), T.int32(0), T.int32(0)) + BYTES // 4
         made = T.sblock_alloc_buffer((total,), "uint32")
-        flat = [T.decl_buffer((_size(b),), "uint32", data=b.data) for b in self._planes]
-        row = spec.groups == 1 and self._phases == 1 and words == self._words  # is copied at once
+        flat = [aliased(b, [_size(b)]) for b in self._planes]
+        row = spec.groups == 1 and self._phases == 1  # is copied at once
         size = columns * words if row else words
         lanes = math.gcd(size, 4)
         with T.sblock("data"):
@@ -113,7 +114,7 @@ class Data:
                     if planes > 1:
                         bits, zero = (T.Bind(value) for value in values)
                         values = [bits | zero, bits & ~zero]
-                    to = (x + first + phase * self._pitch) * self._words + c * lanes
+                    to = (x + first + phase * self._pitch) * words + c * lanes
                     for plane, value in enumerate(values):
                         place = self._line(T.int32(plane), i, group, h + self._top) + to
                         T.buffer_store(made, value, [_lanes(place, lanes)])
@@ -131,50 +132,32 @@ class Data:
         ):
             if first == end or not width:
                 continue
-            groups, words = self._spec.groups, self._kernel.group_words
-            extents = (len(self._planes), self._kernel.n, groups, end - first, width, words)
+            lines = len(self._planes), self._kernel.n, self._spec.groups, end - first
+            extents = (*lines, width, self._words)
             with T.grid(*extents) as (plane, n, group, h, x, c):
                 place = self._line(plane, n, group, h + first) + self._pixel(x + column) + c
                 T.buffer_store(made, self._source.pad_word(c), [place])
 
 
-class Weights:
-    """Weights as vectors of bytes; with `halves`, each tap is copied into both halves of one.
+def weights_of(kernel: Kernel, runs: int, vectors: int) -> Buffer:
+    """Return the weights as bytes, by quad, kernel row, run, vector, and byte of four channels.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        The function being written.
-    runs, vectors : int
-        Of a kernel row, and of a run.
-
-    Attributes
-    ----------
-    bytes : Buffer of uint8, one-dimensional
-        All of them.
+    In the order ``halves`` each tap is copied into both halves of a vector (block ``twice``).
     """
-
-    def __init__(self, kernel: Kernel, runs: int, vectors: int) -> None:
-        self.kernel, self.runs, self._vectors = kernel, runs, vectors
-        self.halves = kernel.spec.weight_order == "halves"
-        self.bytes = self._twice() if self.halves else _as_bytes(kernel.weight)
-
-    def _twice(self) -> Buffer:
-        stored = self.kernel.weight
-        count = int(stored.shape[0]) // 2
-        taps = T.decl_buffer((count,), "uint64", data=stored.data)
-        made = T.sblock_alloc_buffer((count * 2,), "uint64")
+    stored = kernel.weight
+    size = int(stored.shape[0]) * 4
+    if kernel.spec.weight_order == "halves":
+        taps = T.decl_buffer((size // 8,), "uint64", data=stored.data)
+        made = T.sblock_alloc_buffer((size // 4,), "uint64")
         with T.sblock("twice"):
             T.reads(whole(stored))
             T.writes(whole(made))
-            with T.serial(0, count) as i:
+            with T.serial(0, size // 8) as i:
                 T.buffer_store(made, T.Broadcast(taps[i], 2), [T.Ramp(i * 2, 1, 2)])
-        return T.decl_buffer((count * BYTES,), "uint8", data=made.data)
-
-    def vector(self, quad: Expr, kh: Expr, run: Expr, vector: Expr) -> Expr:
-        """Return where the weights of a quad begin that meet a vector of data."""
-        number = (quad * self.kernel.spec.kernel[0] + kh) * (self.runs * self._vectors)
-        return (number + run * self._vectors + vector) * (QUAD * BYTES)
+        stored, size = made, size * 2
+    row = runs * vectors * QUAD * BYTES
+    shape = (size // (kernel.spec.kernel[0] * row), kernel.spec.kernel[0], runs, vectors)
+    return T.decl_buffer((*shape, QUAD * BYTES), "uint8", data=stored.data)
 
 
 class Border:
@@ -185,8 +168,10 @@ class Border:
 
     Parameters
     ----------
-    weights : Weights
-        All of them.
+    kernel : Kernel
+        The function being written, on data with a border.
+    weights : Buffer
+        What `weights_of` returned.
     arch : str
         The architecture.
     share : int
@@ -200,9 +185,9 @@ class Border:
         By which taps are outside; the last row is the sum of the others.
     """
 
-    def __init__(self, weights: Weights, arch: str, share: int, planes: int) -> None:
-        self._weights, self._arch, self._share = weights, arch, share
-        self._kernel, self._planes = weights.kernel, planes
+    def __init__(self, kernel: Kernel, weights: Buffer, arch: str, share: int, planes: int) -> None:
+        self._kernel, self._weights, self._arch = kernel, weights, arch
+        self._share, self._planes = share, planes
         spec = self._kernel.spec
         found = map(self._taps, self._kernel.border_classes(1))
         self._kinds = [*dict.fromkeys(filter(None, found))]
@@ -210,7 +195,7 @@ class Border:
         shape = (height + 1, len(self._kinds), layout.blocks(spec.out_channels) * LANES)
         self.table = T.sblock_alloc_buffer(shape, "int32")
         with T.sblock("border"):
-            T.reads(whole(weights.bytes))
+            T.reads(whole(weights))
             T.writes(whole(self.table))
             with T.serial(0, layout.blocks(spec.out_channels, QUAD)) as quad:
                 for number, kind in enumerate(self._kinds):
@@ -238,7 +223,6 @@ class Border:
 
     def _count(self, quad: Expr, kh: Expr, kind: Sequence[int]) -> Expr:
         """Count the weights of the taps `kind` of one quad and kernel row."""
-        weights = self._weights
         sums = T.sblock_alloc_buffer((QUAD * 8,), "uint16")
         channels = [T.Ramp(i * 8, 1, 8) for i in range(QUAD)]
         for channel in channels:
@@ -246,8 +230,7 @@ class Border:
 
         def add(run: int, vector: Expr, first: int = 0, last: int = BYTES) -> None:
             for i, channel in enumerate(channels):
-                place = weights.vector(quad, kh, T.int32(run), vector) + i * BYTES
-                weight = weights.bytes[T.Ramp(place, 1, BYTES)]
+                weight = self._weights[quad, kh, run, vector, T.Ramp(i * BYTES, 1, BYTES)]
                 if last - first < BYTES:
                     weight = weight & mask(first, last)
                 count = WIDENING_ADD_PAIRS[self._arch, 8](popcount(weight))
@@ -255,10 +238,10 @@ class Border:
 
         size = self._kernel.group_words * 4
         for kw in kind:
-            if weights.halves:  # the other half is a copy
+            if self._kernel.spec.weight_order == "halves":  # the other half is a copy
                 add(kw, T.int32(0), 0, BYTES // 2)
                 continue
-            run, begin = (kw, 0) if weights.runs > 1 else (0, kw * size)
+            run, begin = (kw, 0) if self._weights.shape[2] > 1 else (0, kw * size)
             first, last = -(-begin // BYTES), (begin + size) // BYTES
             if first > last:  # inside one vector
                 add(run, T.int32(last), begin % BYTES, (begin + size) % BYTES)
@@ -312,11 +295,6 @@ def _size(buffer: Buffer) -> Expr:
     for extent in buffer.shape:
         size = size * extent
     return size
-
-
-def _as_bytes(buffer: Buffer) -> Buffer:
-    """Look at words as bytes."""
-    return T.decl_buffer((_size(buffer) * 4,), "uint8", data=buffer.data)
 
 
 def _lanes(first: Expr, lanes: int) -> Expr:
