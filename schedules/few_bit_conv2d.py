@@ -61,7 +61,7 @@ def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) ->
     if ours is not None and ours.source:
         loop, *_ = sch.get_loops(f"out_{names[0]}")
         sch.annotate(loop, "pragma_import_llvm", ours.source)
-    return multithreading.one_region(sch.mod["main"])
+    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
 
 
 def instructions(target: TargetSpec) -> dict[str, TensorPair]:
