@@ -152,8 +152,11 @@ def _replaced(old: Any, values: Iterable[Any], body: Any, node: Any) -> Any:
     if not node.same_as(old):
         return node
     block = node.block
+    # No reduction any more: TVM would allocate sums outside of all loops that its value depends on.
+    iters = [*block.iter_vars]
+    iters[-3] = tirx.IterVar(iters[-3].dom, iters[-3].var, tirx.IterVar.DataPar)
     made = s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+        iters, block.reads, block.writes, block.name_hint, body, block.init,
         block.alloc_buffers, block.match_buffers, block.annotations,
     )  # fmt: skip
     return s_tir.SBlockRealize(list(values), node.predicate, made)
