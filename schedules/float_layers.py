@@ -108,8 +108,8 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         _pooled(sch, rows)
         return channel_tiles.bounded(sch.mod["main"])
     if spec.operands != "float32":
-        quantized = quantized_conv2d.write(spec, columns, vectors, chunks, parallel)
-        sch = s_tir.Schedule(quantized.kernel.func)
+        quantized = quantized_conv2d.Kernel(spec, columns, vectors, chunks, parallel)
+        sch = s_tir.Schedule(quantized.func)
         pair = PAIRS.get(spec.packed, quantized.pair)
         for _, ranges in quantized.ranges:
             for name, _ in ranges:
@@ -120,8 +120,8 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         return channel_tiles.bounded(sch.mod["main"])
     flat_rows = _flat_rows(spec, columns, vectors, threads) if parallel else 1
     # 1 normalise: write the definition in ranges, borders apart from the rest
-    written = float_conv2d.write(spec, columns, vectors, chunks, parallel, flat_rows)
-    sch = s_tir.Schedule(written.kernel.func)
+    written = float_conv2d.Kernel(spec, columns, vectors, chunks, parallel, flat_rows)
+    sch = s_tir.Schedule(written.func)
     unroll = point["unroll"] if written.depth % point["unroll"] == 0 else 1
     for group, ranges in written.ranges:
         names = [name for name, _ in ranges]

@@ -279,12 +279,13 @@ class Range:
         places = h, column + self.segment.start
         tests = []
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
-            # As bounds of the tap, which can become those of a loop over it.
+            # As bounds of the tap, which can become those of a loop over it. All windows that have
+            # no tap inside are one pattern.
             step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
             start = place * spec.strides[axis] - spec.pads[axis]
-            if any(taps.start > 0 for taps in patterns[axis]):
+            if any(not taps or taps.start > 0 for taps in patterns[axis]):
                 tests.append(tap >= T.max((step - 1 - start) // step, 0))
-            if any(taps.stop < spec.kernel[axis] for taps in patterns[axis]):
+            if any(not taps or taps.stop < spec.kernel[axis] for taps in patterns[axis]):
                 tests.append(tap < T.min((step - 1 + extent - start) // step, spec.kernel[axis]))
         return tests
 
