@@ -6,11 +6,17 @@ Each vector of weights is loaded once for a tile, each datum is broadcast from m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
-from tvm import s_tir
+import tvm_ffi
+from tvm import s_tir, tirx
 
 from bnncc.schedules.intrin import TensorPair
+
+_ROWS = "bnncc.rows"
+"""Marks loops over kernel rows."""
 
 
 def outer(
@@ -45,7 +51,7 @@ def outer(
 
 def sums(
     sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
-    unroll: int = 1, under: bool = False, columns_first: bool = False, rolled: bool = False,
+    unroll: int = 1, under: bool = False, order: str = "kow", rolled: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
 
@@ -63,10 +69,10 @@ def sums(
         Words in one turn of that loop.
     under : bool, default False
         Whether they are under the block that takes them further already, and have their start.
-    columns_first : bool, default False
-        Whether a datum meets all vectors of weights in turn, or those meet all data of a tile.
+    order : str, default "kow"
+        Of what is unrolled, from the outside in: k (taps of a row), o (vectors of channels) and w.
     rolled : bool, default False
-        Whether the taps of a row are a loop, for each column of a tile.
+        Whether the taps of a row are a loop.
     """
     acc = sch.get_sblock(f"acc_{name}")
     if not under:
@@ -74,27 +80,83 @@ def sums(
         sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
     # 2 tile: accumulators inside of the reduction
     *_, w, o, kh, kw, c = sch.get_loops(acc)
-    body = [kw, *((w, o) if columns_first else (o, w))]
+    body = [{"k": kw, "o": o, "w": w}[axis] for axis in order]
     if unroll > 1:
         c, part = sch.split(c, [None, unroll])
         body = [part, *body]
-    reduced = [c, *body] if kw_inside else [kw, c, *(loop for loop in body if loop is not kw)]
-    sch.reorder(kh, *reduced)
-    if rolled:
-        sch.reorder(w, kw, o)
-        sch.annotate(kw, "pragma_loop_partition_hint", 1)
+    if not kw_inside:
         body.remove(kw)
+    sch.reorder(*([kh, c] if kw_inside else [kh, kw, c]), *body)
     # 5 unroll
-    for loop in [*body, *([] if kw_inside else [kw])]:
-        sch.unroll(loop)
+    for loop in body if kw_inside else [kw, *body]:
+        if not (rolled and loop is kw):
+            sch.unroll(loop)
+    if rolled:
+        sch.annotate(kw, "pragma_loop_partition_hint", 1)
     if not under:
         init = sch.decompose_reduction(acc, kh)
         for loop in sch.get_loops(init)[-3:-1]:
             sch.unroll(loop)
-    # Rows outside the image are left out by the bounds of this loop. Tests in it make LLVM move
-    # accumulators to memory.
-    sch.annotate(kh, "pragma_loop_partition_hint", 1)
+    sch.annotate(kh, _ROWS, 1)
     # 4 tensorize
-    if pair is not None:
+    if pair is not None and pair.lanes > 1:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
+
+
+def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Leave out kernel rows outside the image by the bounds of the loops over them.
+
+    A test in such a loop makes LLVM move accumulators to memory, and loop partitioning, which does
+    not find that the turns before and after are empty, makes the code three times as long.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Scheduled by `sums`.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+
+    def bounds(loop: tirx.For) -> tirx.For:
+        if _ROWS not in loop.annotations:
+            return loop
+        blocks: list[Any] = []
+        tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, blocks.append), order="pre")
+        realize, block = blocks[0], blocks[0].block
+        tap, test = block.iter_vars[-3].var, block.body
+        values = {
+            axis.var: value
+            for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        }
+        low, high, body = tirx.const(0, loop.extent.ty), loop.extent, loop.body
+        while isinstance(test, tirx.IfThenElse) and test.condition.a.same_as(tap):
+            bound = tvm_ffi.structural_map(
+                test.condition.b, (tirx.Var, lambda var: values.get(var, var))
+            )
+            low, high = (bound, high) if isinstance(test.condition, tirx.GE) else (low, bound)
+            test = test.then_case
+        if not test.same_as(block.body):
+            values[tap] = loop.loop_var + low
+            body = tvm_ffi.structural_map(
+                body, (s_tir.SBlockRealize, partial(_replaced, realize, values.values(), test))
+            )
+        return tirx.For(loop.loop_var, loop.min, high - low, loop.kind, body)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, bounds)))
+
+
+def _replaced(old: Any, values: Iterable[Any], body: Any, node: Any) -> Any:
+    if not node.same_as(old):
+        return node
+    block = node.block
+    # No reduction any more: TVM would allocate sums outside of all loops that its value depends on.
+    iters = [*block.iter_vars]
+    iters[-3] = tirx.IterVar(iters[-3].dom, iters[-3].var, tirx.IterVar.DataPar)
+    made = s_tir.SBlock(
+        iters, block.reads, block.writes, block.name_hint, body, block.init,
+        block.alloc_buffers, block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return s_tir.SBlockRealize(list(values), node.predicate, made)

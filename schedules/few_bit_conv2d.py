@@ -48,8 +48,8 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
 def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Schedule a few-bit convolution or dense layer as `point` says."""
     # 1 normalise: write the definition in ranges, borders apart from the rest
-    kernel = few_bit_conv2d.write(spec, point["columns"], point["vectors"])
-    sch = s_tir.Schedule(kernel.kernel.func)
+    kernel = few_bit_conv2d.Kernel(spec, point["columns"], point["vectors"])
+    sch = s_tir.Schedule(kernel.func)
     ours = instructions(target).get(few_bit_conv2d.NUMBERS.get(spec.method, ""))
     for _, ranges in kernel.ranges:
         names = [name for name, _ in ranges]
@@ -61,7 +61,7 @@ def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) ->
     if ours is not None and ours.source:
         loop, *_ = sch.get_loops(f"out_{names[0]}")
         sch.annotate(loop, "pragma_import_llvm", ours.source)
-    return multithreading.one_region(sch.mod["main"])
+    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
 
 
 def instructions(target: TargetSpec) -> dict[str, TensorPair]:

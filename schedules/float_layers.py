@@ -106,22 +106,22 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
             return func
         sch = s_tir.Schedule(func)
         _pooled(sch, rows)
-        return sch.mod["main"]
+        return channel_tiles.bounded(sch.mod["main"])
     if spec.operands != "float32":
-        quantized = quantized_conv2d.write(spec, columns, vectors, chunks, parallel)
-        sch = s_tir.Schedule(quantized.kernel.func)
+        quantized = quantized_conv2d.Kernel(spec, columns, vectors, chunks, parallel)
+        sch = s_tir.Schedule(quantized.func)
         pair = PAIRS.get(spec.packed, quantized.pair)
         for _, ranges in quantized.ranges:
             for name, _ in ranges:
-                channel_tiles.sums(sch, name, pair, columns_first=True)
+                channel_tiles.sums(sch, name, pair, order="kwo")
         _pooled(sch, quantized.rows)
         if pair.source:
             sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
-        return sch.mod["main"]
+        return channel_tiles.bounded(sch.mod["main"])
     flat_rows = _flat_rows(spec, columns, vectors, threads) if parallel else 1
     # 1 normalise: write the definition in ranges, borders apart from the rest
-    written = float_conv2d.write(spec, columns, vectors, chunks, parallel, flat_rows)
-    sch = s_tir.Schedule(written.kernel.func)
+    written = float_conv2d.Kernel(spec, columns, vectors, chunks, parallel, flat_rows)
+    sch = s_tir.Schedule(written.func)
     unroll = point["unroll"] if written.depth % point["unroll"] == 0 else 1
     for group, ranges in written.ranges:
         names = [name for name, _ in ranges]
@@ -131,7 +131,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         for name in names:
             channel_tiles.sums(sch, name, written.pair(group), bool(point["kw_inside"]), unroll)
     _pooled(sch, written.rows)
-    return multithreading.one_region(sch.mod["main"])
+    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
 
 
 def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
@@ -149,7 +149,7 @@ def _windows(
     sch: s_tir.Schedule, spec: Pool2d | BitwiseMaxPool, pair: TensorPair | None, name: str
 ) -> None:
     rolled = spec.kernel[1] > UNROLLED_TAPS
-    channel_tiles.sums(sch, name, pair, columns_first=True, rolled=rolled)
+    channel_tiles.sums(sch, name, pair, order="wko", rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -360,7 +360,7 @@ def _windows_alone(
     for group, ranges in names:
         for name, _ in ranges:
             _windows(sch, spec, pairs[group], name)
-    return multithreading.one_region(sch.mod["main"])
+    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
 
 
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:

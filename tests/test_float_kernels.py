@@ -205,6 +205,12 @@ class TestSlow:
         _check(spec, target, seed)
 
 
+@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 2, 2), (2, 3, 0, 0)], ids=str)
+def test_windows_outside_of_the_image(pads: tuple[int, int, int, int]) -> None:
+    window = {"kernel": (1, 1), "pads": pads, "steps": (Step("store"),)}
+    _check(Conv2d(1, 3, 2, 4, 20, **window), HERE[-1], 0)
+
+
 BIG = [
     Conv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("store"), Step("bits"))),
     Conv2d("n", 14, 14, 200, 333, (3, 3), pads=(1, 1, 1, 1), steps=(Step("store"),)),

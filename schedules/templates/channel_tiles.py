@@ -259,6 +259,10 @@ class Range:
             assert made.add is not None
             made.add(total)
             return
+        if made.pair.lanes == 1:  # TVM drops such a loop, and does not find it again
+            for place, value in made.pair.impl(*made.operands, total):
+                T.buffer_store(acc, value, total.index(place))
+            return
         with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
             lane = T.axis.spatial(made.pair.lanes, loop)
             for place, value in made.pair.desc(lane, *made.operands, total):
@@ -275,10 +279,14 @@ class Range:
         places = h, column + self.segment.start
         tests = []
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
-            if patterns[axis] == {range(spec.kernel[axis])}:
-                continue
-            at = place * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            tests.append(T.And(at >= 0, at < (spec.height, spec.width)[axis]))
+            # As bounds of the tap, which can become those of a loop over it. All windows that have
+            # no tap inside are one pattern.
+            step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
+            start = place * spec.strides[axis] - spec.pads[axis]
+            if any(not taps or taps.start > 0 for taps in patterns[axis]):
+                tests.append(tap >= T.max((step - 1 - start) // step, 0))
+            if any(not taps or taps.stop < spec.kernel[axis] for taps in patterns[axis]):
+                tests.append(tap < T.min((step - 1 + extent - start) // step, spec.kernel[axis]))
         return tests
 
     @contextmanager

@@ -43,8 +43,8 @@ NUMBERS = {"bytes": "uint8", "pairs": "int16"}
 """Type of a level, in forms with several in a word."""
 
 
-def write(spec: FewBitConv2d, columns: int, vectors: int) -> Kernel:
-    """Define a few-bit convolution with its epilogue.
+class Kernel:
+    """A few-bit convolution with its epilogue.
 
     ``out[n, y, x, o] = epilogue(start + sum k[n, y + i, x + j, c] * q[o, i, j, c])``.
 
@@ -55,48 +55,39 @@ def write(spec: FewBitConv2d, columns: int, vectors: int) -> Kernel:
     columns, vectors : int
         Output columns, and vectors of output channels, of a tile.
 
-    Returns
-    -------
-    Kernel
-    """
-    with Operator(spec) as operator:
-        flat = flattened(spec)
-        if flat is not spec:
-            operator.reshape(flat)
-        kernel = Kernel(operator, flat, columns, vectors)
-        kernel.write()
-    return kernel
-
-
-class Kernel:
-    """Writes one convolution into an open kernel.
-
     Attributes
     ----------
+    func : PrimFunc
+        Not scheduled.
     ranges : Names
         What the output is cut into.
     pairs : dict of str to dict of str to TensorPair
         By range: its sums by the ends of their names, and what a product is.
     """
 
-    def __init__(self, kernel: Operator, spec: FewBitConv2d, columns: int, vectors: int) -> None:
-        self.kernel, self.spec = kernel, spec
-        count = spec.data_tensors
-        self.data, (self.weight, *rest) = kernel.inputs[:count], kernel.inputs[count:]
-        self.start = rest.pop(0) if spec.starts else None
-        self.params = rest
-        self.words = few_bit_data.group_words(spec)
-        self.planes = few_bit_data.weight_planes(spec)
-        self.per_block = self.planes * spec.kernel[0] * spec.kernel[1] * self.words * LANES
-        per_group = spec.out_channels // spec.groups // LANES
-        vectors = min(vectors, blocks(spec.out_channels))
-        while spec.groups > 1 and per_group and per_group % vectors:
-            vectors -= 1
-        self.ranges = named(groups(spec.out_channels, vectors), segments(spec, columns))
-        self.pairs: dict[str, dict[str, TensorPair]] = {}
+    def __init__(self, spec: FewBitConv2d, columns: int, vectors: int) -> None:
+        with Operator(spec) as kernel:
+            flat = flattened(spec)
+            if flat is not spec:
+                kernel.reshape(flat)
+            self.spec = spec = flat
+            count = spec.data_tensors
+            self.data, (self.weight, *rest) = kernel.inputs[:count], kernel.inputs[count:]
+            self.start = rest.pop(0) if spec.starts else None
+            self.params = rest
+            self.words = few_bit_data.group_words(spec)
+            self.planes = few_bit_data.weight_planes(spec)
+            self.per_block = self.planes * spec.kernel[0] * spec.kernel[1] * self.words * LANES
+            per_group = spec.out_channels // spec.groups // LANES
+            vectors = min(vectors, blocks(spec.out_channels))
+            while spec.groups > 1 and per_group and per_group % vectors:
+                vectors -= 1
+            self.ranges = named(groups(spec.out_channels, vectors), segments(spec, columns))
+            self.pairs: dict[str, dict[str, TensorPair]] = {}
+            self._write(kernel)
+        self.func = kernel.func
 
-    def write(self) -> None:
-        """Write the blocks."""
+    def _write(self, kernel: Operator) -> None:
         spec = self.spec
         with T.sblock("root"):
             T.reads()
@@ -105,8 +96,8 @@ class Kernel:
                 dtype, per_word = NUMBERS[spec.method], few_bit_data.PER_WORD[spec.form]
                 *outer, words = self.data[0].shape
                 self.data = [aliased(self.data[0], [*outer, words * per_word], dtype)]
-            outputs = views(spec.steps, self.kernel.outputs, spec.out_channels)
-            for part in whole(self.ranges, self.kernel.n, spec.output_hw[0]):
+            outputs = views(spec.steps, kernel.outputs, spec.out_channels)
+            for part in whole(self.ranges, kernel.n, spec.output_hw[0]):
                 # Of each range its own: TVM takes no result from two blocks in one nest.
                 self._range(part, [aliased(buffer) for buffer in outputs])
 

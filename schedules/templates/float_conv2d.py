@@ -41,10 +41,8 @@ from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import Conv2d
 
 
-def write(
-    spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool, flat_rows: int
-) -> Kernel:
-    """Define a float convolution with its epilogue.
+class Kernel:
+    """A float convolution with its epilogue.
 
     ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
 
@@ -61,52 +59,40 @@ def write(
     flat_rows : int
         Into how many rows the pixels of a layer that looks at one at a time are laid.
 
-    Returns
-    -------
-    Kernel
-    """
-    with Operator(spec) as operator:
-        flat = flattened(spec, flat_rows)
-        if flat is not spec:
-            operator.reshape(flat)
-        rows = Rows(operator, flat, chunks=chunks, unit=_unit(flat), parallel=parallel)
-        kernel = Kernel(operator, flat, rows, columns, vectors)
-        kernel.write()
-    return kernel
-
-
-def _unit(spec: Conv2d) -> int:
-    """Return what all tiles but the last have a multiple of: columns of a stride."""
-    return spec.pool.strides[1] if spec.pool is not None else 1
-
-
-class Kernel:
-    """Writes one convolution into an open kernel.
-
     Attributes
     ----------
+    func : PrimFunc
+        Not scheduled.
     ranges : Names
         What the output is cut into.
+    rows : Rows
+        Whose pooling is to be scheduled.
     depth : int
         Channels that one product's sum goes over.
     """
 
     def __init__(
-        self, kernel: Operator, spec: Conv2d, rows: Rows, columns: int, vectors: int
+        self, spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool, flat_rows: int
     ) -> None:
-        self.kernel, self.spec, self.rows = kernel, spec.unpooled, rows
-        self.data, self.weight = kernel.inputs[:2]
-        self.depth = spec.channels // spec.groups
-        self.per_group = spec.out_channels // spec.groups
-        # Whether all lanes of a vector read the same datum.
-        self.shared = spec.groups == 1 or self.per_group % LANES == 0
-        nhwc = spec.data_layout == "NHWC"
-        self.depthwise = not self.shared and self.depth == self.per_group == 1 and nhwc
-        while self.shared and spec.groups > 1 and self.per_group // LANES % vectors:
-            vectors -= 1
-        self.rows.declare(vectors)
-        channels = groups(spec.out_channels, vectors, self.depthwise)
-        self.ranges = named(channels, segments(self.spec, columns, _unit(spec)))
+        with Operator(spec) as kernel:
+            flat = flattened(spec, flat_rows)
+            if flat is not spec:
+                kernel.reshape(flat)
+            self.spec, (self.data, self.weight, *_) = flat.unpooled, kernel.inputs
+            self.rows = Rows(kernel, flat, chunks=chunks, parallel=parallel)
+            self.depth = flat.channels // flat.groups
+            self.per_group = flat.out_channels // flat.groups
+            # Whether all lanes of a vector read the same datum.
+            self.shared = flat.groups == 1 or self.per_group % LANES == 0
+            alone = self.depth == self.per_group == 1 and flat.data_layout == "NHWC"
+            self.depthwise = not self.shared and alone
+            while self.shared and flat.groups > 1 and self.per_group // LANES % vectors:
+                vectors -= 1
+            self.rows.declare(vectors)
+            channels = groups(flat.out_channels, vectors, self.depthwise)
+            self.ranges = named(channels, segments(self.spec, columns, self.rows.unit))
+            self._write(kernel.n)
+        self.func = kernel.func
 
     def pair(self, group: Group) -> TensorPair | None:
         """Return what computes a product in a tile of channels."""
@@ -114,7 +100,7 @@ class Kernel:
             return MULTIPLY_ADD
         return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.depthwise else None
 
-    def write(self) -> None:
+    def _write(self, n: Expr) -> None:
         """Write the blocks; with pooling, inside of the loops that hand its rows on."""
         with T.sblock("root"):
             T.reads()
@@ -125,7 +111,7 @@ class Kernel:
                     self.rows.each(strip, self.ranges, self._range)
                 return
             outputs = self.rows.outputs
-            for part in whole(self.ranges, self.kernel.n, self.spec.window_hw[0]):
+            for part in whole(self.ranges, n, self.spec.window_hw[0]):
                 # Of each range its own: TVM takes no result from two blocks in one nest.
                 self.rows.outputs = [aliased(buffer) for buffer in outputs]
                 self._range(part)

@@ -29,8 +29,8 @@ PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16, 4: DOT_ADD["uint8"]}
 """What a product is, by how many operands share a word."""
 
 
-def write(spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool) -> Kernel:
-    """Define a quantised convolution with its epilogue: `float_conv2d` of rounded operands.
+class Kernel:
+    """A quantised convolution with its epilogue: that of `float_conv2d`, of rounded operands.
 
     Parameters
     ----------
@@ -43,53 +43,41 @@ def write(spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool)
     parallel : bool
         Whether images and their pieces are divided among threads.
 
-    Returns
-    -------
-    Kernel
-    """
-    with Operator(spec) as operator:
-        kernel = Kernel(operator, spec, columns, vectors, chunks, parallel)
-        kernel.write()
-    return kernel
-
-
-class Kernel:
-    """Writes one convolution into an open kernel.
-
     Attributes
     ----------
+    func : PrimFunc
+        Not scheduled.
     ranges : Names
         What the output is cut into.
+    rows : Rows
+        Whose pooling is to be scheduled.
     pair : TensorPair
         What a product is.
     """
 
     def __init__(
-        self, kernel: Operator, spec: Conv2d, columns: int, vectors: int, chunks: int,
-        parallel: bool,
-    ) -> None:  # fmt: skip
-        self.kernel, self.spec = kernel, spec
-        self.weight = kernel.inputs[1]
-        unit = spec.pool.strides[1] if spec.pool is not None else 1
-        self.rows = Rows(kernel, spec, chunks=chunks, unit=unit, parallel=parallel)
-        self.rows.declare(vectors)
-        self.taps = Taps(spec, kernel.inputs[0])
-        self.pair = PAIRS[spec.packed]
-        self.whole = spec.packed == quantization.PACKED["int8"]
-        self.per_block = quantization.rows_of_weight(spec) * LANES
-        # Padding is among the data, so all columns are alike.
-        _, left, _, right = spec.pads
-        wide = replace(spec.unpooled, width=spec.width + left + right, pads=(0, 0, 0, 0))
-        self.ranges = named(groups(spec.out_channels, vectors), segments(wide, columns, unit))
-
-    def write(self) -> None:
-        """Write the blocks, inside of the loops that hand rows on."""
-        with T.sblock("root"):
-            T.reads()
-            T.writes()
-            with self.rows.strips(lambda: self.taps.begin(self.rows.n)) as strip:
-                self.taps.fill(strip)
-                self.rows.each(strip, self.ranges, self._range)
+        self, spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool
+    ) -> None:
+        with Operator(spec) as kernel:
+            self.spec, self.weight = spec, kernel.inputs[1]
+            self.rows = Rows(kernel, spec, chunks=chunks, parallel=parallel)
+            self.rows.declare(vectors)
+            self.taps = Taps(spec, kernel.inputs[0])
+            self.pair = PAIRS[spec.packed]
+            self.whole = spec.packed == quantization.PACKED["int8"]
+            self.per_block = quantization.rows_of_weight(spec) * LANES
+            # Padding is among the data, so all columns are alike.
+            _, left, _, right = spec.pads
+            wide = replace(spec.unpooled, width=spec.width + left + right, pads=(0, 0, 0, 0))
+            columns_of = segments(wide, columns, self.rows.unit)
+            self.ranges = named(groups(spec.out_channels, vectors), columns_of)
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                with self.rows.strips(lambda: self.taps.begin(self.rows.n)) as strip:
+                    self.taps.fill(strip)
+                    self.rows.each(strip, self.ranges, self._range)
+        self.func = kernel.func
 
     def _range(self, part: Range) -> None:
         terms, dtype = quantization.words(self.spec), "int32" if self.whole else "float32"

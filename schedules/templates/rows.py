@@ -170,17 +170,19 @@ class Rows:
         How many pieces the image is divided into.
     aligned : int, default 1
         Strips start at a multiple of this, in whatever pieces, so that threads change no rounding.
-    unit : int, default 1
-        Columns come in multiples of this, but for the last; not needed without pooling.
+    unit : int, optional
+        Columns come in multiples of this, but for the last; those of a stride of the pooling if not
+        given.
     parallel : bool, default False
         Whether threads share images and pieces.
     """
 
     def __init__(
         self, kernel: Operator, spec: Conv2d, step: int = 1, chunks: int = 1, aligned: int = 1,
-        unit: int = 1, parallel: bool = False,
+        unit: int = 0, parallel: bool = False,
     ) -> None:  # fmt: skip
         self.aligned, self.parallel = aligned, parallel
+        self.unit = unit or (spec.pool.strides[1] if spec.pool is not None else 1)
         self.n: Expr = None
         self.kernel, self.spec, self.step, self.chunks = kernel, spec, step, chunks
         self.height, self.width = spec.unpooled.output_hw
@@ -193,7 +195,7 @@ class Rows:
         taken = sum(map(step_inputs, spec.pool.before))
         self.before, self.params = self.params[:taken], self.params[taken:]
         self.slots = ring_size(spec.pool.kernel[0] + step - 1)
-        self.across = RowMax(spec.pool, self.width, spec.output_hw[1], unit)
+        self.across = RowMax(spec.pool, self.width, spec.output_hw[1], self.unit)
         shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
