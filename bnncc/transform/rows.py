@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType, product
+from bnncc.ir.moves import VIEW
 from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.lattice import decided_as_rows
 
@@ -77,6 +78,9 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
 def _reshape(graph: Graph, nodes: list[Node], name: str, out: str, kind: TensorType) -> str:
     graph.types[out] = kind
     target = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
+    if (target < 0).sum() > 1:  # no constant says which is which; the type does
+        nodes.append(Node(VIEW, [name], [out], {}, out))
+        return out
     shape = graph.constant(target, f"{out}.shape")
     nodes.append(Node("Reshape", [name, shape], [out], {}, out))
     return out
