@@ -284,14 +284,24 @@ def test_products_with_weights_take_data_of_any_rank(spelling: str, shape: tuple
         assert len(specs) == 3 + (spelling == "signs")  # planes of 0 and 1 are made of two
 
 
-def test_rows_of_levels_are_compiled() -> None:
-    constants = {"three": np.float32(3), "zero": np.float32(0), "w": weights(2, (40, 7))}
-    body = "c = Clip(x, zero, three) q = Round(c) y = MatMul(q, w)"
-    model = model_of(body, "N,5,40", {"y": "N,5,7"}, constants)
-    x = RNG.standard_normal((2, 5, 40)).astype(np.float32) * 3
+@pytest.mark.parametrize("kind", ["few_bit", "binary", "float"])
+@pytest.mark.parametrize("dims", ["N,5", "N,T", "N,3,T"])
+def test_rows_of_any_number_are_compiled(dims: str, kind: str) -> None:
+    constants = {
+        "three": np.float32(3), "zero": np.float32(0), "w": weights(2, (40, 7)),
+        "v": np.sign(weights(1, (40, 7))), "u": np.ones((40, 7), np.float32) / 7,
+    }  # fmt: skip
+    body = {
+        "few_bit": "c = Clip(x, zero, three) q = Round(c) y = MatMul(q, w)",
+        "binary": "q = Sign(x) y = MatMul(q, v)",
+        "float": "y = MatMul(x, u)",
+    }[kind]
+    model = model_of(body, f"{dims},40", {"y": f"{dims},7"}, constants)
+    shape = [int(d) if d.isdigit() else 2 for d in dims.split(",")]
+    x = RNG.standard_normal((*shape, 40)).astype(np.float32) * 3
     got = run(model, x)
-    np.testing.assert_array_equal(got["y"], evaluate(load(model), {"x": x})["y"])
-    assert [layer["kind"] for layer in got["report"]["layers"]] == ["few_bit"]
+    np.testing.assert_allclose(got["y"], evaluate(load(model), {"x": x})["y"], rtol=1e-5, atol=1e-5)
+    assert [layer["kind"] for layer in got["report"]["layers"]] == [kind]
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,15 @@ def test_explain_says_why_a_product_is_not_binary() -> None:
     assert "repeated" in refused(repeated)
     assert "left operand" in refused(weights_on_the_left)
     assert "neither" in refused(right_of_zeros_and_ones)
+
+
+def test_several_leading_axes_may_be_dynamic() -> None:
+    net = Net(seed=0)
+    a, b = net.input("x", ["N", "H", 5, 40]), net.input("z", ["N", "H", 40, 6])
+    net.output(net.op("MatMul", net.op("Sign", a), net.op("Sign", b)))
+    artifact = bnncc.compile(net.model(), threads=1)
+    rng = np.random.default_rng(0)
+    x, z = (rng.standard_normal((2, 3, *s)).astype(np.float32) for s in ((5, 40), (40, 6)))
+    (made,) = artifact.run({"x": x, "z": z}).values()
+    np.testing.assert_array_equal(made, np.sign(x) @ np.sign(z))
+    assert [layer["kind"] for layer in artifact.report["layers"]] == ["binary"]

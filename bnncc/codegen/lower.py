@@ -19,6 +19,7 @@ from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.moves import VIEW
 from bnncc.ir.schema import is_default
 from bnncc.transform.physical import KERNEL
 
@@ -107,7 +108,7 @@ class _Lowering:
             results = [made] if len(node.outputs) == 1 else [
                 self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
             ]  # fmt: skip
-        elif node.op == "bnncc.View":
+        elif node.op == VIEW:
             shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
             results = [self.bb.emit(relax.op.reshape(self._value(node.inputs[0]), shape))]
         elif node.op == "bnncc.FloatSign":
@@ -271,7 +272,7 @@ class _Lowering:
     def _from_input(self, demand: Demand) -> bool:
         """Whether the runtime checks the operand, as an input of the network."""
         name, made = demand.operand, self.graph.producers()
-        while name in made and made[name].op in (*WHOLE_MOVES, "Cast", "bnncc.View"):
+        while name in made and made[name].op in (*WHOLE_MOVES, "Cast", VIEW):
             name = made[name].inputs[0]
         return name in self.allowed
 

@@ -10,6 +10,7 @@ for which operator.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from bnncc.errors import BnnccError
 from bnncc.frontend import lce, tflite_ops
 from bnncc.frontend.checks import refuse_unknown
 from bnncc.frontend.rawfile import read_bytes
-from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, parse
+from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, Tensor, parse
 from bnncc.frontend.tflite_writer import Writer, quantized
 
 _INT8_HINT = (
@@ -77,12 +78,7 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
     _check_operators(network)
     writer = Writer(network)
     lce.find_packed(network, writer)
-    for tensor in network.inputs:
-        writer.where = f"input `{tensor.name}`"
-        if tensor in writer.channels:
-            lce.unpack_input(writer, tensor)
-        elif quantized(tensor):
-            writer.cast_input(tensor)
+    _at_edge(writer, "input", network.inputs, lce.unpack_input, writer.cast_input)
     for operator in network.operators:
         op = _name(operator)
         writer.begin(operator, op)
@@ -91,13 +87,21 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
             continue
         _check_types(writer, operator, op)
         tflite_ops.OPERATORS[operator.code][1](writer, operator)
-    for tensor in network.outputs:
-        writer.where = f"output `{tensor.name}`"
-        if tensor in writer.channels:
-            lce.pack_output(writer, tensor)
-        elif quantized(tensor):
-            writer.cast_output(tensor)
+    _at_edge(writer, "output", network.outputs, lce.pack_output, writer.cast_output)
     return writer.model(name)
+
+
+def _at_edge(
+    writer: Writer, what: str, tensors: Iterable[Tensor],
+    of_bits: Callable[[Writer, Tensor], None], of_integers: Callable[[Tensor], None],
+) -> None:  # fmt: skip
+    """Convert the inputs or outputs that are no floats."""
+    for tensor in tensors:
+        writer.where = f"{what} `{tensor.name}`"
+        if tensor in writer.channels:
+            of_bits(writer, tensor)
+        elif quantized(tensor):
+            of_integers(tensor)
 
 
 def _name(operator: Operator) -> str:

@@ -7,7 +7,7 @@ were rounded on the way to it. Two correct implementations differ by a few ``eps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -67,6 +67,31 @@ def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Arra
     """
     values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
     sizes: dict[str, Array] = {}
+    for _ in walked(graph, values, sizes):
+        pass
+    return {
+        name: (values[name], np.broadcast_to(sizes.get(name, ZERO), values[name].shape))
+        for name in graph.outputs
+    }
+
+
+def walked(
+    graph: Graph, values: dict[str, Array], sizes: dict[str, Array]
+) -> Iterator[tuple[Node, list[Array | None], list[Array], list[Array]]]:
+    """Evaluate a graph and the magnitudes of its tensors, node by node.
+
+    Parameters
+    ----------
+    graph : Graph
+        In normal form.
+    values, sizes : dict of str to ndarray
+        What is known, and its magnitudes where it is rounded; added to.
+
+    Yields
+    ------
+    tuple
+        Each node once it is evaluated, its inputs, their magnitudes, and its outputs.
+    """
     for node in graph.nodes:
         ins = [values[name] if name else None for name in node.inputs]
         errs = [sizes.get(name, ZERO) for name in node.inputs]
@@ -75,10 +100,7 @@ def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Arra
             if name:
                 values[name] = out
                 sizes[name] = magnitude(node, ins, errs, out, k)
-    return {
-        name: (values[name], np.broadcast_to(sizes.get(name, ZERO), values[name].shape))
-        for name in graph.outputs
-    }
+        yield node, ins, errs, outs
 
 
 ZERO = np.zeros(())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+VIEW = "bnncc.View"
+"""Operator that shows a tensor in the shape of its result's type. No file has it."""
+
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 """Each value once, in the order they had."""
 

@@ -12,6 +12,7 @@ from onnx import helper
 
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.moves import VIEW
 
 MAX_TABLE = 1 << 26
 """Elements of the largest constant that stands for a part of an operator."""
@@ -159,3 +160,22 @@ class Expression:
 Reader = Callable[[Expression], str]
 """Writes nodes of ONNX, or internal ones, in place of a node of another operator set; returns the
 result."""
+
+
+def view(graph: Graph, name: str, out: str, kind: TensorType) -> Node:
+    """Return a node that shows a tensor in another shape.
+
+    Parameters
+    ----------
+    graph : Graph
+        Gets types, and the constant that a Reshape reads.
+    name, out : str
+        What is shown, and as what.
+    kind : TensorType
+        Of `out`; if more than one size is open, no constant can say which is which.
+    """
+    graph.types[out] = kind
+    target = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
+    if (target < 0).sum() > 1:
+        return Node(VIEW, [name], [out], {}, out)
+    return Node("Reshape", [name, graph.constant(target, f"{out}.shape")], [out], {}, out)

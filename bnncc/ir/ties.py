@@ -14,7 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
-from bnncc.ir.magnitude import JUMPS, magnitude
+from bnncc.ir.magnitude import JUMPS, walked
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -82,15 +82,10 @@ def tied(
     left: dict[str, int] = {}
     for name in [*wanted, *(i for node in graph.nodes for i in node.inputs)]:
         left[name] = left.get(name, 0) + 1
-    for node in graph.nodes:
-        ins = [values[name] if name else None for name in node.inputs]
-        errs = [sizes.get(name, np.zeros(())) for name in node.inputs]
+    for node, ins, errs, outs in walked(graph, values, sizes):
         before = [masks.get(name, clear) for name in node.inputs]
-        outs = evaluate_node(node, ins, graph.types)
         for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if name:
-                values[name] = out
-                sizes[name] = magnitude(node, ins, errs, out, k)
                 masks[name] = _spread(node, ins, before, out, k)
         for name, mask in zip(node.outputs, _undefined(node, ins, outs), strict=False):
             if name and mask.any():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
@@ -76,3 +78,47 @@ def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> boo
     if sum(i in graph.constants for i in node.inputs) != 1:
         return False
     return affine_of(node, graph, channels, rank) is not None
+
+
+MAX_CHAIN = 16
+"""Operators of a chain; a kernel takes in more than twice as many."""
+
+
+def chain_above(
+    graph: Graph, name: str, producers: dict[str, Node], stop: str, follows: Callable[[str], bool]
+) -> tuple[Node, list[Node]] | None:
+    """Return what an image is computed from by per-channel functions with constants.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its graph.
+    name : str
+        The image.
+    producers : dict of str to Node
+        Of the graph.
+    stop : str
+        The operator looked for.
+    follows : callable
+        Whether a tensor may be one of the chain, `name` included.
+
+    Returns
+    -------
+    tuple or None
+        The node of that operator, and those behind it, in order.
+    """
+    chain: list[Node] = []
+    while follows(name) and (node := producers.get(name)) is not None:
+        if node.op == stop:
+            return node, chain[::-1]
+        data = [i for i in node.inputs if i and i not in graph.constants]
+        if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
+            return None
+        shape = graph.types[name].shape
+        if len(shape) != 4 or not isinstance(shape[1], int):
+            return None
+        if not has_constant_form(node, graph, shape[1], 4):
+            return None
+        chain.append(node)
+        name = data[0]
+    return None

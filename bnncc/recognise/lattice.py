@@ -17,7 +17,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.magnitude import coarseness
-from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
+from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS, VIEW
 from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
 
@@ -399,7 +399,7 @@ def kept(node: Node, graph: Graph) -> tuple[list[str], list[np.ndarray]] | None:
 
 
 _KEEPS = MOVES | PIXEL_SHUFFLES | REPEATS | {
-    "MaxPool", "bnncc.BitPool", "Resize", "Concat", "bnncc.Interleave", "Pad",
+    "MaxPool", "bnncc.BitPool", "Resize", "Concat", "bnncc.Interleave", "Pad", VIEW,
 }  # fmt: skip
 
 

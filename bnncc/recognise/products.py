@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from bnncc.ir.graph import Dim, Graph, Node, TensorType, product
-from bnncc.ir.moves import PERMUTATIONS
+from bnncc.ir.moves import PERMUTATIONS, VIEW
+from bnncc.ir.pieces import view
 from bnncc.recognise.lattice import REMAPS, Lattice, sign_lattices
 from bnncc.recognise.operands import maker
 
@@ -174,7 +173,9 @@ class _Writer:
         data = [i for i in node.inputs if i and i not in self.graph.constants]
         if len(data) != 1 or data[0] not in self.rows:
             return False
-        if node.op == "Reshape" and self._type(node.outputs[0]) == self._type(self.rows[data[0]]):
+        if node.op in ("Reshape", VIEW) and self._type(node.outputs[0]) == self._type(
+            self.rows[data[0]]
+        ):
             self._seen(self.rows[data[0]], node.outputs[0])
             return True
         if node.op not in _ALIKE:
@@ -209,18 +210,7 @@ class _Writer:
         return node.outputs[0]
 
     def _reshape(self, name: str, out: str, kind: TensorType) -> str:
-        dims = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
-        if (dims < 0).sum() > 1:  # the first symbols stay where they are
-            have = self.graph.types[name].shape
-            same = [
-                i
-                for i, d in enumerate(kind.shape)
-                if isinstance(d, str) and have[i : i + 1] == (d,)
-            ]
-            dims[same] = 0
-        shape = self.graph.constant(dims, f"{out}.shape")
-        self.graph.types[out] = kind
-        node = Node("Reshape", [name, shape], [out], {}, out)
+        node = view(self.graph, name, out, kind)
         self.nodes.append(node)
         self.producers[out] = node
         return out
@@ -267,7 +257,7 @@ class _Writer:
 
     def _is_view(self, name: str) -> bool:
         made = self.producers.get(name)
-        return made is not None and made.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+        return made is not None and made.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", VIEW)
 
     @staticmethod
     def _as(sign: Node, value: Lattice) -> bool:

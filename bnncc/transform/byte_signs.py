@@ -12,7 +12,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.image_bits import IMAGE_BITS
-from bnncc.recognise.affine import has_constant_form
+from bnncc.recognise.affine import chain_above
 from bnncc.topi_binary.spec import ImageBits
 from bnncc.transform import thresholds as th
 from bnncc.transform.physical import Physical, Planes
@@ -74,23 +74,16 @@ def _bytes_above(
     graph: Graph, name: str, producers: dict[str, Node]
 ) -> tuple[str, list[Node]] | None:
     """Return the image of bytes that `name` is computed from, and the nodes from its Cast on."""
-    chain: list[Node] = []
-    while (node := producers.get(name)) is not None:
-        shape = graph.types[name].shape
-        if len(shape) != 4 or not isinstance(shape[1], int) or shape[1] > MAX_CHANNELS:
-            return None
-        if node.op == "Cast":
-            kind = graph.types[node.inputs[0]]
-            known = kind.dtype == "uint8" and all(isinstance(d, int) for d in kind.shape[1:])
-            return (node.inputs[0], chain[::-1]) if known else None
-        data = [i for i in node.inputs if i and i not in graph.constants]
-        if len(data) != 1 or graph.types[data[0]] != graph.types[name]:
-            return None
-        if not has_constant_form(node, graph, shape[1], 4):
-            return None
-        chain.append(node)
-        name = data[0]
-    return None
+    shape = graph.types[name].shape
+    if len(shape) != 4 or not isinstance(shape[1], int) or shape[1] > MAX_CHANNELS:
+        return None
+    found = chain_above(graph, name, producers, "Cast", lambda _: True)
+    if found is None:
+        return None
+    (image,), chain = found[0].inputs, found[1]
+    kind = graph.types[image]
+    known = kind.dtype == "uint8" and all(isinstance(d, int) for d in kind.shape[1:])
+    return (image, chain) if known else None
 
 
 def _attributes(graph: Graph, sign: Node, chain: list[Node]) -> dict[str, object] | None:

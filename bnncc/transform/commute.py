@@ -18,14 +18,11 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.recognise.affine import has_constant_form
+from bnncc.recognise.affine import chain_above
 from bnncc.recognise.lattice import pools_images
 from bnncc.recognise.monotone import chain_direction
 from bnncc.recognise.operands import pad_of
 from bnncc.transform import thresholds as th
-
-MAX_CHAIN = 16
-"""Operators between a pool and its sign; a kernel takes in more than twice as many."""
 
 
 def commute_moves(graph: Graph) -> None:
@@ -101,8 +98,11 @@ def commute_pools(graph: Graph) -> None:
     """
     producers, consumers = graph.producers(), graph.consumers()
     for sign in [n for n in graph.nodes if n.op == "bnncc.Sign"]:
-        found = _pool_above(graph, sign, producers, consumers)
-        if found is None:
+        found = chain_above(
+            graph, sign.inputs[0], producers, "MaxPool",
+            lambda name: _single_reader(graph, name, consumers),  # noqa: B023
+        )  # fmt: skip
+        if found is None or not pools_images(found[0], graph):
             continue
         pool, chain = found
         flip = _falling(graph, pool, chain)
@@ -118,29 +118,6 @@ def commute_pools(graph: Graph) -> None:
 
 def _single_reader(graph: Graph, name: str, consumers: dict[str, list[Node]]) -> bool:
     return len(consumers.get(name, [])) == 1 and name not in graph.outputs
-
-
-def _pool_above(
-    graph: Graph, sign: Node, producers: dict[str, Node], consumers: dict[str, list[Node]]
-) -> tuple[Node, list[Node]] | None:
-    """Return the max-pool above a sign, and the nodes between, if the sign alone reads them."""
-    chain: list[Node] = []
-    name = sign.inputs[0]
-    while _single_reader(graph, name, consumers):
-        node = producers.get(name)
-        if node is None:
-            return None
-        if node.op == "MaxPool":
-            return (node, chain[::-1]) if pools_images(node, graph) else None
-        data = [i for i in node.inputs if i and i not in graph.constants]
-        if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
-            return None
-        shape = graph.types[name].shape
-        if len(shape) != 4 or not has_constant_form(node, graph, int(shape[1]), 4):
-            return None
-        chain.append(node)
-        name = data[0]
-    return None
 
 
 def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
@@ -159,27 +136,17 @@ def _threshold_only(
     consumers: dict[str, list[Node]],
 ) -> bool:
     """Whether the sign will become thresholds of a binary layer that nobody else reads."""
-    before: list[Node] = []
-    name = pool.inputs[0]
-    while _single_reader(graph, name, consumers):
-        node = producers.get(name)
-        if node is None:
-            return False
-        if node.op == "bnncc.BinaryConv":
-            break
-        data = [i for i in node.inputs if i and i not in graph.constants]
-        if len(data) != 1 or len(before) == MAX_CHAIN:
-            return False
-        if not has_constant_form(node, graph, int(graph.types[name].shape[1]), 4):
-            return False
-        before.append(node)
-        name = data[0]
-    else:
+    found = chain_above(
+        graph, pool.inputs[0], producers, "bnncc.BinaryConv",
+        lambda name: _single_reader(graph, name, consumers),
+    )  # fmt: skip
+    if found is None:
         return False
+    node, before = found
     bits = np.asarray(node.attrs["bits"])
     taps = int(np.prod(bits.shape[1:]))
     dots = th.attainable_dots(taps, any_parity=True)
-    nodes = before[::-1] + chain
+    nodes = before + chain
     scale, bias, *lift = (node.attrs[k] for k in ("scale", "bias", "step", "first"))
     planes = th.tabulate(graph, nodes, scale, bias, dots, 4, lift)
     if sign.attrs["zero"] == "mid" and planes.zero_attainable:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.moves import VIEW
 from bnncc.recognise.lattice import Lattice, exact_line
 from bnncc.schedules import with_weight_order
 from bnncc.schedules.weight_order import Recorded
@@ -224,7 +225,7 @@ class Physical:
         if kind.shape == shape:
             return name
         out = self.fresh(f"{name}.view", shape, kind.dtype)
-        self.graph.nodes.append(Node("bnncc.View", [name], [out], {}, name))
+        self.graph.nodes.append(Node(VIEW, [name], [out], {}, name))
         return out
 
     def bits_source(self, name: str) -> tuple[Elementwise, list[str], Line] | None:

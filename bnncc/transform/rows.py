@@ -10,9 +10,8 @@ image, unless such products alone read it.
 
 from __future__ import annotations
 
-import numpy as np
-
 from bnncc.ir.graph import Graph, Node, TensorType, product
+from bnncc.ir.pieces import view
 from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.lattice import decided_as_rows
 
@@ -33,9 +32,8 @@ def flatten_rows(graph: Graph) -> None:
         if name not in rows:
             kind = graph.types[name]
             shape = (product(kind.shape[:-1]), kind.shape[-1])
-            rows[name] = _reshape(
-                graph, nodes, name, graph.fresh(f"{name}.rows"), TensorType(shape, kind.dtype)
-            )
+            rows[name] = graph.fresh(f"{name}.rows")
+            nodes.append(view(graph, name, rows[name], TensorType(shape, kind.dtype)))
         return rows[name]
 
     for node in graph.nodes:
@@ -52,7 +50,7 @@ def flatten_rows(graph: Graph) -> None:
             Node(node.op, [data, *node.inputs[1:]], [tall], node.attrs, node.name, node.covers)
         )
         rows[out] = tall
-        _reshape(graph, nodes, tall, out, kind)
+        nodes.append(view(graph, tall, out, kind))
     graph.nodes = nodes
     graph.prune()
 
@@ -72,11 +70,3 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     readers, out = consumers.get(node.outputs[0], []), node.outputs[0]
     by_rows = all(r.op == "MatMul" and _applies(r, graph, consumers) for r in readers)
     return bool(readers) and by_rows and out not in graph.outputs
-
-
-def _reshape(graph: Graph, nodes: list[Node], name: str, out: str, kind: TensorType) -> str:
-    graph.types[out] = kind
-    target = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
-    shape = graph.constant(target, f"{out}.shape")
-    nodes.append(Node("Reshape", [name, shape], [out], {}, out))
-    return out

@@ -22,6 +22,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import PRODUCTS, coarseness
+from bnncc.ir.moves import VIEW
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
@@ -338,7 +339,7 @@ class _Run:
 def _kernel(name: str, producers: Mapping[str, Node]) -> tuple[Node | None, str]:
     """Return which node made a tensor, and under which name, before it was given another shape."""
     node = producers.get(name)
-    while node is not None and node.op == "bnncc.View":
+    while node is not None and node.op == VIEW:
         name = node.inputs[0]
         node = producers.get(name)
     return node, name

@@ -16,6 +16,7 @@ import numpy as np
 from bnncc.errors import InputError, VerificationError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Dim, Graph, Node
+from bnncc.ir.moves import VIEW
 from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.spec import Spec
@@ -93,7 +94,7 @@ def _evaluate(
         arrays = [v for v in given if v is not None]
         _check(node, arrays, symbols)
         return compute(node.attrs["spec"], arrays)
-    if node.op == "bnncc.View":
+    if node.op == VIEW:
         (data,) = given
         assert data is not None
         shape = graph.types[node.outputs[0]].shape
