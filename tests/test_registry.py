@@ -13,10 +13,10 @@ import tvm
 
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.records.workload import Workload
-from bnncc.schedules import generic, multithreading, space_of
+from bnncc.schedules import generic, multithreading, schedule, space_of
 from bnncc.schedules.registry import function, row
 from bnncc.targets import catalog
-from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.build import SPEC_ATTR, input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import (
@@ -24,6 +24,7 @@ from bnncc.topi_binary.spec import (
     BinaryConv2d,
     ConcatBits,
     Conv2d,
+    Elementwise,
     FewBitConv2d,
     ImageBits,
     PadBits,
@@ -33,9 +34,11 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
     WeightsOfRows,
+    to_json,
 )
 from bnncc.tuning.cases import make
 from tests import definition_cases
+from tests.kernel_harness import build
 from tests.test_definitions import run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,3 +155,25 @@ def test_nobody_asks_which_of_several_kinds_a_spec_is() -> None:
         for line in ladders(path.read_text(encoding="utf-8"))
     ]
     assert found == []
+
+
+SWAPPED: list[tuple[Spec, Spec]] = [
+    (
+        Elementwise(2, 3, 4, 40, steps=(Step("scale"), Step("store"), Step("bits"))),
+        Elementwise(2, 3, 4, 40, steps=(Step("shift"), Step("store"), Step("bits"))),
+    ),
+    (PadBits(2, 3, 4, 40, (2, 1, 0, 1), 1), PadBits(2, 3, 4, 40, (2, 1, 0, 1), 0)),
+    (SliceBits(2, 3, 4, 40, (39, 0, -1, 5)), SliceBits(2, 3, 4, 40, (1, 0, 7, -1))),
+]
+
+
+@pytest.mark.parametrize(("named", "given"), SWAPPED, ids=lambda spec: type(spec).__name__)
+def test_a_rule_schedules_the_function_that_it_is_given(named: Spec, given: Spec) -> None:
+    assert row(named).apply
+    case = make(given)
+    func = schedule(define(given).with_attr(SPEC_ATTR, to_json(named)), catalog.native())
+    library = build({"main": func}, catalog.native())
+    inputs = [tvm.runtime.tensor(np.ascontiguousarray(x)) for x in case.inputs]
+    outputs = [tvm.runtime.tensor(np.full_like(x, 90)) for x in case.outputs]
+    library["main"](*inputs, *outputs)
+    assert case.difference([out.numpy() for out in outputs]) == ""

@@ -1,7 +1,8 @@
 """What each kernel computes, as plain TensorIR: one element at a time, nothing scheduled.
 
 A definition follows the docstring of its spec: loops over the output, a reduction, one named block
-for each step of the epilogue. It knows no target, tile or register. It runs as it is, slowly;
+for each step of the epilogue, over the lanes of a vector of channels (`layout.LANES`). It knows no
+target, tile or register. It runs as it is, slowly;
 `schedules` says how it is to run.
 """
 

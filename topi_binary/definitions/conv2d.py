@@ -33,8 +33,7 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
         value = _direct(spec, data, weight, extents)
     pixels = Pixels(extents, spec.rank)
     if spec.pool is None:
-        epilogue(operator, spec.steps, params, pixels, lambda at, lane: value[
-            (*at.pixel, at.channel(lane))])  # fmt: skip
+        epilogue(operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane))
         return
     for number, step in enumerate(spec.pool.before):
         taken = [params.pop(0) for _ in range(step_inputs(step))]

@@ -11,9 +11,9 @@ vectors themselves, have another one.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 from tvm import tirx
@@ -266,20 +266,22 @@ class Steps:
             if self._halved_value and not (
                 step.op in ("threshold", "affine") or step.way.startswith("acc")
             ):
-                half, two = self.value, self._algebra.number(2.0)
-                self._value = self._lanes.each(f"{name}_whole", "float32", lambda i: half[i] * two)  # noqa: B023
-                self._halved_value = False
+                self._double(name)
             if step.op == "levels":
                 self._levels(name, step, taken, made)
             elif step.op == "store":
-                value = self.value
-                self._lanes.store(name, made[0], self._at, lambda i: value[i], step.layout)  # noqa: B023
+                self._lanes.store(name, made[0], self._at, self.value.__getitem__, step.layout)
             elif step.op in ("bits", "threshold"):
                 for plane, test in enumerate(self._conditions(step, taken)):
                     self._pack(f"{name}_{plane}", made[plane], test)
             else:
                 self._change(name, step, taken)
         return self._value
+
+    def _double(self, name: str) -> None:
+        half, two = self.value, self._algebra.number(2.0)
+        self._value = self._lanes.each(f"{name}_whole", "float32", lambda i: half[i] * two)
+        self._halved_value = False
 
     def _pack(self, name: str, out: Buffer, test: Of) -> None:
         self._store_half(name, out, self._half(name, test))
@@ -358,18 +360,23 @@ class Steps:
         plane = 0
         for kind, out in zip(output_kinds(step), made, strict=True):
             if kind == "planes":
-                one, none = lanes.const("int32", 1 << plane), lanes.const("int32", 0)
-                test: Of = lambda i, one=one: T.bitwise_and(level[i], one) != none  # noqa: B023, E731
-                self._pack(f"{name}_{plane}", out, test)
+                self._pack(f"{name}_{plane}", out, self._bit(level, plane))
                 plane += 1
-            elif kind == "value":
-                meant: Of = lambda i: stands_for(self._algebra, step, level[i])  # noqa: E731
-                lanes.store(f"{name}_value", out, at, meant, step.layout)
-            elif kind == "table":
-                entry: Of = lambda i: taken[-1][level[i]]  # noqa: E731
-                lanes.store(f"{name}_table", out, at, entry, step.layout)
+            elif kind in ("value", "table"):
+                meaning = self._meaning(step, kind, level, taken)
+                lanes.store(f"{name}_{kind}", out, at, meaning, step.layout)
             else:
                 self._numbers(f"{name}_{kind}", NUMBERS[kind], out, level)
+
+    def _bit(self, level: Values, number: int) -> Of:
+        one, none = self._lanes.const("int32", 1 << number), self._lanes.const("int32", 0)
+        return lambda lane: T.bitwise_and(level[lane], one) != none
+
+    def _meaning(self, step: Step, kind: str, level: Values, taken: Sequence[Buffer]) -> Of:
+        """Return what levels stand for."""
+        if kind == "table":
+            return lambda lane: taken[-1][level[lane]]
+        return lambda lane: stands_for(self._algebra, step, level[lane])
 
     def _numbers(self, name: str, dtype: str, out: Buffer, level: Values) -> None:
         """Write levels one by one, 0 where there is no lane."""
@@ -383,15 +390,15 @@ class Steps:
 
         lanes.store(name, out, replace(at, lanes=LANES), number)
 
-    def _seen(self, step: Step, taken: Sequence[Buffer]) -> Of:
-        """Return what a step compares with thresholds."""
-        value, at = self.whole if step.way == "acc" else self.value, self._at
-        if not step.flip:
-            return lambda lane: value[lane]
-        flipped = self._lanes.each(
-            "flipped", "int32", lambda lane: value[lane] ^ taken[1][at.channel(lane)]
-        )
-        return lambda lane: flipped[lane]
+    def _reached(self, step: Step, taken: Sequence[Buffer]) -> Callable[[int, Lane], Expr]:
+        """Return what says if a threshold, by its number, is reached."""
+        seen, at = self.whole if step.way == "acc" else self.value, self._at
+        if step.flip:
+            value = seen
+            seen = self._lanes.each(
+                "flipped", "int32", lambda lane: value[lane] ^ taken[1][at.channel(lane)]
+            )
+        return lambda number, lane: seen[lane] >= taken[0][number, at.channel(lane)]
 
     def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Of:
         """Return which level a value has, see `step.WAYS`."""
@@ -406,12 +413,12 @@ class Steps:
             return lambda lane: algebra.whole(value[lane])
         if step.way == "search":
             return self._search(name, step, taken[0])
-        seen = self._seen(step, taken)
+        reached = self._reached(step, taken)
 
         def count(lane: Lane) -> Expr:
             total = lanes.const("int32", 0)
             for number in range(step.count):
-                total = total + self._one(seen(lane) >= taken[0][number, at.channel(lane)])
+                total = total + self._one(reached(number, lane))
             return total
 
         return count
@@ -438,15 +445,14 @@ class Steps:
 
         Bit j of a level is the XOR of those of its thresholds whose numbers ``2**j`` divides.
         """
-        at, seen = self._at, self._seen(step, taken)
-        reached = []
-        for number in range(step.count):
-            limit: Of = lambda lane, k=number: taken[0][k, at.channel(lane)]  # noqa: E731
-            test: Of = lambda lane, t=limit: seen(lane) >= t(lane)  # noqa: E731
-            reached.append(self._half(f"{name}_reached_{number}", test))
+        reached = self._reached(step, taken)
+        halves = [
+            self._half(f"{name}_reached_{number}", partial(reached, number))
+            for number in range(step.count)
+        ]
         for plane, out in enumerate(made):
             every = 2**plane
-            odd = functools.reduce(T.bitwise_xor, reached[every - 1 :: every])
+            odd = reduce(T.bitwise_xor, halves[every - 1 :: every])
             self._store_half(f"{name}_{plane}", out, odd)
 
 
@@ -464,9 +470,8 @@ class _Fetching(Steps):
         """The lanes of the accumulator."""
         if self._acc is None:
             at, source = self._at, self._source
-            self._acc = self._lanes.fetched(
-                "acc_lanes", "int32", at, lambda i: source[(*at.pixel, at.channel(i))]
-            )
+            assert source is not None
+            self._acc = self._lanes.fetched("acc_lanes", "int32", at, partial(at.of, source))
         return self._acc
 
     @property
@@ -474,5 +479,5 @@ class _Fetching(Steps):
         """The lanes of the running value."""
         start, at = self._start, self._at
         if self._value is None and start is not None:
-            self._value = self._lanes.fetched("value", "float32", at, lambda i: start(at, i))
+            self._value = self._lanes.fetched("value", "float32", at, partial(start, at))
         return super().value

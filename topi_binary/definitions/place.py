@@ -58,10 +58,9 @@ class Place:
         """Return whether channels lie beside each other in a tensor of layout `where`."""
         return self.rank == 2 or where == "NHWC"
 
-    @property
-    def pixel(self) -> tuple[Expr, Expr, Expr]:
-        """Image, row and column."""
-        return self.n, self.h, self.w
+    def of(self, image: Expr, lane: Expr) -> Expr:
+        """Return what a tensor of images, rows, columns and channels holds there."""
+        return image[self.n, self.h, self.w, self.channel(lane)]
 
     @property
     def vector(self) -> Expr:

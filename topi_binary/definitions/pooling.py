@@ -49,7 +49,7 @@ def write_pool(
     accumulate("pooled", pooled, extents, spec.kernel, start, step)
 
     def value(at: Place, lane: Expr) -> Expr:
-        found = pooled[(*at.pixel, at.channel(lane))]
+        found = at.of(pooled, lane)
         return found if largest else found / T.Cast("float32", _count(spec, at.h, at.w))
 
     epilogue(operator, spec.steps, params, Pixels(extents, spec.output_rank), value)
