@@ -38,8 +38,8 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d
 from bnncc.schedules.templates.border_start import Start, Tables
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d, Dim

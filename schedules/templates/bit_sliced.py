@@ -24,9 +24,9 @@ from bnncc.schedules.templates.adders import Logic, Tree
 from bnncc.schedules.templates.bit_sliced_rows import ONES, Cut, Ring, get, put, splat_word
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, flat, load, loop, loops
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.source import lanes_of
 from bnncc.topi_binary import sliced_data
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d

@@ -31,10 +31,10 @@ from bnncc.schedules.columns import cut
 from bnncc.schedules.intrin import Window
 from bnncc.schedules.intrin_portable import I32, SPREAD_NIBBLES, WIDENING_ADD, popcount
 from bnncc.schedules.templates import epilogue
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.taps import Kernel, Piece, under
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions.blocks import buffer
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d

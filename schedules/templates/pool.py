@@ -38,9 +38,9 @@ from bnncc.schedules.templates.kernel import (
     splat,
     u32,
 )
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.window import row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d

@@ -19,8 +19,8 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.pool import Windows
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d, RowPool

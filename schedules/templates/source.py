@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, f32, load, splat, u32
-from bnncc.schedules.templates.place import Place
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Elementwise
 

@@ -15,9 +15,9 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.templates.epilogue import emit, half_view, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
 from bnncc.schedules.templates.lanes import VECTOR
-from bnncc.schedules.templates.place import Place
 from bnncc.schedules.templates.source import to_float, value_of
 from bnncc.topi_binary.algebra import changed
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise

@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import Expr
-from bnncc.schedules.templates.place import Place
 from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
