@@ -11,13 +11,14 @@ import tvm
 
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.records.workload import Workload
+from bnncc.schedules import schedule, with_packed_operands, with_weight_order
 from bnncc.targets import catalog
-from bnncc.topi_binary import tiles
+from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Spec
+from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.tuning.cases import make
-from tests import definition_cases
+from tests import definition_cases, kernel_harness
 
 
 def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -25,6 +26,11 @@ def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
     with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
         module = tvm.IRModule({"main": define(spec).with_attr("global_symbol", "main")})
         library = tvm.compile(module, tvm_target(catalog.native()))
+    return call(library["main"], spec, inputs)
+
+
+def call(kernel: Any, spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Run a kernel of `spec` on outputs that are not 0 before."""
     batch = inputs[0].shape[0]
     operands = [tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs]
     outputs: list[Any] = []
@@ -36,7 +42,7 @@ def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
         extents = [batch if isinstance(d, str) else d for d in shape]
         fresh.append(tvm.runtime.tensor(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype)))
         outputs.append(fresh[-1])
-    library["main"](*operands, *fresh)
+    kernel(*operands, *fresh)
     return [out.numpy() for out in outputs]
 
 
@@ -50,6 +56,29 @@ CASES = [
 def test_a_definition_computes_what_its_oracle_computes(spec: Spec) -> None:
     case = make(spec)
     assert case.difference(run(spec, case.inputs)) == ""
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in kernel_harness.HERE[:-1]),
+        *kernel_harness.TARGETS[len(kernel_harness.HERE) - 1 :],
+    ],
+)
+@pytest.mark.parametrize("kind", ["BINARY", "FEW_BIT", "FLOAT", "BITS"])
+def test_what_rules_make_of_them_computes_the_same(kind: str, target: str) -> None:
+    chosen = catalog.resolve(target)
+    own = with_weight_order(definition_cases.WORDS, chosen).weight_order
+    specs = [
+        spec for spec in getattr(definition_cases, kind)
+        if getattr(spec, "weight_order", own) in ("words", own, sliced_data.ORDER)
+    ]  # fmt: skip
+    specs = [with_packed_operands(s, chosen) if isinstance(s, Conv2d) else s for s in specs]
+    made = {f"k{i}": schedule(define(spec), chosen) for i, spec in enumerate(specs)}
+    library = kernel_harness.build(made, chosen)
+    for name, spec in zip(made, specs, strict=True):
+        case = make(spec)
+        assert case.difference(call(library[name], spec, case.inputs)) == "", spec
 
 
 def test_definitions_have_the_parameters_of_their_kernels() -> None:

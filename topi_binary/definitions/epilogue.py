@@ -244,6 +244,8 @@ class Steps:
             half = self.acc
             self._acc = self._lanes.each("acc_whole", "int32", lambda i: half[i] + half[i])
             self._halved = False
+            if self._value is None:  # it will be that of the double
+                self._halved_value = False
         return self.acc
 
     @property
