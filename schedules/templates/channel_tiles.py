@@ -22,6 +22,7 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.signature import aliased
 
 
 @dataclass(frozen=True)
@@ -308,11 +309,17 @@ class Range:
         return At(acc, [*tile, column, vector * self.lanes]).load(0, self.lanes)
 
 
-def whole(names: Names, n: Expr, rows: int, lanes: int = LANES) -> list[Range]:
-    """Return the ranges of `names` for `rows` rows of `n` images."""
+def whole(
+    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer], lanes: int = LANES
+) -> list[tuple[Range, list[Buffer]]]:
+    """Return the ranges of `names` for `rows` rows of `n` images, each with views of `outputs`.
+
+    TVM takes no result from two blocks in one nest. All views are declared before the blocks:
+    nothing may come between loops that threads go through at once.
+    """
     image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
     return [
-        Range(name, segment, group, image, lanes=lanes)
+        (Range(name, segment, group, image, lanes=lanes), [aliased(buffer) for buffer in outputs])
         for group, ranges in names
         for name, segment in ranges
     ]

@@ -97,9 +97,8 @@ class Kernel:
                 *outer, words = self.data[0].shape
                 self.data = [aliased(self.data[0], [*outer, words * per_word], dtype)]
             outputs = views(spec.steps, kernel.outputs, spec.out_channels)
-            for part in whole(self.ranges, kernel.n, spec.output_hw[0]):
-                # Of each range its own: TVM takes no result from two blocks in one nest.
-                self._range(part, [aliased(buffer) for buffer in outputs])
+            for part, mine in whole(self.ranges, kernel.n, spec.output_hw[0], outputs):
+                self._range(part, mine)
 
     def _range(self, part: Range, outputs: list[Any]) -> None:
         self.pairs[part.name] = {}

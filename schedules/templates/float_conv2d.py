@@ -37,7 +37,7 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened, segments
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.signature import Operator, aliased
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
 
@@ -110,10 +110,9 @@ class Kernel:
                 with self.rows.strips() as strip:
                     self.rows.each(strip, self.ranges, self._range)
                 return
-            outputs = self.rows.outputs
-            for part in whole(self.ranges, n, self.spec.window_hw[0]):
-                # Of each range its own: TVM takes no result from two blocks in one nest.
-                self.rows.outputs = [aliased(buffer) for buffer in outputs]
+            height, outputs = self.spec.window_hw[0], self.rows.outputs
+            for part, mine in whole(self.ranges, n, height, outputs):
+                self.rows.outputs = mine
                 self._range(part)
 
     def _range(self, part: Range) -> None:

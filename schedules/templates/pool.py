@@ -42,7 +42,7 @@ from bnncc.schedules.templates.window import row_taps, segments, taps_inside
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.signature import Operator, aliased
+from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 
@@ -73,9 +73,8 @@ def pool2d(spec: Pool2d, columns: int, vectors: int) -> tuple[tirx.PrimFunc, Win
         outputs = views(spec.steps, kernel.outputs, spec.channels)
         pool = Windows(spec, kernel.inputs[0], kernel.inputs[1:], flat(kernel.inputs[0]))
         names = pool.names(columns, vectors)
-        for part in whole(names, kernel.n, spec.output_hw[0]):
-            # Of each range its own: TVM takes no result from two blocks in one nest.
-            pool.write(part, [aliased(buffer) for buffer in outputs])
+        for part, mine in whole(names, kernel.n, spec.output_hw[0], outputs):
+            pool.write(part, mine)
     return kernel.func, pool, names
 
 
@@ -201,11 +200,16 @@ def bitwise_maxpool(spec: BitwiseMaxPool, columns: int) -> tuple[tirx.PrimFunc, 
         T.writes()
         names = named(word_vectors(layout.words(spec.channels)), segments(spec, columns))
         mask = kernel.inputs[1] if spec.flip else None
-        for group, ranges in names:
-            lanes = group.lanes[0]
-            for part in whole([(group, ranges)], kernel.n, spec.output_hw[0], lanes * spec.planes):
-                outputs = [aliased(buffer) for buffer in kernel.outputs]
-                _join_words(spec, kernel.inputs[: spec.planes], mask, outputs, part)
+        parts = [
+            part
+            for entry in names
+            for part in whole(
+                [entry], kernel.n, spec.output_hw[0], kernel.outputs,
+                entry[0].lanes[0] * spec.planes,
+            )
+        ]  # fmt: skip
+        for part, mine in parts:
+            _join_words(spec, kernel.inputs[: spec.planes], mask, mine, part)
     return kernel.func, names
 
 
