@@ -48,7 +48,7 @@ test: $(VENV)/.installed ## run the tests, but for the slow ones
 QUICK := before_and_after cli evaluate evaluator frontend layering merge passes pipeline quantizers \
   registry relax_operators simplify ties tiny weight_order
 test-quick: $(VENV)/.installed ## run some tests of everything, in less than a minute
-	$(PYTEST) $(QUICK:%=tests/test_%.py)
+	$(PYTEST) $(foreach name,$(QUICK),$(wildcard tests/*/test_$(name).py))
 
 test-all: $(VENV)/.installed ## run every test, with ten times the generated cases; goes on where it was
 	$(PY) -m pytest --doctest-modules --quiet bnncc
@@ -56,8 +56,8 @@ test-all: $(VENV)/.installed ## run every test, with ten times the generated cas
 
 # With NVRTC and what reads its code: pip install -e '.[cuda-test]'
 test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test
-	$(PYTEST) tests/test_cuda_code.py tests/test_cuda_device.py tests/test_cuda_import.py \
-	  tests/test_bundle_kernels.py
+	$(PYTEST) tests/codegen/test_cuda_code.py tests/runtime/test_cuda_device.py tests/bundle/test_cuda_import.py \
+	  tests/bundle/test_bundle_kernels.py
 
 # Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
 $(VENV)/torch/.installed: $(VENV)/.installed
@@ -65,7 +65,7 @@ $(VENV)/torch/.installed: $(VENV)/.installed
 	@touch $@
 
 test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too
-	PYTHONPATH=$(VENV)/torch $(PY) -m pytest $(PYTEST_ARGS) tests/test_pytorch*.py
+	PYTHONPATH=$(VENV)/torch $(PY) -m pytest $(PYTEST_ARGS) tests/frontend/test_pytorch*.py
 
 lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check .

@@ -2,7 +2,7 @@
 
 An `Intrinsic` is a pair. Its ``desc`` is a loop over lanes that runs on any machine and says what
 is computed; its ``impl`` is the instruction. Kernels call the intrinsic, which writes the ``impl``;
-`tests/test_intrin.py` runs both halves of every pair on every target that has the instruction.
+`test_intrin.py` runs both halves of every pair on every target that has the instruction.
 
 Names say instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Those of x86 are in
 `intrin_x86`, of Arm in `intrin_arm`; what LLVM writes for any machine is in `intrin_portable`.

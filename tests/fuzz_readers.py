@@ -5,7 +5,7 @@
 Each damaged file is read in a child process (a fork, so that imports are paid once) with at most 10
 seconds of the processor and 1 GiB for its data. Half of the mutations hit bytes of the format's
 structure, which a reader's `structure` tells from payload. A new reader is one entry of `READERS`
-(how it is called, where structure is) and one of SEEDS in tests/test_fuzz_readers.py. Files that
+(how it is called, where structure is) and one of SEEDS in test_fuzz_readers.py. Files that
 belong together (a graph and its parameters) are one seed, joined by a comma on the command line;
 one of them is damaged at a time.
 """

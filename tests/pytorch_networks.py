@@ -3,7 +3,7 @@
     python -m tests.pytorch_networks
 
 writes the files of `tests/data/pytorch`: what torch.export.save makes of some networks, compressed,
-and what torch computes. `tests/test_pytorch_files.py` reads them without torch.
+and what torch computes. `test_pytorch_files.py` reads them without torch.
 """
 
 from __future__ import annotations

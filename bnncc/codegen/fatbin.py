@@ -1,7 +1,7 @@
 """Machine code for several GPU architectures in one image, from which the driver takes its own.
 
 The layout of NVIDIA's ``fatbinary``: a header, then for each architecture a header of its own and
-an ELF file. ``tests/test_cuda_code.py`` compares with that program where it is installed.
+an ELF file. ``test_cuda_code.py`` compares with that program where it is installed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Needs Python 3.10, tensorflow-cpu 2.13, larq 0.13 and tf2onnx 1.16; not run by t
 
     python -m tests.collection.make_tf               # from the repository root
 
-The files are compared with ONNX Runtime by `tests/test_oracle.py`, and with Keras here.
+The files are compared with ONNX Runtime by `test_oracle.py`, and with Keras here.
 """
 
 from __future__ import annotations

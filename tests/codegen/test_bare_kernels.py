@@ -1,0 +1,110 @@
+"""Kernels with C's calling convention for 32-bit Arm, in an emulated processor, by the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from bnncc import schedules
+from bnncc.codegen import bare
+from bnncc.codegen.link import link
+from bnncc.codegen.pipeline import tvm_target
+from bnncc.targets import catalog
+from bnncc.topi_binary import reference
+from bnncc.topi_binary.build import output_types
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
+from tests import binary_cases
+from tests.kernel_harness import EMULATED, clear_tails, same, small_integers
+from tests.schedules import test_bits_kernels, test_float_kernels
+
+EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
+ARMV7 = catalog.CATALOG["armv7"]
+pytestmark = list(EMULATED[-1].marks)
+
+generated = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def fixed(spec: Any) -> Any:
+    """Return `spec` with 2 for a symbolic batch, as there is no shape at run time."""
+    return spec if isinstance(spec.n, int) else dataclasses.replace(spec, n=2)
+
+
+def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Compile, link and call a kernel; its outputs start as garbage."""
+    from bnncc.codegen.emulator import Library
+
+    functions = {"kernel": schedules.schedule(define(spec), ARMV7, 1)}
+    content, _ = bare.build(functions, tvm_target(ARMV7))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.o").write_bytes(content)
+        link(Path(folder), ["kernels.o"], "kernels.so", triple=ARMV7.triple)
+        library = Library(Path(folder, "kernels.so").read_bytes())
+    outputs = [
+        np.full([int(d) for d in shape], 0x5A5A5A5A, "uint32").view(dtype)
+        for shape, dtype in output_types(spec)
+    ]
+    library.call_bare("kernel", [*map(np.ascontiguousarray, inputs), *outputs])
+    return outputs
+
+
+def check_binary(spec: BinaryConv2d) -> None:
+    spec = schedules.with_weight_order(fixed(spec), ARMV7)
+    inputs = binary_cases.make_inputs(spec, np.random.default_rng(0))
+    same(run(spec, inputs), reference.binary_conv2d(spec, inputs))
+
+
+@generated
+@given(large=st.booleans(), ragged=st.booleans(), data=st.data())
+def test_binary_convolution(large: bool, ragged: bool, data: st.DataObject) -> None:
+    check_binary(data.draw(binary_cases.specs(large, ragged)))
+
+
+@generated
+@given(large=st.booleans(), ragged=st.booleans(), data=st.data())
+def test_binary_dense(large: bool, ragged: bool, data: st.DataObject) -> None:
+    spec = data.draw(binary_cases.dense(large, ragged))
+    check_binary(dataclasses.replace(spec, steps=data.draw(binary_cases.epilogues())))
+
+
+@generated
+@given(spec=test_bits_kernels.pools(), seed=st.integers(0, 99))
+def test_bitwise_pool(spec: BitwiseMaxPool, seed: int) -> None:
+    spec = fixed(spec)
+    arrays = small_integers(spec, np.random.default_rng(seed))
+    inputs = [clear_tails(x, spec.channels) for x in arrays]
+    same(run(spec, inputs), reference.bitwise_maxpool(spec, inputs))
+
+
+@generated
+@given(spec=test_float_kernels.elementwises(), zero=st.booleans(), seed=st.integers(0, 99))
+def test_bitpack(spec: Elementwise, zero: bool, seed: int) -> None:
+    spec = dataclasses.replace(
+        fixed(spec), from_bits=False, ternary=False, mode="xor", steps=(Step("bits", zero=zero),)
+    )
+    inputs = small_integers(spec, np.random.default_rng(seed))
+    same(run(spec, inputs), reference.elementwise(spec, inputs))
+
+
+@generated
+@given(spec=test_float_kernels.convs(), seed=st.integers(0, 99))
+def test_float_convolution(spec: Conv2d, seed: int) -> None:
+    spec = fixed(spec)
+    inputs = small_integers(spec, np.random.default_rng(seed))
+    with np.errstate(all="ignore"):
+        wanted = reference.conv2d(spec, inputs)
+    same(run(spec, inputs), wanted)

@@ -1,0 +1,365 @@
+"""Machine code for GPUs, made without one: NVRTC compiles, SASS is read, artifacts carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bnncc
+from bnncc.codegen import fatbin, nvrtc
+from bnncc.errors import TargetError
+from bnncc.runtime.cuda import wheel_folders
+from bnncc.schedules import cuda
+from bnncc.schedules.cuda import binary, text
+from bnncc.targets import catalog, gpus
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, Step
+from tests.cuda_emulator import COMPILER
+from tests.devices import DIGITS
+from tests.schedules.test_cuda_few_bit import specs as few_bit_specs
+from tests.schedules.test_cuda_kernels import FEW, PLAIN
+
+ROOT = Path(__file__).resolve().parents[2]
+TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
+TOOLS = next((f for f in wheel_folders("bin") if (f / "cuobjdump").exists()), None)
+compiles = pytest.mark.skipif(
+    not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
+)
+reads_code = pytest.mark.skipif(
+    not nvrtc.available() or TOOLS is None,
+    reason="needs NVRTC, cuobjdump and nvdisasm: pip install 'bnncc[cuda-test]'",
+)
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+NETWORK_TARGETS = ("cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90a", "cuda-sm120")
+PRODUCT = {"mma": "BMMA", "wgmma": "BGMMA", "int8": "IMMA", "simt": "POPC"}
+
+SMALL = BinaryConv2d(1, 14, 14, 256, 256, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+LARGE = dataclasses.replace(SMALL, n=256)
+LAYERS = (
+    *FEW, SMALL, LARGE,
+    dataclasses.replace(LARGE, ternary=True, steps=(Step("threshold", zero=True),)),
+    dataclasses.replace(LARGE, height=56, width=56, channels=64, out_channels=64),
+    dataclasses.replace(LARGE, steps=(
+        Step("affine"), Step("add"), Step("store", in_place=True), Step("prelu"), Step("bits"))),
+)  # fmt: skip
+
+
+def product_of(weight_order: str, engine: str) -> str:
+    """Return the instruction that multiplies weights in this order on a target of `engine`."""
+    kind = weight_order.partition("-")[0]
+    few_pixels = kind == "fragments" and engine == "wgmma"
+    return PRODUCT["simt" if kind == "strips" else "mma" if few_pixels else engine]
+
+
+def launched(spec: Spec, kernel: text.Kernel) -> str:
+    """Return `kernel` as TVM launches it."""
+    pointers = text.parameters(spec)
+    takes = ", ".join(f"{kind} __restrict__ {name}" for kind, name in pointers)
+    passed = ", ".join(name for _, name in pointers)
+    return (
+        f'{kernel.source}\nextern "C" __global__ void __launch_bounds__({kernel.threads}) '
+        f"main_kernel({takes}, int images) {{ extern __shared__ __align__(64) int shared[]; "
+        f"{kernel.name}({passed}, images, shared); }}"
+    )
+
+
+def disassembled(code: bytes, folder: Path, option: str) -> str:
+    path = folder / "code.cubin"
+    path.write_bytes(code)
+    env = {**os.environ, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(TOOLS / "cuobjdump"), option, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    return done.stdout
+
+
+def kernels_of(code: bytes, folder: Path) -> Iterator[tuple[str, Counter[str], str]]:
+    """Yield name, instructions and resources of each kernel."""
+    usage = disassembled(code, folder, "-res-usage")
+    resources = dict(re.findall(r"Function (\w+):\s*\n?\s*(REG:.*)", usage))
+    for part in disassembled(code, folder, "-sass").split("Function : ")[1:]:
+        name = part.split()[0]
+        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]+)", part)
+        yield name, Counter(found), resources[name]
+
+
+def check_code(
+    code: bytes, folder: Path, products: dict[str, str] | None = None, jumps: bool = False
+) -> int:
+    """Check every kernel in `code`; `products` are the instructions that some must have.
+
+    ptxas writes some jumps out of a loop as CALL.REL.NOINC, without a return: those of `jumps`.
+    """
+    count = 0
+    for name, instructions, resources in kernels_of(code, folder):
+        count += 1
+        assert "STACK:0" in resources, (name, resources)
+        assert re.search(r"LOCAL:0\b", resources), (name, resources)
+        kinds = {instruction.split(".")[0] for instruction in instructions}
+        assert not kinds & {"LDL", "STL", "RET"}, name
+        assert jumps or "CALL" not in kinds, name
+        wanted = (products or {}).get(name)
+        if wanted:
+            assert wanted in kinds, (name, wanted)
+            assert any(i.startswith("LDG.") and ".128" in i for i in instructions), name
+    return count
+
+
+def compiled(spec: Spec, target: str, folder: Path) -> None:
+    """Compile a kernel for `target` and check its code."""
+    chosen = catalog.resolve(target)
+    cut, wanted = None, None
+    if isinstance(spec, BinaryConv2d):
+        spec = dataclasses.replace(spec, weight_order=binary.weight_order(spec, chosen.engine))
+        cut = binary.default_cut(spec, chosen.engine)
+        wanted = product_of(spec.weight_order, chosen.engine)
+    source = launched(spec, cuda.kernel(spec, cut))
+    for gpu in chosen.gpus:
+        code = nvrtc.cubin(source, gpu)
+        assert check_code(code, folder, {"main_kernel": wanted or ""}, jumps=not wanted) == 1
+
+
+@reads_code
+@pytest.mark.parametrize("target", ["cuda-sm80", "cuda-sm90a"])
+def test_code_of_a_layer(target: str, tmp_path: Path) -> None:
+    compiled(SMALL, target, tmp_path)
+
+
+@reads_code
+def test_code_of_a_large_layer(tmp_path: Path) -> None:
+    order = binary.weight_order(LARGE, "wgmma")
+    assert product_of(order, "wgmma") == "BGMMA"
+    compiled(LARGE, "cuda-sm90a", tmp_path)
+
+
+@reads_code
+@pytest.mark.parametrize("target", ["cuda-sm80", "cuda-sm90a"])
+def test_code_of_a_rounded_first_layer(target: str, tmp_path: Path) -> None:
+    spec = Conv2d(
+        1, 32, 32, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW", packed=2,
+        steps=(Step("store"),), operands="bfloat16",
+    )  # fmt: skip
+    (gpu,) = catalog.resolve(target).gpus
+    code = nvrtc.cubin(launched(spec, cuda.kernel(spec)), gpu)
+    assert check_code(code, tmp_path, jumps=True) == 1
+    ((_, instructions, _),) = kernels_of(code, tmp_path)
+    assert any(instruction.startswith("HMMA") for instruction in instructions)
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("arch", ARCHS)
+def test_code_of_all_kernels(arch: str, tmp_path: Path) -> None:
+    for spec in (*LAYERS, *PLAIN, *few_bit_specs()):
+        compiled(spec, f"cuda-{arch.replace('_', '')}", tmp_path)
+
+
+@pytest.mark.slow
+@reads_code
+def test_code_of_ordinary_threads(tmp_path: Path) -> None:
+    for spec in LAYERS:
+        spec = dataclasses.replace(spec, weight_order="strips")
+        source = launched(spec, cuda.kernel(spec))
+        for arch in ("sm_75", "sm_80", "sm_90a", "sm_120"):
+            check_code(nvrtc.cubin(source, arch), tmp_path, {"main_kernel": "POPC"}, jumps=True)
+
+
+def built(model: object, target: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Compile a network; return its machine code by architecture."""
+    codes: dict[str, bytes] = {}
+    real = nvrtc.cubin
+
+    def noted(source: str, arch: str) -> bytes:
+        codes[arch] = real(source, arch)
+        return codes[arch]
+
+    monkeypatch.setattr(nvrtc, "cubin", noted)
+    artifact = bnncc.compile(model, target=target)  # type: ignore[arg-type]
+    library = artifact._members["lib.so"]
+    image = next(iter(codes.values())) if len(codes) == 1 else fatbin.pack(codes)
+    assert image in library
+    assert b"__global__" not in library
+    return codes
+
+
+@reads_code
+def test_digits_have_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = built(DIGITS / "digits.onnx", "cuda-sm80", monkeypatch)
+    assert check_code(codes["sm_80"], tmp_path) >= 4
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("target", [*NETWORK_TARGETS[1:], "cuda"])
+def test_digits_for_every_gpu(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = built(DIGITS / "digits.onnx", target, monkeypatch)
+    assert tuple(codes) == catalog.resolve(target).gpus
+    for code in codes.values():
+        assert check_code(code, tmp_path) >= 4
+
+
+@pytest.mark.slow
+@reads_code
+@pytest.mark.parametrize("target", NETWORK_TARGETS)
+def test_bi_real_net_for_every_gpu(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import networks
+
+    (code,) = built(networks.birealnet18(), target, monkeypatch).values()
+    names = [name for name, _, _ in kernels_of(code, tmp_path) if name.startswith("binary_conv2d")]
+    wanted = product_of("fragments", catalog.resolve(target).engine)  # of one image
+    assert len(names) >= 8
+    check_code(code, tmp_path, dict.fromkeys(names, wanted))
+
+
+NETWORKS = ("birealnet18", "quicknet", "vgg_small", "cifar")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+@pytest.mark.parametrize("gpu", ["80", "90a", "120"])
+def test_networks_run_on_emulated_gpus(gpu: str, tmp_path: Path) -> None:
+    # Compiling runs each and compares it with its model.
+    done = on_emulated_gpu(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
+        "import bnncc, networks\n"
+        "from tests.passes.test_few_bit_networks import _network\n"
+        f"made = bnncc.compile(_network(), target='cuda-sm{gpu}')\n"
+        "assert made.report['summary']['few_bit'] == 6, made.report['summary']\n"
+        f"for name in {NETWORKS!r}:\n"
+        f"    bnncc.compile(getattr(networks, name)(), target='cuda-sm{gpu}')\n",
+        tmp_path,
+        gpu.rstrip("a"),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(shutil.which("fatbinary") is None, reason="needs fatbinary of CUDA's toolkit")
+@compiles
+def test_fat_images_are_those_of_nvidias_tool(tmp_path: Path) -> None:
+    source = 'extern "C" __global__ void k(int* p) { p[threadIdx.x] = 1; }'
+    codes = {arch: nvrtc.cubin(source, arch) for arch in ("sm_80", "sm_90a")}
+    images = []
+    for arch, code in codes.items():
+        Path(tmp_path, f"{arch}.cubin").write_bytes(code)
+        version = arch.removeprefix("sm_")
+        images.append(f"--image3=kind=elf,sm={version},file={tmp_path}/{arch}.cubin")
+    subprocess.run(["fatbinary", "-64", f"--create={tmp_path}/fat", *images], check=True)
+    assert fatbin.pack(codes) == Path(tmp_path, "fat").read_bytes()
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: None)
+    with pytest.raises(TargetError, match="needs NVRTC 13, which is not installed") as caught:
+        bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80")
+    assert "pip install" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("target", "operands"), [("cuda-sm80", "int8"), ("cuda-sm75", "bfloat16"), ("cuda", "bfloat16")]
+)
+def test_what_tensor_cores_do_not_multiply_is_refused(target: str, operands: str) -> None:
+    with pytest.raises(TargetError, match=f"--first-layer {operands} is not available on") as said:
+        bnncc.compile(DIGITS / "digits.onnx", target=target, first_layer=operands)
+    assert "sm_80" in str(said.value.hint)
+
+
+def test_which_gpu_runs_which_code() -> None:
+    assert gpus.runs("sm_87", ("sm_86",))
+    assert not gpus.runs("sm_80", ("sm_86",))
+    assert gpus.runs("sm_90", ("sm_80", "sm_90a"))
+    assert not gpus.runs("sm_120", ("sm_90a", "sm_100"))
+
+
+@compiles
+@pytest.mark.skipif(gpus.here().startswith("sm_"), reason="this machine has a GPU")
+def test_without_a_driver_loading_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "digits.bnncc"
+    script = f"import bnncc; bnncc.compile({str(DIGITS / 'digits.onnx')!r}, target='cuda-sm80')"
+    subprocess.run([sys.executable, "-c", f"{script}.save({str(path)!r})"], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "bnncc", "run", str(path), "--input", "x.npz", "--output", "y"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "needs an NVIDIA GPU for sm_80, but there is no NVIDIA driver" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def on_emulated_gpu(script: str, folder: Path, gpu: str = "80") -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script)
+    env = {**os.environ, "BNNCC_FAKE_GPU": gpu, "BNNCC_FAKE_GPU_LOG": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cuda_gpu", str(path)], capture_output=True, text=True,
+        cwd=ROOT, env=env, check=False,
+    )  # fmt: skip
+
+
+RUN_DIGITS = f"""
+import bnncc, numpy
+from bnncc.cli.main import main
+model, file = {str(DIGITS / "digits.onnx")!r}, FILE
+test = numpy.load({str(DIGITS / "test_images.npz")!r})
+# Compiling runs the artifact and compares it with the model (bnncc/verification/confirm.py).
+made = bnncc.compile(model, target="cuda-sm80", input_shapes=SHAPES)
+for first in (0, 2):
+    images, labels = (test[name][first : first + 2] for name in ("images", "labels"))
+    assert (made.run({{"images": images}})["logits"].argmax(1) == labels).all()
+made.save(file)
+assert main(["verify", model, file]) == 0
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+@pytest.mark.parametrize("batch", ["any", pytest.param("2", marks=pytest.mark.slow)])
+def test_digits_run_on_an_emulated_gpu(batch: str, tmp_path: Path) -> None:
+    script = RUN_DIGITS.replace("FILE", repr(str(tmp_path / "digits.bnncc")))
+    shapes = "{'images': (2, 1, 8, 8)}" if batch == "2" else "{}"
+    done = on_emulated_gpu(script.replace("SHAPES", shapes), tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "verdict  right" in done.stdout
+    graphs = done.stderr.count("graph of 6 launches")  # all but the first and the last kernel
+    assert graphs >= 2 if batch == "2" else graphs == 0
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_the_library_loads_with_a_runtime_alone(tmp_path: Path) -> None:
+    artifact = bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80")
+    (tmp_path / "lib.so").write_bytes(artifact._members["lib.so"])
+    script = f"""
+import ctypes, pathlib, sys
+from tests.cuda_gpu import plug_in
+sys.modules["tvm"] = None
+import tvm_ffi
+place = pathlib.Path({str(tmp_path)!r})
+plug_in(place)
+for name in ("libtvm_runtime.so", "libtvm_runtime_cuda.so"):
+    ctypes.CDLL(str(pathlib.Path({str(TVM_LIBRARIES)!r}, name)), ctypes.RTLD_GLOBAL)
+library = tvm_ffi.load_module(str(place / "lib.so"))
+assert library["vm_load_executable"]().implements_function("main")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_another_gpu_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "digits.bnncc"
+    bnncc.compile(DIGITS / "digits.onnx", target="cuda-sm80").save(path)
+    done = on_emulated_gpu(f"import bnncc; bnncc.Artifact.load({str(path)!r})", tmp_path, "90")
+    assert "needs an NVIDIA GPU for sm_80, but the GPU here is sm_90" in done.stderr

@@ -1,0 +1,57 @@
+"""The tables of the documentation say what the files of benchmarks/results/ say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield importlib.import_module("tables")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_pages_are_current(tables) -> None:
+    made = tables.declared()
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert tables.fill(text, made) == text, f"{page.name}: run benchmarks/tables.py"
+
+
+def test_every_result_is_made_by_a_run_and_shown(tables) -> None:
+    results = {path.stem for path in tables.RESULTS.glob("*.json")}
+    assert results <= {run.result for run in tables.RUNS}
+    pages = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
+    for marker in tables.declared():
+        assert f"<!-- table: {marker} -->" in pages, marker
+
+
+def test_fill_leaves_what_was_not_measured(tables) -> None:
+    page = "a\n<!-- table: x -->\nold\n<!-- end of table -->\nb\n"
+    assert tables.fill(page, {"x": ""}) == page
+    assert "old" not in tables.fill(page, {"x": "| new |"})
+    with pytest.raises(SystemExit, match="no script has a table x"):
+        tables.fill(page, {})
+
+
+def test_ratios_in_the_readme_follow_from_the_times(tables) -> None:
+    content = json.loads((tables.RESULTS / "networks.json").read_text())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row in content["networks"]:
+        peer = row["peers"].get("openvino-binary")
+        if peer is None:
+            continue
+        shown = re.search(rf"\| {row['ms']['where']:.2f} \| ([\d.]+) x", readme)
+        assert shown is not None, row["network"]
+        assert float(shown[1]) == pytest.approx(peer["ms"] / row["ms"]["where"], abs=0.06)

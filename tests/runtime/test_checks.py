@@ -1,0 +1,79 @@
+"""How many checks a network has, and how much of large outputs they know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from bnncc.driver import compile_model, lowered
+from bnncc.errors import VerificationError
+from bnncc.frontend.onnx import load
+from bnncc.options import CompileOptions
+from bnncc.verification import checks, confirm
+from tests.runtime.test_selfcheck import Wrong, compiled, parsed
+
+
+def image_to_image(last: str) -> onnx.ModelProto:
+    w = np.where(np.random.default_rng(0).random((16, 16, 3, 3)) < 0.5, -1, 1).astype("f4")
+    return parsed(
+        "(float[2, 16, 64, 64] x) => (float[N, C, H, W] y) "
+        f"{{ s = Sign(x) c = Conv <pads = [1, 1, 1, 1]> (s, w) y = {last} }}",
+        w=w, two=np.array(2),
+    )  # fmt: skip
+
+
+def test_parts_of_large_outputs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_LARGE", 1e-3)
+    model = image_to_image("Relu(c)")
+    artifact = compiled(model)
+    stored = artifact.selfchecks()
+    assert len(stored) == 2
+    session = ort.InferenceSession(model.SerializeToString())
+    seen = []
+    for check in stored:
+        assert check.expected[0].where is not None
+        right = session.run(None, check.inputs)[0]
+        assert check.expected[0].shape == right.shape
+        places = np.unravel_index(check.expected[0].where, right.shape)
+        np.testing.assert_array_equal(right[places], check.expected[0].values)
+        seen.append([int(p.max() + 1) for p in places] + [int(p.min()) for p in places])
+    assert seen[0][4:] == [0, 0, 0, 0], "the first corner"
+    assert seen[1][1:4] == [16, 64, 64], "the last one"
+    assert all(result["right"] for result in artifact.selfcheck())
+
+
+def test_a_part_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_LARGE", 1e-3)
+    model, options = image_to_image("Relu(c)"), CompileOptions(threads=1)
+    artifact = compile_model(model, options)
+    network = lowered(model, options)
+    judge = confirm.Judge(network.module, network.checks, artifact, options)
+    drawn = network.checks.checks
+    assert confirm.confirmed(artifact, drawn, judge) == drawn
+
+    def change(outputs: Any) -> Any:
+        outputs["y"][0, 0, 0, 0] += 1
+        return outputs
+
+    with pytest.raises(VerificationError, match=r"1 of .* values of `y` are wrong"):
+        confirm.confirmed(Wrong(artifact, change), drawn, judge)
+
+
+def test_what_has_no_parts_is_evaluated_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_LARGE", 1e-3)
+    graph = load(image_to_image("CumSum(c, two)"))
+    assert all(check.places is None for check in checks.SelfCheck(graph, 0).checks)
+
+
+def test_the_cost_is_that_of_the_graph() -> None:
+    small = parsed("(float[1, 8] x) => (float[1, 8] y) { y = Tanh(x) }")
+    w = np.ones((64, 64, 3, 3), np.float32)
+    large = parsed(
+        "(float[1, 64, 256, 256] x) => (float[1, 64, 254, 254] y) { y = Conv(x, w) }", w=w
+    )
+    assert checks.cost(load(small)) < 1e-3 < 0.2 < checks.cost(load(large)) < 2
+    assert len(checks.SelfCheck(load(small), 0).checks) == 4

@@ -1,0 +1,402 @@
+"""Tuning: what it records, how it goes on, and what kernels and signals cannot do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import bnncc
+from bnncc import driver, schedules
+from bnncc.cli import main as cli
+from bnncc.console import Console
+from bnncc.errors import TuningError
+from bnncc.options import CompileOptions
+from bnncc.records import database as records
+from bnncc.records.tools import described
+from bnncc.records.workload import Workload, candidate, function, point_of_trace, sampler
+from bnncc.targets import catalog
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    Conv2d,
+    Elementwise,
+    FewBitConv2d,
+    Spec,
+    Step,
+)
+from bnncc.tuning.cases import Case, make
+from bnncc.tuning.interrupts import Interrupts
+from bnncc.tuning.pool import Setup
+from bnncc.tuning.trials import Plan
+from bnncc.tuning.tuner import Result, Tuner, tasks_of
+from tests.devices import DIGITS, ENVIRONMENT, until
+from tests.kernel_harness import run_kernel
+from tests.passes import test_products
+from tests.planted import PLANTED
+
+KERNEL = Workload.of(
+    BinaryConv2d(1, 8, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+)
+NATIVE = catalog.native()
+QUIET = Console(-1)
+BREVITAS = Path(__file__).parents[1] / "data" / "brevitas"
+KILLS = 20 if os.environ.get("BNNCC_TEST_ALL") else 1
+
+
+def tune(folder: Path, trials: int, preload: tuple[str, ...] = (), **options: object) -> Result:
+    """Tune one small kernel here."""
+    plan = Plan(trials=trials, jobs=2, repeat_seconds=0.002, **options)  # type: ignore[arg-type]
+    tasks = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
+    return Tuner(tasks, Setup(NATIVE, preload=preload), folder, plan, QUIET).run()
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the records of twelve trials."""
+    folder = tmp_path_factory.mktemp("records")
+    assert tune(folder, 12).trials == 12
+    return folder
+
+
+def log_of(folder: Path) -> records.Log:
+    return records.read(folder / NATIVE.family)
+
+
+def test_records_are_metaschedules(tuned: Path) -> None:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    database = ms.database.JSONDatabase(work_dir=str(tuned / NATIVE.family))
+    log = log_of(tuned)
+    assert not log.damaged
+    assert len(database) == len(log.records) >= 12
+    module = tvm.IRModule({"main": function(KERNEL)})
+    assert database.has_workload(module)
+    best = database.query_tuning_record(module, tvm.target.Target("llvm"), "main")
+    assert point_of_trace(records.numbers(best.trace.as_json(False))) in [
+        record.point for record in log.records
+    ]
+
+
+def test_the_trace_says_the_point() -> None:
+    import tvm
+    from tvm import s_tir
+
+    space = schedules.space_of(KERNEL.kernel, NATIVE)
+    module = tvm.IRModule({"main": function(KERNEL)})
+    design = s_tir.Schedule(module)
+    sampler(space.choices)(design)
+    for point in random.Random(1).sample(list(space.points()), 5):
+        made = candidate(module, point, design.trace)
+        assert point_of_trace(records.numbers(made.trace.as_json(False))) == point
+
+
+def test_a_second_run_goes_on(tuned: Path) -> None:
+    before = log_of(tuned)
+    assert tune(tuned, 12).trials == 0
+    again = tune(tuned, 16)
+    assert again.trials == 4
+    assert again.tasks[0].trials == 16
+    after = log_of(tuned)
+    assert after.records[: len(before.records)] == before.records
+    sessions = [entry for entry in after.index if "session" in entry]
+    assert len(sessions) == 3
+    assert {"device", "tvm", "bnncc", "session", "command"} <= sessions[0].keys()
+
+
+def test_one_process_writes_at_a_time(tuned: Path) -> None:
+    with (
+        records.Writer(tuned / NATIVE.family),
+        pytest.raises(TuningError, match="another process writes"),
+    ):
+        tune(tuned, 20)
+
+
+def test_bad_kernels_cost_their_trial_and_nothing_else(tmp_path: Path) -> None:
+    bad = set(PLANTED.values())
+    result = tune(tmp_path, 14, ("tests.planted",), measure_seconds=3.0)
+    (task,) = result.tasks
+    assert result.trials == task.trials == 14
+    tried = {name: [k for k in task.failed if f"columns={c} " in k] for name, c in PLANTED.items()}
+    assert all(tried.values()), tried
+    assert {task.failed[k] for k in tried["builder"]} == {"crashed: SIGABRT"}
+    hung = "took longer than 3 s"
+    assert {task.failed[k] for k in tried["crash"]} <= {"crashed: SIGABRT", hung}  # TVM is slow
+    assert {task.failed[k] for k in tried["hang"]} == {hung}
+    assert all(task.failed[k].startswith("WrongResult") for k in tried["wrong"])
+    assert len(task.failed) == sum(map(len, tried.values()))
+    assert len(task.times) == 14 - len(task.failed)
+    recorded = [record.point["columns"] for record in log_of(tmp_path).records]
+    assert recorded
+    assert not bad & set(recorded)
+    again = tune(tmp_path, 14)
+    assert again.trials == 0
+    assert again.tasks[0].failed == task.failed
+
+
+def compiled(folder: Path, **options: object) -> bnncc.Artifact:
+    return bnncc.compile(DIGITS / "digits.onnx", records=[folder], threads=1, **options)  # type: ignore[arg-type]
+
+
+def killed(folder: Path, waits: Callable[[], bool], seconds: float) -> bool:
+    """Kill a tuning run some seconds after `waits` ends; False if it came to its end before."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
+         "--records", str(folder), "--kernels", "BinaryConv2d 32"],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while waits() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() in (0, -signal.SIGKILL)
+    return process.returncode != 0
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL leaves records that the next run and a compilation can use."""
+    folder, kills, seen = tmp_path / "0", 0, 0
+    moments = random.Random(0)
+    while kills < KILLS:
+        found = folder / NATIVE.family / records.RECORDS
+        size = found.stat().st_size if found.exists() else 0
+
+        def nothing_new(found: Path = found, size: int = size) -> bool:
+            return not found.exists() or found.stat().st_size <= size
+
+        # every second one as soon as something is written, as this is when most could be lost
+        waits, most = (nothing_new, 0.2) if kills % 2 == 0 else (lambda: False, 8.0)
+        if not killed(folder, waits, moments.uniform(0, most)):
+            folder, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}", 0  # all was tried
+            continue
+        kills += 1
+        if not found.exists():
+            assert seen == 0
+            continue
+        log = log_of(folder)
+        assert not log.damaged
+        assert len(log.records) >= seen
+        seen = len(log.records)
+        # the next run takes up everything
+        tasks = tasks_of([(w.spec, 1) for w in {r.workload for r in log.records}], NATIVE, 1)
+        plan = Plan(trials=1)
+        Tuner(tasks, Setup(NATIVE), folder, plan, QUIET).run()
+        assert len(log_of(folder).records) == seen
+        assert not compiled(folder).report["warnings"]
+    assert any(tmp_path.glob(f"*/*/{records.RECORDS}"))
+
+
+def test_a_torn_line_is_passed_over_and_removed(tuned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / NATIVE.family
+    folder.mkdir()
+    for name in (records.INDEX, records.WORKLOADS, records.RECORDS):
+        content = (tuned / NATIVE.family / name).read_bytes()
+        (folder / name).write_bytes(content + content.split(b"\n")[0][:-7])
+    assert log_of(tmp_path).records == log_of(tuned).records
+    assert not log_of(tmp_path).damaged
+    with records.Writer(folder):
+        pass
+    for name in (records.INDEX, records.WORKLOADS, records.RECORDS):
+        assert (folder / name).read_bytes() == (tuned / NATIVE.family / name).read_bytes()
+
+
+def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
+    """A record of another version, of an unknown kernel or damaged never ends a compilation."""
+    kernels = driver.kernels(DIGITS / "digits.onnx", CompileOptions(threads=1, tuned=False))
+    tasks = tasks_of(kernels, NATIVE, 1)
+    Tuner(tasks, Setup(NATIVE), tmp_path, Plan(trials=len(tasks)), QUIET).run()
+    good = compiled(tmp_path)
+    assert good.report["summary"]["tuned"] >= len(tasks)
+    assert not good.report["warnings"]
+    path = tmp_path / NATIVE.family / records.RECORDS
+    whole = path.read_text().splitlines()
+    first = whole[0].replace("bnncc.columns", "bnncc.colours")
+    path.write_text("\n".join([first, "{]", '["x",[]]', *whole[1:]]) + "\n")
+    (path.parent / records.WORKLOADS).open("a").write('["1","AAAA"]\n')
+    stale = compiled(tmp_path)
+    assert stale.report["summary"]["tuned"] == good.report["summary"]["tuned"] - 1
+    (warning,) = stale.report["warnings"]
+    assert warning.startswith("a tuning record does not apply and was passed over: ")
+    assert "(and 3 more)" in warning
+    untuned = bnncc.compile(DIGITS / "digits.onnx", tuned=False, threads=1)
+    assert untuned.report["summary"]["tuned"] == 0
+
+
+def test_records_can_be_listed_pruned_and_merged(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*args: object) -> str:
+        assert cli.main(["records", *map(str, args)]) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] > 0
+    assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] == 0
+    listed = json.loads(run("list", tmp_path, "--json"))[NATIVE.family]
+    (kernel,) = listed["kernels"]
+    assert kernel["spec"] == KERNEL.spec
+    assert kernel["trials"] >= 12
+    best = log_of(tuned).best()[KERNEL]
+    assert kernel["best_us"] == pytest.approx(best.seconds * 1e6)
+    assert "BinaryConv2d 64,8x8 -> 32 3x3" in run("list", tmp_path)
+    assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize("gain", [0.005, 0.1], ids=["noise", "gain"])
+def test_pruning_keeps_what_gains_over_the_default(
+    tuned: Path, tmp_path: Path, gain: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["records", "merge", str(tuned), str(tmp_path)]) == 0
+    default = dict(schedules.space_of(KERNEL.kernel, NATIVE).default)
+    log = log_of(tmp_path)
+    chosen = next(record.point for record in log.records if dict(record.point) != default)
+    # What was measured differs from run to run; times are written instead.
+    path = tmp_path / NATIVE.family / records.RECORDS
+    timed = []
+    for record, line in zip(log.records, path.read_text().splitlines(), strict=True):
+        number, measured = json.loads(line)
+        others = 1.0 if dict(record.point) == default else 1.5
+        measured[1] = [(1 - gain if record.point == chosen else others) * 1e-5]
+        timed.append(json.dumps([number, measured]))
+    path.write_text("\n".join(timed) + "\n")
+    capsys.readouterr()
+    assert cli.main(["records", "prune", str(tmp_path), "--json"]) == 0
+    kept = [dict(record.point) for record in log_of(tmp_path).records]
+    expected = [default, dict(chosen)] if gain > 0.05 else [default]
+    assert sorted(kept, key=str) == sorted(expected, key=str)
+    removed = json.loads(capsys.readouterr().out)[NATIVE.family]
+    assert removed == len(log.records) - len(kept)
+
+
+FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
+AFFINE = (Step("affine"),)
+
+
+def levels(way: str, count: int = 5, **more: object) -> Step:
+    return Step("levels", count=count, way=way, forms=FORMS, lo=-1.0, hi=0.5, **more)  # type: ignore[arg-type]
+
+
+FEW = FewBitConv2d(1, 3, 4, 40, 20, (3, 3), pads=(1, 1, 1, 1), data_bits=2, weight_bits=2)
+REAL = Conv2d(1, 6, 6, 3, 20, (3, 3), pads=(1, 1, 1, 1), method="filtered")
+PRODUCT = BinaryConv2d("n", 1, 5, 40, 21, (1, 1), per_image=True, steps=(Step("store"),))
+KINDS = [
+    KERNEL.kernel,
+    Elementwise("n", 3, 3, 40, steps=(Step("bits"),)),
+    replace(REAL, steps=(*AFFINE, Step("add"), Step("store"), Step("bits"))),
+    replace(REAL, steps=(*AFFINE, levels("value"))),
+    replace(KERNEL.kernel, steps=(levels("acc"), *AFFINE, Step("bits"))),
+    replace(FEW, starts=True, steps=(levels("acc"), levels("acc", 3, flip=True), Step("store"))),
+    replace(FEW, method="bytes", steps=(levels("acc-scale", 7),)),
+    replace(FEW, method="xor", starts=True, steps=(*AFFINE, levels("search", 15))),
+    FewBitConv2d(
+        "n", 1, 1, 75, 37, (1, 1), rank=2, method="floats", steps=(*AFFINE, levels("value"))
+    ),
+    Elementwise(1, 2, 3, 20, "NCHW", steps=(*AFFINE, levels("whole", 3))),
+    Elementwise(1, 1, 1, 20, rank=2, planes=2, steps=(levels("whole", 3), Step("store"))),
+    BitwiseMaxPool(1, 6, 6, 40, (2, 2), (2, 2), planes=2),
+    PRODUCT,
+    replace(PRODUCT, mode="and", steps=(*AFFINE, Step("store"))),
+    replace(PRODUCT, ternary=True, weight_zeros=True),
+]
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: Workload.of(spec).name)
+def test_every_kind_of_kernel_has_a_case(spec: Spec) -> None:
+    case = Case.of(make(spec).arrays())
+    assert case.difference(case.outputs) == ""
+    assert case.difference(run_kernel(spec, case.inputs, NATIVE.name)) == ""
+    for number, output in enumerate(case.outputs):
+        other = [array.copy() for array in case.outputs]
+        unsure = case.unsure[number]
+        place = 0 if unsure is None else int(np.flatnonzero(unsure == 0)[0])
+        other[number].flat[place] = ~output.flat[place] if output.dtype == "uint32" else 1e9
+        assert case.difference(other).startswith("1 of"), number
+
+
+@pytest.mark.parametrize("network", ["few-bit", "attention"])
+def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> None:
+    path = BREVITAS / "mlp_2w2a.qcdq.onnx"
+    if network == "attention":
+        path = tmp_path / "attention.onnx"
+        onnx.save(test_products.built(test_products.attention), path)
+    options = CompileOptions(threads=1, tuned=False)
+    tasks = tasks_of(driver.kernels(path, options), NATIVE, 1)
+    plan = Plan(trials=len(tasks) + 1, jobs=2, repeat_seconds=0.001)
+    result = Tuner(tasks, Setup(NATIVE), tmp_path / "logs", plan, QUIET).run()
+    assert result.trials == len(tasks) + 1
+    assert not any(task.failed for task in result.tasks)
+    artifact = bnncc.compile(path, records=[tmp_path / "logs"], threads=1)
+    assert artifact.report["summary"]["tuned"] >= len(tasks)
+
+
+def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(DIGITS / "digits.onnx")
+    for options, says in (
+        (["--kernels", "("], "is no regular expression"),
+        (["--kernels", "nothing like it"], "no kernel matches nothing like it"),
+        (["--target", "arm64"], "this machine cannot run arm64"),
+        (["--measure", "instructions"], "is for Arm"),
+        (["--tracker", "127.0.0.1:1"], "--tracker needs --key"),
+        (["--untuned"], "tune takes one --records"),
+    ):
+        assert cli.main(["tune", model, "--records", str(tmp_path), *options]) in (1, 2)
+        assert says in capsys.readouterr().err
+    assert cli.main(["compile", model, "--records", str(tmp_path / "none")]) == 2
+    assert "no such folder of records" in capsys.readouterr().err
+
+
+def test_the_records_that_come_with_bnncc_apply() -> None:
+    for path in records.shipped().glob(f"*/{records.RECORDS}"):
+        content = described(path.parent)
+        assert content["stale"] == []
+        assert content["kernels"]
+        assert all(kernel["trials"] > 0 for kernel in content["kernels"])
+        sessions = content["sessions"]
+        assert all({"device", "tvm", "bnncc", "session"} <= entry.keys() for entry in sessions)
+        assert not any(b"/tmp" in p.read_bytes() for p in path.parent.iterdir())
+
+
+def test_interrupts_wait_for_the_end_of_a_shield() -> None:
+    done = []
+
+    def shielded(interrupts: Interrupts) -> None:
+        with interrupts.shield():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("the rest of the block")
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            shielded(interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert done
+
+
+@pytest.mark.slow
+def test_interrupted_by_the_user(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
+         "--records", str(tmp_path)],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    found = tmp_path / NATIVE.family / records.RECORDS
+    until(lambda: found.exists() and found.stat().st_size > 0, "records", 300)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "interrupted, everything measured is kept" in err
+    assert log_of(tmp_path).records
