@@ -252,7 +252,7 @@ def test_the_report_says_which_side_is_real() -> None:
     assert second.reason == "neither data nor weights are two-valued"
 
 
-SPELLINGS = {
+DECISIONS = {
     "rounded": "m = Mul(x, two) c = Clip(m, zero, three) q = Round(c)",
     "compared": """a = Greater(x, half) b = Greater(x, less) f = Cast<to=1>(a) g = Cast<to=1>(b)
                    q = Add(f, g)""",
@@ -263,7 +263,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("shape", [(5, 48), (2, 5, 48), (2, 3, 5, 48), (2, 1, 3, 5, 48)], ids=len)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", DECISIONS)
 def test_products_with_weights_take_data_of_any_rank(spelling: str, shape: tuple[int, ...]) -> None:
     """Rows are what counts: decisions, too, are made row by row, and packed once."""
     constants = {
@@ -271,7 +271,7 @@ def test_products_with_weights_take_data_of_any_rank(spelling: str, shape: tuple
         "half": np.float32(0.5), "less": np.float32(-0.5), "whole": np.int32(3),
         "w": weights(3, (48, 7)), "v": weights(2, (48, 9)),
     }  # fmt: skip
-    body = f"{SPELLINGS[spelling]} y = MatMul(q, w) z = MatMul(q, v)"
+    body = f"{DECISIONS[spelling]} y = MatMul(q, w) z = MatMul(q, v)"
     dims = [",".join(map(str, (*shape[:-1], last))) for last in (48, 7, 9)]
     model = model_of(body, dims[0], {"y": dims[1], "z": dims[2]}, constants)
     before, physical, layers = passed(model, "x86-64-v4-vpopcntdq")
