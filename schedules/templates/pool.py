@@ -139,7 +139,7 @@ class Windows:
     def _divisor(self, part: Range, row: Expr, taps: Expr, x: Expr, column: int) -> Expr:
         spec = self.spec
         if spec.kind == "avg":
-            return splat(T.Cast("float32", taps * len(part.segment.taps[column])))
+            return _number(taps * len(part.segment.taps[column]))
         if spec.ceil_extra == (0, 0):
             return f32(spec.kernel[0] * spec.kernel[1])
         counts = []
@@ -148,7 +148,7 @@ class Windows:
             room = end + spec.pads[axis] - place * spec.strides[axis]
             step = spec.dilations[axis]
             counts.append(T.min((room + step - 1) // step, spec.kernel[axis]))
-        return splat(T.Cast("float32", counts[0] * counts[1]))
+        return _number(counts[0] * counts[1])
 
     def _product(self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
         spec, first = self.spec, pixel.block * LANES
@@ -281,3 +281,8 @@ def word_vectors(words: int) -> list[Group]:
 
 def _every(value: int, lanes: int) -> Expr:
     return u32(value, lanes) if lanes > 1 else tirx.IntImm("uint32", value)
+
+
+def _number(count: Expr) -> Expr:
+    """Return a count as a float in every lane; 32-bit processors convert no integers of 64."""
+    return splat(T.Cast("float32", T.Cast("int32", count)))

@@ -13,7 +13,15 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
-from tests.kernel_harness import HERE, TARGETS, clear_tails, run_kernel, same, small_integers
+from tests.kernel_harness import (
+    EMULATED,
+    HERE,
+    TARGETS,
+    clear_tails,
+    run_kernel,
+    same,
+    small_integers,
+)
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
 STEPS = [
@@ -209,6 +217,15 @@ class TestSlow:
 def test_windows_outside_of_the_image(pads: tuple[int, int, int, int]) -> None:
     window = {"kernel": (1, 1), "pads": pads, "steps": (Step("store"),)}
     _check(Conv2d(1, 3, 2, 4, 20, **window), HERE[-1], 0)
+
+
+@pytest.mark.parametrize("target", EMULATED)
+@pytest.mark.parametrize("extra", [(0, 0), (1, 1)], ids=str)
+def test_means_call_nothing(extra: tuple[int, int], target: str) -> None:
+    """Processors of 32 bits have no instruction that makes a float of 64-bit counts."""
+    window = {"pads": (1, 1, 1, 1), "ceil_extra": extra, "steps": (Step("store"),)}
+    for kind in ("avg", "avg_full"):
+        _check(Pool2d(1, 5, 9, 20, kind, (2, 2), (2, 2), **window), target, 0)
 
 
 BIG = [
