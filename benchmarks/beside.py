@@ -59,9 +59,13 @@ class Served:
         layers = {str(layer["name"]): layer["kernel"] for layer in self._artifact.report["layers"]}
         from peers import Ours
 
-        shape = [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
-        values = np.random.default_rng(0).integers(-128, 128, shape).astype(np.float32)
-        self._image = (values + 0.5) / 64
+        kind = onnx.load(path).graph.input[0].type.tensor_type
+        shape = [d.dim_value for d in kind.shape.dim]
+        values = np.random.default_rng(0).integers(-128, 128, shape)
+        if kind.elem_type == onnx.TensorProto.FLOAT:
+            self._image = (values.astype(np.float32) + 0.5) / 64
+        else:  # levels
+            self._image = (values & 3).astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
         self._whole = Ours(self._artifact, self._image)
         self._kernels: dict[str, Any] = {}
         return {"seconds": spent, "layers": layers, "kinds": kinds}
