@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.errors import BnnccError, TargetError
+from bnncc.errors import BnnccError, TargetError, UsageError
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
@@ -35,6 +35,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
+from bnncc.transform.half_floats import round_floats, store_halves
 from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.physical import KERNEL
 from bnncc.transform.pipeline import Compilation, to_physical
@@ -67,6 +68,7 @@ def compile(
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
+    float_type: str = "float32",
     few_bit: str = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
@@ -101,8 +103,10 @@ def compile(
     float_conv : {"filtered", "direct", "filtered-2d"}
         How float convolutions may be computed: with every product, or with fewer (minimal filtering
         along rows, or both ways) where that is faster.
-    first_layer : {"float32", "bfloat16", "int8"}
+    first_layer : {"float32", "bfloat16", "int8", "float16"}
         What data and weights of the convolutions that read an input are rounded to.
+    float_type : {"float32", "float16"}
+        What float tensors between kernels are on a GPU, and what convolutions of them multiply.
     few_bit : {"auto", "planes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
@@ -141,6 +145,7 @@ def compile(
             sign_zero=sign_zero,
             float_conv=float_conv,
             first_layer=first_layer,
+            float_type=float_type,
             few_bit=few_bit,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
@@ -193,7 +198,7 @@ def compile_model(
         executable, scratch = pipeline.build(made.module, target)
     workspace = {name: used.total(made.threads) for name, used in scratch.items()}
     plan = _plan(made, workspace)
-    orders = orders_of(network.physical) if target.kind == "cuda" else {}
+    orders = network.orders if target.kind == "cuda" else {}
     network.physical.constants.clear()  # the module has its own, and linking makes more
     with trace.timed("link"):
         library = build_library(executable, target)
@@ -305,9 +310,16 @@ def kernels(
 
 
 def _target(options: CompileOptions) -> TargetSpec:
-    return (
-        options.target if isinstance(options.target, TargetSpec) else resolve(str(options.target))
-    )
+    given = options.target
+    target = given if isinstance(given, TargetSpec) else resolve(str(given))
+    asked = {"--first-layer": options.first_layer, "--float-type": options.float_type}
+    for option, value in asked.items():
+        if value == "float16" and target.kind != "cuda":
+            raise UsageError(
+                f"{option} float16 is for GPUs, and {target.name} is none",
+                hint="on CPUs, --first-layer takes bfloat16 and int8",
+            )
+    return target
 
 
 def _records(options: CompileOptions, target: TargetSpec) -> Records:
@@ -340,6 +352,8 @@ class Lowered:
         What a user should know.
     compared : Compared
         Whether the passes were compared with the model.
+    orders : dict of str to str
+        In what order weights of binary layers are, from `orders_of`.
     """
 
     name: str
@@ -352,6 +366,7 @@ class Lowered:
     calls: list[KernelCall]
     warnings: tuple[str, ...]
     compared: report.Compared
+    orders: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -407,6 +422,8 @@ def _lowered(
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
     with trace.timed("confirm passes"):
         compared = _confirm(physical, model_graph, checks, made, model)
+    orders = orders_of(physical)
+    store_halves(physical, model_graph, target)
 
     with trace.timed("relax"):
         from bnncc.codegen import pipeline
@@ -424,7 +441,7 @@ def _lowered(
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
-        pipeline.kernel_calls(module), warnings, compared,
+        pipeline.kernel_calls(module), warnings, compared, orders,
     )  # fmt: skip
 
 
@@ -441,6 +458,8 @@ def _loaded(
         take_uint8(graph, options.input_uint8)
         transform_input(graph, options.input_transform)
         relaxed = relax_first_layer(graph, options.first_layer)
+        if options.float_type != "float32":
+            round_floats(graph)
     trace.graph("as asked", graph)
     return graph, relaxed
 

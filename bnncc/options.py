@@ -20,8 +20,11 @@ SIGN_ZERO = ("exact", "+1", "-1")
 FLOAT_CONV = ("direct", "filtered", "filtered-2d")
 """Accepted values of `CompileOptions.float_conv`."""
 
-FIRST_LAYER = ("float32", "bfloat16", "int8")
+FIRST_LAYER = ("float32", "bfloat16", "int8", "float16")
 """Accepted values of `CompileOptions.first_layer`."""
+
+FLOAT_TYPE = ("float32", "float16")
+"""Accepted values of `CompileOptions.float_type`."""
 
 ASSUMPTIONS = ("nothing", "dabnn")
 """Accepted values of `CompileOptions.assume`."""
@@ -84,6 +87,7 @@ class CompileOptions:
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
+    float_type: str = "float32"
     few_bit: str = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
@@ -101,6 +105,7 @@ class CompileOptions:
             ("sign_zero", SIGN_ZERO),
             ("float_conv", FLOAT_CONV),
             ("first_layer", FIRST_LAYER),
+            ("float_type", FLOAT_TYPE),
             ("few_bit", FEW_BIT),
         ):
             if (given := getattr(self, option)) not in values:

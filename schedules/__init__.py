@@ -104,6 +104,14 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     return replace(spec, packed=packed)
 
 
+def with_half_operands(spec: Conv2d, target: TargetSpec) -> Conv2d:
+    """Return a convolution of float16 data with operands of that type, where that is faster."""
+    from bnncc.schedules.cuda import float_tiles
+
+    half = with_packed_operands(replace(spec, operands="float16"), target)
+    return half if half.packed > 1 and float_tiles.fits(spec) else spec
+
+
 __all__ = [
     "Point",
     "Space",
@@ -114,6 +122,7 @@ __all__ = [
     "schedule",
     "space_of",
     "weight_orders",
+    "with_half_operands",
     "with_packed_operands",
     "with_weight_order",
 ]

@@ -296,8 +296,8 @@ def _tile(
 
 def packed(operands: str, target: TargetSpec) -> int:
     """Return how many operands share a word on `target`."""
-    if target.kind == "cuda":  # tensor cores multiply pairs, Turing's those of float16 alone
-        paired = operands == "bfloat16" and "sm_75" not in target.gpus
+    if target.kind == "cuda":  # tensor cores multiply pairs, Turing's in tiles of another shape
+        paired = operands in ("bfloat16", "float16") and "sm_75" not in target.gpus
         return quantization.PACKED[operands] if paired else 1
     has = target.vector_bits == 512 and INSTRUCTION.get(operands) in target.features
     return quantization.PACKED[operands] if has else 1

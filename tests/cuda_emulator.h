@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <immintrin.h>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -20,7 +21,8 @@
 #define __forceinline__ inline
 #define __restrict__ __restrict
 
-struct uint2 { unsigned x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct half { unsigned short bits; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -240,7 +242,7 @@ inline void mma_bytes(int* c0, int* c1, int* c2, int* c3, unsigned a0, unsigned 
     }
 }
 
-// mma.sync.m16n8k16 of bfloat16: the same tiles, two numbers in a word.
+// mma.sync.m16n8k16 of float16 and bfloat16: the same tiles, two numbers in a word.
 inline float upper(uint32_t word, int half) {
   const uint32_t bits = half ? word & 0xffff0000u : word << 16;
   float value;
@@ -248,8 +250,18 @@ inline float upper(uint32_t word, int half) {
   return value;
 }
 
-inline void mma_bfloats(float* c0, float* c1, float* c2, float* c3, unsigned a0, unsigned a1,
-                        unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+inline void from_float16(float* value, unsigned short bits) { *value = _cvtsh_ss(bits); }
+inline void to_float16(unsigned short* bits, float value) { *bits = _cvtss_sh(value, 0); }
+inline void pair_float16(unsigned* both, float high, float low) {
+  *both = _cvtss_sh(low, 0) | (unsigned)_cvtss_sh(high, 0) << 16;
+}
+inline float float16(uint32_t word, int half) {
+  return _cvtsh_ss(half ? word >> 16 : word & 0xffff);
+}
+
+template <float (*NUMBER)(uint32_t, int)>
+inline void mma_halves(float* c0, float* c1, float* c2, float* c3, unsigned a0, unsigned a1,
+                       unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
   const auto all = meet(mine, 6);
   float* const c[4] = {c0, c1, c2, c3};
@@ -258,7 +270,7 @@ inline void mma_bfloats(float* c0, float* c1, float* c2, float* c3, unsigned a0,
       const int column = lane() % 4 * 2 + i % 2, word = k / 2;
       const uint32_t a = all[lane() / 4 * 4 + word % 4][word / 4 * 2 + i / 2];
       const uint32_t b = all[column * 4 + word % 4][4 + word / 4];
-      *c[i] += upper(a, k % 2) * upper(b, k % 2);
+      *c[i] += NUMBER(a, k % 2) * NUMBER(b, k % 2);
     }
 }
 

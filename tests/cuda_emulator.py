@@ -19,7 +19,7 @@ _HEADER = Path(__file__).with_name("cuda_emulator.h")
 COMPILER = shutil.which("g++") if platform.machine() == "x86_64" else None
 FLAGS = (
     "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-mpopcnt", "-mfma",
-    "-shared", "-fPIC",
+    "-mf16c", "-shared", "-fPIC",
 )  # fmt: skip
 _ACCUMULATORS = "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 _INSTRUCTIONS = {
@@ -33,8 +33,16 @@ _INSTRUCTIONS = {
     "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%0, %1}, {%2}, {%3}, {%0, %1};": (
         "emulator::mma_small"
     ),
-    f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {_ACCUMULATORS}": "emulator::mma_bfloats",
+    f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {_ACCUMULATORS}": (
+        "emulator::mma_halves<emulator::upper>"
+    ),
+    f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {_ACCUMULATORS}": (
+        "emulator::mma_halves<emulator::float16>"
+    ),
     "cvt.rn.bf16x2.f32 %0, %1, %2;": "emulator::pair_bfloats",
+    "cvt.rn.f16x2.f32 %0, %1, %2;": "emulator::pair_float16",
+    "cvt.rn.f16.f32 %0, %1;": "emulator::to_float16",
+    "cvt.f32.f16 %0, %1;": "emulator::from_float16",
     "{.reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, 128, p; "
     "selp.s32 %0, 1, 0, q;}": "emulator::team_any",
     "fence.proxy.async.shared::cta;": "emulator::nothing",

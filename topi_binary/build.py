@@ -36,8 +36,8 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
     """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
     lanes = layout.blocks(spec.output_channels) * layout.LANES
     if step.op in TENSORS:
-        (*image, channels), dtype = _float_output(spec, step)
-        return [((*image, step.period or channels), dtype)]
+        (*image, channels), _ = _float_output(spec, step)
+        return [((*image, step.period or channels), step.dtype)]
     if step.op == "gate":
         return [((spec.n, spec.output_channels), "float32")]
     if step.op == "threshold":
@@ -65,7 +65,8 @@ def output_types(spec: Spec) -> list[Type]:
     for step in spec.steps:
         for kind in output_kinds(step):
             if kind in ("store", "value", "table"):
-                types.append(_float_output(spec, step))
+                shape, dtype = _float_output(spec, step)
+                types.append((shape, step.dtype if kind == "store" else dtype))
             else:
                 form = "planes" if kind == "bits" else kind
                 size = layout.level_words(spec.output_channels, form)

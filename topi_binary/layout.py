@@ -205,6 +205,36 @@ def pack_float_weight(weight: np.ndarray) -> np.ndarray:
     return _lane_major(np.ascontiguousarray(weight, np.float32).reshape(weight.shape[0], -1))
 
 
+def unpack_float_weight(packed: np.ndarray, channels: int, taps: tuple[int, ...]) -> np.ndarray:
+    """Invert `pack_float_weight`.
+
+    Parameters
+    ----------
+    packed : ndarray of float32, one-dimensional
+        What it made.
+    channels : int
+        Output channels.
+    taps : tuple of int
+        Kernel height and width, and input channels of a group.
+
+    Returns
+    -------
+    ndarray of float32, shape (channels, *taps)
+
+    Examples
+    --------
+    >>> weight = np.arange(36, dtype=np.float32).reshape(18, 1, 1, 2)
+    >>> bool((unpack_float_weight(pack_float_weight(weight), 18, (1, 1, 2)) == weight).all())
+    True
+    """
+    size = int(np.prod(taps))
+    made = np.empty((channels, size), packed.dtype)
+    for first in range(0, channels, LANES):
+        rows = made[first : first + LANES]
+        rows[:] = packed[first * size :][: rows.size].reshape(size, len(rows)).T
+    return made.reshape(channels, *taps)
+
+
 def pad_lanes(vector: np.ndarray, fill: float = 0) -> np.ndarray:
     """Pad a per-channel vector to whole blocks, so that kernels can load it lane by lane.
 

@@ -1,6 +1,7 @@
 """Operands of fewer bits for a float convolution: formats, weights, and how many go in a word.
 
-``bfloat16`` rounds data and weights to 8 significant bits and sums their products in float32.
+``bfloat16`` rounds data and weights to 8 significant bits, ``float16`` to 11, and both sum their
+products in float32.
 ``int8`` makes integers of both, with one scale for each filter and one for the image, and sums
 exactly. Up to `PACKED` operands are one 32-bit lane, where the machine multiplies them so (the
 spec's `packed`); else each is a float32 of the same value.
@@ -15,10 +16,10 @@ import numpy as np
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
-FORMATS = ("float32", "bfloat16", "int8")
-"""What the operands of a convolution may be."""
+FORMATS = ("float32", "bfloat16", "int8", "float16")
+"""What the operands of a convolution may be; ``float16`` on GPUs."""
 
-PACKED = {"bfloat16": 2, "int8": 4}
+PACKED = {"bfloat16": 2, "int8": 4, "float16": 2}
 """How many of them fill a 32-bit lane."""
 
 LEVELS = 127
@@ -125,6 +126,8 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
     padded[: filters.shape[0], : filters.shape[1]] = filters
     if spec.packed == 1:
         lanes = padded
+    elif spec.operands == "float16":
+        lanes = padded.astype("<f2").view("<u4")
     elif spec.packed == PACKED["bfloat16"]:
         lanes = (padded.view(np.uint32) >> np.uint32(16)).astype("<u2").view("<u4")
     else:

@@ -182,7 +182,7 @@ class RowPool:
 class Conv2d(Convolution):
     """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
 
-    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]``), weight
+    Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]``), weight
     (`layout.pack_float_weight` or, if `method` is not direct, `filtering.pack_weight`; f32, 1-d),
     then those of `pool.before`, then the steps'. Zero padding.
     """
@@ -215,6 +215,8 @@ class Conv2d(Convolution):
     """If data are uint8 (and `operands` not float32): the byte that stands for 0, per channel."""
     packed: int = 1
     """How many operands share a 32-bit word, up to `quantization.PACKED`."""
+    dtype: str = "float32"
+    """Of data that are numbers; ``float16`` on GPUs."""
 
     @property
     def unpooled(self) -> Conv2d:
@@ -243,7 +245,7 @@ class Conv2d(Convolution):
     @property
     def data_types(self) -> list[Type]:
         """Floats, or bytes of an image."""
-        return [self.image(self.channels, "uint8" if self.zero_points else "float32")]
+        return [self.image(self.channels, "uint8" if self.zero_points else self.dtype)]
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Pool2d(Windowed):
 
     `kind` is ``max``, ``avg`` (divide by the taps inside) or ``avg_full`` (by kh * kw).
 
-    Kernel inputs: data float32 in `data_layout`, then the steps'. Padding does not take part in
+    Kernel inputs: data of `dtype` in `data_layout`, then the steps'. Padding does not take part in
     ``max``. Global pooling is a kernel of the whole image.
     """
 
@@ -276,6 +278,8 @@ class Pool2d(Windowed):
     steps: tuple[Step, ...] = ()
     squeeze: bool = False
     """Whether the 1x1 result is stored as ``[n, channels]``."""
+    dtype: str = "float32"
+    """Of the data; ``float16`` on GPUs."""
 
     rank: int = 4
 
@@ -287,14 +291,14 @@ class Pool2d(Windowed):
     @property
     def data_types(self) -> list[Type]:
         """Floats."""
-        return [self.image(self.channels, "float32")]
+        return [self.image(self.channels, self.dtype)]
 
 
 @dataclass(frozen=True)
 class Elementwise(Kind):
     """Nothing but the epilogue on one tensor: bit packing, glue between layers, layout change.
 
-    Kernel inputs: data float32 in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
+    Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
     `from_bits`: uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set,
     given as a second input if `ternary`); with mode ``and`` as 1/0.
     """
@@ -315,7 +319,7 @@ class Elementwise(Kind):
     ternary: bool = False
     mode: str = "xor"
     dtype: str = "float32"
-    """Of the data; ``uint8`` images are converted on the way."""
+    """Of the data: ``float32``, ``uint8`` (of images), or on GPUs ``float16``."""
     planes: int = 0
     """If not 0: the inputs are so many planes of levels, and ``v`` starts as the level."""
 

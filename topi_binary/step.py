@@ -19,14 +19,14 @@ class Step:
     ``affine``      scale, bias: f32 vectors     ``v = fma(v, scale[c], bias[c])``
     ``scale``       scale: f32 vector            ``v = v * scale[c]``
     ``shift``       bias: f32 vector             ``v = v + bias[c]``
-    ``add``         tensor f32, `layout`         ``v = v + t``; shape of the output
-    ``rsub``        tensor f32, `layout`         ``v = t - v``
-    ``mul``         tensor f32, `layout`         ``v = v * t``
+    ``add``         tensor, `layout`             ``v = v + t``; shape of the output
+    ``rsub``        tensor, `layout`             ``v = t - v``
+    ``mul``         tensor, `layout`             ``v = v * t``
     ``gate``        tensor f32 ``[N, C]``        ``v = v * t[n, c]`` (squeeze-and-excite)
     ``relu``                                     ``v = max(v, 0)``
     ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
     ``prelu``       slope: f32 vector            ``v = v >= 0 ? v : v * slope[c]``
-    ``store``       output f32, `layout`         ``out = v``
+    ``store``       output, `layout`             ``out = v``
     ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
                                                  is ``ge``, ``v > 0`` if ``gt``; with `zero` a
                                                  second output: the plane ``v == 0``
@@ -39,7 +39,8 @@ class Step:
     ==============  ===========================  ==================================================
 
     Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are
-    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones.
+    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones. Tensors are
+    of `dtype`, and ``v`` is float32 always: what is stored as float16 is rounded to nearest even.
     """
 
     op: str
@@ -62,6 +63,8 @@ class Step:
     """For ``levels`` by ``acc``: one more input, an int32 vector XORed to ``acc`` first."""
     forms: tuple[str, ...] = ()
     """For ``levels``: what is stored, each an output, in this order; of `FORMS`."""
+    dtype: str = "float32"
+    """For ``add``, ``rsub``, ``mul``, ``store``: of the tensor; ``float16`` on GPUs."""
 
 
 INPUTS_OF_STEP = {

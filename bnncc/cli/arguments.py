@@ -15,6 +15,7 @@ from bnncc.options import (
     FEW_BIT,
     FIRST_LAYER,
     FLOAT_CONV,
+    FLOAT_TYPE,
     SIGN_ZERO,
     parse_input_shape,
     parse_input_uint8,
@@ -161,6 +162,13 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--first-layer",
         "what data and weights of convolutions that read an input are rounded to",
         choices=FIRST_LAYER,
+        default="float32",
+    )
+    add(
+        group,
+        "--float-type",
+        "what float tensors between kernels are on a GPU, and what convolutions of them multiply",
+        choices=FLOAT_TYPE,
         default="float32",
     )
     add(

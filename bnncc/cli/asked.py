@@ -25,6 +25,7 @@ def options_of(args: Namespace) -> CompileOptions:
         sign_zero=args.sign_zero,
         float_conv=args.float_conv,
         first_layer=args.first_layer,
+        float_type=args.float_type,
         few_bit=args.few_bit,
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),

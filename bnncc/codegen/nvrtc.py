@@ -29,6 +29,24 @@ typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned
 typedef unsigned long long uint64_t;
 } }
 """,
+    "cuda_fp16.h": """#pragma once
+struct __align__(2) __half {
+  unsigned short bits;
+  __half() = default;
+  __device__ __half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+  __device__ operator float() const {
+    float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits)); return value;
+  }
+};
+struct __align__(4) __half2 { __half x, y; };
+typedef __half half;
+typedef __half2 half2;
+static __device__ inline float __half2float(half x) { return x; }
+static __device__ inline half __float2half(float x) { return half(x); }
+static __device__ inline half __float2half_rn(float x) { return half(x); }
+static __device__ inline bool __hgt(half a, half b) { return (float)a > (float)b; }
+static __device__ inline bool __hlt(half a, half b) { return (float)a < (float)b; }
+""",
     "cuda/std/type_traits": """#pragma once
 namespace cuda { namespace std {
 template <typename T, typename U> struct is_same { static constexpr bool value = false; };

@@ -23,6 +23,9 @@ def quantized_conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]
     units = np.ones(data.shape[0])
     if attrs["zero_points"]:
         rounded = data.astype(np.float64) - np.array(attrs["zero_points"]).reshape(1, -1, 1, 1)
+    elif attrs["operands"] == "float16":
+        with np.errstate(over="ignore"):
+            rounded = data.astype(np.float16).astype(np.float64)
     elif attrs["operands"] == "bfloat16":
         rounded = to_bfloat16(data).astype(np.float64)
     else:

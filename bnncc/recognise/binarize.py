@@ -103,14 +103,13 @@ def binarize(
 
 def _rounded_layer(node: Node, graph: Graph) -> Layer:
     operands = str(node.attrs["operands"])
-    how = {
-        "bfloat16": "first layer in bfloat16",
-        "int8": "first layer in int8, the image with one scale of its own",
-    }[operands]
+    how = f"first layer in {operands}"
+    if operands == "int8":
+        how += ", the image with one scale of its own"
     if node.attrs["zero_points"]:
         how = f"first layer in {operands}, the image as its bytes"
     plain = Node("Conv", node.inputs, node.outputs, {}, node.name)
-    bits = (16, 16) if operands == "bfloat16" else (8, 8)
+    bits = (8, 8) if operands == "int8" else (16, 16)
     return replace(_layer(plain, graph, (f"{how} (--first-layer {operands})", "")), bits=bits)
 
 

@@ -142,6 +142,7 @@ def make(
             "sign_zero": options.sign_zero,
             "float_conv": options.float_conv,
             "first_layer": options.first_layer,
+            "float_type": options.float_type,
             "check_finite": options.check_finite,
             "input_uint8": [
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
@@ -288,6 +289,7 @@ class _Checker:
         self.typed(semantics, "sign_zero", str, "semantics.")
         self.typed(semantics, "float_conv", str, "semantics.")
         self.typed(semantics, "first_layer", str, "semantics.")
+        self.typed(semantics, "float_type", str, "semantics.")
         self.typed(semantics, "few_bit", str, "semantics.")
         self.typed(self.typed(content, "options", dict), "tuned", bool, "options.")
         self.report(self.typed(content, "report", dict))

@@ -57,7 +57,7 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
     ----------
     graph : Graph
         As loaded; rewritten in place.
-    operands : {"float32", "bfloat16", "int8"}
+    operands : {"float32", "bfloat16", "int8", "float16"}
         Their new format; float32 changes nothing.
 
     Returns
@@ -69,7 +69,7 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
         return result
     producers = graph.producers()
     for position, node in enumerate(graph.nodes):
-        if node.op != "Conv" or not _reads_input(node.inputs[0], graph, producers):
+        if node.op != "Conv" or not reads_input(node.inputs[0], graph, producers):
             continue
         made = _try(node, graph, producers, operands)
         if isinstance(made, Node):
@@ -81,7 +81,7 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
     return result
 
 
-def _reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
+def reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
     """Whether `name` is an input but for moves and functions of each channel."""
     while (node := producers.get(name)) is not None:
         if node.op not in (*_MOVES, *_AFFINE, "Cast", "Clip"):
@@ -128,6 +128,10 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
         largest = 255 if bytewise else quantization.LEVELS
         if np.abs(rounded).sum(axis=(1, 2, 3)).max() * largest >= quantization.MAX_SUM:
             return "its sums could be too large to be exact"
+    elif operands == "float16":
+        if np.abs(weight).max(initial=0.0) > np.finfo(np.float16).max:
+            return "its weights are beyond the numbers of float16"
+        rounded = weight.astype(np.float16)
     else:
         rounded = quantization.to_bfloat16(weight.astype(np.float32))
     if bytewise:

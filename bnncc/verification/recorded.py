@@ -36,6 +36,7 @@ def options_of(artifact: Artifact) -> CompileOptions:
         sign_zero=semantics["sign_zero"],
         float_conv=semantics["float_conv"],
         first_layer=semantics["first_layer"],
+        float_type=semantics["float_type"],
         few_bit=semantics["few_bit"],
         check_finite=semantics["check_finite"],
         input_uint8=images,

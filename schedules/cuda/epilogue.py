@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bnncc.schedules.cuda import few_bit
 from bnncc.schedules.cuda.terms import TEXT
-from bnncc.schedules.cuda.text import HERE, each
+from bnncc.schedules.cuda.text import C_TYPES, HERE, each
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.algebra import STEPS, changed, conditions, stands_for
 from bnncc.topi_binary.build import aliases, input_types, output_types
@@ -113,7 +113,7 @@ class _Writer:
 
     def _input(self) -> str:
         position = next(self.inputs)
-        kind = "int" if input_types(self.spec)[position][1] == "int32" else "float"
+        kind = C_TYPES[input_types(self.spec)[position][1]]
         return self._field(f"const {kind}*", f"in{position}")
 
     def _output(self, kind: str) -> str:
@@ -171,7 +171,8 @@ class _Writer:
         body = f"      float (&four)[4] = *(float (*)[4])(fetched.{name} + i);"
         channels = step.period or self.channels
         if step.op != "gate" and self._planar(step):
-            value = f"c + k < {self.channels} ? {pointer}[{self._planar_at()}] : 0.0f"
+            there = f"bnncc::number({pointer} + {self._planar_at()})"
+            value = f"c + k < {self.channels} ? {there} : 0.0f"
             read = "\n".join(each(f"four[k] = {value};"))
         else:
             row = "(size_t)at.image" if step.op == "gate" else "(size_t)at.pixel"
@@ -210,11 +211,11 @@ class _Writer:
                 yield from few_bit.packed(kind, pointer, words)
 
     def _store(self, step: Step, values: str) -> Iterator[str]:
-        pointer = self._output("float")
+        pointer = self._output(C_TYPES[step.dtype if step.op == "store" else "float32"])
         if self._planar(step):
             yield from each(
                 f"if (c + k < {self.channels} && at.exists) "
-                f"{pointer}[{self._planar_at()}] = {values}[k];"
+                f"bnncc::put({pointer} + {self._planar_at()}, {values}[k]);"
             )
             return
         whole = str(self.channels % 4 == 0).lower()

@@ -24,16 +24,16 @@ ROW_NUMBERS = 36
 TAP_NUMBERS = 16
 """Numbers in a chunk that is part of a tap."""
 
-BFLOAT_PIXELS = 128
-"""Pixels of a block whose operands are bfloat16."""
+HALF_PIXELS = 128
+"""Pixels of a block whose operands are float16 or bfloat16."""
 
 SHARED_BYTES = 48 * 1024
 """Shared memory that every GPU gives a block."""
 
-_BFLOAT_NUMBERS = 32  # of a chunk
-_BFLOAT_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
-_BFLOAT_PITCH = 20  # words of a pixel in shared memory
-_BFLOAT_BLOCKS = 2 * 132  # as many as registers allow
+_HALF_NUMBERS = 32  # of a chunk
+_HALF_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
+_HALF_PITCH = 20  # words of a pixel in shared memory
+_HALF_BLOCKS = 2 * 132  # as many as registers allow
 _BLOCKS = 2 * 132
 """Blocks that keep a large GPU at work."""
 
@@ -132,7 +132,7 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     Raises
     ------
     TargetError
-        If its operands are neither float32 nor pairs of bfloat16.
+        If its operands are neither float32 nor pairs of float16 or bfloat16.
     """
     depth = spec.channels // spec.groups
     constants = {
@@ -140,7 +140,7 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
         "RUN": spec.kernel[0] * spec.kernel[1] * depth,
     }  # fmt: skip
     if spec.operands != "float32":
-        return _bfloats(name, spec, constants)
+        return _halves(name, spec, constants)
     cut = cut or default_cut(spec)
     by_rows, chunk, count = _chunks(spec)
     constants |= {
@@ -150,25 +150,26 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     return _made(name, spec, constants, "conv_by_tiles", cut.pixels, cut.words(chunk))
 
 
-def _bfloats(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> text.Kernel:
-    if spec.operands != "bfloat16" or spec.packed != 2 or spec.zero_points:
+def _halves(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> text.Kernel:
+    if spec.operands == "int8" or spec.packed != 2 or spec.zero_points:
         what = " for images of bytes" if spec.zero_points else ""
         raise TargetError(
             f"--first-layer {spec.operands} is not available on this GPU{what}",
-            hint="bfloat16 is, from sm_80 on and for images of floats; or leave it out",
+            hint="float16 and bfloat16 are, from sm_80 on and for images of floats",
         )
-    chunks = layout.blocks(int(constants["RUN"]), _BFLOAT_NUMBERS)
-    numbers = 2 * BFLOAT_PIXELS * _BFLOAT_PITCH
-    filters = chunks * _BFLOAT_NUMBERS // 2 * CHANNELS
+    chunks = layout.blocks(int(constants["RUN"]), _HALF_NUMBERS)
+    numbers = 2 * HALF_PIXELS * _HALF_PITCH
+    filters = chunks * _HALF_NUMBERS // 2 * CHANNELS
     resident = 4 * (numbers + filters) <= SHARED_BYTES
     constants |= {
         "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
-        "UNROLL": chunks if chunks <= _BFLOAT_UNROLLED else 1,
+        "UNROLL": chunks if chunks <= _HALF_UNROLLED else 1,
         "RESIDENT": resident,
+        "FLOAT16": spec.operands == "float16",
     }
     words = numbers + filters * resident
-    made = _made(name, spec, constants, "conv_by_bfloats", BFLOAT_PIXELS, words, "bfloat_conv")
-    return replace(made, most=_BFLOAT_BLOCKS // made.tiles) if resident else made
+    made = _made(name, spec, constants, "conv_by_halves", HALF_PIXELS, words, "half_conv")
+    return replace(made, most=_HALF_BLOCKS // made.tiles) if resident else made
 
 
 def _made(
@@ -188,7 +189,8 @@ def _made(
         text.function(name, spec, call),
     ]
     height, width = spec.output_hw
+    source = text.source(("common", "floats", "float_tiles", *headers), parts)
     return text.Kernel(
-        name, text.source(("common", "float_tiles", *headers), parts), THREADS, height * width,
-        pixels, layout.blocks(spec.out_channels, CHANNELS), 4 * shared_words,
+        name, source, THREADS, height * width, pixels,
+        layout.blocks(spec.out_channels, CHANNELS), 4 * shared_words,
     )  # fmt: skip

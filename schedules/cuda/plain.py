@@ -51,9 +51,8 @@ def conv2d(name: str, spec: Conv2d, cut: float_tiles.Cut | None = None) -> text.
             name, spec, whole, layout.LANES, "bnncc::dense<{layer}>(in0, in1, images, {finish});",
             threads_each=32,
         )  # fmt: skip
-    return _with_epilogue(
-        name, spec, whole, layout.LANES, _each_place("bnncc::Convolution<{layer}>{{in0, in1}}")
-    )
+    anchor = f"bnncc::Convolution<{{layer}}, {text.C_TYPES[spec.dtype]}>{{{{in0, in1}}}}"
+    return _with_epilogue(name, spec, whole, layout.LANES, _each_place(anchor))
 
 
 def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
@@ -122,8 +121,7 @@ def elementwise(name: str, spec: Elementwise) -> text.Kernel:
         zero = "in1" if spec.ternary else "nullptr"
         anchor = f"bnncc::Bits<{{layer}}>{{{{in0, {zero}}}}}"
         return _with_epilogue(name, spec, constants, 8, _each_place(anchor))
-    kind = "float" if spec.dtype == "float32" else "unsigned char"
-    anchor = f"bnncc::Tensor<{{layer}}, {kind}>{{{{in0}}}}"
+    anchor = f"bnncc::Tensor<{{layer}}, {text.C_TYPES[spec.dtype]}>{{{{in0}}}}"
     return _with_epilogue(name, spec, constants, _lanes(spec), _each_place(anchor))
 
 

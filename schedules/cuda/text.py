@@ -19,7 +19,11 @@ from bnncc.topi_binary.kind import Windowed
 from bnncc.topi_binary.spec import Spec
 
 _DEVICE = Path(__file__).parent / "device"
-_C_TYPES = {"float32": "float", "int32": "int", "uint32": "unsigned", "uint8": "unsigned char"}
+C_TYPES = {
+    "float32": "float", "float16": "half", "int32": "int", "uint32": "unsigned",
+    "uint8": "unsigned char",
+}  # fmt: skip
+"""Types of tensors. ``half`` is CUDA's own, of which kernels know only its size."""
 
 Constant = int | bool | float
 
@@ -156,9 +160,9 @@ def number(value: float) -> str:
 
 def parameters(spec: Spec) -> list[tuple[str, str]]:
     """Return type and name of each pointer a kernel takes: inputs, then outputs of its own."""
-    inputs = [(f"const {_C_TYPES[t]}*", f"in{i}") for i, (_, t) in enumerate(input_types(spec))]
+    inputs = [(f"const {C_TYPES[t]}*", f"in{i}") for i, (_, t) in enumerate(input_types(spec))]
     outputs = [
-        (f"{_C_TYPES[t]}*", f"out{i}")
+        (f"{C_TYPES[t]}*", f"out{i}")
         for i, (_, t) in enumerate(output_types(spec))
         if aliases(spec)[i] < 0
     ]

@@ -97,7 +97,8 @@ def run(
             outputs.append(inputs[over])
             continue
         extents = [n if isinstance(d, str) else d for d in shape]
-        outputs.append(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype))
+        outputs.append(np.empty(extents, dtype))
+        outputs[-1].view("uint8")[...] = 0x5A
         fresh.append(outputs[-1])
     library.run(kernel, [*inputs, *fresh], n, seed=number + 1)
     return outputs

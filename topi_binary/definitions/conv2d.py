@@ -12,7 +12,7 @@ from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.pooling import write_pool
-from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import as_float32, clamped, inside, pixel, place
 from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
@@ -56,7 +56,7 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
         there = place(spec, h, w, kh, kw)
         datum = data[tuple(pixel(spec, n, *clamped(spec, *there), o // per_out * depth + c))]
         number = (kh * spec.kernel[1] + kw) * depth + c
-        product = datum * weight[lane_major(spec.out_channels, run, o, number)]
+        product = as_float32(spec, datum) * weight[lane_major(spec.out_channels, run, o, number)]
         return total + T.if_then_else(inside(spec, *there), product, T.float32(0))
 
     value = buffer("sum", extents, "float32")
@@ -79,6 +79,9 @@ def _quantized(
             return T.Cast("float32", T.Cast("int32", datum) - zero)
         if unit is not None:
             return T.nearbyint(datum * (T.float32(quantization.LEVELS) / unit[n]))
+        if spec.operands == "float16":
+            half = datum if spec.dtype == "float16" else T.Cast("float16", datum)
+            return T.Cast("float32", half)
         bits = T.reinterpret("uint32", datum)
         odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
         kept = T.bitwise_and(bits + T.uint32(0x7FFF) + odd, tirx.IntImm("uint32", 0xFFFF0000))
@@ -131,6 +134,9 @@ def _operand_of_weight(spec: Conv2d, weight: Buffer, o: Expr, number: Expr) -> E
     bits = 32 // spec.packed
     first = T.Cast("uint32", number % spec.packed * bits)
     low = T.shift_left(T.shift_right(word, first), T.uint32(32 - bits))
+    if spec.operands == "float16":
+        half = T.Cast("uint16", T.shift_right(word, first))
+        return T.Cast("float32", T.reinterpret("float16", half))
     if spec.packed == quantization.PACKED["bfloat16"]:
         return T.reinterpret("float32", low)
     return T.Cast("float32", T.shift_right(T.Cast("int32", low), T.int32(32 - bits)))

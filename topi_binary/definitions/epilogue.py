@@ -272,13 +272,20 @@ class Steps:
             if step.op == "levels":
                 self._levels(name, step, taken, made)
             elif step.op == "store":
-                self._lanes.store(name, made[0], self._at, self.value.__getitem__, step.layout)
+                self._lanes.store(name, made[0], self._at, self._stored(step), step.layout)
             elif step.op in ("bits", "threshold"):
                 for plane, test in enumerate(self._conditions(step, taken)):
                     self._pack(f"{name}_{plane}", made[plane], test)
             else:
                 self._change(name, step, taken)
         return self._value
+
+    def _stored(self, step: Step) -> Of:
+        """Return the running value in the type of a tensor."""
+        value = self.value
+        if step.dtype == "float32":
+            return value.__getitem__  # type: ignore[no-any-return]
+        return lambda lane: self._lanes.cast(step.dtype, value[lane])
 
     def _double(self, name: str) -> None:
         half, two = self.value, self._algebra.number(2.0)
@@ -347,7 +354,8 @@ class Steps:
         there = at.repeated(step.period)
 
         def read(lane: Lane) -> Expr:
-            return tensor[tuple(there.index(there.channel(lane), step.layout))]
+            found = tensor[tuple(there.index(there.channel(lane), step.layout))]
+            return found if step.dtype == "float32" else self._lanes.cast("float32", found)
 
         return self._lanes.fetched(name, "float32", at, read, step.layout)
 

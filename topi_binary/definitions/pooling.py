@@ -19,7 +19,7 @@ from bnncc.topi_binary.definitions.blocks import (
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import as_float32, clamped, inside, pixel, place
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
@@ -42,7 +42,7 @@ def write_pool(
         n, h, w, c, kh, kw = i
         there = place(spec, h, w, kh, kw)
         datum = data[tuple(pixel(spec, n, *clamped(spec, *there), c))]
-        datum = T.if_then_else(inside(spec, *there), datum, start)
+        datum = T.if_then_else(inside(spec, *there), as_float32(spec, datum), start)
         return T.max(total, datum) if largest else total + datum
 
     pooled = buffer("pooled", extents, "float32")

@@ -38,6 +38,11 @@ def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequenc
     return n, row, column, channel
 
 
+def as_float32(spec: Any, datum: Expr) -> Expr:
+    """Return a number of the data of `spec` as float32."""
+    return datum if spec.dtype == "float32" else T.Cast("float32", datum)
+
+
 def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     """Return which class a row or column is in, given the first one of each."""
     number: Expr = int64(0)

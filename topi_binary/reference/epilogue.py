@@ -38,7 +38,7 @@ def apply_steps(
     channels = value.shape[-1]
 
     def tensor(step: Step) -> Array:
-        other = next(stream)
+        other = next(stream).astype(np.float32)
         if other.ndim == 2:
             return other[:, None, None, :]
         return other.transpose(0, 2, 3, 1) if step.layout == "NCHW" else other
@@ -57,7 +57,9 @@ def apply_steps(
             if step.zero:
                 outputs.append(bits_to_words(value == 0))
         elif step.op == "store":
-            outputs.append(value.transpose(0, 3, 1, 2) if step.layout == "NCHW" else value)
+            with np.errstate(over="ignore"):  # float16 has no numbers beyond 65504
+                stored = value.astype(step.dtype)
+            outputs.append(stored.transpose(0, 3, 1, 2) if step.layout == "NCHW" else stored)
         else:
             value = _apply(step, value, stream, tensor, channels)
     return outputs

@@ -75,6 +75,8 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
     ones = np.ones(data.shape[0])
     if spec.zero_points:
         return data - np.array(spec.zero_points), ones
+    if spec.operands == "float16":
+        return data.astype(np.float32).astype(np.float16).astype(np.float64), ones
     if spec.operands == "bfloat16":
         mantissa, exponent = np.frexp(data)
         return np.ldexp(np.rint(mantissa * 256) / 256, exponent), ones
@@ -95,6 +97,8 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
         lane = packed[first : first + 16 * rows : 16][starts:].copy()
         if spec.packed == 4:
             lane = lane.view(np.int8)
+        elif spec.operands == "float16":
+            lane = lane.view(np.float16)
         elif spec.packed == 2:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         out[channel] = lane[:size].reshape(out.shape[1:])

@@ -29,6 +29,44 @@ __device__ __forceinline__ Place place(unsigned pixel, unsigned pixels, int firs
   return at;
 }
 
+// Tensors are float32, or float16: then T is a type of 16 bits, which only memory has.
+__device__ __forceinline__ float widened(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// Two numbers as float16, the first in the lower half, rounded to nearest even.
+__device__ __forceinline__ unsigned narrowed(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#else
+  unsigned short one, two;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(one) : "f"(low));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(two) : "f"(high));
+  return one | (unsigned)two << 16;
+#endif
+}
+
+template <class T>
+__device__ __forceinline__ float number(const T* from) {
+  if constexpr (sizeof(T) == 2) return widened(*(const unsigned short*)from);
+  else return *from;
+}
+
+template <class T>
+__device__ __forceinline__ void put(T* to, float value) {
+  if constexpr (sizeof(T) == 2) *(unsigned short*)to = (unsigned short)narrowed(value, 0.0f);
+  else *to = value;
+}
+
+__device__ __forceinline__ void widen4(float (&to)[4], uint2 four) {
+  to[0] = widened((unsigned short)four.x), to[1] = widened((unsigned short)(four.x >> 16));
+  to[2] = widened((unsigned short)four.y), to[3] = widened((unsigned short)(four.y >> 16));
+}
+
 // Parameters of a kernel: nobody writes them while it runs.
 __device__ __forceinline__ void load4(float (&to)[4], const float* from) {
   const float4 v = __ldg((const float4*)from);
@@ -45,27 +83,37 @@ __device__ __forceinline__ void load4(unsigned (&to)[4], const unsigned* from) {
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
+template <class T>
+__device__ __forceinline__ void load4(float (&to)[4], const T* from) {
+  static_assert(sizeof(T) == 2, "float16");
+  widen4(to, __ldg((const uint2*)from));
+}
+
 // Four neighbouring numbers of a tensor, of which the first `count` exist. Only if WHOLE do rows
-// start at multiples of 16 bytes. Not __ldg: a kernel may store over what it adds.
-template <bool WHOLE>
-__device__ __forceinline__ void fetch4(float (&to)[4], const float* from, int count) {
-  if (WHOLE) {
+// start at multiples of four numbers. Not __ldg: a kernel may store over what it adds.
+template <bool WHOLE, class T>
+__device__ __forceinline__ void fetch4(float (&to)[4], const T* from, int count) {
+  if constexpr (WHOLE && sizeof(T) == 2) {
+    widen4(to, *(const uint2*)from);
+  } else if constexpr (WHOLE) {
     const float4 v = *(const float4*)from;
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = i < count ? from[i] : 0.0f;
+    for (int i = 0; i < 4; ++i) to[i] = i < count ? number(from + i) : 0.0f;
   }
 }
 
-template <bool WHOLE>
-__device__ __forceinline__ void store4(float* to, const float (&v)[4], int count) {
-  if (WHOLE) {
+template <bool WHOLE, class T>
+__device__ __forceinline__ void store4(T* to, const float (&v)[4], int count) {
+  if constexpr (WHOLE && sizeof(T) == 2) {
+    *(uint2*)to = make_uint2(narrowed(v[0], v[1]), narrowed(v[2], v[3]));
+  } else if constexpr (WHOLE) {
     *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (i < count) to[i] = v[i];
+      if (i < count) put(to + i, v[i]);
   }
 }
 

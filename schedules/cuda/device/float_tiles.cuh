@@ -8,13 +8,14 @@
 namespace bnncc {
 
 // Where a window begins: its image, and the first tap's place in it.
+template <class T>
 struct Sliding {
-  const float* image;
+  const T* image;
   int y, x;
 };
 
-template <class L>
-__device__ __forceinline__ Sliding sliding(const float* data, unsigned pixel, unsigned pixels) {
+template <class L, class T>
+__device__ __forceinline__ Sliding<T> sliding(const T* data, unsigned pixel, unsigned pixels) {
   const Place at = place<L>(pixel, pixels, 0);
   return {data + (size_t)at.image * (L::IN_CHANNELS * L::HEIGHT * L::WIDTH),
           at.y * L::STRIDE_Y - L::PAD_TOP, at.x * L::STRIDE_X - L::PAD_LEFT};
@@ -27,9 +28,9 @@ __device__ __forceinline__ int image_at(int y, int x, int channel) {
 }
 
 // Numbers `first` to `first` + COUNT of a chunk; 0 outside the image and behind the chunk's end.
-template <class L, int COUNT>
-__device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding& at, int chunk,
-                                              int first) {
+template <class L, int COUNT, class T>
+__device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding<T>& at,
+                                              int chunk, int first) {
   if constexpr (L::BY_ROWS) {
     const int y = at.y + chunk * L::DILATION_Y;
     const bool row = chunk < L::CHUNKS && (unsigned)y < L::HEIGHT;
@@ -37,7 +38,7 @@ __device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding&
     for (int i = 0; i < COUNT; ++i) {
       const int number = first + i, x = at.x + number / L::DEPTH * L::DILATION_X;
       const bool inside = row && number < L::CHUNK && (unsigned)x < L::WIDTH;
-      to[i] = inside ? __ldg(at.image + image_at<L>(y, x, number % L::DEPTH)) : 0.0f;
+      to[i] = inside ? read(at.image + image_at<L>(y, x, number % L::DEPTH)) : 0.0f;
     }
   } else {
     constexpr int EACH = (L::DEPTH + L::CHUNK - 1) / L::CHUNK;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding&
     const int y = at.y + tap / L::KERNEL_X * L::DILATION_Y;
     const int x = at.x + tap % L::KERNEL_X * L::DILATION_X;
     const bool inside = chunk < L::CHUNKS && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
-    const float* const from = at.image + (inside ? image_at<L>(y, x, channel) : 0);
+    const T* const from = at.image + (inside ? image_at<L>(y, x, channel) : 0);
     if constexpr (!L::PLANAR && L::DEPTH % 4 == 0 && COUNT % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding&
       constexpr int APART = L::PLANAR ? L::HEIGHT * L::WIDTH : 1;
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
-        to[i] = inside && channel + i < L::DEPTH ? __ldg(from + i * APART) : 0.0f;
+        to[i] = inside && channel + i < L::DEPTH ? read(from + i * APART) : 0.0f;
     }
   }
 }
@@ -104,8 +105,8 @@ __device__ __forceinline__ void shared_numbers(float (&to)[COUNT], const float* 
 
 // A thread owns ROWS pixels and two times four channels. SPLITS groups of threads share the chunks,
 // and add up at the end.
-template <class L, class Epilogue>
-__device__ __forceinline__ void conv_by_tiles(const float* data, const float* weight, int images,
+template <class L, class T, class Epilogue>
+__device__ __forceinline__ void conv_by_tiles(const T* data, const float* weight, int images,
                                               int* shared, const Epilogue& finish) {
   constexpr int WIDE = 64, GROUP = 128 / L::SPLITS, PIXELS = L::ROWS * GROUP / 8;
   constexpr int PITCH = PIXELS + 4, PARTS = 8 / L::ROWS;  // threads that fetch for one pixel
@@ -117,7 +118,7 @@ __device__ __forceinline__ void conv_by_tiles(const float* data, const float* we
   const int thread = threadIdx.x % GROUP, tile = blockIdx.y * WIDE;
   const int row = thread % PIXELS, begin = thread / PIXELS * OWN;
   const unsigned first = blockIdx.x * PIXELS;
-  const Sliding at = sliding<L>(data, first + row, pixels);
+  const Sliding<T> at = sliding<L>(data, first + row, pixels);
   const int column = thread % 8 * 4, pixel = thread / 8 * L::ROWS;
   float* const mine = (float*)shared + split * (2 * BUFFER);
 

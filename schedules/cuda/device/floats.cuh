@@ -14,6 +14,13 @@ __device__ __forceinline__ size_t input_at(int image, int y, int x, int channel)
   return (((size_t)image * L::HEIGHT + y) * L::WIDTH + x) * L::IN_CHANNELS + channel;
 }
 
+// A number that nobody writes while the kernel runs; bytes are numbers, too.
+template <class T>
+__device__ __forceinline__ float read(const T* from) {
+  if constexpr (sizeof(T) == 2) return widened(__ldg((const unsigned short*)from));
+  else return (float)__ldg(from);
+}
+
 // sum += number * 16 filters, of which `count` exist: the last block has no more.
 __device__ __forceinline__ void add_products(float (&sum)[16], float number, const float* filters,
                                              int count) {
@@ -32,9 +39,9 @@ __device__ __forceinline__ void add_products(float (&sum)[16], float number, con
   }
 }
 
-template <class L>
+template <class L, class T>
 struct Convolution {
-  const float* data;
+  const T* data;
   const float* weight;
 
   __device__ __forceinline__ void operator()(const Place& at, float (&sum)[16]) const {
@@ -55,13 +62,13 @@ struct Convolution {
           const float* const row = filters + (tap * L::DEPTH + depth) * count;
           if constexpr (L::ONE_GROUP) {
             const int channel = at.first / L::GROUP_OUT * L::DEPTH + depth;
-            add_products(sum, __ldg(data + input_at<L>(at.image, y, x, channel)), row, count);
+            add_products(sum, read(data + input_at<L>(at.image, y, x, channel)), row, count);
           } else {
 #pragma unroll
             for (int i = 0; i < 16; ++i)
               if (i < count) {
                 const int channel = (at.first + i) / L::GROUP_OUT * L::DEPTH + depth;
-                const float number = __ldg(data + input_at<L>(at.image, y, x, channel));
+                const float number = read(data + input_at<L>(at.image, y, x, channel));
                 sum[i] = __fmaf_rn(number, __ldg(row + i), sum[i]);
               }
           }
@@ -72,8 +79,8 @@ struct Convolution {
 };
 
 // A dense layer: a warp for 16 units of one row, its lanes sharing the inputs.
-template <class L, class Epilogue>
-__device__ __forceinline__ void dense(const float* data, const float* weight, int images,
+template <class L, class T, class Epilogue>
+__device__ __forceinline__ void dense(const T* data, const float* weight, int images,
                                       const Epilogue& finish) {
   const unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32, first = (int)(warp % L::BLOCKS) * 16;
@@ -85,7 +92,7 @@ __device__ __forceinline__ void dense(const float* data, const float* weight, in
   if (left > 0) {
 #pragma unroll 4
     for (int depth = lane; depth < L::DEPTH; depth += 32)
-      add_products(sum, __ldg(data + (size_t)row * L::DEPTH + depth), filters + depth * count, count);
+      add_products(sum, read(data + (size_t)row * L::DEPTH + depth), filters + depth * count, count);
   }
 #pragma unroll
   for (int i = 0; i < 16; ++i)
@@ -99,14 +106,12 @@ __device__ __forceinline__ void dense(const float* data, const float* weight, in
 template <class L, typename T>
 __device__ __forceinline__ void input4(float (&to)[4], const T* data, int image, int y, int x,
                                        int channel) {
-  if constexpr (!L::PLANAR && L::IN_CHANNELS % 4 == 0 && sizeof(T) == 4) {
+  if constexpr (!L::PLANAR && L::IN_CHANNELS % 4 == 0 && sizeof(T) > 1) {
     load4(to, data + input_at<L>(image, y, x, channel));
   } else {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      to[k] = channel + k < L::IN_CHANNELS
-                  ? (float)__ldg(data + input_at<L>(image, y, x, channel + k))
-                  : 0.0f;
+      to[k] = channel + k < L::IN_CHANNELS ? read(data + input_at<L>(image, y, x, channel + k)) : 0.0f;
   }
 }
 
@@ -121,8 +126,8 @@ __device__ __forceinline__ float divided(float sum, float size) {
 
 // Pooling. PARTS threads of a warp share the taps of a window; threads between them have neighbouring
 // channels.
-template <class L, int LANES, class Epilogue>
-__device__ __forceinline__ void pool(const float* data, int images, const Epilogue& finish) {
+template <class L, int LANES, class T, class Epilogue>
+__device__ __forceinline__ void pool(const T* data, int images, const Epilogue& finish) {
   constexpr unsigned WARP = 0xffffffffu;
   constexpr int EACH = 32 / L::PARTS;  // places of a warp
   const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);

@@ -1,30 +1,57 @@
-// Float convolution whose operands are rounded to bfloat16, by `mma.sync`, with sums in float32: a
+// Float convolution whose operands are float16 or bfloat16, by `mma.sync`, with sums in float32: a
 // product of matrices, rows being output pixels, columns 64 output channels. A warp owns 32 pixels.
 // Numbers under the filter go through shared memory, 32 at a time, which pairs them and lets one
 // thread read what another fetched; filters come from memory as they are packed, two in a word.
-#ifndef BNNCC_BFLOAT_CONV
-#define BNNCC_BFLOAT_CONV
+#ifndef BNNCC_HALF_CONV
+#define BNNCC_HALF_CONV
 
 namespace bnncc {
 
-// The first operand of the instruction goes to the upper half.
-__device__ __forceinline__ unsigned pair(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-__device__ __forceinline__ void multiply_bfloats(float (&c)[4], unsigned a0, unsigned a1, unsigned a2,
-                                                 unsigned a3, unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Numbers of the run: 32 from `first` on, in pairs; 0 outside the image and behind the end.
+// Two operands in a word. The first operand of the instruction goes to the upper half.
 template <class L>
-__device__ __forceinline__ void fetch_pairs(unsigned (&to)[16], const Sliding& at, int first) {
+__device__ __forceinline__ unsigned pair(float low, float high) {
+  if constexpr (L::FLOAT16) {
+    return narrowed(low, high);
+  } else {
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+  }
+}
+
+template <class L>
+__device__ __forceinline__ void multiply_halves(float (&c)[4], unsigned a0, unsigned a1, unsigned a2,
+                                                unsigned a3, unsigned b0, unsigned b1) {
+  if constexpr (L::FLOAT16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+// Numbers of the run: 32 from `first` on, in pairs; 0 outside the image and behind the end. float16
+// tensors hold pairs already: eight channels are one load.
+template <class L, class T>
+__device__ __forceinline__ void fetch_pairs(unsigned (&to)[16], const Sliding<T>& at, int first) {
+  if constexpr (sizeof(T) == 2 && L::FLOAT16 && !L::PLANAR && L::DEPTH % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const int number = first + 2 * i, tap = number / L::DEPTH;
+      const int y = at.y + tap / L::KERNEL_X * L::DILATION_Y;
+      const int x = at.x + tap % L::KERNEL_X * L::DILATION_X;
+      const bool inside = number < L::RUN && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (inside) eight = __ldg((const uint4*)(at.image + image_at<L>(y, x, number % L::DEPTH)));
+      to[i] = eight.x, to[i + 1] = eight.y, to[i + 2] = eight.z, to[i + 3] = eight.w;
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float two[2];
@@ -34,9 +61,9 @@ __device__ __forceinline__ void fetch_pairs(unsigned (&to)[16], const Sliding& a
       const int y = at.y + tap / L::KERNEL_X * L::DILATION_Y;
       const int x = at.x + tap % L::KERNEL_X * L::DILATION_X;
       const bool inside = number < L::RUN && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
-      two[k] = inside ? __ldg(at.image + image_at<L>(y, x, number % L::DEPTH)) : 0.0f;
+      two[k] = inside ? read(at.image + image_at<L>(y, x, number % L::DEPTH)) : 0.0f;
     }
-    to[i] = pair(two[0], two[1]);
+    to[i] = pair<L>(two[0], two[1]);
   }
 }
 
@@ -58,9 +85,9 @@ __device__ __forceinline__ uint4 fetch_words(const unsigned* weight, int tile, i
 }
 
 // If RESIDENT, a block keeps the filters in shared memory and goes from pixels to pixels.
-template <class L, class Epilogue>
-__device__ __forceinline__ void conv_by_bfloats(const float* data, const unsigned* weight, int images,
-                                                int* shared, const Epilogue& finish) {
+template <class L, class T, class Epilogue>
+__device__ __forceinline__ void conv_by_halves(const T* data, const unsigned* weight, int images,
+                                               int* shared, const Epilogue& finish) {
   constexpr int EIGHTS = 8, PIXELS = 128, CHUNKS = (L::RUN + 31) / 32;
   constexpr int PITCH = 20;  // words of a pixel: 16 and a gap, so that banks differ
   const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
@@ -73,7 +100,7 @@ __device__ __forceinline__ void conv_by_bfloats(const float* data, const unsigne
       filters[i] = fetch_words<L>(weight, tile, i / 32 / EIGHTS, i / 32 % EIGHTS, i % 32);
 #pragma unroll 1
   for (unsigned first = blockIdx.x * PIXELS; first < pixels; first += gridDim.x * PIXELS) {
-    const Sliding at = sliding<L>(data, first + threadIdx.x, pixels);
+    const Sliding<T> at = sliding<L>(data, first + threadIdx.x, pixels);
     float sums[2][EIGHTS][4] = {};
     unsigned own[16];
     fetch_pairs<L>(own, at, 0);
@@ -98,8 +125,8 @@ __device__ __forceinline__ void conv_by_bfloats(const float* data, const unsigne
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const uint4 low = rows[2 * row], high = rows[2 * row + 1];
-          multiply_bfloats(sums[row][eight], low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply_bfloats(sums[row][eight], low.z, high.z, low.w, high.w, b.z, b.w);
+          multiply_halves<L>(sums[row][eight], low.x, high.x, low.y, high.y, b.x, b.y);
+          multiply_halves<L>(sums[row][eight], low.z, high.z, low.w, high.w, b.z, b.w);
         }
       }
     }

@@ -1,0 +1,186 @@
+"""Hold float tensors as float16, where the model's are, or where `--float-type float16` asks.
+
+    before: y = Kernel(x, r; conv, affine, add r, store y)              r, y: float32
+    after:  the same                                                    r, y: float16
+
+A GPU reads and writes tensors between kernels more slowly than it computes on them. What a kernel
+computes with stays float32; float convolutions of such tensors multiply float16 numbers on tensor
+cores, and add in float32.
+
+Asked for, the graph says it as a network of float16 does: `round_floats` puts a `ROUND` where
+residuals, pooled tensors and first convolutions are made. So evaluation, self-check and `verify`
+know what is rounded. `store_halves` comes after the passes were compared with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import COARSE, ROUND
+from bnncc.ir.magnitude import coarseness
+from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.schedules import with_half_operands
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout, quantization
+from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Spec
+from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
+from bnncc.transform.first_layer import reads_input
+from bnncc.transform.physical import KERNEL
+
+KIND = "float16"
+
+_POOLS = ("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool")
+_OF_TWO = ("Add", "Sub", "Mul", "Sum")
+
+
+def round_floats(graph: Graph) -> None:
+    """Let `graph` round to float16 what kernels leave to others as floats.
+
+    Parameters
+    ----------
+    graph : Graph
+        As loaded; rewritten in place. Its inputs and outputs stay float32.
+    """
+    producers, nodes = graph.producers(), []
+    for node in graph.nodes:
+        nodes.append(node)
+        if not _makes_floats(node, graph, producers):
+            continue
+        name = node.outputs[0]
+        if name in graph.outputs or graph.types[name].dtype != "float32":
+            continue
+        raw = graph.fresh(f"{name}.sum")
+        graph.types[raw] = graph.types[name]
+        node.outputs = [raw, *node.outputs[1:]]
+        nodes.append(Node(ROUND, [raw], [name], {"to": KIND}, node.name))
+    graph.nodes = nodes
+
+
+def _makes_floats(node: Node, graph: Graph, producers: dict[str, Node]) -> bool:
+    if node.op in ("Conv", QUANTIZED_CONV):
+        return reads_input(node.inputs[0], graph, producers)
+    if node.op in _OF_TWO:
+        return sum(bool(i) and i not in graph.constants for i in node.inputs) > 1
+    return node.op in _POOLS
+
+
+def store_halves(physical: Graph, model: Graph, target: TargetSpec) -> None:
+    """Make float16 of the tensors between kernels that the model rounds to it.
+
+    Parameters
+    ----------
+    physical : Graph
+        Rewritten in place.
+    model : Graph
+        What it computes.
+    target : TargetSpec
+        Only kernels for GPUs read and write such tensors.
+    """
+    if target.kind != "cuda":
+        return
+    rounded = {name for name, slack in coarseness(model).items() if slack == COARSE[KIND]}
+    rounded |= {n.inputs[0] for n in model.nodes if n.op == ROUND and n.attrs["to"] == KIND}
+    halves = {
+        name
+        for name, held in physical.forms.items()
+        if physical.types[name].dtype == "float32"
+        and any(form.kind in ("NHWC", "NCHW") and form.tensor in rounded for form in held)
+    }
+    halves -= {*physical.inputs, *physical.outputs, *physical.constants}
+    halves &= set(_stored(physical))
+    for node in physical.nodes:
+        spec = node.attrs.get("spec") if node.op == KERNEL else None
+        readable = set() if spec is None else set(_readable(spec))
+        halves -= {name for place, name in enumerate(node.inputs) if place not in readable}
+    _keep_together(physical, halves)
+    for node in physical.nodes:
+        if node.op == KERNEL and halves.intersection([*node.inputs, *node.outputs]):
+            _rewrite(node, physical, halves, target)
+
+
+def _stored(physical: Graph) -> Iterator[str]:
+    """Yield the tensors that a ``store`` of a kernel makes."""
+    for node in physical.nodes:
+        if node.op == KERNEL and node.attrs["spec"].epilogue:
+            for name, step in zip(node.outputs, _makers(node.attrs["spec"]), strict=True):
+                if step.op == "store":
+                    yield name
+
+
+def _makers(spec: Spec) -> list[Step]:
+    """Return the step that makes each output."""
+    return [step for step in spec.steps for _ in range(step_outputs(step))]
+
+
+def _takers(spec: Spec) -> Iterator[tuple[int, int]]:
+    """Yield the position of each input of the steps, and the number of its step."""
+    place = len(input_types(spec)) - sum(map(step_inputs, spec.steps))
+    for number, step in enumerate(spec.steps):
+        for _ in range(step_inputs(step)):
+            yield place, number
+            place += 1
+
+
+def _readable(spec: Spec) -> Iterator[int]:
+    """Yield the positions of inputs that may be float16."""
+    if isinstance(spec, (Pool2d, Conv2d, Elementwise)) and spec.data_types[0][1] == "float32":
+        yield 0
+    for place, number in _takers(spec):
+        if spec.steps[number].op in TENSORS:
+            yield place
+
+
+def _keep_together(physical: Graph, halves: set[str]) -> None:
+    """Drop from `halves` what is stored over a tensor of the other type, or lies under one."""
+    pairs = [
+        {node.outputs[place], node.inputs[over]}
+        for node in physical.nodes
+        if node.op == KERNEL
+        for place, over in enumerate(aliases(node.attrs["spec"]))
+        if over >= 0
+    ]
+    while torn := [pair for pair in pairs if pair & halves and not pair <= halves]:
+        halves.difference_update(*torn)
+
+
+def _rewrite(node: Node, physical: Graph, halves: set[str], target: TargetSpec) -> None:
+    """Give a kernel the types of its tensors."""
+    spec: Any = node.attrs["spec"]
+    steps = list(spec.steps)
+    for place, number in _takers(spec):
+        if node.inputs[place] in halves:
+            steps[number] = replace(steps[number], dtype=KIND)
+    made = iter(node.outputs)
+    for number, step in enumerate(spec.steps):
+        for name in [next(made) for _ in range(step_outputs(step))]:
+            if name in halves:
+                steps[number] = replace(steps[number], dtype=KIND)
+    spec = replace(spec, steps=tuple(steps))
+    if node.inputs[0] in halves:
+        spec = replace(spec, dtype=KIND)
+        if isinstance(spec, Conv2d):
+            spec = _multiplied(node, spec, physical, target)
+    node.attrs["spec"] = spec
+    for name, (shape, dtype) in zip(node.outputs, output_types(spec), strict=True):
+        physical.types[name] = TensorType(tuple(shape), dtype)
+
+
+def _multiplied(node: Node, spec: Conv2d, physical: Graph, target: TargetSpec) -> Conv2d:
+    """Return a convolution of float16 numbers with weights of that type, where that is faster."""
+    half = with_half_operands(spec, target)
+    if half == spec:
+        return spec
+    depth = spec.channels // spec.groups
+    filters = layout.unpack_float_weight(
+        physical.constants[node.inputs[1]], spec.out_channels, (*spec.kernel, depth)
+    )
+    if np.abs(filters).max(initial=0.0) > np.finfo(np.float16).max:
+        return spec
+    node.inputs[1] = physical.constant(quantization.pack_weight(filters, half), f"{node.name}.half")
+    return half
