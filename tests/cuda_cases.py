@@ -99,8 +99,9 @@ def networks(count: int = NETWORKS) -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 def _rounds(spec: Spec) -> bool:
-    """Whether steps find levels of floats: where those are, is drawn with them."""
-    return not spec.exact and any(step.op == "levels" for step in spec.steps)
+    """Whether steps find levels of floats, or by a line: their inputs depend on the values."""
+    ways = {step.way for step in spec.steps if step.op == "levels"}
+    return "search" in ways or bool(ways and not spec.exact)
 
 
 def _inputs(spec: Spec, seed: int, bounds: bool) -> list[np.ndarray]:
