@@ -92,10 +92,9 @@ class Odd:
         return cases.Case(inputs, list(outputs), _free(self.spec, outputs))
 
 
-def networks(count: int = NETWORKS) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Yield name and model of random networks: all that passes make of layers is among them."""
-    for seed in range(count):
-        yield f"random-{seed}", Maker(_FIRST_SEED + seed, _LAYERS, beyond=True).build()
+def network(number: int) -> onnx.ModelProto:
+    """Return one of `NETWORKS` random networks, which have layers as passes leave them."""
+    return Maker(_FIRST_SEED + number, _LAYERS, beyond=True).build()
 
 
 def _rounds(spec: Spec) -> bool:
