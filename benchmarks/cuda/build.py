@@ -1,11 +1,15 @@
 """Builds what `bnncc tune --bundle` builds, with more in it: all that docs/benchmarks.md shows.
 
     python benchmarks/cuda/build.py FOLDER [--target cuda-sm90a] [--python 3.12 ...] [--quick]
+                                    [--cases]
 
 There, `python FOLDER/run.py` checks and times all of it: the kernels of every engine for the layers
 of ResNet-18, networks, rates of instructions, and cuDNN, cuBLASLt and PyTorch beside them. At the
 end `report.py` prints the tables, and writes them as JSON beside the results. Building needs no
 GPU. With a CPU's target it makes the same bundle for a CPU, without peers and rates.
+
+With `--cases` it holds instead the odd kernels and the networks that tests run on a GPU
+(tests/cuda_cases.py), with inputs and what is right; `failures.py` says at the end which are wrong.
 
 Layers are packed in and packed out, at batch 1, 8 and 256, each by several kernels: the best one
 per layer is a choice to be made from what is measured. Weights of networks are in them, so the
@@ -16,6 +20,7 @@ time for any.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -85,6 +90,42 @@ def names(trial: Trial) -> tuple[str, str]:
     return f"conv_{spec.height}_{spec.channels}_{spec.n}", "-".join(filter(None, [engine, values]))
 
 
+def checks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
+    """Build what tests run on a GPU: kernels with inputs and outputs of their own, and networks."""
+    sys.path.insert(0, str(ROOT))
+    from tests import cuda_cases
+
+    found = cuda_cases.odd(target)
+    if quick:
+        found = found[:: len(found) // 8]
+    trials = [
+        Trial(Task(Workload.of(odd.spec), 1, schedules.space_of(odd.spec, target)), odd.point, True)
+        for odd in found
+    ]
+    odds = {id(trial): odd for trial, odd in zip(trials, found, strict=True)}
+
+    def named(trial: Trial) -> tuple[str, str]:
+        return odds[id(trial)].name, candidates.label(trial.task, trial.point)
+
+    def kernel(trial: Trial, name: str, built: Sequence[build.Candidate]) -> build.Kernel:
+        odd = odds[id(trial)]
+        arrays = odd.case().arrays()
+        digest = candidates.digest(odd.spec, arrays)
+        return build.Kernel(name, built, arrays, digest, odd.spec.macs, odd.tolerance)
+
+    made = candidates.build(
+        [[trial] for trial in trials], target, folder, jobs=1, console=Console(1), names=named,
+        kernel=kernel,
+    )  # fmt: skip
+    assert len(made) == len(found), "some kernels were not built"
+    count = 1 if quick else cuda_cases.NETWORKS
+    whole = [
+        build.Network.of(bnncc.compile(cuda_cases.network(i), target=target), f"random-{i}")
+        for i in range(count)
+    ]
+    return build.Contents(made, whole, report=HERE / "failures.py")
+
+
 def library(functions: dict[str, Any], target: TargetSpec, path: Path) -> None:
     """Compile functions into one shared library."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
@@ -150,6 +191,28 @@ def described(quick: bool) -> dict[str, Any]:
     return found
 
 
+def benchmarks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
+    """Return what the tables of docs/benchmarks.md show."""
+    stages, batches = (STAGES[-1:], (1,)) if quick else (STAGES, BATCHES)
+    layers = [trials(layer(*stage, batch), target) for stage in stages for batch in batches]
+    found = [
+        network
+        for name, make, sizes in networks(quick)
+        for network in build_network(name, make, target, sizes)
+    ]
+    kernels = candidates.build(layers, target, folder, jobs=1, console=Console(1), names=names)
+    more, scripts, files = {}, {}, []
+    if target.gpus and not quick:
+        functions, more["rates"] = rate_kernels(target)
+        files.append(folder / "rates.so")
+        library(functions, target, files[0])
+        scripts["rates"] = HERE / "mixes.py"
+    if target.gpus:
+        more["peers"] = described(quick)
+        scripts["peers"] = HERE / "peers.py"
+    return build.Contents(kernels, found, scripts, files, HERE / "report.py", more)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -158,34 +221,17 @@ def main() -> None:
         "--python", nargs="+", default=PYTHONS, help=f"versions over there [{' '.join(PYTHONS)}]"
     )
     parser.add_argument("--quick", action="store_true", help="one layer, one network, this Python")
+    parser.add_argument("--cases", action="store_true", help="what tests run on a GPU")
     args = parser.parse_args()
     target = catalog.resolve(args.target)
     if target.gpus and not nvrtc.available():
         parser.error("needs NVRTC: pip install 'bnncc[cuda]'")
     build.check(args.folder, target)
-    stages, batches = (STAGES[-1:], (1,)) if args.quick else (STAGES, BATCHES)
-    layers = [trials(layer(*stage, batch), target) for stage in stages for batch in batches]
-    found = [
-        network
-        for name, make, sizes in networks(args.quick)
-        for network in build_network(name, make, target, sizes)
-    ]
     with tempfile.TemporaryDirectory() as place:
-        kernels = candidates.build(
-            layers, target, Path(place), jobs=1, console=Console(1), names=names
-        )
-        more, scripts, files = {}, {}, []
-        if target.gpus and not args.quick:
-            functions, more["rates"] = rate_kernels(target)
-            files.append(Path(place, "rates.so"))
-            library(functions, target, files[0])
-            scripts["rates"] = HERE / "mixes.py"
-        if target.gpus:
-            more["peers"] = described(args.quick)
-            scripts["peers"] = HERE / "peers.py"
-        contents = build.Contents(kernels, found, scripts, files, HERE / "report.py", more)
+        make = checks if args.cases else benchmarks
+        contents = make(target, Path(place), args.quick)
         packed = build.write(args.folder, target, contents, [] if args.quick else args.python)
-    print(f"{packed}: {len(kernels)} layers, {packed.stat().st_size / 1e6:.1f} MB")
+    print(f"{packed}: {len(contents.kernels)} layers, {packed.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

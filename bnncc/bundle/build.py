@@ -33,6 +33,7 @@ from bnncc.errors import BnnccError, TargetError, UsageError
 from bnncc.files import npz_bytes
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
+from bnncc.tuning.cases import TOLERANCE
 
 if TYPE_CHECKING:
     from bnncc.runtime.artifact import Artifact
@@ -93,11 +94,13 @@ class Kernel:
     candidates : sequence of Candidate
         To choose from.
     case : mapping of str to ndarray
-        From `bnncc.tuning.cases.kept`.
+        From `bnncc.tuning.cases.kept`, or a whole case.
     digest : str
         Of what is right.
     macs : int
         Products in a call.
+    tolerance : float
+        Of the largest value: how far floats may be off.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Kernel:
     case: Mapping[str, np.ndarray]
     digest: str
     macs: int = 0
+    tolerance: float = TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -301,7 +305,7 @@ def _add_kernel(kernel: Kernel, number: int, folder: Path) -> dict[str, Any]:
     return {
         "part": f"kernel-{number}", "name": kernel.name, "macs": kernel.macs,
         "case": f"kernels/{number}/case.npz", "digest": kernel.digest,
-        "candidates": candidates,
+        "tolerance": kernel.tolerance, "candidates": candidates,
     }  # fmt: skip
 
 

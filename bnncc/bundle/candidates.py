@@ -100,6 +100,7 @@ def build(
     console: Console,
     preload: tuple[str, ...] = (),
     names: Callable[[Trial], tuple[str, str]] | None = None,
+    kernel: Callable[[Trial, str, Sequence[Candidate]], Kernel] | None = None,
 ) -> list[Kernel]:
     """Build candidates, and compute what they must.
 
@@ -119,6 +120,9 @@ def build(
         Modules that the processes which build import first.
     names : callable, optional
         Gives a trial the names of its kernel and of itself.
+    kernel : callable, optional
+        Makes a kernel of its first trial, its name and its candidates; by default with a case that
+        is drawn.
 
     Returns
     -------
@@ -158,7 +162,7 @@ def build(
                     )
                 )  # fmt: skip
         if candidates:
-            made.append(_kernel(trials[0], named(trials[0])[0], candidates))
+            made.append((kernel or _kernel)(trials[0], named(trials[0])[0], candidates))
     return made
 
 

@@ -136,7 +136,7 @@ import tvm, tvm_ffi
 from bnncc import schedules
 from bnncc.bundle.device import place
 from bnncc.targets import catalog
-from tests import test_bundle_kernels as kernels
+from tests.bundle import test_bundle_kernels as kernels
 
 class Emulated(place.Place):
     # What needs PyTorch, by TVM.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.project.test_packaging import ROOT
@@ -32,6 +33,29 @@ def test_bundle_of_benchmarks_makes_tables(tmp_path: Path) -> None:
     content = json.loads((folder / "results.json").read_text())
     assert content["sessions"][0]["device"]
     assert all(result["right"] and result["us"] > 0 for result in content["results"])
+
+
+def test_bundle_of_what_tests_run_says_what_is_wrong(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    build = [sys.executable, "benchmarks/cuda/build.py", str(folder), "--target", "native"]
+    subprocess.run([*build, "--quick", "--cases"], check=True, cwd=ROOT, capture_output=True)
+    index = json.loads((folder / "index.json").read_text())
+    odd = next(part for part in index["kernels"] if part["name"].startswith("few-bit"))
+    arrays = dict(np.load(folder / odd["case"]))
+    arrays["output_0"].view(np.uint32).flat[0] ^= 1  # of a float, less than any tolerance
+    np.savez(folder / odd["case"], **arrays)
+    done = subprocess.run(
+        [sys.executable, str(folder / "run.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "networks: 1 of 1 right" in done.stdout
+    assert f"{odd['name']} " in done.stdout
+    results = json.loads((folder / "results.json").read_text())["results"]
+    kernels = [result for result in results if "kernel" in result]
+    assert len(kernels) == len(index["kernels"]) > 5
+    (wrong,) = (result for result in kernels if not result["right"])
+    assert wrong["kernel"] == odd["name"]
+    assert wrong["error"].startswith("1 of ")
 
 
 def test_tables_show_what_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,10 @@
-"""On a machine with a GPU: every kernel against its oracle, and a network against its model.
+"""On a machine with a GPU: every kernel against its oracle, and networks against their models.
 
 ``python -m tests.cuda_gpu`` can run this file too, on an emulated GPU.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,30 @@ import bnncc
 from bnncc import schedules
 from bnncc.codegen import gpu, nvrtc, pipeline
 from bnncc.runtime import cuda
-from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog, gpus
-from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 from bnncc.verify import verify
-from tests.binary_cases import make_inputs
+from tests import cuda_cases
+from tests.cuda_cases import Odd
 from tests.devices import DIGITS
-from tests.kernel_harness import same, small_integers
-from tests.schedules.test_cuda_kernels import FEW, ORACLE, PLAIN, _fill_bits, generated, seed
 
 pytestmark = pytest.mark.cuda
 HERE = [name for name, t in catalog.CATALOG.items() if t.gpus and not gpus.missing(t.gpus)]
-ENGINES = ("simt", "mma", "wgmma")
+PARTS = 8
+MANY = 220
+"""Layers of the operators' tests, of each engine, among the kernels that slow tests run."""
 
 
-def built(specs: list[Spec], target: str) -> Any:
-    """Compile one module with a kernel ``k0, k1, ...`` for each spec."""
+def built(odds: list[Odd], target: str) -> Any:
+    """Compile one module with a kernel ``k0, k1, ...`` for each of `odds`."""
     chosen = catalog.resolve(target)
     functions = {
-        f"k{i}": schedules.schedule(define(spec), chosen).with_attr("global_symbol", f"k{i}")
-        for i, spec in enumerate(specs)
+        f"k{i}": schedules.schedule(define(odd.spec), chosen, point=odd.point).with_attr(
+            "global_symbol", f"k{i}"
+        )
+        for i, odd in enumerate(odds)
     }
     with gpu.compiling(chosen):
         return tvm.compile(tvm.IRModule(functions), target=pipeline.tvm_target(chosen))
@@ -68,32 +68,37 @@ def runtime() -> None:
     cuda.load_runtime()
 
 
-@pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("part", ["few", pytest.param("many", marks=pytest.mark.slow)])
-def test_binary_layers(part: str, engine: str, target: str) -> None:
-    if engine == "wgmma" and catalog.resolve(target).engine != "wgmma":
-        pytest.skip(f"{target} has no wgmma")
-    specs = list(FEW) if part == "few" else generated(220)
-    orders = [binary.weight_order(spec, engine) for spec in specs]
-    pairs = zip(specs, orders, strict=True)
-    specs = [dataclasses.replace(spec, weight_order=order) for spec, order in pairs]
-    library = built(list(specs), target)
-    for number, spec in enumerate(specs):
-        inputs = make_inputs(spec, seed(number))
-        wanted = reference.binary_conv2d(spec, inputs)
-        for mine, other in zip(run(library[f"k{number}"], spec, inputs), wanted, strict=True):
-            np.testing.assert_array_equal(mine, other, err_msg=f"{spec}")
+def check(odds: list[Odd], target: str) -> None:
+    library = built(odds, target)
+    wrong = []
+    for number, odd in enumerate(odds):
+        case = odd.case()
+        got = run(library[f"k{number}"], odd.spec, case.inputs)
+        if difference := case.difference(got, odd.tolerance):
+            wrong.append(f"{odd}: {difference}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("target", HERE)
-def test_other_kernels(target: str) -> None:
-    library = built(list(PLAIN), target)
-    for number, spec in enumerate(PLAIN):
-        inputs = small_integers(spec, seed(number), batch=2)
-        _fill_bits(spec, inputs)
-        wanted = ORACLE[type(spec)](spec, inputs)
-        same(run(library[f"k{number}"], spec, inputs), wanted)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels(part: int, target: str) -> None:
+    check(cuda_cases.odd(catalog.resolve(target))[part::PARTS], target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_kernels(part: int, target: str) -> None:
+    found = cuda_cases.odd(catalog.resolve(target), drawn=MANY)
+    check([odd for odd in found if odd.name.startswith("binary-")][part::PARTS], target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("number", range(cuda_cases.NETWORKS))
+def test_networks(number: int, target: str) -> None:
+    model = cuda_cases.network(number)
+    assert verify(model, bnncc.compile(model, target=target))["verdict"] == "right"
 
 
 @pytest.mark.parametrize("target", HERE)
