@@ -116,7 +116,7 @@ def _inputs(spec: Spec, seed: int, bounds: bool) -> list[np.ndarray]:
         depth = spec.channels // spec.groups
         weight = rng.integers(-3, 4, (spec.out_channels, *spec.kernel, depth))
         inputs[1] = quantization.pack_weight(weight.astype(np.float32), spec)
-        inputs[0] = inputs[0] + np.float32(2**-9)  # what is rounded away
+        inputs[0] += inputs[0].dtype.type(2**-9)  # what bfloat16 rounds away
     if isinstance(spec, ImageBits):
         inputs[0][0] //= 64  # many equal neighbours
     if isinstance(spec, Elementwise) and spec.ternary:
@@ -168,6 +168,7 @@ def odd(target: TargetSpec, drawn: int = 26) -> list[Odd]:
         "pool": ((spec, {}) for spec in _pools()),
         "elementwise": ((spec, {}) for spec in _elementwise()),
         "bits": ((spec, {}) for spec in _bits()),
+        "float16": ((spec, {}) for spec in _halves(target)),
     }
     found: list[Odd] = []
     for kind, made in classes.items():
@@ -315,6 +316,52 @@ def _bfloat(target: TargetSpec) -> Iterator[Spec]:
         replace(small, channels=1, out_channels=5, kernel=(7, 3), dilations=(1, 2), pads=UNEVEN),
     ):  # fmt: skip
         yield replace(spec, operands="bfloat16", packed=2)
+
+
+def halved(spec: Spec) -> Spec:
+    """Return `spec` with float16 tensors, but for what every other image adds."""
+    made: Any = spec
+    adding = (step.op in ("add", "rsub", "mul") for step in spec.steps)
+    steps = tuple(
+        replace(step, dtype="float16") if step.op == "store" or (takes and number % 4 < 3) else step
+        for number, (step, takes) in enumerate(zip(spec.steps, adding, strict=True))
+    )
+    if isinstance(spec, Conv2d | Pool2d) or (isinstance(spec, Elementwise) and not spec.packed):
+        made = replace(made, dtype="float16")
+    return replace(made, steps=steps)
+
+
+def _halves(target: TargetSpec) -> Iterator[Spec]:
+    if not target.gpus:
+        return
+    residual = (Step("affine"), Step("add"), Step("store", in_place=True), Step("bits"))
+    residual = tuple(
+        replace(step, dtype="float16") if step.op in ("add", "store") else step for step in residual
+    )
+    base = BinaryConv2d(2, 9, 9, 64, 64, (3, 3), pads=ONE, steps=residual)
+    all_steps = halved(replace(base, steps=EVERY_STEP))
+    alike = (base, replace(base, channels=40, out_channels=70), all_steps)
+    for engine, spec in product(engines(target), alike):
+        made = ordered(spec, engine, target)
+        if made is not None:
+            yield made
+    floats = [spec for spec, _ in _float(target) if isinstance(spec, Conv2d)]
+    pools = [spec for spec in _pools() if isinstance(spec, Pool2d)]
+    glue = [s for s in _elementwise() if isinstance(s, Elementwise) and s.dtype == "float32"]
+    yield from map(halved, (*floats[::3], *pools[::2], *glue))
+    if not all(int(gpu[3:].rstrip("a")) >= 80 for gpu in target.gpus):
+        return
+    pairs: dict[str, Any] = {"operands": "float16", "packed": 2}
+    for spec in _bfloat(target):
+        yield replace(spec, **pairs)
+        yield replace(spec, **pairs, dtype="float16", data_layout="NHWC")
+    image = Conv2d(2, 33, 37, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW",
+                   steps=(Step("relu"), Step("store", dtype="float16")), **pairs)  # fmt: skip
+    yield image
+    yield replace(image, operands="bfloat16", out_channels=70, steps=(STORE,))
+    yield replace(image, width=300, channels=1, kernel=(3, 3), pads=UNEVEN, steps=(STORE,))
+    yield replace(image, kernel=(5, 4), strides=(1, 2), channels=4, steps=(STORE, Step("bits")))
+    yield replace(image, kernel=(2, 1), strides=(3, 4), pads=(0, 0, 1, 0), steps=(STORE,))
 
 
 def _pools() -> Iterator[Spec]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from bnncc.schedules.cuda import binary
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.trace import Trace
 from bnncc.tuning.search import Task
 
 HERE = Path(__file__).parent
@@ -135,16 +136,23 @@ def library(functions: dict[str, Any], target: TargetSpec, path: Path) -> None:
 
 
 def build_network(
-    name: str, make: Callable[[int], Any], target: TargetSpec, batches: Sequence[int]
+    name: str,
+    make: Callable[[int], Any],
+    target: TargetSpec,
+    batches: Sequence[int],
+    options: Mapping[str, Any],
 ) -> Iterator[build.Network]:
     """Build a network for some batches, the first of them 1: all are checked with its image."""
-    one = build.Network.of(bnncc.compile(make(1), target=target), f"{name}_1")
+    print(name, flush=True)
+    one = build.Network.of(bnncc.compile(make(1), target=target, **options), f"{name}_1")
+    one = replace(one, relative=ROUNDED if options else one.relative)
     for batch in batches:
         if batch == 1:
             yield one
             continue
         # without the evaluation in NumPy that a self-check takes
-        scheduled = driver._scheduled(make(batch), CompileOptions(target=target), target)
+        asked = CompileOptions(target=target, confirm=False, **options)
+        scheduled = driver._scheduled(make(batch), asked, target, Trace())
         executable, scratch = pipeline.build(scheduled.module, target)
         workspace = {kernel: used.total(scheduled.threads) for kernel, used in scratch.items()}
         kernels = [
@@ -168,24 +176,48 @@ def compressible(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def networks(quick: bool) -> Iterator[tuple[str, Callable[[int], Any], Sequence[int]]]:
-    """Yield name, maker for a batch, and batches of each network."""
-    yield "digits", lambda _: ROOT / "examples/digits/digits.onnx", (1,)
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "": {},
+    "_bfloat16": {"first_layer": "bfloat16"},
+    "_float16": {"first_layer": "float16", "float_type": "float16"},
+}
+"""What networks are compiled with, by what that adds to their names."""
+
+ROUNDED = 0.1
+"""How far outputs of a network may be off, of the largest, where numbers are rounded: signs within
+rounding of 0 turn. Its kernels are compared bit for bit elsewhere (`--cases`)."""
+
+
+def networks(
+    quick: bool,
+) -> Iterator[tuple[str, Callable[[int], Any], Sequence[int], Mapping[str, str]]]:
+    """Yield name, maker for a batch, batches and options of each network."""
+    yield "digits", lambda _: ROOT / "examples/digits/digits.onnx", (1,), {}
     if quick:
         return
-    from networks import birealnet18, cifar, vehicle
+    from networks import birealnet18, cifar, quicknet, reactnet18, vehicle, vgg_small
 
-    for name, make in (
-        ("birealnet18", birealnet18), ("xu_pedersoli_cifar", cifar), ("khan_vehicle", vehicle),
-    ):  # fmt: skip
-        yield name, lambda n, make=make: compressible(make(batch=n)), (1, 256)
+    known = {
+        "birealnet18": (birealnet18, ("", "_bfloat16", "_float16")),
+        "quicknet": (quicknet, ("", "_float16")),
+        "reactnet18": (reactnet18, ("", "_float16")),
+        "vgg_small": (vgg_small, ("",)),
+        "xu_pedersoli_cifar": (cifar, ("",)),
+        "khan_vehicle": (vehicle, ("",)),
+    }
+    for name, (make, endings) in known.items():
+        for ending in endings:
+            yield (
+                name + ending, lambda n, make=make: compressible(make(batch=n)), (1, 256),
+                OPTIONS[ending],
+            )  # fmt: skip
 
 
 def described(quick: bool) -> dict[str, Any]:
     """Return what PyTorch must know of the networks it is timed with."""
     found = {}
-    for name, make, sizes in networks(quick):
-        if len(sizes) > 1:
+    for name, make, sizes, options in networks(quick):
+        if len(sizes) > 1 and not options:
             made = Layers(make(1))
             found[name] = {"shape": made.shape[1:], "steps": made.steps}
     return found
@@ -197,8 +229,8 @@ def benchmarks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
     layers = [trials(layer(*stage, batch), target) for stage in stages for batch in batches]
     found = [
         network
-        for name, make, sizes in networks(quick)
-        for network in build_network(name, make, target, sizes)
+        for name, make, sizes, options in networks(quick)
+        for network in build_network(name, make, target, sizes, options)
     ]
     kernels = candidates.build(layers, target, folder, jobs=1, console=Console(1), names=names)
     more, scripts, files = {}, {}, []

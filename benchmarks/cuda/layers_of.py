@@ -51,6 +51,9 @@ class Layers(Translator):
     def relu(self, x):
         return self._step("relu", x)
 
+    def prelu(self, x, slope):
+        return self._step("prelu", x, channels=slope.size)
+
     def clip(self, x, low, high):
         return self._step("clip", x, low=low, high=high)
 

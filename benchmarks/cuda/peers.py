@@ -95,6 +95,7 @@ def network(steps: list[dict[str, Any]]) -> Any:
         "sign": lambda x, *_: torch.where(x >= 0, 1.0, -1.0).to(x.dtype),
         "shift": lambda x, _, w: x + w,
         "relu": lambda x, *_: F.relu(x),
+        "prelu": lambda x, _, w: F.prelu(x, w),
         "clip": lambda x, step, _: torch.clamp(x, step["low"], step["high"]),
         "max": lambda x, step, _: F.max_pool2d(x, step["kernel"], step["strides"], step["pads"]),
         "average": lambda x, step, _: F.avg_pool2d(x, step["kernel"], step["strides"]),
@@ -107,6 +108,7 @@ def network(steps: list[dict[str, Any]]) -> Any:
         "dense": lambda step: step["weight"],
         "affine": lambda step: (4, step["channels"]),
         "shift": lambda step: (1, step["channels"], 1, 1),
+        "prelu": lambda step: (step["channels"],),
     }
 
     class Network(torch.nn.Module):

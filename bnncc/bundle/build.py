@@ -130,6 +130,8 @@ class Network:
         How many there are.
     batch : int
         How often inputs and outputs of `check` are repeated.
+    relative : float
+        How far outputs may be off, of the largest value.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Network:
     inputs: int
     outputs: int
     batch: int = 1
+    relative: float = TOLERANCE
 
     @classmethod
     def of(cls, artifact: Artifact, name: str) -> Network:
@@ -165,6 +168,7 @@ class Network:
         return cls(
             name, artifact.library, npz_bytes(arrays), artifact.manifest["report"]["kernels"],
             len(artifact.inputs), len(artifact.outputs),
+            relative=max(TOLERANCE, *(known.relative for known in check.expected)),
         )  # fmt: skip
 
 
@@ -318,7 +322,7 @@ def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
     return {
         "part": f"network-{number}", "name": network.name, "library": library, "check": check,
         "digest": hashlib.sha256(network.library).hexdigest(), "inputs": network.inputs,
-        "outputs": network.outputs, "batch": network.batch,
+        "outputs": network.outputs, "batch": network.batch, "relative": network.relative,
         "kernels": [{key: kernel[key] for key in kept} for kernel in network.kernels],
     }  # fmt: skip
 

@@ -30,6 +30,10 @@ HALF_PIXELS = 128
 SHARED_BYTES = 48 * 1024
 """Shared memory that every GPU gives a block."""
 
+_IMAGE_COLUMNS = 8  # of a filter over an image in planes, at most
+_IMAGE_TILES = 2 * 132  # blocks from which on tiles may be larger
+_IMAGE_BLOCKS = 3 * 132  # as many as registers and shared memory allow
+_IMAGE_BYTES = 56 * 1024  # of shared memory, so that a processor holds so many
 _HALF_NUMBERS = 32  # of a chunk
 _HALF_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
 _HALF_PITCH = 20  # words of a pixel in shared memory
@@ -150,6 +154,53 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     return _made(name, spec, constants, "conv_by_tiles", cut.pixels, cut.words(chunk))
 
 
+@dataclass(frozen=True)
+class _ImageTile:
+    """Which pixels of an image in planes a block takes, see ``device/image_conv.cuh``.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Of the output.
+    pairs : int
+        Words of a row of the filter.
+    pitch : int
+        Words of a row of the image in shared memory.
+    words : int
+        Of shared memory.
+    count : int
+        Tiles of an image.
+    """
+
+    rows: int
+    columns: int
+    pairs: int
+    pitch: int
+    words: int
+    count: int
+
+
+def _image_tile(spec: Conv2d) -> _ImageTile | None:
+    """Return the largest tiles that leave enough of them; None if the layer is none for them."""
+    (kernel_y, kernel_x), (stride_y, stride_x) = spec.kernel, spec.strides
+    if spec.data_layout != "NCHW" or spec.rank != 4 or stride_x % 2 or kernel_x > _IMAGE_COLUMNS:
+        return None
+    height, width = spec.output_hw
+    across = layout.blocks(width, 128)
+    columns = layout.blocks(layout.blocks(width, across), 16) * 16
+    pairs = 1 << (layout.blocks(kernel_x, 2) - 1).bit_length()
+    pitch = (columns - 1) * stride_x // 2 + pairs
+    pitch += pitch % 2
+    filters = layout.blocks(spec.channels * kernel_y * pairs, 8) * 8 // 8 * 32 * 8 * 2
+    for rows in (8, 4, 2, 1):
+        words = spec.channels * ((rows - 1) * stride_y + kernel_y) * pitch + filters
+        count = across * layout.blocks(height, rows)
+        enough = spec.images * count >= _IMAGE_TILES or rows == 1
+        if enough and 4 * words <= _IMAGE_BYTES:
+            return _ImageTile(rows, columns, pairs, pitch, words, count)
+    return None
+
+
 def _halves(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> text.Kernel:
     if spec.operands == "int8" or spec.packed != 2 or spec.zero_points:
         what = " for images of bytes" if spec.zero_points else ""
@@ -157,15 +208,26 @@ def _halves(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> tex
             f"--first-layer {spec.operands} is not available on this GPU{what}",
             hint="float16 and bfloat16 are, from sm_80 on and for images of floats",
         )
+    constants |= {
+        "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
+        "FLOAT16": spec.operands == "float16",
+    }
+    if tile := _image_tile(spec):
+        constants |= {
+            "TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "PAIRS": tile.pairs,
+            "PITCH": tile.pitch,
+        }  # fmt: skip
+        made = _made(
+            name, spec, constants, "conv_of_image", 1, tile.words, "half_conv", "image_conv"
+        )
+        return replace(made, units=tile.count, most=max(1, _IMAGE_BLOCKS // made.tiles))
     chunks = layout.blocks(int(constants["RUN"]), _HALF_NUMBERS)
     numbers = 2 * HALF_PIXELS * _HALF_PITCH
     filters = chunks * _HALF_NUMBERS // 2 * CHANNELS
     resident = 4 * (numbers + filters) <= SHARED_BYTES
     constants |= {
-        "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
         "UNROLL": chunks if chunks <= _HALF_UNROLLED else 1,
         "RESIDENT": resident,
-        "FLOAT16": spec.operands == "float16",
     }
     words = numbers + filters * resident
     made = _made(name, spec, constants, "conv_by_halves", HALF_PIXELS, words, "half_conv")

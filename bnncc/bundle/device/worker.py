@@ -34,7 +34,7 @@ SECONDS = 10.0
 
 LEAST_TURNS = 3
 TOLERANCE = 1e-4
-"""Of the largest value: how far outputs of a network may be off."""
+"""Of the largest value: how far outputs of a network may be off, if it says nothing else."""
 
 Say = Callable[..., None]
 
@@ -203,7 +203,7 @@ class Worker:
             else:  # of each image
                 mine = mine.reshape(batch, -1)[:, where]
                 wanted = np.broadcast_to(right, mine.shape)
-            if wrong := _difference(mine, wanted):
+            if wrong := _difference(mine, wanted, self.part["relative"]):
                 self._say(key="main", right=False, error=f"output {i}: {wrong}")
                 return
         self._timed("main", call, 1)
@@ -254,12 +254,12 @@ def _random(rng: np.random.Generator, shape: Sequence[Any], dtype: str) -> np.nd
     return rng.integers(0, top, extents).astype(dtype)
 
 
-def _difference(made: np.ndarray, wanted: np.ndarray) -> str:
+def _difference(made: np.ndarray, wanted: np.ndarray, relative: float) -> str:
     """Return how far an output is off; empty if it is right."""
     if made.shape != wanted.shape:
         return f"shape {made.shape} is not {wanted.shape}"
     gap = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
-    limit = TOLERANCE * max(1e-30, float(np.abs(wanted).max(initial=0)))
+    limit = relative * max(1e-30, float(np.abs(wanted).max(initial=0)))
     wrong = int(np.count_nonzero(~(gap <= limit)))
     return f"{wrong} of {wanted.size} values are wrong" if wrong else ""
 
