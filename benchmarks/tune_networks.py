@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
@@ -109,18 +110,22 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, default=None, help="hold it while measuring")
     parser.add_argument("--prefix", default="", help="command to start what measures with")
     parser.add_argument("--measure", choices=("clock", "instructions"), default="clock")
+    parser.add_argument(
+        "--float-type", nargs="+", default=["float32"], help="of tensors on a GPU [float32]"
+    )
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="images at a time [1]")
     parser.add_argument("--bundle", type=Path, default=None, help="write one instead of tuning")
     parser.add_argument("--python", nargs="+", default=list(PYTHONS), help="versions there")
     args = parser.parse_args()
     target = resolve(args.target)
-    options = CompileOptions(target=target, threads=1, tuned=False, confirm=False)
     specs: dict[str, str] = {}
-    for group in args.groups:
-        for batch in args.batch:
-            for spec in kernels(group, options, target, batch):
-                specs.setdefault(spec, group)
+    for group, kind, batch in product(args.groups, args.float_type, args.batch):
+        options = CompileOptions(
+            target=target, threads=1, tuned=False, confirm=False, float_type=kind
+        )
+        for spec in kernels(group, options, target, batch):
+            specs.setdefault(spec, group)
         print(f"{group}: {len(specs)} kernels so far", flush=True)
     if args.bundle is not None:
         bundle(list(specs), target, args)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.errors import BnnccError, TargetError, UsageError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
@@ -42,6 +42,7 @@ from bnncc.transform.pipeline import Compilation, to_physical
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
+from bnncc.verification.half_range import refuse_overflow, refuse_overflow_of_kernels
 from bnncc.verification.recorded import orders_of
 from bnncc.verification.twin import twins
 
@@ -424,6 +425,8 @@ def _lowered(
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)
     store_halves(physical, model_graph, target)
+    if options.float_type != "float32" and compared.passes == "whole":
+        refuse_overflow_of_kernels(physical, checks.inputs(0))
 
     with trace.timed("relax"):
         from bnncc.codegen import pipeline
@@ -472,10 +475,15 @@ def _confirm(
     if not options.confirm:
         return report.Compared("none", "nobody asked")
     if affordable(physical, graph, sum(layer.macs for layer in made.layers)):
-        done = confirm_passes(
-            physical, graph, checks.inputs(0), sign_zero=options.sign_zero,
-            values=partial(checks.values, 0),
-        )  # fmt: skip
+        try:
+            done = confirm_passes(
+                physical, graph, checks.inputs(0), sign_zero=options.sign_zero,
+                values=partial(checks.values, 0),
+            )  # fmt: skip
+        except VerificationError:
+            if options.float_type != "float32":
+                refuse_overflow(graph, checks.inputs(0))
+            raise
         return report.Compared("whole") if done else report.Compared("none", notices.ZEROS)
     if not all(graph.types[name].static for name in graph.inputs):
         graph, _ = _loaded(model, options, Trace(), fixed=True)

@@ -44,7 +44,7 @@ from bnncc.transform.image import channel_axis
 from bnncc.verification import reference
 from bnncc.verification.confirm import LOOSER
 from bnncc.verification.recorded import Orders, options_of, transform_of, uint8_input
-from bnncc.verification.relaxed import FirstLayer
+from bnncc.verification.relaxed import Relaxed
 
 Array = np.ndarray[Any, Any]
 
@@ -111,10 +111,15 @@ def verify(
     except ArtifactError as error:  # which kernel it is, is said below
         ours, failed = {t.name: np.zeros(0) for t in artifact.outputs}, str(error)
     exact = runner.run(proto, feeds)
-    operands = artifact.manifest["semantics"]["first_layer"]
+    semantics = artifact.manifest["semantics"]
     pixels = {n: a for n, a in arrays.items() if n in uint8}
-    first = FirstLayer.of(operands, proto, feeds, pixels, tuple(uint8.values()))
+    first = Relaxed.of(
+        semantics["first_layer"], semantics["float_type"], proto, feeds, pixels,
+        tuple(uint8.values()),
+    )  # fmt: skip
     wanted = exact if first is None else first.run(proto, feeds)
+    if first is not None:
+        coarse = coarseness(first.loaded(proto, feeds)[0])
     outputs = [_compared(t.name, ours[t.name], wanted[t.name], coarse) for t in artifact.outputs]
     deviation = [_compared(t.name, ours[t.name], exact[t.name], coarse) for t in artifact.outputs]
 
@@ -155,7 +160,7 @@ def _excused(
     proto: onnx.ModelProto,
     feeds: Mapping[str, Array],
     artifact: Artifact,
-    first: FirstLayer | None,
+    first: Relaxed | None,
     coarse: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Add to each output that differs whether all that differs depends on a tie."""
@@ -233,7 +238,7 @@ def text(result: Mapping[str, Any]) -> str:
     for item in result["deviation"]:
         lines.append(
             f"deviation  {item['name']}: {item['difference']:.3g} ({item['relative']:.1e} of the "
-            "largest) from the model without --first-layer"
+            "largest) from the model without --first-layer and --float-type"
         )
     if result["note"]:
         lines.append(f"note  {result['note']}")
@@ -246,7 +251,7 @@ def _layers(
     artifact: Artifact,
     feeds: Mapping[str, Array],
     runner: reference.Reference,
-    first: FirstLayer | None,
+    first: Relaxed | None,
     coarse: Mapping[str, float],
 ) -> tuple[list[dict[str, Any]], str]:
     """Compare each tensor between layers as we evaluate it with the reference."""
@@ -275,7 +280,7 @@ def _layers(
 
 
 def evaluated(
-    proto: onnx.ModelProto, feeds: Mapping[str, Array], first: FirstLayer | None = None
+    proto: onnx.ModelProto, feeds: Mapping[str, Array], first: Relaxed | None = None
 ) -> dict[str, Array]:
     """Return the outputs of a model as our own definition of its operators has them."""
     return evaluate(*(first or reference.Reference()).loaded(proto, feeds))
@@ -322,7 +327,7 @@ def _layer(
     part: reference.Segment,
     values: Mapping[str, Array],
     bounds: dict[str, Array],
-    runner: reference.Reference | FirstLayer,
+    runner: reference.Reference | Relaxed,
     *,
     relaxed: bool,
     near: float,

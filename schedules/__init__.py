@@ -109,7 +109,7 @@ def with_half_operands(spec: Conv2d, target: TargetSpec) -> Conv2d:
     from bnncc.schedules.cuda import float_tiles
 
     half = with_packed_operands(replace(spec, operands="float16"), target)
-    return half if half.packed > 1 and float_tiles.fits(spec) else spec
+    return half if half.packed > 1 and float_tiles.many(spec) else spec
 
 
 __all__ = [

@@ -18,11 +18,28 @@
 #include <vector>
 
 #define __device__
+#define __host__
+#define __align__(bytes) alignas(bytes)
 #define __forceinline__ inline
 #define __restrict__ __restrict
 
 struct alignas(8) uint2 { unsigned x, y; };
-struct half { unsigned short bits; };
+
+// What TVM's text takes from cuda_fp16.h.
+struct __half {
+  unsigned short bits;
+  __half() = default;
+  __half(float value) : bits(_cvtss_sh(value, 0)) {}
+  operator float() const { return _cvtsh_ss(bits); }
+};
+struct __half2 { __half x, y; };
+typedef __half half;
+inline float __half2float(half x) { return x; }
+inline half __float2half(float x) { return half(x); }
+inline half __float2half_rn(float x) { return half(x); }
+inline bool __hgt(half a, half b) { return (float)a > (float)b; }
+inline bool __hlt(half a, half b) { return (float)a < (float)b; }
+
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };

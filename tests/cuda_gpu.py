@@ -44,7 +44,8 @@ def plug_in(folder: Path) -> None:
 
 def emulated(source: str, arch: str, folder: Path) -> bytes:
     """Return "machine code" of `source`: where its emulated kernels are."""
-    Path(folder, "cuda.h").touch()
+    for header in ("cuda.h", "cuda_fp16.h"):
+        Path(folder, header).touch()
     text = _DECLARED.sub("", source)
     kernels = _KERNEL.findall(text)
     text = _KERNEL.sub(r"static void \1(\2) {", text)

@@ -144,7 +144,7 @@ class Network:
     relative: float = TOLERANCE
 
     @classmethod
-    def of(cls, artifact: Artifact, name: str) -> Network:
+    def of(cls, artifact: Artifact, name: str, number: int = 0) -> Network:
         """Return the network of an artifact.
 
         Parameters
@@ -153,13 +153,15 @@ class Network:
             Compiled.
         name : str
             For people.
+        number : int
+            Of the self-check that is to be repeated there.
 
         Returns
         -------
         Network
 
         """
-        check = artifact.selfchecks()[0]
+        check = artifact.selfchecks()[number]
         arrays = {f"input_{i}": check.inputs[t.name] for i, t in enumerate(artifact.inputs)}
         for i, known in enumerate(check.expected):
             arrays[f"output_{i}"] = known.values

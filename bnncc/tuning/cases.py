@@ -274,7 +274,8 @@ def empty_outputs(spec: Spec) -> list[Array]:
     """Return outputs full of garbage, so that what a kernel does not write shows."""
     garbage = []
     for shape, dtype in _sized(output_types(spec)):
-        garbage.append(np.full(shape, 0x5A5A5A5A, "uint32").view(dtype))
+        garbage.append(np.empty(shape, dtype))
+        garbage[-1].view("uint8")[...] = 0x5A
     return garbage
 
 

@@ -1,4 +1,4 @@
-"""The definition of right with `--first-layer`: the model's graph with rounded operands."""
+"""The definition of right with `--first-layer` and `--float-type`: the model, with roundings."""
 
 from __future__ import annotations
 
@@ -14,47 +14,53 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.options import Uint8Input
 from bnncc.transform.first_layer import relax_first_layer
+from bnncc.transform.half_floats import round_floats
 from bnncc.transform.image import take_uint8
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class FirstLayer:
-    """Evaluates a model, or a part of it, as `--first-layer` has it.
+class Relaxed:
+    """Evaluates a model, or a part of it, as `--first-layer` and `--float-type` have it.
 
     Attributes
     ----------
-    operands : str
-        The option's value.
+    operands, float_type : str
+        The options' values.
     pixels : dict of str to ndarray
         Inputs taken as bytes.
     images : tuple of Uint8Input
         What they stand for.
     data : frozenset of str
         Tensors of the model that rounded convolutions read: bytes may not exist in this form.
+    whole : frozenset of str
+        Outputs of the whole model: what lies between kernels is rounded where all of them are.
     """
 
     operands: str
+    float_type: str
     pixels: Mapping[str, Array]
     images: tuple[Uint8Input, ...]
     data: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def of(
         cls,
         operands: str,
+        float_type: str,
         model: onnx.ModelProto,
         feeds: Mapping[str, Array],
         pixels: Mapping[str, Array],
         images: tuple[Uint8Input, ...],
-    ) -> FirstLayer | None:
+    ) -> Relaxed | None:
         """Return the definition for `model` on `feeds`; None if nothing in it is rounded.
 
         Parameters
         ----------
-        operands : str
-            Value of the option.
+        operands, float_type : str
+            Values of the options.
         model : ModelProto
             The whole model.
         feeds, pixels : mapping of str to ndarray
@@ -64,14 +70,16 @@ class FirstLayer:
 
         Returns
         -------
-        FirstLayer or None
+        Relaxed or None
         """
-        graph, _ = cls("float32", pixels, images).loaded(model, feeds)
+        graph, _ = cls("float32", "float32", pixels, images).loaded(model, feeds)
         rounded = set(relax_first_layer(graph, operands).layers)
-        if not rounded:
+        if not rounded and float_type == "float32":
             return None
         made = [n for n in model.graph.node if rounded.intersection(n.output)]
-        return cls(operands, pixels, images, frozenset(n.input[0] for n in made))
+        read = frozenset(n.input[0] for n in made)
+        whole = frozenset(output.name for output in model.graph.output)
+        return cls(operands, float_type, pixels, images, read, whole)
 
     def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run `model`; return its outputs by name."""
@@ -84,4 +92,6 @@ class FirstLayer:
         graph = load(model, input_shapes={k: v.shape for k, v in feeds.items()})
         take_uint8(graph, [image for image in self.images if image.name in feeds])
         relax_first_layer(graph, self.operands)
+        if self.float_type != "float32" and self.whole.issubset(graph.outputs):
+            round_floats(graph)
         return graph, {k: self.pixels.get(k, v) for k, v in feeds.items()}

@@ -31,13 +31,15 @@ SHARED_BYTES = 48 * 1024
 """Shared memory that every GPU gives a block."""
 
 _IMAGE_COLUMNS = 8  # of a filter over an image in planes, at most
+_IMAGE_STEPS = 12  # of 16 numbers of a filter, which registers hold
 _IMAGE_TILES = 2 * 132  # blocks from which on tiles may be larger
-_IMAGE_BLOCKS = 3 * 132  # as many as registers and shared memory allow
-_IMAGE_BYTES = 56 * 1024  # of shared memory, so that a processor holds so many
+_IMAGE_BLOCKS = 2 * 132  # as many as registers allow
+_IMAGE_BYTES = 48 * 1024  # of shared memory
 _HALF_NUMBERS = 32  # of a chunk
 _HALF_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
 _HALF_PITCH = 20  # words of a pixel in shared memory
-_HALF_BLOCKS = 2 * 132  # as many as registers allow
+_HALF_BLOCKS = 3 * 132  # as many as registers allow
+_HALF_BYTES = 64 * 1024  # of shared memory
 _BLOCKS = 2 * 132
 """Blocks that keep a large GPU at work."""
 
@@ -81,6 +83,13 @@ def fits(spec: Conv2d) -> bool:
     return spec.operands != "float32" or (
         spec.groups == 1 and spec.out_channels > CHANNELS // 4 and many
     )
+
+
+def many(spec: Conv2d) -> bool:
+    """Whether there are enough blocks for tensor cores to be faster than ordinary units."""
+    height, width = spec.output_hw
+    pixels = layout.blocks(spec.images * height * width, HALF_PIXELS)
+    return fits(spec) and pixels * layout.blocks(spec.out_channels, CHANNELS) >= _BLOCKS
 
 
 def space(spec: Conv2d, target: TargetSpec) -> Space:
@@ -191,9 +200,10 @@ def _image_tile(spec: Conv2d) -> _ImageTile | None:
     pairs = 1 << (layout.blocks(kernel_x, 2) - 1).bit_length()
     pitch = (columns - 1) * stride_x // 2 + pairs
     pitch += pitch % 2
-    filters = layout.blocks(spec.channels * kernel_y * pairs, 8) * 8 // 8 * 32 * 8 * 2
+    if layout.blocks(spec.channels * kernel_y * pairs, 8) > _IMAGE_STEPS:
+        return None
     for rows in (8, 4, 2, 1):
-        words = spec.channels * ((rows - 1) * stride_y + kernel_y) * pitch + filters
+        words = spec.channels * ((rows - 1) * stride_y + kernel_y) * pitch
         count = across * layout.blocks(height, rows)
         enough = spec.images * count >= _IMAGE_TILES or rows == 1
         if enough and 4 * words <= _IMAGE_BYTES:
@@ -222,15 +232,24 @@ def _halves(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> tex
         )
         return replace(made, units=tile.count, most=max(1, _IMAGE_BLOCKS // made.tiles))
     chunks = layout.blocks(int(constants["RUN"]), _HALF_NUMBERS)
-    numbers = 2 * HALF_PIXELS * _HALF_PITCH
+    direct = spec.dtype == spec.operands and spec.data_layout == "NHWC" and spec.channels % 8 == 0
+    numbers = 0 if direct else 2 * HALF_PIXELS * _HALF_PITCH
     filters = chunks * _HALF_NUMBERS // 2 * CHANNELS
-    resident = 4 * (numbers + filters) <= SHARED_BYTES
+    resident = 4 * (numbers + filters) <= _HALF_BYTES
     constants |= {
         "UNROLL": chunks if chunks <= _HALF_UNROLLED else 1,
         "RESIDENT": resident,
     }
     words = numbers + filters * resident
-    made = _made(name, spec, constants, "conv_by_halves", HALF_PIXELS, words, "half_conv")
+    made = _made(
+        name,
+        spec,
+        constants,
+        "conv_of_halves" if direct else "conv_by_halves",
+        HALF_PIXELS,
+        words,
+        "half_conv",
+    )
     return replace(made, most=_HALF_BLOCKS // made.tiles) if resident else made
 
 

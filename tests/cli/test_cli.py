@@ -319,7 +319,8 @@ def test_options_check_themselves() -> None:
     for wrong in (
         {"sign_zero": "0"},
         {"float_conv": "winograd"},
-        {"first_layer": "float16"},
+        {"first_layer": "float64"},
+        {"float_type": "bfloat16"},
         {"input_shapes": {"x": (0,)}},
         {"input_shapes": {"x": ("a b",)}},
         {"seed": -1},

@@ -35,23 +35,9 @@ __device__ __forceinline__ void multiply_halves(float (&c)[4], unsigned a0, unsi
   }
 }
 
-// Numbers of the run: 32 from `first` on, in pairs; 0 outside the image and behind the end. float16
-// tensors hold pairs already: eight channels are one load.
+// Numbers of the run: 32 from `first` on, in pairs; 0 outside the image and behind the end.
 template <class L, class T>
 __device__ __forceinline__ void fetch_pairs(unsigned (&to)[16], const Sliding<T>& at, int first) {
-  if constexpr (sizeof(T) == 2 && L::FLOAT16 && !L::PLANAR && L::DEPTH % 8 == 0) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-      const int number = first + 2 * i, tap = number / L::DEPTH;
-      const int y = at.y + tap / L::KERNEL_X * L::DILATION_Y;
-      const int x = at.x + tap % L::KERNEL_X * L::DILATION_X;
-      const bool inside = number < L::RUN && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
-      uint4 eight = make_uint4(0, 0, 0, 0);
-      if (inside) eight = __ldg((const uint4*)(at.image + image_at<L>(y, x, number % L::DEPTH)));
-      to[i] = eight.x, to[i + 1] = eight.y, to[i + 2] = eight.z, to[i + 3] = eight.w;
-    }
-    return;
-  }
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float two[2];
@@ -84,7 +70,90 @@ __device__ __forceinline__ uint4 fetch_words(const unsigned* weight, int tile, i
   return make_uint4(found[0], found[1], found[2], found[3]);
 }
 
-// If RESIDENT, a block keeps the filters in shared memory and goes from pixels to pixels.
+// A chunk's products of a warp: 32 pixels by 64 channels.
+template <class L, int EIGHTS>
+__device__ __forceinline__ void multiply_rows(float (&sums)[2][EIGHTS][4], const uint4 (&rows)[4],
+                                              const uint4* filters, const unsigned* weight, int tile,
+                                              int chunk) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int eight = 0; eight < EIGHTS; ++eight) {
+    const uint4 b = L::RESIDENT ? filters[(chunk * EIGHTS + eight) * 32 + lane]
+                                : fetch_words<L>(weight, tile, chunk, eight, lane);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint4 low = rows[2 * row], high = rows[2 * row + 1];
+      multiply_halves<L>(sums[row][eight], low.x, high.x, low.y, high.y, b.x, b.y);
+      multiply_halves<L>(sums[row][eight], low.z, high.z, low.w, high.w, b.z, b.w);
+    }
+  }
+}
+
+// Hands on the sums of a warp, whose lane has pixel `pixel` and those 8, 16 and 24 behind it.
+template <class L, int EIGHTS, class Epilogue>
+__device__ __forceinline__ void finish_rows(const float (&sums)[2][EIGHTS][4], unsigned pixel,
+                                            unsigned pixels, int tile, const Epilogue& finish) {
+#pragma unroll
+  for (int row = 0; row < 4; ++row) {
+    float values[2 * EIGHTS];
+#pragma unroll
+    for (int i = 0; i < 2 * EIGHTS; ++i) values[i] = sums[row / 2][i / 2][row % 2 * 2 + i % 2];
+    const int first = tile + threadIdx.x % 4 * 4;
+    finish(Spread(), place<L>(pixel + row * 8, pixels, first), values);
+  }
+}
+
+// The same of float16 tensors whose channels come by eights: what a lane multiplies is what it loads, so
+// that data need no shared memory, and each warp goes its own way.
+template <class L, class T, class Epilogue>
+__device__ __forceinline__ void conv_of_halves(const T* data, const unsigned* weight, int images,
+                                               int* shared, const Epilogue& finish) {
+  constexpr int EIGHTS = 8, PIXELS = 128, CHUNKS = (L::RUN + 31) / 32;
+  const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int tile = blockIdx.y * 64;
+  uint4* const filters = (uint4*)shared;
+  if (L::RESIDENT) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < CHUNKS * EIGHTS * 32; i += 128)
+      filters[i] = fetch_words<L>(weight, tile, i / 32 / EIGHTS, i / 32 % EIGHTS, i % 32);
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (unsigned first = blockIdx.x * PIXELS; first < pixels; first += gridDim.x * PIXELS) {
+    const unsigned pixel = first + warp * 32 + lane / 4;
+    Sliding<T> at[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at[i] = sliding<L>(data, pixel + i * 8, pixels);
+    const auto fetch = [&](uint4 (&to)[4], int chunk) {
+      const int number = chunk * 32 + lane % 4 * 8, tap = number / L::DEPTH;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int y = at[i].y + tap / L::KERNEL_X * L::DILATION_Y;
+        const int x = at[i].x + tap % L::KERNEL_X * L::DILATION_X;
+        const bool inside = number < L::RUN && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
+        to[i] = make_uint4(0, 0, 0, 0);
+        if (inside)
+          to[i] = __ldg((const uint4*)(at[i].image + image_at<L>(y, x, number % L::DEPTH)));
+      }
+    };
+    float sums[2][EIGHTS][4] = {};
+    uint4 next[4];
+    fetch(next, 0);
+#pragma unroll(L::UNROLL)
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      uint4 rows[4];  // of pixels g, g + 8, g + 16, g + 24
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i] = next[i];
+      if (chunk + 1 < CHUNKS) fetch(next, chunk + 1);
+      multiply_rows<L>(sums, rows, filters, weight, tile, chunk);
+    }
+    finish_rows<L>(sums, pixel, pixels, tile, finish);
+  }
+}
+
+// Any layout and number of channels. If RESIDENT, a block keeps the filters in shared memory and goes
+// from pixels to pixels.
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void conv_by_halves(const T* data, const unsigned* weight, int images,
                                                int* shared, const Epilogue& finish) {
@@ -118,26 +187,9 @@ __device__ __forceinline__ void conv_by_halves(const T* data, const unsigned* we
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         rows[i] = *(const uint4*)(a + (warp * 32 + i * 8 + lane / 4) * PITCH + lane % 4 * 4);
-#pragma unroll
-      for (int eight = 0; eight < EIGHTS; ++eight) {
-        const uint4 b = L::RESIDENT ? filters[(chunk * EIGHTS + eight) * 32 + lane]
-                                    : fetch_words<L>(weight, tile, chunk, eight, lane);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint4 low = rows[2 * row], high = rows[2 * row + 1];
-          multiply_halves<L>(sums[row][eight], low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply_halves<L>(sums[row][eight], low.z, high.z, low.w, high.w, b.z, b.w);
-        }
-      }
+      multiply_rows<L>(sums, rows, filters, weight, tile, chunk);
     }
-#pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      float values[2 * EIGHTS];
-#pragma unroll
-      for (int i = 0; i < 2 * EIGHTS; ++i) values[i] = sums[row / 2][i / 2][row % 2 * 2 + i % 2];
-      const unsigned pixel = first + warp * 32 + row * 8 + lane / 4;
-      finish(Spread(), place<L>(pixel, pixels, tile + lane % 4 * 4), values);
-    }
+    finish_rows<L>(sums, first + warp * 32 + lane / 4, pixels, tile, finish);
   }
 }
 

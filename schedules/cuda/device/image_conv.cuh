@@ -3,6 +3,8 @@
 // it, and has the image under them in shared memory, two neighbouring columns in a word. Windows
 // begin at even columns there, so that a pair of operands is one word, wherever the window lies:
 // nothing is gathered. The long side goes plane by plane, row by row, rows filled up to 2, 4 or 8.
+// A warp keeps the filters of 32 channels in registers, and goes from pixels to pixels, and the block
+// from tile to tile.
 #ifndef BNNCC_IMAGE_CONV
 #define BNNCC_IMAGE_CONV
 
@@ -29,22 +31,27 @@ __device__ __forceinline__ unsigned filter_pair(const unsigned* weight, int numb
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* weight, int images,
                                               int* shared, const Epilogue& finish) {
-  constexpr int EIGHTS = 8, ROWS = L::DEPTH * L::KERNEL_Y;     // of the filter, in all planes
+  constexpr int EIGHTS = 4, ROWS = L::DEPTH * L::KERNEL_Y;     // of the filter, in all planes
   constexpr int STEPS = (ROWS * L::PAIRS + 7) / 8;             // of k16
   constexpr int IN_ROWS = (L::TILE_ROWS - 1) * L::STRIDE_Y + L::KERNEL_Y;
   constexpr int PITCH = L::PITCH, PLANE = IN_ROWS * PITCH;     // words of a row, of a plane
-  constexpr int SIXTEENS = L::TILE_COLUMNS / 16, UNITS = (L::TILE_ROWS * SIXTEENS + 1) / 2;
+  constexpr int SIXTEENS = L::TILE_COLUMNS / 16, COUNT = L::TILE_ROWS * SIXTEENS;
   constexpr int ACROSS = (L::OUT_WIDTH + L::TILE_COLUMNS - 1) / L::TILE_COLUMNS;
   constexpr int DOWN = (L::OUT_HEIGHT + L::TILE_ROWS - 1) / L::TILE_ROWS;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int group = lane / 4, part = lane % 4, channels = blockIdx.y * 64;
+  const int group = lane / 4, part = lane % 4, channels = blockIdx.y * 64 + warp % 2 * 32;
   unsigned* const numbers = (unsigned*)shared;
-  uint2* const filters = (uint2*)(numbers + L::DEPTH * PLANE);
-  for (int i = threadIdx.x; i < STEPS * EIGHTS * 32; i += 128) {
-    const int column = i % 32 / 4, eight = i / 32 % EIGHTS, first = i / 32 / EIGHTS * 8 + i % 4;
-    const int channel = channels + eight / 2 * 16 + column / 2 * 4 + eight % 2 * 2 + column % 2;
-    filters[i] = make_uint2(filter_pair<L>(weight, first, channel),
-                            filter_pair<L>(weight, first + 4, channel));
+  unsigned filters[STEPS][EIGHTS][2];
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    __syncwarp();  // not all loads at once: registers are short
+#pragma unroll
+    for (int eight = 0; eight < EIGHTS; ++eight)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = channels + eight / 2 * 16 + group / 2 * 4 + eight % 2 * 2 + group % 2;
+        filters[step][eight][half] = filter_pair<L>(weight, step * 8 + half * 4 + part, channel);
+      }
   }
   // The last pair of a row of an odd filter has one number; what is beside it is not to be seen.
   const unsigned kept = L::KERNEL_X % 2 && part % L::PAIRS == L::KERNEL_X / 2 ? 0xffffu : ~0u;
@@ -72,14 +79,14 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
       }
     }
     __syncthreads();
+    // Two times sixteen pixels of a row. Where there is no second sixteen, the first is done twice.
 #pragma unroll 1
-    for (int unit = warp; unit < UNITS; unit += 4) {
-      // Two times sixteen pixels of a row. Where there is no second sixteen, the first is done twice.
+    for (int unit = channels < L::CHANNELS ? warp / 2 * 2 : COUNT; unit < COUNT; unit += 4) {
       int y[2], x[2];
       const unsigned* at[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int sixteen = 2 * unit + i < L::TILE_ROWS * SIXTEENS ? 2 * unit + i : 2 * unit;
+        const int sixteen = unit + i < COUNT ? unit + i : unit;
         y[i] = sixteen / SIXTEENS, x[i] = sixteen % SIXTEENS * 16 + group;
         at[i] = numbers + y[i] * (L::STRIDE_Y * PITCH) + x[i] * (L::STRIDE_X / 2) + part % L::PAIRS;
       }
@@ -94,21 +101,19 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
           const bool seen = line < ROWS && used;
           const int offset = seen ? line / L::KERNEL_Y * PLANE + line % L::KERNEL_Y * PITCH : 0;
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int eight = 0; eight < 2; ++eight) {
               const unsigned found = at[i][offset + eight * (8 * L::STRIDE_X / 2)];
               a[i][half * 2 + eight] = seen ? found & kept : 0;
             }
-          }
         }
 #pragma unroll
-        for (int eight = 0; eight < EIGHTS; ++eight) {
-          const uint2 b = filters[(step * EIGHTS + eight) * 32 + lane];
+        for (int eight = 0; eight < EIGHTS; ++eight)
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            multiply_halves<L>(sums[i][eight], a[i][0], a[i][1], a[i][2], a[i][3], b.x, b.y);
-        }
+            multiply_halves<L>(sums[i][eight], a[i][0], a[i][1], a[i][2], a[i][3],
+                               filters[step][eight][0], filters[step][eight][1]);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -118,8 +123,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
         Place to;
         to.image = image, to.first = channels + part * 4;
         to.y = row + y[i / 2], to.x = column + x[i / 2] + i % 2 * 8;
-        to.exists = to.y < L::OUT_HEIGHT && to.x < L::OUT_WIDTH &&
-                    (i < 2 || 2 * unit + 1 < L::TILE_ROWS * SIXTEENS);
+        to.exists = to.y < L::OUT_HEIGHT && to.x < L::OUT_WIDTH && (i < 2 || unit + 1 < COUNT);
         if (to.y >= L::OUT_HEIGHT) to.y = L::OUT_HEIGHT - 1;
         if (to.x >= L::OUT_WIDTH) to.x = L::OUT_WIDTH - 1;
         to.pixel = ((unsigned)image * L::OUT_HEIGHT + to.y) * L::OUT_WIDTH + to.x;
