@@ -146,11 +146,8 @@ def checked(model: Any, name: str, target: TargetSpec, options: Mapping[str, Any
     for number in range(min(CHECKS, len(artifact.selfchecks()))):
         feeds, right = known.checks.pair(number)
         made = evaluate_physical(known.physical, feeds)
-        off = [
-            np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0.0)
-            / max(1e-30, np.abs(b).max(initial=0.0))
-            for a, b in zip(made.values(), right.values(), strict=True)
-        ]
+        pairs = zip(known.physical.outputs, known.outputs, strict=True)
+        off = [_apart(made[name], right[output.name]) for name, output in pairs]
         sure = known.checks.surely(known.checks.check(number), near=TIE, zeros=True)
         unsure = sum(int(np.count_nonzero(~mask)) for mask in sure.values())
         found.append((max(off), unsure, number))
@@ -160,6 +157,13 @@ def checked(model: Any, name: str, target: TargetSpec, options: Mapping[str, Any
 
 
 CHECKS = 4
+"""How many are looked at."""
+
+
+def _apart(made: np.ndarray, right: np.ndarray) -> float:
+    """Return how far numbers are off, of the largest."""
+    top = max(1e-30, float(np.abs(right).max(initial=0)))
+    return float(np.abs(made.astype(np.float64) - right).max(initial=0.0)) / top
 
 
 def build_network(

@@ -35,23 +35,36 @@ def refuse_overflow(model: Graph, feeds: Feeds) -> None:
     values = evaluate(model, feeds, [*rounds, *rounds.values()])
     for name, raw in rounds.items():
         if (np.isinf(values[name]) & np.isfinite(values[raw])).any():
-            raise _beyond(model, name)
+            raise UsageError(_beyond(model, name), hint=_HINT)
 
 
 def refuse_overflow_of_kernels(physical: Graph, feeds: Feeds) -> None:
-    """Refuse a physical graph that stores such numbers; see `refuse_overflow`."""
+    """Refuse a physical graph that stores such numbers.
+
+    Parameters
+    ----------
+    physical : Graph
+        After `bnncc.transform.half_floats.store_halves`.
+    feeds : mapping of str to ndarray
+        Its inputs.
+
+    Raises
+    ------
+    UsageError
+        If an infinite number is stored as float16.
+    """
 
     def seen(_: Node, name: str, value: Any) -> Any:
         if value.dtype == np.float16 and np.isinf(value).any():
-            raise _beyond(physical, physical.forms[name][0].tensor)
+            raise UsageError(_beyond(physical, physical.forms[name][0].tensor), hint=_HINT)
         return value
 
     evaluate_physical(physical, feeds, seen)
 
 
-def _beyond(graph: Graph, tensor: str) -> UsageError:
-    return UsageError(
-        f"{graph.source}: --float-type float16: `{tensor}` has numbers beyond 65504, where float16 "
-        "ends",
-        hint="leave the option out, or scale the layer that makes them",
-    )
+def _beyond(graph: Graph, tensor: str) -> str:
+    what = f"`{tensor}` has numbers beyond 65504, where float16 ends"
+    return f"{graph.source}: --float-type float16: {what}"
+
+
+_HINT = "leave the option out, or scale the layer that makes them"

@@ -87,11 +87,14 @@ class Cut:
         Warps, or threads, that share the words under a pixel.
     teams : int
         Warp groups that share the filters in shared memory (``wgmma``).
+    eager : int
+        1 if the data of the next pixels are loaded before these are finished (``wgmma``).
     """
 
     rows: int = 1
     splits: int = 1
     teams: int = 1
+    eager: int = 0
 
 
 def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
@@ -140,7 +143,7 @@ def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
             "rows": (1, 2) if _roomy(spec, how, target.engine) else (1,),
             "splits": [n for n in (1, 2, 4) if n <= min(WARPS, most)],
         },
-        "cores": {"teams": _teams(spec, how)},
+        "cores": {"teams": _teams(spec, how), "eager": (0,) if spec.ternary else (0, 1)},
     }
     own = choices[how.kind]
     default = asdict(default_cut(spec, target.engine))
@@ -238,7 +241,7 @@ def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text
         "ONE_GROUP": spec.groups == 1 or spec.out_channels // spec.groups % tiles.STRIP == 0,
     }  # fmt: skip
     if how.kind == "cores":
-        return {**constants, "TEAMS": cut.teams}
+        return {**constants, "TEAMS": cut.teams, "EAGER": bool(cut.eager)}
     if how.kind == "strips":
         return {**constants, "PARTS": cut.splits}
     return {**constants, "ROWS": cut.rows, "SPLITS": cut.splits}

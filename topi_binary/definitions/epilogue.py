@@ -284,7 +284,7 @@ class Steps:
         """Return the running value in the type of a tensor."""
         value = self.value
         if step.dtype == "float32":
-            return value.__getitem__  # type: ignore[no-any-return]
+            return value.__getitem__
         return lambda lane: self._lanes.cast(step.dtype, value[lane])
 
     def _double(self, name: str) -> None:

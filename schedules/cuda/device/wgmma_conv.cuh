@@ -66,9 +66,25 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
 
+  // The data of AHEAD steps from `begin` on.
+  const auto load = [&](uint4 (&a)[AHEAD][2], const Window (&at)[2], int begin, int plane,
+                        unsigned& seen) {
+#pragma unroll
+    for (int step = 0; step < AHEAD; ++step)
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+        a[step][row] = operand<L>(data, zero, at[row], 4 * (begin + step) + lane % 4, plane, seen);
+  };
+  const unsigned apart = gridDim.x * (L::TEAMS * TEAM_PIXELS);
+  unsigned first = (blockIdx.x * L::TEAMS + team) * TEAM_PIXELS, seen = 0;
+  uint4 next[AHEAD][2];  // if EAGER: of the pixels to come, under way while others are finished
+  if (L::EAGER) {
+    const unsigned pixel = first + warp * 16 + lane / 4;
+    const Window at[2] = {window<L>(pixel, pixels, group), window<L>(pixel + 8, pixels, group)};
+    load(next, at, 0, 0, seen);
+  }
 #pragma unroll 1
-  for (unsigned first = (blockIdx.x * L::TEAMS + team) * TEAM_PIXELS; first < pixels;
-       first += gridDim.x * (L::TEAMS * TEAM_PIXELS)) {
+  for (; first < pixels; first += apart) {
     const unsigned pixel = first + warp * 16 + lane / 4;
     const Window at[2] = {window<L>(pixel, pixels, group), window<L>(pixel + 8, pixels, group)};
     const int channel = tile * L::TILE + lane % 4 * 4;
@@ -79,7 +95,7 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
       finish.fetch(Spread(), here[1], fetched[1]);
     }
     int sums[EIGHTS][4] = {};
-    unsigned seen = 0;
+    if (!L::EAGER) seen = 0;
     bool zeros = false;
 #pragma unroll
     for (int plane = 0; plane < 1 + L::TERNARY; ++plane) {
@@ -90,12 +106,13 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
 #pragma unroll(L::STEPS <= 2 * AHEAD ? 2 : 1)
       for (int begin = 0; begin < L::STEPS; begin += AHEAD) {
         uint4 a[AHEAD][2];
+        if (L::EAGER && begin == 0) {
 #pragma unroll
-        for (int step = 0; step < AHEAD; ++step)
-#pragma unroll
-          for (int row = 0; row < 2; ++row)
-            a[step][row] =
-                operand<L>(data, zero, at[row], 4 * (begin + step) + lane % 4, plane, seen);
+          for (int step = 0; step < AHEAD; ++step)
+            a[step][0] = next[step][0], a[step][1] = next[step][1];
+        } else {
+          load(a, at, begin, plane, seen);
+        }
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int step = 0; step < AHEAD; ++step) {
@@ -108,6 +125,11 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
                                  matrix(here + HALF, COLUMNS * 16));
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if (L::EAGER && begin + AHEAD >= L::STEPS) {
+          const unsigned later = pixel + apart;
+          const Window to[2] = {window<L>(later, pixels, group), window<L>(later + 8, pixels, group)};
+          load(next, to, 0, 0, seen);
+        }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       }
     }
