@@ -29,6 +29,12 @@ __device__ __forceinline__ Place place(unsigned pixel, unsigned pixels, int firs
   return at;
 }
 
+// How many floats one is above 0, or below it: what integers compare as floats should.
+__device__ __forceinline__ int place_of(float number) {
+  const unsigned bits = (unsigned)__float_as_int(number);
+  return (int)(bits >> 31 ? 0x80000000u - bits : bits);
+}
+
 // Parameters of a kernel: nobody writes them while it runs.
 __device__ __forceinline__ void load4(float (&to)[4], const float* from) {
   const float4 v = __ldg((const float4*)from);
