@@ -400,6 +400,12 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 // Right but for the last bit, as on a GPU.
 inline float __fdividef(float a, float b) { return std::nextafterf(a / b, 0.0f); }
+inline int __float_as_int(float number) {
+  int bits;
+  memcpy(&bits, &number, sizeof bits);
+  return bits;
+}
+
 inline float __int_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);

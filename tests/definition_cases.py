@@ -75,6 +75,9 @@ BINARY: list[Spec] = [
     replace(WORDS, steps=(levels("acc"), AFFINE, Step("bits"))),
     replace(WORDS, steps=(levels("acc", 3, flip=True), levels("acc-scale", 7))),
     replace(WORDS, steps=(AFFINE, levels("value"), levels("search", 15))),
+    replace(WORDS, steps=(
+        AFFINE, *(replace(s, compare="place") for s in (levels("value"), levels("search", 15))),
+    )),
 ]  # fmt: skip
 
 FEW_BIT: list[Spec] = [

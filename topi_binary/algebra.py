@@ -42,6 +42,8 @@ class Algebra:
         Takes a condition, and the terms for yes and no.
     real, whole : callable
         Take an int32 and return a float, and the other way round (cut towards 0).
+    place : callable
+        Takes a float, and returns as int32 how many floats it is above 0, or below.
     """
 
     zero: Term
@@ -60,6 +62,7 @@ class Algebra:
     select: Callable[[Term, Term, Term], Term]
     real: Callable[[Term], Term]
     whole: Callable[[Term], Term]
+    place: Callable[[Term], Term]
 
 
 def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
@@ -116,6 +119,13 @@ def conditions(algebra: Algebra, step: Step, seen: Term, limits: Sequence[Term])
     if step.zero:
         made.append(algebra.compare(seen, "==", algebra.zero))
     return made
+
+
+def compared(algebra: Algebra, step: Step, seen: Term, how: str, limit: Term) -> Term:
+    """Return how what ``levels`` look at compares with a threshold; `how` is as in C."""
+    if step.compare == "place":
+        seen, limit = algebra.place(seen), algebra.place(limit)
+    return algebra.compare(seen, how, limit)
 
 
 def nearest(algebra: Algebra, step: Step, value: Term, scale: Term, bias: Term) -> Term:

@@ -48,6 +48,9 @@ class Step:
     lo: float = 0.0
     hi: float = 0.0
     compare: str = "ge"
+    """For ``bits``: how with 0. For ``levels`` of values: ``place`` compares how many float32
+    numbers a value and a threshold are above 0, which decides next to 0 as it should where
+    processors take denormal numbers for 0."""
     zero: bool = False
     period: int = 0
     """For ``add`` in a binary convolution: the tensor (NHWC) has so many channels, whole blocks of

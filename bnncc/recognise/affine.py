@@ -37,11 +37,16 @@ def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | 
     return value.reshape(channels).astype(np.float64)
 
 
+def centred_affine(node: Node, graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a BatchNormalization takes away, what it scales by, and what it adds then."""
+    gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
+    return mean, gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5))), beta
+
+
 def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | None:
     """Return ``(scale, bias)`` if `node` is a per-channel affine operator with constants."""
     if node.op == "BatchNormalization":
-        gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
-        scale = gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5)))
+        mean, scale, beta = centred_affine(node, graph)
         return scale, beta - mean * scale
     ones, zeros = np.ones(channels), np.zeros(channels)
     if node.op == "Neg":

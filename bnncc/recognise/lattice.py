@@ -20,6 +20,7 @@ from bnncc.ir.magnitude import coarseness
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS, VIEW
 from bnncc.ir.numeric import UNITS, noise
 from bnncc.ir.quantizers import LEVELS
+from bnncc.recognise.monotone import step_at
 
 UNEVEN = 1e-6
 """Part of the largest value by which a level may be off an even spacing: float32 rounds."""
@@ -288,12 +289,12 @@ def decision(
     """
     if len(values) > 2:
         return [Node(LEVELS, [source], [out], {"thresholds": limits, "values": values}, name)]
-    cut = limits[..., 0]
+    zero, cut = step_at(np.asarray(limits[..., 0], np.float32))
     column = (1, -1) + (1,) * (len(graph.types[source].shape) - 2)
     limit = graph.constant(cut.reshape(column if cut.ndim else ()), f"{source}.cut")
     shifted = graph.fresh(f"{source}.minus_cut")
     graph.types[shifted] = graph.types[source]
-    signs = {"lo": float(values[0]), "hi": float(values[1]), "zero": "ge"}
+    signs = {"lo": float(values[0]), "hi": float(values[1]), "zero": zero}
     return [
         Node("Sub", [source, limit], [shifted], {}, name),
         Node("bnncc.Sign", [shifted], [out], signs, name),

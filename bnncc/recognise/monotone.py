@@ -24,6 +24,9 @@ from bnncc.recognise.affine import channel_vector
 
 Array = np.ndarray[Any, Any]
 
+NORMAL = float(np.finfo(np.float32).tiny)
+"""The least number that every processor tells from 0: some take those nearer to it for 0."""
+
 _RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND))
 _ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div"))
 _BY_NUMBER = frozenset((
@@ -202,6 +205,36 @@ def float_at(places: Array) -> Array:
     """Return the float32 numbers that are so many steps above (or below) 0."""
     bits = np.where(places >= 0, places, -places + (1 << 31)).astype(np.uint32)
     return bits.view(np.float32)
+
+
+def step_at(cut: Array) -> tuple[str, Array]:
+    """Return steps as comparisons of a difference with 0, by which number is the shorter one.
+
+    Parameters
+    ----------
+    cut : ndarray of float32
+        From where on, element by element.
+
+    Returns
+    -------
+    zero : str
+        ``ge`` for ``x - c >= 0``, or ``gt`` for ``x - c > 0``.
+    c : ndarray of float32
+        Within `NORMAL` of 0 it is on the side of 0 that keeps an exact 0 where it belongs if the
+        difference is taken for 0.
+    """
+    before = np.nextafter(cut, np.float32(-np.inf))
+    small = (np.abs(cut) <= NORMAL) & (cut != 0)
+    if small.any():
+        above = bool((cut[small] > 0).all() and (cut != 0).all())
+        return ("gt", before) if above else ("ge", cut)
+    zeros = [min(_trailing_zeros(number) for number in side.flat) for side in (cut, before)]
+    return ("ge", cut) if zeros[0] >= zeros[1] else ("gt", before)
+
+
+def _trailing_zeros(number: np.float32) -> int:
+    bits = int(number.view(np.uint32))
+    return 32 if not bits & 0x7FFFFFFF else (bits & -bits).bit_length()
 
 
 def place_of(number: float) -> int:

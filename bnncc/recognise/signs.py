@@ -29,6 +29,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.lattice import UNEVEN, decided_as_rows, evenly, unevenness
+from bnncc.recognise.monotone import step_at
 from bnncc.recognise.step_functions import FAR, StepFunction, analyse
 
 _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoid", "Softplus"}
@@ -118,8 +119,8 @@ def _form(
         return None
     below, above = float(values[0]), float(values[-1])
     if len(values) == 2:
-        zero, cut = _side(float(cuts[0]))
-        return _Form("bnncc.Sign", {"lo": below, "hi": above, "zero": zero}, cut)
+        zero, cut = step_at(np.float32(cuts[:1]))
+        return _Form("bnncc.Sign", {"lo": below, "hi": above, "zero": zero}, float(cut[0]))
     if len(values) == 3 and below != above and cuts[1] == np.nextafter(cuts[0], FAR):
         return _at_one_point(below, float(values[1]), above, float(cuts[0]), sign_zero, uneven)
     if len(kind.shape) not in (2, 4) and not decided_as_rows(kind):
@@ -133,14 +134,6 @@ def _form(
         return None
     limits = np.repeat(cuts, rise).astype(np.float32)
     return _Form(LEVELS, {"thresholds": limits, "values": full.astype(np.float32)})
-
-
-def _side(cut: float) -> tuple[str, float]:
-    """Return a step at `cut` as ``x - c >= 0`` or ``x - c > 0``, by which number is shorter."""
-    before = float(np.nextafter(np.float32(cut), -FAR))
-    digits = [int(np.array(v, np.float32).view(np.uint32)) for v in (cut, before)]
-    zeros = [32 if not d & 0x7FFFFFFF else (d & -d).bit_length() for d in digits]
-    return ("ge", cut) if zeros[0] >= zeros[1] else ("gt", before)
 
 
 def _at_one_point(

@@ -14,7 +14,7 @@ import numpy as np
 
 from bnncc.ir.graph import product
 from bnncc.ir.halves import ROUND
-from bnncc.recognise.affine import affine_of, channel_vector
+from bnncc.recognise.affine import affine_of, centred_affine, channel_vector
 from bnncc.recognise.lattice import sign_values
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.spec import (
@@ -130,6 +130,9 @@ def _write_node(event: Event, writer: Writer) -> None:
         _write_tensor(event, writer)
         return
     if node.op == ROUND:  # decides in thresholds only: what is stored is computed in float32
+        return
+    if node.op == "BatchNormalization":
+        writer.normalised(*centred_affine(node, graph))
         return
     if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)

@@ -17,6 +17,9 @@ from bnncc.topi_binary.spec import (
 )
 from bnncc.transform.physical import Physical
 
+NEAR = 1e-3
+"""Results may be off by this, if that is rounding of much larger terms."""
+
 Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
 
 
@@ -118,6 +121,22 @@ class Group:
         return self.rank == 2 and self.spec.output_rank == 4
 
 
+def _shows(merged: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Whether nothing is left of `offset` where a sum is 0, but what rounding makes of the terms.
+
+    Keeping them apart is a step more, two per cent of a small kernel, and an error of float32
+    relative to the terms is allowed: so it is done where they are beyond those of trained layers.
+
+    Parameters
+    ----------
+    merged : ndarray of float64
+        What is added to `offset` in one constant, and taken away again with the sum.
+    offset : ndarray of float64
+        What is right there.
+    """
+    return np.asarray(2.0**-23 * np.abs(merged) > np.maximum(NEAR, np.abs(offset)))
+
+
 class Writer:
     """Collects steps, their parameters and outputs; holds back affine operators to merge them.
 
@@ -150,21 +169,42 @@ class Writer:
         else:
             self.scale, self.offset = self.scale * scale, self.offset * scale + offset
 
+    def normalised(self, mean: np.ndarray, scale: np.ndarray, beta: np.ndarray) -> None:
+        """Hold back ``scale * (v - mean) + beta``, by channel."""
+        met = (mean != 0) & (mean == np.rint(mean)) & _shows(scale * mean, beta)
+        if self.dot is None or not met.any():
+            self.affine(scale, beta - mean * scale)
+            return
+        # A sum may be its mean, exactly. Runtimes have `beta - mean * scale` as one constant: of
+        # `beta` that leaves what float32 has room for.
+        merged = (mean * scale).astype(np.float32)
+        left = (beta - merged).astype(np.float32).astype(np.float64) + merged
+        self.affine(np.ones_like(mean), -mean)
+        self.affine(scale, np.where(met & np.isfinite(left), left, beta))
+
     def flush(self) -> None:
         """Write the affine operators held back, behind the dot product that an anchor owes.
 
-        All are merged to one, but for channels that are only scaled at last: there what is exactly
-        0 before, as an integer may be, must stay 0.
+        All are merged to one, but where what is exactly 0 before must stay 0: in channels that are
+        only scaled at last, and behind sums of integers where it would show, see `_shows`.
         """
         scale, offset, before = self.scale, self.offset, self.before
         dot, self.dot = self.dot, None
-        scaled_only = offset.astype(np.float32) == 0
-        if (np.abs(scale) == 1).all() or not scaled_only[before != 0].any():
+
+        def matters(shift: np.ndarray, exact: np.ndarray) -> bool:
+            shows = (offset.astype(np.float32) == 0) | (exact & _shows(scale * shift, offset))
+            return bool(shows[shift != 0].any())
+
+        # A sum of integers may be just what is taken from it, if that is a whole number.
+        whole = np.array(dot is not None) & (before == np.rint(before))
+        if (np.abs(scale) == 1).all() or not matters(before, whole):
             offset, before = offset + scale * before, 0 * before
         if dot is not None:
             a, b = dot
-            if before.any() or (b.any() and (offset.astype(np.float32) == 0).any()):
-                self._write(np.full_like(scale, a), b.astype(np.float64))
+            if before.any() or matters(b, np.array(True)):
+                joined = before if whole.all() else 0 * before
+                self._write(np.full_like(scale, a), b + joined)
+                before = before - joined
             else:
                 scale, offset = scale * a, scale * b + offset
         if before.any():

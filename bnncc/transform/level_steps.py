@@ -13,6 +13,7 @@ float value with the thresholds of the quantizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.recognise.few_bit import FEW_BIT_CONV
 from bnncc.recognise.lattice import exact_line, sign_values
-from bnncc.recognise.monotone import direction, first_reached
+from bnncc.recognise.monotone import NORMAL, direction, first_reached
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count
@@ -166,15 +167,15 @@ def _from_accumulator(base: Step, rows: Array, chain: Chain) -> tuple[Step, list
     if base.count >= MIN_SCALED and chain.high < EXACT:
         line = _line(found, falling, chain)
         if line is not None:
-            return _with(base, "acc-scale"), [pad_lanes(v) for v in line]
+            return replace(base, way="acc-scale"), [pad_lanes(v) for v in line]
     if base.count > MAX_COMPARED:
         return None
     # ~acc is -acc - 1: one less than the negative that thresholds are of.
     wanted = found - falling
     lanes = np.stack([pad_lanes(row.astype(np.int32)) for row in wanted])
     if not falling.any():
-        return _with(base, "acc"), [lanes]
-    return _with(base, "acc", flip=True), [lanes, pad_lanes(-falling.astype(np.int32))]
+        return replace(base, way="acc"), [lanes]
+    return replace(base, way="acc", flip=True), [lanes, pad_lanes(-falling.astype(np.int32))]
 
 
 def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | None:
@@ -227,12 +228,14 @@ def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | N
 
 
 def _from_value(base: Step, limits: Array, rows: Array) -> tuple[Step, list[Array]]:
+    small = (np.abs(limits) < NORMAL) & (limits != 0)
+    base = replace(base, compare="place" if small.any() else "ge")
     if base.count > MAX_COMPARED and limits.ndim == 1:
         table = _guess(limits)
         if table is not None:
-            return _with(base, "search"), [table]
+            return replace(base, way="search"), [table]
     lanes = np.stack([pad_lanes(row.astype(np.float32), np.inf) for row in rows])
-    return _with(base, "value"), [lanes]
+    return replace(base, way="value"), [lanes]
 
 
 def _guess(limits: Array) -> Array | None:
@@ -251,12 +254,6 @@ def _guess(limits: Array) -> Array | None:
         return None
     ends = np.float32(np.inf)
     return np.concatenate([[slope, offset, -ends], limits, [ends]]).astype(np.float32)
-
-
-def _with(base: Step, way: str, flip: bool = False) -> Step:
-    return Step(
-        base.op, count=base.count, forms=base.forms, lo=base.lo, hi=base.hi, way=way, flip=flip
-    )
 
 
 def sign(event: Event, writer: Writer, chain: Chain) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bnncc.schedules.cuda import text
 from bnncc.schedules.cuda.terms import TEXT
 from bnncc.topi_binary import few_bit_data, layout
-from bnncc.topi_binary.algebra import nearest
+from bnncc.topi_binary.algebra import compared, nearest
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
 
@@ -88,7 +88,10 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
         found = nearest(TEXT, step, "v[k]", f"__ldg({table})", f"__ldg({table} + 1)")
         yield from text.each(f"level[k] = {found};")
         below, above = (f"__ldg({table} + level[k] + {n})" for n in (2, 3))
-        yield from text.each(f"level[k] += (int)(v[k] >= {above}) - (int)(v[k] < {below});")
+        up, down = (
+            compared(TEXT, step, "v[k]", how, limit) for how, limit in ((">=", above), ("<", below))
+        )
+        yield from text.each(f"level[k] += (int)({up}) - (int)({down});")
     else:
         kind = "float" if step.way == "value" else "int"
         yield f"  {kind} seen[4];"
@@ -100,7 +103,8 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
         yield f"  for (int n = 0; n < {step.count}; ++n) {{"
         yield f"    {kind} limit[4];"
         yield f"    bnncc::load4(limit, {taken[0]} + n * {filled} + {text.HERE});"
-        yield from text.each("level[k] += seen[k] >= limit[k];")
+        reached = compared(TEXT, step, "seen[k]", ">=", "limit[k]")
+        yield from text.each(f"level[k] += {reached};")
         yield "  }"
 
 

@@ -22,4 +22,5 @@ TEXT = Algebra(
     select="{} ? {} : {}".format,
     real="(float){}".format,
     whole="(int){}".format,
+    place="bnncc::place_of({})".format,
 )

@@ -19,6 +19,12 @@ def _every(value: float) -> Expr:
     return T.Broadcast(T.float32(value), LANES)
 
 
+def _place(value: Expr) -> Expr:
+    bits = T.reinterpret(I32, value)
+    low, zero = (T.Broadcast(number, LANES) for number in (tirx.min_value("int32"), T.int32(0)))
+    return T.Select(bits < zero, low - bits, bits)
+
+
 VECTOR = replace(
     SCALAR,
     zero=_every(0.0),
@@ -30,4 +36,5 @@ VECTOR = replace(
     not_negative=lambda value: _every(0.0) <= value,
     real=lambda value: T.Cast(F32, value),
     whole=lambda value: T.Cast(I32, value),
+    place=_place,
 )

@@ -8,6 +8,7 @@ import pytest
 
 import bnncc
 from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Node
 from bnncc.ir.numeric import multiples
 from bnncc.recognise.filters import few_bit_weights
@@ -74,6 +75,39 @@ def test_products_of_levels_that_are_zero_are_zero(form: str, groups: int) -> No
     net.output(net.cast(net.op("Greater", net.op("Mul", made, gate), net.const(0.0))), made)
     x = np.random.default_rng(0).integers(-1, 2, (1, 16, 6, 6)) * 0.3
     check(net.model(), x, run=(form, groups) == ("scaled", 16))
+
+
+@pytest.mark.parametrize("kind", ["signs", "levels"])
+@pytest.mark.parametrize("mean", [0, 2])
+def test_sums_that_are_the_mean_leave_the_offset(kind: str, mean: int) -> None:
+    """Large scales behind a sum of integers: nothing of it is left where it is taken away."""
+    net = Net(seed=0)
+    x = net.input("x", [1, 6, 6, 6])
+    if kind == "signs":
+        data = net.where(net.op("Greater", x, net.const(0.0)), np.float32(1), np.float32(-1))
+    else:  # -3, -1, 1, 3
+        whole = net.op("Round", net.op("Mul", net.clip(x, 0, 1), net.const(3.0)))
+        data = net.op("Sub", net.op("Mul", whole, net.const(2.0)), net.const(3.0))
+    net.channels[data] = 6
+    weight = net.signs((20, 6, 1, 1))
+    summed = net.conv(data, weight)
+    arrays = (1.1e30, 0.3, mean, 0.7)
+    made = net.op(
+        "BatchNormalization", summed, *(net.const(np.full(20, v)) for v in arrays), epsilon=1e-5
+    )
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 6, 6, 6)).astype(np.float32)}
+    net.output(summed)
+    sums = evaluate(load(net.model()), feeds)[summed]
+    net.outputs = [made]
+    model = net.model()
+    for target in TARGETS:
+        before, physical, _ = passed(model, target)
+        (value,) = evaluated(physical, before, feeds).values()
+        there = value[sums == mean]
+        assert there.size > 20
+        assert (np.abs(there) <= 1).all()
+        if mean == 0:
+            np.testing.assert_array_equal(there, np.float32(0.3))
 
 
 def test_signs_of_unequal_size() -> None:

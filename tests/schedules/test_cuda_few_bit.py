@@ -31,6 +31,7 @@ STORE = (Step("store"),)
 WAYS = (
     (Step("levels", count=7, way="acc-scale", forms=("planes", "bytes")),),
     (Step("affine"), Step("levels", count=3, way="value", forms=("planes", "value"), hi=0.5)),
+    (Step("affine"), Step("levels", count=3, way="value", compare="place", forms=("planes",))),
     (Step("relu"), Step("levels", count=15, way="whole", forms=("pairs", "floats"))),
     (replace(FLIPPED, forms=("planes", "value", "table"), layout="NCHW", lo=-1.0, hi=2.0), *STORE),
 )

@@ -17,13 +17,21 @@ from bnncc.topi_binary.step import FETCHED, INPUTS_OF_STEP, Step
 
 RNG = np.random.default_rng(0)
 SHAPE = (2, 3, 4, 32)
-COMPARE = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
+COMPARE = {
+    "<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
 
 
 def fused(value: Any, scale: Any, bias: Any) -> Any:
     """Return ``value * scale + bias``, rounded once."""
     wide = value.astype(np.longdouble) * np.longdouble(scale) + np.longdouble(bias)
     return wide.astype(np.float32)
+
+
+def place(value: Any) -> Any:
+    """Return how many floats `value` is above 0."""
+    bits = value.view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(2**31) - bits, bits)
 
 
 NUMBERS = algebra.Algebra(
@@ -43,6 +51,7 @@ NUMBERS = algebra.Algebra(
     select=np.where,
     real=lambda value: value.astype(np.float32),
     whole=lambda value: np.trunc(value).astype(np.int64),
+    place=place,
 )
 """float32 arrays, rounded after each operation."""
 
@@ -85,6 +94,15 @@ def test_levels_are_those_of_the_oracle() -> None:
     found = algebra.nearest(NUMBERS, step, NUMBERS.real(acc), scale, bias)
     np.testing.assert_array_equal(found, level)
     np.testing.assert_array_equal(algebra.stands_for(NUMBERS, step, found), value)
+
+
+@pytest.mark.parametrize("compare", ["ge", "place"])
+def test_values_compare_as_floats_do(compare: str) -> None:
+    step = Step("levels", way="value", compare=compare)
+    left, right = drawn(64), np.append(drawn(62), np.float32([1e-45, -1e-45]))
+    for how, wanted in COMPARE.items():
+        made = algebra.compared(NUMBERS, step, left[:, None], how, right)
+        np.testing.assert_array_equal(made, wanted(left[:, None], right))
 
 
 def test_every_step_is_somewhere() -> None:

@@ -20,7 +20,14 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.algebra import Algebra, changed, conditions, nearest, stands_for
+from bnncc.topi_binary.algebra import (
+    Algebra,
+    changed,
+    compared,
+    conditions,
+    nearest,
+    stands_for,
+)
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -408,7 +415,9 @@ class Steps:
             seen = self._lanes.each(
                 "flipped", "int32", lambda lane: value[lane] ^ taken[1][at.channel(lane)]
             )
-        return lambda number, lane: seen[lane] >= taken[0][number, at.channel(lane)]
+        return lambda number, lane: compared(
+            self._algebra, step, seen[lane], ">=", taken[0][number, at.channel(lane)]
+        )
 
     def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Of:
         """Return which level a value has, see `step.WAYS`."""
@@ -446,7 +455,11 @@ class Steps:
         def level(lane: Lane) -> Expr:
             place = lanes.cast("int64", guess[lane])
             below, above = (table[place + lanes.const("int64", i)] for i in (2, 3))
-            return guess[lane] + self._one(value[lane] >= above) - self._one(value[lane] < below)
+            up, down = (
+                compared(self._algebra, step, value[lane], how, limit)
+                for how, limit in ((">=", above), ("<", below))
+            )
+            return guess[lane] + self._one(up) - self._one(down)
 
         return level
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.algebra import Algebra
 
-_COMPARE = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
+_COMPARE = {
+    "<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
+
+
+def _place(value: Any) -> Any:
+    bits = T.reinterpret("int32", value)
+    return T.Select(bits < 0, tirx.min_value("int32") - bits, bits)
+
 
 SCALAR = Algebra(
     zero=T.float32(0),
@@ -27,4 +37,5 @@ SCALAR = Algebra(
     select=T.Select,
     real=lambda value: T.Cast("float32", value),
     whole=lambda value: T.Cast("int32", value),
+    place=_place,
 )

@@ -67,6 +67,12 @@ __device__ __forceinline__ void widen4(float (&to)[4], uint2 four) {
   to[2] = widened((unsigned short)four.y), to[3] = widened((unsigned short)(four.y >> 16));
 }
 
+// How many floats one is above 0, or below it: what integers compare as floats should.
+__device__ __forceinline__ int place_of(float number) {
+  const unsigned bits = (unsigned)__float_as_int(number);
+  return (int)(bits >> 31 ? 0x80000000u - bits : bits);
+}
+
 // Parameters of a kernel: nobody writes them while it runs.
 __device__ __forceinline__ void load4(float (&to)[4], const float* from) {
   const float4 v = __ldg((const float4*)from);
