@@ -160,9 +160,10 @@ def reads_rows(spec: Spec) -> bool:
     if isinstance(spec, BinaryConv2d):
         return spec.out_channels > 1  # else a compiler leaves out what nobody needs
     if isinstance(spec, Conv2d):
-        return spec.operands == "float32" and spec.out_channels % 16 == 0
-    floats = isinstance(spec, Pool2d | Elementwise) and not spec.packed and spec.dtype == "float32"
-    return floats and spec.data_layout == "NHWC" and spec.channels % 4 == 0
+        return spec.operands == "float32" and spec.out_channels // spec.groups % 16 == 0
+    floats = {"float32"} == {dtype for _, dtype in spec.data_types}
+    rows = isinstance(spec, Pool2d | Elementwise) and spec.data_layout == "NHWC"
+    return floats and rows and spec.channels % 4 == 0
 
 
 def compiled(odds: Sequence[Odd], target: str, folder: Path, together: int = 16) -> None:
