@@ -204,8 +204,8 @@ __device__ __forceinline__ void conv_by_mma(const unsigned* data, const unsigned
       zeros = __any_sync(ALL_LANES, seen != 0);
       if (!zeros) break;
     }
-    // Two turns are no loop; but where bits become bytes, registers do not hold two of both planes.
-#pragma unroll(L::STEPS <= 2 * SPLITS && (__CUDA_ARCH__ < 1000 || !L::TERNARY) ? 2 : 1)
+    // Two turns are no loop: ptxas writes the end of one as a call of what follows it.
+#pragma unroll(L::STEPS <= 2 * SPLITS ? 2 : 1)
     for (int step = split; step < L::STEPS; step += SPLITS) {
       uint4 a[2 * ROWS];
 #pragma unroll
