@@ -53,6 +53,30 @@ NETWORKS = 24
 _FIRST_SEED, _LAYERS = 900_000, 5
 
 
+_AFFINE, _SCALE, _BITS, _TWO = Step("affine"), Step("scale"), Step("bits"), ("planes", "value")
+_FOUND = definition_cases.levels
+LONG = (
+    (_AFFINE, STORE, Step("prelu"), STORE, _SCALE, Step("bits", zero=True), Step("shift"), _BITS),
+    (_AFFINE, Step("add"), STORE, Step("prelu"), _BITS),
+    (_SCALE, Step("add"), Step("mul"), STORE, _BITS),
+    (_SCALE, Step("add"), Step("mul"), Step("rsub"), STORE, Step("bits", zero=True)),
+    (_SCALE, Step("add", layout="NCHW"), Step("store", layout="NCHW"), Step("bits", zero=True)),
+    (_SCALE, Step("add"), STORE, _FOUND("search", 7, _TWO)),
+    (_AFFINE, _FOUND("value", 15)),
+    (_AFFINE, _FOUND("search", 15)),
+    (_AFFINE, _FOUND("value", 5), _FOUND("search", 15)),
+    EVERY_STEP,
+)
+"""Epilogues that take many registers."""
+
+LONG_OF_SUMS = (
+    (_FOUND("acc", 15),),
+    (_FOUND("acc-scale", 15),),
+    (_FOUND("acc", 15, _TWO), _FOUND("acc-scale", 15, _TWO), _AFFINE, _BITS),
+)
+"""The same for sums of integers."""
+
+
 @dataclass(frozen=True)
 class Odd:
     """A kernel to be checked.
@@ -179,6 +203,34 @@ def odd(target: TargetSpec, drawn: int = 26) -> list[Odd]:
         for number, (spec, point) in enumerate(distinct):
             whole = schedules.space_of(spec, target).complete(point)
             found.append(Odd(f"{kind}-{number}", spec, whole, number, kind == "bounds"))
+    return found
+
+
+def long(target: TargetSpec) -> list[Odd]:
+    """Return kernels of a GPU whose epilogues are long, as rules choose them for many pixels.
+
+    Those for few take fewer registers. They are to be compiled: to run them takes long.
+    """
+    image = Conv2d(64, 14, 14, 40, 64, (3, 3), pads=ONE, data_layout="NCHW")
+    floats: tuple[Any, ...] = (
+        image, replace(image, out_channels=70, data_layout="NHWC"),
+        replace(image, channels=64, groups=2), Pool2d(64, 14, 14, 70, "max", (3, 3), pads=ONE),
+        Elementwise(64, 14, 14, 70, planes=3),
+    )  # fmt: skip
+    few = replace(test_cuda_few_bit.PADDED, starts=True, data_bits=4, weight_bits=3)
+    layer = BinaryConv2d(512, 14, 14, 64, 128, (3, 3), pads=ONE)
+    sums: list[Any] = [
+        replace(few, method=method, channels=channels, out_channels=out)
+        for method, channels, out in (("xor", 40, 70), ("and", 64, 64), ("bytes", 40, 70))
+    ]
+    for ternary, out, engine in product((False, True), (64, 128, 140), engines(target)):
+        made = ordered(replace(layer, ternary=ternary, out_channels=out), engine, target)
+        sums.append(made)
+    found: list[Odd] = []
+    for spec, steps in (*product(floats, LONG), *product(sums, (*LONG, *LONG_OF_SUMS))):
+        whole = replace(spec, steps=steps)
+        point = schedules.space_of(whole, target).default
+        found.append(Odd(f"long-{len(found)}", whole, point, len(found)))
     return found
 
 

@@ -11,7 +11,7 @@ from bnncc.schedules.space import space as chosen_from
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, tiles
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.topi_binary.step import FETCHED, step_inputs
+from bnncc.topi_binary.step import FETCHED, step_inputs, step_outputs
 
 _FUNCTION = {
     "strips": "conv_by_popcount",
@@ -153,13 +153,27 @@ def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
 def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
     """Return how many warp groups a block of ``wgmma`` can have, so that registers hold all."""
     parameters = sum(step_inputs(step) for step in spec.steps if step.op not in FETCHED)
-    long = parameters > 2 and any(step.op in FETCHED for step in spec.steps)
-    return (1, 2) if how.width == tiles.WIDTHS[0] or spec.ternary or long else (1, 2, 4)
+    long = any(
+        step.op in FETCHED and (parameters > 2 or step.layout == "NCHW") for step in spec.steps
+    )
+    few = how.width == tiles.WIDTHS[0] or spec.ternary or long or _crowded(spec)
+    return (1, 2) if few else (1, 2, 4)
 
 
 def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
     """Whether registers hold the sums of 32 pixels."""
-    return engine != "int8" and (how.width < tiles.WIDTHS[0] or not spec.ternary)
+    crowded = spec.ternary or _crowded(spec)
+    return engine != "int8" and (how.width < tiles.WIDTHS[0] or not crowded)
+
+
+_OUTPUTS = 8
+"""Outputs up to which registers that are full of sums hold an epilogue, too."""
+
+
+def _crowded(spec: BinaryConv2d) -> bool:
+    """Whether an epilogue has more tensors and outputs than fit beside many sums."""
+    fetched = sum(step.op in FETCHED for step in spec.steps)
+    return fetched > 1 or sum(map(step_outputs, spec.steps)) > _OUTPUTS
 
 
 def _power(limit: int) -> int:

@@ -35,7 +35,8 @@ __device__ __forceinline__ void add_planes(int (&totals)[4][4], const FewBits<L>
   constexpr unsigned NEUTRAL = COUNTS_COMMON ? ALL_LANES : 0u;
   const int lane = threadIdx.x % 32;
   int parts[PLANES][4][4] = {}, rows[PLANES][4] = {}, columns[4][4] = {};
-#pragma unroll(L::STEPS <= 2 ? 2 : 1)
+  // Two turns are no loop; but where bits become bytes, the registers of two are too many.
+#pragma unroll(L::STEPS <= 2 && __CUDA_ARCH__ < 1000 ? 2 : 1)
   for (int step = 0; step < L::STEPS; ++step) {
     const int word = 8 * step + lane % 4;
     unsigned a[PLANES][4];
