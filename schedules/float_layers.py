@@ -6,8 +6,6 @@ here chooses the sizes from the registers and caches of the target and writes th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, multithreading
@@ -15,12 +13,11 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
-from bnncc.schedules.templates.channel_tiles import Group, Names
 from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
+from bnncc.topi_binary.spec import Conv2d, Pool2d
 
 MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
@@ -146,7 +143,7 @@ def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
 
 
 def _windows(
-    sch: s_tir.Schedule, spec: Pool2d | BitwiseMaxPool, pair: TensorPair | None, name: str
+    sch: s_tir.Schedule, spec: Pool2d, pair: TensorPair | None, name: str
 ) -> None:
     rolled = spec.kernel[1] > UNROLLED_TAPS
     channel_tiles.sums(sch, name, pair, order="wko", rolled=rolled)
@@ -346,37 +343,10 @@ def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
 def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Tile a float pooling as `point` says."""
     func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
-    pairs = {group: windows.pair(group) for group, _ in names}
-    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))
-
-
-def _windows_alone(
-    func: tirx.PrimFunc, names: Names, pairs: Mapping[Group, TensorPair | None],
-    spec: Pool2d | BitwiseMaxPool, parallel: bool,
-) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a pooling: a tile of columns after the other, all channels of each."""
+    # A tile of columns after the other, all channels of each.
     sch = s_tir.Schedule(func)
-    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, parallel)
+    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, bool(point.get("divide", 0)))
     for group, ranges in names:
         for name, _ in ranges:
-            _windows(sch, spec, pairs[group], name)
+            _windows(sch, spec, windows.pair(group), name)
     return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
-
-
-def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a pooling of bits."""
-    return with_threads(
-        {"columns": tile_sizes(spec.output_hw[1], MAX_POOLED)},
-        {"columns": 4},
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-    )
-
-
-def bitwise_maxpool(
-    spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc:
-    """Tile a pooling of bits as `point` says."""
-    func, names = pool.bitwise_maxpool(spec, point["columns"])
-    pairs = {group: pool.joined_by(spec, group) for group, _ in names}
-    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))

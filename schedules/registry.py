@@ -64,7 +64,7 @@ _ROWS = {
         gpu="cuda.binary:kernel", gpu_space="cuda.binary:space", gpu_cut="cuda.binary:Cut",
     ),
     BitwiseMaxPool: Row(
-        "float_layers:bitwise_maxpool", "float_layers:bitwise_maxpool_space",
+        space="bit_layers:bitwise_maxpool_space", apply="bit_layers:bitwise_maxpool",
         gpu="cuda.plain:bitwise_maxpool",
     ),
     ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),

@@ -1,6 +1,6 @@
-"""Pooling of floats and of bits.
+"""Pooling of floats.
 
-Lanes are channels (or words). A tile of neighbouring windows and vectors is held in registers while
+Lanes are channels. A tile of neighbouring windows and vectors is held in registers while
 the taps inside the image are visited; rows outside are left out by the bounds of the loop, columns
 outside by not writing them.
 """
@@ -36,14 +36,12 @@ from bnncc.schedules.templates.kernel import (
     gather,
     ramp,
     splat,
-    u32,
 )
-from bnncc.schedules.templates.window import row_taps, segments, taps_inside
-from bnncc.topi_binary import layout
+from bnncc.schedules.templates.window import row_taps, segments
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
+from bnncc.topi_binary.spec import Pool2d
 
 
 def pool2d(spec: Pool2d, columns: int, vectors: int) -> tuple[tirx.PrimFunc, Windows, Names]:
@@ -174,113 +172,6 @@ class Windows:
         )
         old = held.load()
         held.store(T.max(old, new) if self.spec.kind == "max" else old + new)
-
-
-def bitwise_maxpool(spec: BitwiseMaxPool, columns: int) -> tuple[tirx.PrimFunc, Names]:
-    """Define max (or min) pooling of packed bits.
-
-    ``out[n, y, x, w] = (OR or AND of the window) ^ flip[w]``.
-
-    Parameters
-    ----------
-    spec : BitwiseMaxPool
-        What it computes.
-    columns : int
-        Windows of a tile.
-
-    Returns
-    -------
-    func : PrimFunc
-        With blocks as in `channel_tiles`; lanes are words.
-    names : Names
-        What the output is cut into.
-    """
-    with Operator(spec) as kernel, T.sblock("root"):
-        T.reads()
-        T.writes()
-        names = named(word_vectors(layout.words(spec.channels)), segments(spec, columns))
-        mask = kernel.inputs[1] if spec.flip else None
-        parts = [
-            part
-            for entry in names
-            for part in whole(
-                [entry], kernel.n, spec.output_hw[0], kernel.outputs,
-                entry[0].lanes[0] * spec.planes,
-            )
-        ]  # fmt: skip
-        for part, mine in parts:
-            _join_words(spec, kernel.inputs[: spec.planes], mask, mine, part)
-    return kernel.func, names
-
-
-def joined_by(spec: BitwiseMaxPool, group: Group) -> TensorPair | None:
-    """Return what joins bits with data; levels of several planes are compared instead."""
-    name = "and" if spec.minimum else "or"
-    return JOIN[name, group.lanes[0]] if spec.planes == 1 else None
-
-
-def _join_words(
-    spec: BitwiseMaxPool, data: list[Any], mask: Any, outputs: list[Any], part: Range
-) -> None:
-    """Write the blocks of a range."""
-    lanes, pair = part.group.lanes[0], joined_by(spec, part.group)
-    empty_rows = not all(taps_inside(spec, 0, row) for row in range(spec.output_hw[0]))
-
-    def product(pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
-        y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
-        x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
-        new = [At(plane, [pixel.n, y, x, pixel.block * lanes]) for plane in data]
-        if pair is not None:
-            return Product(pair, tuple(new))
-        return Product(None, (), lambda held: _keep_larger(held, new, lanes))
-
-    least = tirx.const(0xFFFFFFFF if spec.minimum else 0, "uint32")
-    acc = part.sums(spec, 1, product, "uint32", lambda pixel, lane: least)
-    with part.each(acc) as tile:
-        pixel = part.pixel(tile)
-        word = pixel.block * lanes
-        taps = row_taps(spec, pixel.h)[1] if spec.minimum and empty_rows else None
-        for column, inside in enumerate(part.segment.taps):
-            for plane, out in enumerate(outputs):
-                value = At(acc, [*tile, column, plane * lanes]).load(0, lanes)
-                if spec.minimum and not inside:
-                    value = _every(0, lanes)
-                elif taps is not None:
-                    some = splat(taps > 0, lanes) if lanes > 1 else taps > 0
-                    value = T.Select(some, value, _every(0, lanes))
-                if mask is not None:
-                    value = value ^ At(mask, [word]).load(0, lanes)
-                At(out, [pixel.n, pixel.h, pixel.w + column, word]).store(value, 0, lanes)
-
-
-def _keep_larger(held: At, new: list[At], lanes: int) -> None:
-    """Replace levels, given by their bits, by larger ones, compared from the highest bit down."""
-    larger, same = _every(0, lanes), _every(0xFFFFFFFF, lanes)
-    pairs = [
-        (plane * lanes, T.Bind(held.load(plane * lanes, lanes)), T.Bind(value.load(0, lanes)))
-        for plane, value in enumerate(new)
-    ]
-    for _, old, value in reversed(pairs):
-        differ = T.Bind(old ^ value)
-        larger = T.Bind(larger | (same & differ & value))
-        same = T.Bind(same & ~differ)
-    for first, old, value in pairs:
-        held.store(old ^ ((old ^ value) & larger), first, lanes)
-
-
-def word_vectors(words: int) -> list[Group]:
-    """Cut `words` into vectors of fewer and fewer lanes."""
-    out, start = [], 0
-    for lanes in (16, 8, 4, 2, 1):
-        count = (words - start) // lanes
-        if count:
-            out.append(Group(count, start // lanes, (lanes,)))
-            start += count * lanes
-    return out
-
-
-def _every(value: int, lanes: int) -> Expr:
-    return u32(value, lanes) if lanes > 1 else tirx.IntImm("uint32", value)
 
 
 def _number(count: Expr) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -19,7 +20,7 @@ from bnncc.topi_binary.definitions.blocks import (
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import clamped, inside, leaves, pixel, place, tap_bounds
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
@@ -74,51 +75,52 @@ def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
 
 
 def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
-    """Write the OR (or AND) of each window's bits, or its highest level."""
-    extents = (operator.n, *spec.output_hw, spec.channels)
+    """Write the OR (or AND) of each window's words, or the words of its highest level."""
+    extents = (operator.n, *spec.output_hw, layout.words(spec.channels))
     planes = operator.inputs[: spec.planes]
-    start = T.int32(1 if spec.minimum else -1)
-
-    def step(found: Expr, *i: Expr) -> Expr:
-        n, h, w, c, kh, kw = i
-        there = place(spec, h, w, kh, kw)
-        at = (n, *clamped(spec, *there))
-        level: Expr = T.int32(0)
-        for number, plane in enumerate(planes):
-            level = level + T.Cast("int32", bit_of(plane, at, c)) * 2**number
-        level = T.if_then_else(inside(spec, *there), level, start)
-        return T.min(found, level) if spec.minimum else T.max(found, level)
-
-    levels = buffer("levels", extents, "int32")
-    accumulate("levels", levels, extents, spec.kernel, start, step)
-
-    def bit(number: int) -> Any:
-        def condition(*i: Expr) -> Expr:
-            # A window wholly outside gives 0 bits.
-            level = T.max(levels[i], T.int32(0))
+    least = T.uint32(2**layout.WORD_BITS - 1 if spec.minimum else 0)
+    held = [buffer(f"held_{number}", extents, "uint32") for number in range(spec.planes)]
+    grid = map(int64, (*extents[1:], *spec.kernel))
+    with T.grid(operator.n, *grid) as loops, T.sblock("held"):
+        n, h, w, c, kh, kw = T.axis.remap("SSSSRR", list(loops))
+        with T.init():
+            for plane in held:
+                T.buffer_store(plane, least, [n, h, w, c])
+        with ExitStack() as stack:
+            for test in [*_inside(spec, 0, h, kh), *_inside(spec, 1, w, kw)]:
+                stack.enter_context(T.If(test))
+                stack.enter_context(T.Then())
+            row, column = place(spec, h, w, kh, kw)
+            old = [T.Bind(plane[n, h, w, c]) for plane in held]
+            new = [T.Bind(plane[n, row, column, c]) for plane in planes]
+            for plane, word in zip(held, _joined(spec, old, new), strict=True):
+                T.buffer_store(plane, word, [n, h, w, c])
+    with T.grid(operator.n, *map(int64, extents[1:])) as loops, T.sblock("out"):
+        n, h, w, c = T.axis.remap("SSSS", list(loops))
+        for plane, out in zip(held, operator.outputs, strict=True):
+            word = plane[n, h, w, c]
             if spec.minimum:
-                level = T.if_then_else(_empty(spec, i[1], i[2]), T.int32(0), level)
-            return T.bitwise_and(T.shift_right(level, T.int32(number)), T.int32(1)) == T.int32(1)
-
-        return condition
-
-    for number, out in enumerate(operator.outputs):
-        plane = buffer("plane", out.shape, "uint32") if spec.flip else out
-        pack(f"bits_{number}", plane, extents[:3], spec.channels, bit(number))
-        if spec.flip:
-            mask = operator.inputs[-1]
-            shape = (*extents[:3], layout.words(spec.channels))
-            compute("flip", out, shape, lambda *i: T.bitwise_xor(plane[i], mask[i[3]]))  # noqa: B023
+                for axis, position in ((0, h), (1, w)):
+                    low, high = tap_bounds(spec, axis, position)
+                    word = T.Select(low < high, word, T.uint32(0))
+            if spec.flip:
+                word = T.bitwise_xor(word, operator.inputs[-1][c])
+            T.buffer_store(out, word, [n, h, w, c])
 
 
-def _empty(spec: BitwiseMaxPool, h: Expr, w: Expr) -> Expr:
-    """Return whether a window has no tap inside the image."""
-    none: Expr = T.bool(False)
-    for axis, position in ((0, h), (1, w)):
-        size = (spec.height, spec.width)[axis]
-        some: Expr = T.bool(False)
-        for tap in range(spec.kernel[axis]):
-            at = position * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            some = T.Or(some, T.And(at >= 0, at < size))
-        none = T.Or(none, T.Not(some))
-    return none
+def _inside(spec: BitwiseMaxPool, axis: int, position: Expr, tap: Expr) -> list[Expr]:
+    """Return the tests that a tap is in the image, as bounds of the tap."""
+    before, after = leaves(spec, axis, 0, spec.output_hw[axis] - 1)
+    low, high = tap_bounds(spec, axis, position)
+    return [tap >= low] * before + [tap < high] * after
+
+
+def _joined(spec: BitwiseMaxPool, old: list[Expr], new: list[Expr]) -> list[Expr]:
+    """Return the words of the higher of two levels, given by their bits from the lowest on."""
+    if spec.planes == 1:
+        return [old[0] & new[0] if spec.minimum else old[0] | new[0]]
+    larger: Expr = T.uint32(0)
+    for held, word in zip(old, new, strict=True):  # the highest bit that differs decides
+        larger = (word & ~held) | (~(held ^ word) & larger)
+    larger = T.Bind(larger)
+    return [held ^ ((held ^ word) & larger) for held, word in zip(old, new, strict=True)]
