@@ -31,6 +31,10 @@ MAX_VECTORS = 16
 COLUMNS, MAX_COLUMNS = 4, 14
 """Windows in a tile of a pooling of bits, and the most that are tried."""
 
+MAX_PLANES = 2
+"""Planes of levels up to which the columns of a tile are pooled together: they stay in registers.
+"""
+
 UNROLLED_TAPS = 8
 """Windows of more columns are loops."""
 
@@ -104,6 +108,8 @@ def bitwise_maxpool(
     func: tirx.PrimFunc, spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Schedule a pooling of bits: a tile of columns after the other, all words of each."""
+    parallel = bool(point.get("divide", 0))
+    rolled = spec.kernel[1] > UNROLLED_TAPS
     parts = []
     for first, count, lanes in _word_vectors(layout.words(spec.channels)):
         for segment in segments(spec, point["columns"]):
@@ -112,29 +118,29 @@ def bitwise_maxpool(
             sch = s_tir.Schedule(ranges.part(func, {2: columns, 3: (first, count * lanes)}))
             # 2 tile
             n, h, w, c = sch.get_loops("out")
-            tile, w = sch.split(w, [segment.tiles, segment.width])
-            vector, c = sch.split(c, [count, lanes])
-            sch.reorder(tile, vector, w, c)
+            tile, column = sch.split(w, [segment.tiles, segment.width])
+            vector, lane = sch.split(c, [count, lanes])
+            sch.reorder(tile, vector, column, lane)
+            sch.unroll(column)
+            sch.vectorize(lane)
             # 3 stage
             sch.compute_at("held", vector, preserve_unit_loops=True)
-            *_, x, lane, kh, kw = sch.get_loops("held")
-            sch.reorder(kh, x, kw, lane)
+            *_, column, lane, kh, kw = sch.get_loops("held")
+            together = spec.planes <= MAX_PLANES
+            sch.reorder(*((kh, column) if together else (column, kh)), kw, lane)
             # 5 vectorize, unroll, parallel
-            if spec.kernel[1] <= UNROLLED_TAPS:
-                sch.unroll(kw)
-            for column, word in ((w, c), (x, lane)):
-                sch.unroll(column)
-                sch.vectorize(word)
-            *_, x, lane = sch.get_loops(sch.decompose_reduction("held", kh))
-            sch.unroll(x)
+            for loop in (column, *([] if rolled else [kw])):
+                sch.unroll(loop)
             sch.vectorize(lane)
-            channel_tiles.mark(sch, kh, 0)
-            if spec.kernel[1] > UNROLLED_TAPS:
-                channel_tiles.mark(sch, kw, 1)
-            if point.get("divide", 0):
+            *_, column, lane = sch.get_loops(sch.decompose_reduction("held", kh))
+            sch.unroll(column)
+            sch.vectorize(lane)
+            for number, loop in enumerate((kh, *([kw] if rolled else []))):
+                channel_tiles.mark(sch, loop, number)
+            if parallel:
                 sch.parallel(sch.fuse(n, h))
             parts.append(channel_tiles.bounded(sch.mod["main"]))
-    return ranges.joined(parts, 1 if point.get("divide", 0) else 2)
+    return ranges.joined(parts, 1 if parallel else 2)
 
 
 def _word_vectors(words: int) -> list[tuple[int, int, int]]:

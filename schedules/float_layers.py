@@ -142,9 +142,7 @@ def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
             _windows(sch, rows.windows.spec, rows.windows.pair(group), name)
 
 
-def _windows(
-    sch: s_tir.Schedule, spec: Pool2d, pair: TensorPair | None, name: str
-) -> None:
+def _windows(sch: s_tir.Schedule, spec: Pool2d, pair: TensorPair | None, name: str) -> None:
     rolled = spec.kernel[1] > UNROLLED_TAPS
     channel_tiles.sums(sch, name, pair, order="wko", rolled=rolled)
 
@@ -345,7 +343,9 @@ def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx
     func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
     # A tile of columns after the other, all channels of each.
     sch = s_tir.Schedule(func)
-    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, bool(point.get("divide", 0)))
+    channel_tiles.outer(
+        sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, bool(point.get("divide", 0))
+    )
     for group, ranges in names:
         for name, _ in ranges:
             _windows(sch, spec, windows.pair(group), name)

@@ -315,13 +315,12 @@ DOT_ADD = {
 """By type of the data, where no instruction adds several products: levels that are not negative."""
 
 
-def _joining(name: str, joined: Callable[[Expr, Expr], Expr], dtype: str, count: int) -> TensorPair:
+def _joining(name: str, joined: Callable[[Expr, Expr], Expr], count: int) -> TensorPair:
     every = T.Ramp(0, 1, count) if count > 1 else 0
-    bounds = (-512, 512) if dtype == "float32" else None
     return TensorPair(
-        f"{name}_{count}_{dtype[0]}32",
+        f"{name}_{count}_f32",
         "",
-        (Operand((count,), dtype, bounds=bounds),) * 2,
+        (Operand((count,), "float32", bounds=(-512, 512)),) * 2,
         count,
         lambda lane, data, held: [(lane, joined(held[lane], data[lane]))],
         lambda data, held: [(every, joined(held[every], data[every]))],
@@ -329,14 +328,9 @@ def _joining(name: str, joined: Callable[[Expr, Expr], Expr], dtype: str, count:
 
 
 JOIN = {
-    (name, count): _joining(name, joined, dtype, count)
-    for name, joined, dtype, counts in (
-        ("max", T.max, "float32", range(1, LANES + 1)),
-        ("add", lambda a, b: a + b, "float32", range(1, LANES + 1)),
-        ("or", T.bitwise_or, "uint32", (1, 2, 4, 8, 16)),
-        ("and", T.bitwise_and, "uint32", (1, 2, 4, 8, 16)),
-    )
-    for count in counts
+    (name, count): _joining(name, joined, count)
+    for name, joined in (("max", T.max), ("add", lambda a, b: a + b))
+    for count in range(1, LANES + 1)
 }
 """By operation and lanes: what is held is joined with data, lane by lane."""
 

@@ -46,7 +46,9 @@ def part(func: tirx.PrimFunc, bounds: Mapping[int, tuple[int, int]]) -> tirx.Pri
             if axis in bounds:
                 first[stmt.loop_var] = stmt.loop_var + int64(start)
                 extent = int64(extent)
-            return tirx.For(stmt.loop_var, stmt.min, extent, stmt.kind, cut(stmt.body, axis + 1, first))
+            return tirx.For(
+                stmt.loop_var, stmt.min, extent, stmt.kind, cut(stmt.body, axis + 1, first)
+            )
         values = [first.get(value, value) for value in stmt.iter_values]
         return s_tir.SBlockRealize(values, stmt.predicate, stmt.block)
 

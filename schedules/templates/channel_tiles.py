@@ -21,6 +21,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
+from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import aliased
 
@@ -282,12 +283,11 @@ class Range:
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
             # As bounds of the tap, which can become those of a loop over it. All windows that have
             # no tap inside are one pattern.
-            step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
-            start = place * spec.strides[axis] - spec.pads[axis]
+            low, high = tap_bounds(spec, axis, place)
             if any(not taps or taps.start > 0 for taps in patterns[axis]):
-                tests.append(tap >= T.max((step - 1 - start) // step, 0))
+                tests.append(tap >= low)
             if any(not taps or taps.stop < spec.kernel[axis] for taps in patterns[axis]):
-                tests.append(tap < T.min((step - 1 + extent - start) // step, spec.kernel[axis]))
+                tests.append(tap < high)
         return tests
 
     @contextmanager

@@ -91,8 +91,8 @@ def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
                 stack.enter_context(T.If(test))
                 stack.enter_context(T.Then())
             row, column = place(spec, h, w, kh, kw)
-            old = [T.Bind(plane[n, h, w, c]) for plane in held]
-            new = [T.Bind(plane[n, row, column, c]) for plane in planes]
+            old = [plane[n, h, w, c] for plane in held]
+            new = [plane[n, row, column, c] for plane in planes]
             for plane, word in zip(held, _joined(spec, old, new), strict=True):
                 T.buffer_store(plane, word, [n, h, w, c])
     with T.grid(operator.n, *map(int64, extents[1:])) as loops, T.sblock("out"):
@@ -121,6 +121,6 @@ def _joined(spec: BitwiseMaxPool, old: list[Expr], new: list[Expr]) -> list[Expr
         return [old[0] & new[0] if spec.minimum else old[0] | new[0]]
     larger: Expr = T.uint32(0)
     for held, word in zip(old, new, strict=True):  # the highest bit that differs decides
-        larger = (word & ~held) | (~(held ^ word) & larger)
-    larger = T.Bind(larger)
+        differ = T.Bind(held ^ word)
+        larger = T.Bind((differ & word) | (larger & ~differ))
     return [held ^ ((held ^ word) & larger) for held, word in zip(old, new, strict=True)]

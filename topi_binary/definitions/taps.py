@@ -40,7 +40,9 @@ def leaves(spec: Any, axis: int, first: int, last: int) -> tuple[bool, bool]:
     before, after : bool
     """
     start = first * spec.strides[axis] - spec.pads[axis]
-    end = last * spec.strides[axis] - spec.pads[axis] + (spec.kernel[axis] - 1) * spec.dilations[axis]
+    end = (
+        last * spec.strides[axis] - spec.pads[axis] + (spec.kernel[axis] - 1) * spec.dilations[axis]
+    )
     return start < 0, end >= (spec.height, spec.width)[axis]
 
 
