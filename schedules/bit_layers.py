@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges
-from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
+from bnncc.schedules import epilogue, multithreading
+from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates import elementwise as template
 from bnncc.schedules.templates.image_bits import image_bits as make_image_bits
-from bnncc.schedules.templates.window import segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import (
-    BitwiseMaxPool,
     Elementwise,
     ImageBits,
     SliceBits,
@@ -27,16 +25,6 @@ VECTORS = 4
 
 MAX_VECTORS = 16
 """The most that are tried."""
-
-COLUMNS, MAX_COLUMNS = 4, 14
-"""Windows in a tile of a pooling of bits, and the most that are tried."""
-
-MAX_PLANES = 2
-"""Planes of levels up to which the columns of a tile are pooled together: they stay in registers.
-"""
-
-UNROLLED_TAPS = 8
-"""Windows of more columns are loops."""
 
 
 def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Space:
@@ -92,66 +80,6 @@ def _unrolled(count: int, vectors: int) -> int:
         return count
     fitting = [size for size in range(1, 2 * vectors) if count % size == 0]
     return min(fitting, key=lambda size: (abs(size - vectors), size))
-
-
-def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a pooling of bits."""
-    return with_threads(
-        {"columns": tile_sizes(spec.output_hw[1], MAX_COLUMNS)},
-        {"columns": COLUMNS},
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-    )
-
-
-def bitwise_maxpool(
-    func: tirx.PrimFunc, spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc:
-    """Schedule a pooling of bits: a tile of columns after the other, all words of each."""
-    parallel = bool(point.get("divide", 0))
-    rolled = spec.kernel[1] > UNROLLED_TAPS
-    parts = []
-    for first, count, lanes in _word_vectors(layout.words(spec.channels)):
-        for segment in segments(spec, point["columns"]):
-            columns = segment.start, segment.width * segment.tiles
-            # 1 normalise
-            sch = s_tir.Schedule(ranges.part(func, {2: columns, 3: (first, count * lanes)}))
-            # 2 tile
-            n, h, w, c = sch.get_loops("out")
-            tile, column = sch.split(w, [segment.tiles, segment.width])
-            vector, lane = sch.split(c, [count, lanes])
-            sch.reorder(tile, vector, column, lane)
-            sch.unroll(column)
-            sch.vectorize(lane)
-            # 3 stage
-            sch.compute_at("held", vector, preserve_unit_loops=True)
-            *_, column, lane, kh, kw = sch.get_loops("held")
-            together = spec.planes <= MAX_PLANES
-            sch.reorder(*((kh, column) if together else (column, kh)), kw, lane)
-            # 5 vectorize, unroll, parallel
-            for loop in (column, *([] if rolled else [kw])):
-                sch.unroll(loop)
-            sch.vectorize(lane)
-            *_, column, lane = sch.get_loops(sch.decompose_reduction("held", kh))
-            sch.unroll(column)
-            sch.vectorize(lane)
-            for number, loop in enumerate((kh, *([kw] if rolled else []))):
-                channel_tiles.mark(sch, loop, number)
-            if parallel:
-                sch.parallel(sch.fuse(n, h))
-            parts.append(channel_tiles.bounded(sch.mod["main"]))
-    return ranges.joined(parts, 1 if parallel else 2)
-
-
-def _word_vectors(words: int) -> list[tuple[int, int, int]]:
-    """Cut `words` into vectors of fewer and fewer lanes: the first word, how many, lanes."""
-    found, first = [], 0
-    for lanes in (16, 8, 4, 2, 1):
-        count = (words - first) // lanes
-        if count:
-            found.append((first, count, lanes))
-            first += count * lanes
-    return found
 
 
 def image_bits(spec: ImageBits, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:

@@ -11,8 +11,8 @@ from tvm import s_tir, tirx
 from bnncc.schedules import channel_tiles, multithreading
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_x86 import DOT_ADD
-from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
-from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
+from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
+from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
 from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
@@ -25,15 +25,9 @@ MAX_UNROLLED = 256
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
 
-POOLED_VECTORS = 4
-"""Vectors of channels in a tile of a pooling, where pixels are far apart or columns few."""
-
 FAR_BLOCKS = 8
 """Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
 columns, each in cache lines of its own, and more vectors."""
-
-ONE_COLUMN_VECTORS = 12
-"""Vectors in a tile of a pooling to one column."""
 
 STRIP = 4
 """Rows that a filtered convolution computes with weights too many for the second cache."""
@@ -312,41 +306,3 @@ def choose_quantized(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     vectors, registers = limits(spec, target)
     # Besides accumulators: a vector of weights each, a datum and a spare.
     return {"columns": max(1, (registers - vectors - 2) // vectors), "vectors": vectors}
-
-
-def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a float pooling."""
-    per_vector = target.registers_per_vector(layout.LANES)
-    budget = max(1, min(8, target.vector_registers // 2 // per_vector))
-    most = max(2, (target.vector_registers - 4) // per_vector)
-    blocks, width = layout.blocks(spec.channels), spec.output_hw[1]
-    far = spec.data_layout == "NHWC" and blocks >= FAR_BLOCKS and budget > POOLED_VECTORS
-    columns = min(width, budget // POOLED_VECTORS if far else budget)
-    vectors = (
-        min(ONE_COLUMN_VECTORS, most) if width == 1 else min(POOLED_VECTORS, budget // columns)
-    )
-    default = {"columns": columns, "vectors": max(1, min(vectors, blocks))}
-    return with_threads(
-        {
-            "columns": {*tile_sizes(width, MAX_POOLED), min(width, budget)},
-            "vectors": range(1, min(blocks, MAX_POOLED) + 1),
-        },
-        default,
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-        lambda point: point["columns"] * point["vectors"] <= min(MAX_POOLED, most),
-    )
-
-
-def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Tile a float pooling as `point` says."""
-    func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
-    # A tile of columns after the other, all channels of each.
-    sch = s_tir.Schedule(func)
-    channel_tiles.outer(
-        sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, bool(point.get("divide", 0))
-    )
-    for group, ranges in names:
-        for name, _ in ranges:
-            _windows(sch, spec, windows.pair(group), name)
-    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))

@@ -7,7 +7,9 @@ partitioning of loops comes too late for this: it knows no blocks, and copies no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tvm_ffi
@@ -15,16 +17,19 @@ from tvm import s_tir, tirx
 
 from bnncc.topi_binary.definitions.blocks import int64
 
+Bounds = Mapping[int, tuple[int, int]]
+"""By the number of a loop: where it begins, and how many turns it has."""
 
-def part(func: tirx.PrimFunc, bounds: Mapping[int, tuple[int, int]]) -> tirx.PrimFunc:
+
+def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
     """Return a definition for a range of its output.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Nests of loops that begin with the same axes, those of the output.
-    bounds : mapping of int to (int, int)
-        By the number of an axis: where it begins, and how many turns it has.
+        Nests of loops around one block each.
+    bounds : mapping of str to Bounds
+        By the names of the blocks that are kept.
 
     Returns
     -------
@@ -32,29 +37,31 @@ def part(func: tirx.PrimFunc, bounds: Mapping[int, tuple[int, int]]) -> tirx.Pri
         With the parameters of `func`, and loops and tensors of its own.
     """
     root = func.body.block
-    kept = {var: var for var in tirx.analysis.undefined_vars(func.body, [])}
-    kept |= {var: var for var in func.params}
+    own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
 
     def fresh(var: tirx.Var) -> tirx.Var:
-        if var not in kept:
-            kept[var] = tirx.Var(var.name, var.ty)
-        return kept[var]
+        if var not in own:
+            own[var] = tirx.Var(var.name, var.ty)
+        return own[var]
 
-    def cut(stmt: tirx.Stmt, axis: int, first: dict[tirx.Var, Any]) -> tirx.Stmt:
-        if isinstance(stmt, tirx.For):
-            start, extent = bounds.get(axis, (0, stmt.extent))
-            if axis in bounds:
-                first[stmt.loop_var] = stmt.loop_var + int64(start)
-                extent = int64(extent)
-            return tirx.For(
-                stmt.loop_var, stmt.min, extent, stmt.kind, cut(stmt.body, axis + 1, first)
-            )
-        values = [first.get(value, value) for value in stmt.iter_values]
-        return s_tir.SBlockRealize(values, stmt.predicate, stmt.block)
-
-    nests = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    body = _root(root, tirx.SeqStmt([cut(nest, 0, {}) for nest in nests]), root.alloc_buffers)
+    kept = []
+    for stmt in _statements(root.body):
+        loops, realize = _opened(stmt)
+        name = realize.block.name_hint if loops else ""
+        if not loops or name in bounds:
+            kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
+    body = _root(root, tirx.SeqStmt(kept), root.alloc_buffers)
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
+
+
+def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
+    first = {loops[i].loop_var: loops[i].loop_var + int64(bounds[i][0]) for i in bounds}
+    values = [first.get(value, value) for value in realize.iter_values]
+    made: tirx.Stmt = s_tir.SBlockRealize(values, realize.predicate, realize.block)
+    for number, loop in reversed([*enumerate(loops)]):
+        extent = int64(bounds[number][1]) if number in bounds else loop.extent
+        made = tirx.For(loop.loop_var, loop.min, extent, loop.kind, made)
+    return made
 
 
 def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
@@ -63,7 +70,7 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     Parameters
     ----------
     parts : sequence of tirx.PrimFunc
-        In the order in which they run.
+        In the order in which they run, each one nest of loops.
     shared : int
         How many loops they have in common.
 
@@ -71,21 +78,37 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     -------
     tirx.PrimFunc
     """
-    first, *others = (_opened(func.body.block.body, shared) for func in parts)
-    bodies = [first[1]]
-    for loops, body in others:
-        same = {old.loop_var: new.loop_var for old, new in zip(loops, first[0], strict=True)}
-        bodies.append(tvm_ffi.structural_map(body, (tirx.Var, lambda var: same.get(var, var))))
-    made: tirx.Stmt = tirx.SeqStmt(bodies) if others else bodies[0]
-    for loop in reversed(first[0]):
+    roots = [func.body.block for func in parts]
+    views, bodies, common = [], [], []
+    for root in roots:
+        statements = _statements(root.body)
+        (nest,) = (stmt for stmt in statements if isinstance(stmt, tirx.For))
+        views += [stmt for stmt in statements if stmt is not nest]
+        loops, body = _opened(nest, shared)
+        common = common or loops
+        same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
+        renamed = partial(_found, same)
+        bodies.append(tvm_ffi.structural_map(body, (tirx.Var, renamed)))
+    made: tirx.Stmt = tirx.SeqStmt(bodies) if len(bodies) > 1 else bodies[0]
+    for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
-    tensors = [tensor for func in parts for tensor in func.body.block.alloc_buffers]
-    return parts[0].with_body(_root(parts[0].body.block, made, tensors))
+    made = tirx.SeqStmt([*views, made]) if views else made
+    tensors = [tensor for root in roots for tensor in root.alloc_buffers]
+    return parts[0].with_body(_root(roots[0], made, tensors))
 
 
-def _opened(stmt: tirx.Stmt, shared: int) -> tuple[list[tirx.For], tirx.Stmt]:
-    loops = []
-    for _ in range(shared):
+def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
+    return same.get(var, var)
+
+
+def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
+    """Return the outermost loops of a nest, and what is in them."""
+    loops: list[tirx.For] = []
+    while isinstance(stmt, tirx.For) and len(loops) < most:
         loops.append(stmt)
         stmt = stmt.body
     return loops, stmt

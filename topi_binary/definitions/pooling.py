@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -12,15 +12,13 @@ from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
     accumulate,
-    bit_of,
     buffer,
     compute,
     int64,
-    pack,
+    under,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
-from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import clamped, inside, leaves, pixel, place, tap_bounds
+from bnncc.topi_binary.definitions.taps import leaves, pixel, place, tap_bounds
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
@@ -37,41 +35,47 @@ def write_pool(
 ) -> None:
     """Write a pooling of `data`, which has the data layout of `spec`."""
     largest = spec.kind == "max"
-    start = T.min_value("float32") if largest else T.float32(0)
+    start = T.float32(float("-inf") if largest else 0.0)
 
     def step(total: Expr, *i: Expr) -> Expr:
         n, h, w, c, kh, kw = i
-        there = place(spec, h, w, kh, kw)
-        datum = data[tuple(pixel(spec, n, *clamped(spec, *there), c))]
-        datum = T.if_then_else(inside(spec, *there), datum, start)
+        datum = data[tuple(pixel(spec, n, *place(spec, h, w, kh, kw), c))]
         return T.max(total, datum) if largest else total + datum
 
-    pooled = buffer("pooled", extents, "float32")
-    accumulate("pooled", pooled, extents, spec.kernel, start, step)
+    value = buffer("pooled", extents, "float32")
+    inside = partial(_inside, spec)
+    accumulate("pooled", value, extents, spec.kernel, start, step, tests=inside)
+    if not largest:
+        total, value = value, buffer("mean", extents, "float32")
+        compute("mean", value, extents, lambda *i: total[i] / _count(spec, i[1], i[2]))
+    pixels = Pixels(extents, spec.output_rank)
+    epilogue(operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane))
 
-    def value(at: Place, lane: Expr) -> Expr:
-        found = at.of(pooled, lane)
-        return found if largest else found / T.Cast("float32", _count(spec, at.h, at.w))
 
-    epilogue(operator, spec.steps, params, Pixels(extents, spec.output_rank), value)
+def _inside(spec: Any, *i: Expr) -> list[Expr]:
+    """Return the tests that a tap of a window is in the image, as bounds of the tap."""
+    _, h, w, _, kh, kw = i
+    found = []
+    for axis, position, tap in ((0, h, kh), (1, w, kw)):
+        before, after = leaves(spec, axis, 0, spec.output_hw[axis] - 1)
+        low, high = tap_bounds(spec, axis, position)
+        found += [tap >= low] * before + [tap < high] * after
+    return found
 
 
 def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
-    """Return how many taps of a window are averaged."""
+    """Return how many taps of a window are averaged: what ceil_mode adds never counts."""
     count: Expr = int64(1)
     for axis, position in ((0, h), (1, w)):
-        size = (spec.height, spec.width)[axis]
-        first, last = -spec.pads[axis], size + spec.pads[axis + 2]
+        low, high = int64(0), int64(spec.kernel[axis])
         if spec.kind == "avg":
-            first, last = 0, size
-        taps: Expr = int64(0)
-        for tap in range(spec.kernel[axis]):
-            at = position * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            here = T.And(at >= first, at < last)
-            # What ceil_mode adds never counts.
-            taps = taps + T.Cast("int64", here)
-        count = count * taps
-    return count
+            low, high = tap_bounds(spec, axis, position)
+        elif spec.ceil_extra != (0, 0):
+            step, size = spec.dilations[axis], (spec.height, spec.width)[axis]
+            room = size + spec.pads[axis] + spec.pads[axis + 2] - position * spec.strides[axis]
+            high = T.min((room + step - 1) // step, high)
+        count = count * T.max(high - low, 0)
+    return T.Cast("float32", T.Cast("int32", count))  # 32-bit processors convert none of 64
 
 
 def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
@@ -86,13 +90,10 @@ def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
         with T.init():
             for plane in held:
                 T.buffer_store(plane, least, [n, h, w, c])
-        with ExitStack() as stack:
-            for test in [*_inside(spec, 0, h, kh), *_inside(spec, 1, w, kw)]:
-                stack.enter_context(T.If(test))
-                stack.enter_context(T.Then())
+        with under(*_inside(spec, n, h, w, c, kh, kw)):
             row, column = place(spec, h, w, kh, kw)
-            old = [plane[n, h, w, c] for plane in held]
-            new = [plane[n, row, column, c] for plane in planes]
+            old = [T.Bind(plane[n, h, w, c]) for plane in held]
+            new = [T.Bind(plane[n, row, column, c]) for plane in planes]
             for plane, word in zip(held, _joined(spec, old, new), strict=True):
                 T.buffer_store(plane, word, [n, h, w, c])
     with T.grid(operator.n, *map(int64, extents[1:])) as loops, T.sblock("out"):
@@ -106,13 +107,6 @@ def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
             if spec.flip:
                 word = T.bitwise_xor(word, operator.inputs[-1][c])
             T.buffer_store(out, word, [n, h, w, c])
-
-
-def _inside(spec: BitwiseMaxPool, axis: int, position: Expr, tap: Expr) -> list[Expr]:
-    """Return the tests that a tap is in the image, as bounds of the tap."""
-    before, after = leaves(spec, axis, 0, spec.output_hw[axis] - 1)
-    low, high = tap_bounds(spec, axis, position)
-    return [tap >= low] * before + [tap < high] * after
 
 
 def _joined(spec: BitwiseMaxPool, old: list[Expr], new: list[Expr]) -> list[Expr]:
