@@ -108,17 +108,7 @@ def sums(
 
 
 def mark(sch: s_tir.Schedule, loop: Any, axis: int) -> None:
-    """Have `bounded` leave out taps outside the image.
-
-    Parameters
-    ----------
-    sch : Schedule
-        Of the function.
-    loop : LoopRV
-        Over the rows or columns of a window.
-    axis : int
-        Which of the axes that its block reduces it is.
-    """
+    """Have `bounded` leave out taps of a loop, which of the axes that a block reduces is given."""
     sch.annotate(loop, _TAPS, axis)
 
 

@@ -1,6 +1,6 @@
-"""Float convolution, dense layers and pooling: how many registers each tile takes.
+"""Float convolution and dense layers: how many registers each tile takes.
 
-The kernels are written as tiles already (`templates.float_conv2d`, `templates.pool`); a rule
+The kernels are written as tiles already (`templates.float_conv2d` and beside it); a rule
 here chooses the sizes from the registers and caches of the target and writes them again.
 """
 
@@ -9,25 +9,22 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, multithreading
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_portable import MAX
 from bnncc.schedules.intrin_x86 import DOT_ADD
+from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
 from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization
-from bnncc.topi_binary.spec import Conv2d, Pool2d
+from bnncc.topi_binary.spec import Conv2d
 
 MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
 
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
-
-FAR_BLOCKS = 8
-"""Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
-columns, each in cache lines of its own, and more vectors."""
 
 STRIP = 4
 """Rows that a filtered convolution computes with weights too many for the second cache."""
@@ -38,14 +35,11 @@ UNROLLED_CHANNELS = 4
 MIN_CHUNK = 4
 """Rows of the output that are worth transforming the rows around them again, for a thread."""
 
-MAX_COLUMNS, MAX_VECTORS, MAX_STRIP, MAX_POOLED = 28, 7, 8, 14
-"""The largest that are tried: columns, vectors and rows of a strip, and vectors of a pooling."""
+MAX_COLUMNS, MAX_VECTORS, MAX_STRIP = 28, 7, 8
+"""The largest that are tried: columns, vectors and rows of a strip."""
 
 MAX_GATHERED = 16
 """Products in the body of a loop where each collects data that are no neighbours in memory."""
-
-UNROLLED_TAPS = 8
-"""Windows of more columns are loops."""
 
 MAX_SHARES = 4
 """Pieces of the images for each thread."""
@@ -127,18 +121,14 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
 
 def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
     """Schedule the pooling of a convolution's rows, a tile of columns after the other."""
-    if rows.windows is None:
+    if rows.ring_spec is None:
         return
-    for group, ranges in rows.pooled:
+    rolled = rows.ring_spec.kernel[1] > UNROLLED_TAPS
+    for _, ranges in rows.pooled:
         for name, _ in ranges:
             tiles, columns = sch.get_loops(f"out_{name}")
             sch.reorder(columns, tiles)
-            _windows(sch, rows.windows.spec, rows.windows.pair(group), name)
-
-
-def _windows(sch: s_tir.Schedule, spec: Pool2d, pair: TensorPair | None, name: str) -> None:
-    rolled = spec.kernel[1] > UNROLLED_TAPS
-    channel_tiles.sums(sch, name, pair, order="wko", rolled=rolled)
+            channel_tiles.sums(sch, name, MAX, order="wko", rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:

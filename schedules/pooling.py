@@ -24,8 +24,8 @@ VECTORS = 4
 """Vectors of channels in a tile, where pixels are far apart or columns few."""
 
 FAR_BLOCKS = 8
-"""Vectors of a pixel from which tiles are better of fewer columns, each in cache lines of its own,
-and more vectors."""
+"""Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
+columns, each in cache lines of its own, and more vectors."""
 
 ONE_COLUMN_VECTORS = 12
 """Vectors in a tile of a pooling to one column."""

@@ -79,7 +79,9 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     tirx.PrimFunc
     """
     roots = [func.body.block for func in parts]
-    views, bodies, common = [], [], []
+    views: list[tirx.Stmt] = []
+    bodies: list[tirx.Stmt] = []
+    common: list[tirx.For] = []
     for root in roots:
         statements = _statements(root.body)
         (nest,) = (stmt for stmt in statements if isinstance(stmt, tirx.For))

@@ -161,8 +161,6 @@ class Range:
     at : tuple of Expr, default ()
         Without them: image and row, perhaps the first vector, perhaps also the first column, where
         other loops are at.
-    lanes : int, default LANES
-        Sums in a vector.
     """
 
     name: str
@@ -170,7 +168,6 @@ class Range:
     group: Group
     image: tuple[Expr, ...] = ()
     at: tuple[Expr, ...] = ()
-    lanes: int = LANES
 
     @property
     def tiles(self) -> list[Expr]:
@@ -202,13 +199,13 @@ class Range:
     def allocated(self, dtype: str) -> Buffer:
         """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
         width, vectors = self.cells
-        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * self.lanes), dtype)
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
         IRBuilder.name(f"acc_{self.name}", acc)
         return acc
 
     def sums(
         self, spec: Windowed | None, words: int, product: Callable[..., Product],
-        dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
+        dtype: str = "float32", start: Expr = None,
         acc: Buffer = None,
     ) -> Buffer:  # fmt: skip
         """Write the block ``acc_i``.
@@ -223,8 +220,8 @@ class Range:
             Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
         dtype : str, default "float32"
             Of the sums.
-        start : callable, optional
-            Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
+        start : Expr, optional
+            What sums start from, if that is not 0.
         acc : Buffer, optional
             Sums that are there already, instead.
 
@@ -241,13 +238,13 @@ class Range:
             axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
             *tile, column, vector, kh, kw, word = axes
             pixel = self.pixel(tile, column, vector)
-            total = At(acc, [*tile, column, vector * self.lanes])
+            total = At(acc, [*tile, column, vector * LANES])
             made = product(pixel, kh, kw, word)
-            T.reads(*([total.region(self.lanes)] if begun else []), *made.regions())
-            T.writes(total.region(self.lanes))
+            T.reads(*([total.region(LANES)] if begun else []), *made.regions())
+            T.writes(total.region(LANES))
             if not begun:
-                with T.init(), T.vectorized(0, self.lanes) as lane:
-                    first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
+                with T.init(), T.vectorized(0, LANES) as lane:
+                    first = tirx.const(0, dtype) if start is None else start
                     T.buffer_store(acc, first, total.index(lane))
             with ExitStack() as stack:
                 for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():
@@ -299,18 +296,18 @@ class Range:
             axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
             tile = tuple(axes) if count > 1 else (axes,)
             columns, vectors = self.cells
-            whole = [*tile, slice(0, columns), slice(0, vectors * self.lanes)]
+            whole = [*tile, slice(0, columns), slice(0, vectors * LANES)]
             T.reads(*([] if acc is None else [acc[tuple(whole)]]))
             T.writes()
             yield tile
 
     def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
-        return At(acc, [*tile, column, vector * self.lanes]).load(0, self.lanes)
+        return At(acc, [*tile, column, vector * LANES]).load(0, LANES)
 
 
 def whole(
-    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer], lanes: int = LANES
+    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer]
 ) -> list[tuple[Range, list[Buffer]]]:
     """Return the ranges of `names` for `rows` rows of `n` images, each with views of `outputs`.
 
@@ -319,7 +316,7 @@ def whole(
     """
     image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
     return [
-        (Range(name, segment, group, image, lanes=lanes), [aliased(buffer) for buffer in outputs])
+        (Range(name, segment, group, image), [aliased(buffer) for buffer in outputs])
         for group, ranges in names
         for name, segment in ranges
     ]

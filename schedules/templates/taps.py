@@ -13,7 +13,6 @@ from bnncc.schedules.templates.epilogue import Expr
 from bnncc.topi_binary import borders, layout
 from bnncc.topi_binary.definitions.blocks import under as under
 from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import leaves
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
@@ -110,10 +109,14 @@ class Kernel:
 
     def leaves(self, axis: int, piece: Piece) -> tuple[bool, bool]:
         """Return whether taps of `piece` lie before the image, and whether they lie after it."""
-        if self.spec.rank == 2:
+        spec = self.spec
+        if spec.rank == 2:
             return False, False
-        first, count = (piece.column, piece.columns) if axis == 1 else (0, self.height)
-        return leaves(self.spec, axis, first, first + count - 1)
+        first, last = 0, self.height - 1
+        if axis == 1:
+            first, last = piece.column, piece.column + piece.columns - 1
+        after = self.position(axis, last, spec.kernel[axis] - 1) >= (spec.height, spec.width)[axis]
+        return self.position(axis, first, 0) < 0, after
 
     def inside(self, axis: int, place: Expr, tap: Expr, piece: Piece) -> Expr | None:
         """Return the test that a tap is inside the image; None if it always is, in this piece."""

@@ -18,9 +18,9 @@ from bnncc.topi_binary.definitions.blocks import (
     under,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
-from bnncc.topi_binary.definitions.taps import leaves, pixel, place, tap_bounds
+from bnncc.topi_binary.definitions.taps import pixel, place, tap_bounds
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
+from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d, taps_inside
 
 
 def pool2d(operator: Operator, spec: Pool2d) -> None:
@@ -57,9 +57,9 @@ def _inside(spec: Any, *i: Expr) -> list[Expr]:
     _, h, w, _, kh, kw = i
     found = []
     for axis, position, tap in ((0, h, kh), (1, w, kw)):
-        before, after = leaves(spec, axis, 0, spec.output_hw[axis] - 1)
+        first, last = (taps_inside(spec, axis, at) for at in (0, spec.output_hw[axis] - 1))
         low, high = tap_bounds(spec, axis, position)
-        found += [tap >= low] * before + [tap < high] * after
+        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
     return found
 
 

@@ -23,29 +23,6 @@ def inside(spec: Any, row: Expr, column: Expr) -> Expr:
     return T.And(rows, T.And(column >= 0, column < spec.width))
 
 
-def leaves(spec: Any, axis: int, first: int, last: int) -> tuple[bool, bool]:
-    """Return whether taps of the windows from `first` to `last` lie before and after the image.
-
-    Parameters
-    ----------
-    spec : Spec
-        With a window.
-    axis : int
-        0 for rows, 1 for columns.
-    first, last : int
-        Positions in the output.
-
-    Returns
-    -------
-    before, after : bool
-    """
-    start = first * spec.strides[axis] - spec.pads[axis]
-    end = (
-        last * spec.strides[axis] - spec.pads[axis] + (spec.kernel[axis] - 1) * spec.dilations[axis]
-    )
-    return start < 0, end >= (spec.height, spec.width)[axis]
-
-
 def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
     """Return the first tap inside the image of a window, and the first that is behind it again.
 
