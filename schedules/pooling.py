@@ -109,10 +109,10 @@ def _floats(
     vector, lane = sch.split(channel, [vectors, lanes])
     sch.reorder(kh, column, kw, vector, lane)
     # 5 vectorize, unroll, parallel
-    _taps(sch, "pooled", kh, kw, [column, vector, lane])
-    epilogue.vectorize(sch, sch.get_sblock(out), spec.channels, target)
     if parallel:
         sch.parallel(sch.fuse(n, h))
+    _taps(sch, "pooled", kh, kw, [column, vector, lane])
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 
@@ -180,9 +180,9 @@ def _words(
     together = spec.planes <= MAX_PLANES
     sch.reorder(*((kh, column) if together else (column, kh)), kw, lane)
     # 5 vectorize, unroll, parallel
-    _taps(sch, "held", kh, kw, [column, lane])
     if parallel:
         sch.parallel(sch.fuse(n, h))
+    _taps(sch, "held", kh, kw, [column, lane])
     return channel_tiles.bounded(sch.mod["main"])
 
 
