@@ -14,7 +14,7 @@ from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
-from bnncc.schedules.templates.rows import Rows
+from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization

@@ -1,8 +1,9 @@
 """Elementwise kernels on NCHW tensors, whose channels are not neighbours: no schedule of lanes.
 
-* Data and all tensors NCHW: lanes are pixels, a word is the OR of 32 masked compares (`planar`); no
-  value is moved between lanes.
-* Mixed: squares of `LANES` pixels x `LANES` channels are transposed in registers (`square`).
+* Data and all tensors NCHW: lanes are pixels, a word is the OR of 32 masked compares; no value is
+  moved between lanes (`nchw_elementwise`).
+* Mixed: tiles of `LANES` pixels x `LANES` channels are transposed in registers
+  (`transposed_elementwise`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import dataclasses
 
 from tvm import tirx
 
-from bnncc.schedules.templates.planar import write_planar
-from bnncc.schedules.templates.square import write_squares
+from bnncc.schedules.templates.nchw_elementwise import write_nchw
+from bnncc.schedules.templates.transposed_elementwise import write_transposed
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
 from bnncc.topi_binary.step import TENSORS
@@ -26,7 +27,7 @@ def elementwise(spec: Elementwise, parallel: bool) -> tirx.PrimFunc:
     flat = dataclasses.replace(spec, height=1, width=spec.height * spec.width)
     with Operator(spec) as kernel:
         kernel.reshape(flat)
-        write = write_planar if layouts(spec) == {"NCHW"} and not spec.packed else write_squares
+        write = write_nchw if layouts(spec) == {"NCHW"} and not spec.packed else write_transposed
         write(kernel, flat, parallel)
     return kernel.func
 

@@ -17,8 +17,8 @@ from bnncc.schedules.intrin_portable import DOT_ADD, MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16
 from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named
 from bnncc.schedules.templates.kernel import Expr, splat
+from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.quantized_data import Taps
-from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES

@@ -1,8 +1,10 @@
 """Where the rows of a convolution go: through its epilogue, or through max-pooling first.
 
-A convolution that is pooled keeps its last few rows in a ring, pooled across (`RowMax`), and never
-stores its whole result: as soon as the rows of a window are there, the pooling reads them and does
-the epilogue. `Rows` is the outer loop of such kernels, with or without pooling.
+A convolution that is pooled keeps its last few rows in a line buffer, a ring of them pooled across
+(`HorizontalMax`), and never stores its whole result: as soon as the rows of a window are there, the
+pooling reads them and does the epilogue. `Rows` is the outer loop of such kernels, with or without
+pooling. The ring is the algorithm: rows live on from one turn of the loop to the next, which TVM's
+primitives cannot say. What such a kernel computes is `definitions.conv2d`, which tests compare.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Line(NamedTuple):
     """Its number among those put at a time."""
 
 
-class RowMax:
+class HorizontalMax:
     """Maxima of windows over the columns of a row, which arrive one tile after the other.
 
     They are taken while the columns of a tile are in registers, so that the ring of rows holds one
@@ -205,7 +207,7 @@ class Rows:
         taken = sum(map(step_inputs, spec.pool.before))
         self.before, self.params = self.params[:taken], self.params[taken:]
         self.slots = ring_size(spec.pool.kernel[0] + step - 1)
-        self.across = RowMax(spec.pool, self.width, spec.output_hw[1], self.unit)
+        self.across = HorizontalMax(spec.pool, self.width, spec.output_hw[1], self.unit)
         shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
