@@ -50,7 +50,7 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
         name = realize.block.name_hint if loops else ""
         if not loops or name in bounds:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
-    body = _root(root, tirx.SeqStmt(kept), root.alloc_buffers)
+    body = _root(root, kept, root.alloc_buffers)
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
 
 
@@ -91,16 +91,19 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
         same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
         renamed = partial(_found, same)
         bodies.append(tvm_ffi.structural_map(body, (tirx.Var, renamed)))
-    made: tirx.Stmt = tirx.SeqStmt(bodies) if len(bodies) > 1 else bodies[0]
+    made = _sequence(bodies)
     for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
-    made = tirx.SeqStmt([*views, made]) if views else made
     tensors = [tensor for root in roots for tensor in root.alloc_buffers]
-    return parts[0].with_body(_root(roots[0], made, tensors))
+    return parts[0].with_body(_root(roots[0], [*views, made], tensors))
 
 
 def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
     return same.get(var, var)
+
+
+def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
 def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
@@ -116,6 +119,6 @@ def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], t
     return loops, stmt
 
 
-def _root(old: s_tir.SBlock, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx.Stmt:
-    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, body, None, tensors)
+def _root(old: s_tir.SBlock, body: Sequence[tirx.Stmt], tensors: Sequence[Any]) -> tirx.Stmt:
+    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, _sequence(body), None, tensors)
     return s_tir.SBlockRealize([], tirx.const(True), block)
