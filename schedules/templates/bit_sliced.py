@@ -6,6 +6,8 @@ every tap is a load of neighbouring words, also across pixels where those are sh
 Bits that differ are added by carry-save adders made of logic: three bits of one weight become one,
 and a carry of the next. The sum is bit planes too, compared with limits in slices, 32 channels in
 each word; for other epilogues, planes of a row become numbers afterwards, `LANES` channels at once.
+Ring and adders are the algorithm, no order of the loops that `definitions.binary_conv2d` has, which
+these kernels are tested against.
 
 Zero planes are turned and padded like data, and always counted: a bit that differs and is no zero
 counts two, a zero one.

@@ -3,7 +3,8 @@
 Like `float_conv2d`, a register tile of output columns times vectors of output channels, but the
 reduction goes over words of taps that lie side by side (`quantized_data`): one instruction
 multiplies the two or four operands of each lane and adds them up. Where the machine has no such
-instruction, words are single float32 numbers of the same values (`quantization`).
+instruction, words are single float32 numbers of the same values (`quantization`). The ring of
+rounded rows is why this is no schedule of `definitions.conv2d`, which it is tested against.
 """
 
 from __future__ import annotations
