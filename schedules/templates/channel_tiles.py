@@ -205,7 +205,7 @@ class Range:
 
     def sums(
         self, spec: Windowed | None, words: int, product: Callable[..., Product],
-        dtype: str = "float32", start: Expr = None,
+        dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
         acc: Buffer = None,
     ) -> Buffer:  # fmt: skip
         """Write the block ``acc_i``.
@@ -220,8 +220,8 @@ class Range:
             Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
         dtype : str, default "float32"
             Of the sums.
-        start : Expr, optional
-            What sums start from, if that is not 0.
+        start : callable, optional
+            Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
         acc : Buffer, optional
             Sums that are there already, instead.
 
@@ -244,7 +244,7 @@ class Range:
             T.writes(total.region(LANES))
             if not begun:
                 with T.init(), T.vectorized(0, LANES) as lane:
-                    first = tirx.const(0, dtype) if start is None else start
+                    first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
                     T.buffer_store(acc, first, total.index(lane))
             with ExitStack() as stack:
                 for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():

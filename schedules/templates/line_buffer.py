@@ -404,7 +404,7 @@ class Rows:
             place = [T.floormod(y, self.slots), x + self.across.shift, pixel.block * LANES]
             return Product(MAX, (At(self.ring, place),))
 
-        acc = part.sums(spec, 1, product, start=T.float32(float("-inf")))
+        acc = part.sums(spec, 1, product, start=lambda pixel, lane: T.float32(float("-inf")))
         with part.each(acc) as tile:
             pixel = part.pixel(tile)
             for column in range(part.segment.width):
