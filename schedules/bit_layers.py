@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import epilogue, multithreading
 from bnncc.schedules.space import Point, Space, powers, with_threads
-from bnncc.schedules.templates import elementwise as template
 from bnncc.schedules.templates.image_bits import image_bits as make_image_bits
+from bnncc.schedules.templates.nchw_elementwise import write_nchw
+from bnncc.schedules.templates.transposed_elementwise import write_transposed
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import Elementwise, ImageBits, SliceBits, Spec, WeightsOfRows
+from bnncc.topi_binary.signature import Operator
+from bnncc.topi_binary.spec import (
+    Elementwise,
+    ImageBits,
+    SliceBits,
+    Spec,
+    WeightsOfRows,
+)
+from bnncc.topi_binary.step import TENSORS
 
 VECTORS = 4
 """Vectors of channels in one turn of the loop over pixels."""
@@ -61,11 +72,27 @@ def elementwise_planes(
     spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Write a kernel whose lanes are pixels, at least where it reads or writes."""
-    return multithreading.one_region(template.elementwise(spec, bool(point.get("divide", 0))))
+    flat = replace(spec, height=1, width=spec.height * spec.width)
+    alike = _layouts(spec) == {"NCHW"} and not spec.packed
+    with Operator(spec) as kernel:
+        kernel.reshape(flat)
+        write = write_nchw if alike else write_transposed
+        write(kernel, flat, bool(point.get("divide", 0)))
+    return multithreading.one_region(kernel.func)
 
 
 def _lanes_are_channels(spec: Elementwise) -> bool:
-    return template.layouts(spec) <= {"NHWC"}
+    return _layouts(spec) <= {"NHWC"}
+
+
+def _layouts(spec: Elementwise) -> set[str]:
+    """Return the layouts of all tensors that have one; those of rows are all alike."""
+    if spec.rank == 2:
+        return {"NHWC"}
+    found = {step.layout for step in spec.steps if step.op in ("store", *TENSORS)}
+    if any(step.op == "levels" for step in spec.steps):
+        found.add("NHWC")
+    return found if spec.packed else found | {spec.data_layout}
 
 
 def _unrolled(count: int, vectors: int) -> int:

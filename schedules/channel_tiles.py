@@ -15,8 +15,11 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules.intrin import TensorPair
 
-_ROWS = "bnncc.rows"
-"""Marks loops over kernel rows."""
+_REDUCED = 2
+"""Kind of an axis of a block that is reduced."""
+
+_TAPS = "bnncc.taps"
+"""Marks loops over the taps of a window, with which axis of a reduction they are."""
 
 
 def outer(
@@ -97,15 +100,20 @@ def sums(
         init = sch.decompose_reduction(acc, kh)
         for loop in sch.get_loops(init)[-3:-1]:
             sch.unroll(loop)
-    sch.annotate(kh, _ROWS, 1)
+    mark(sch, kh, 0)
     # 4 tensorize
     if pair is not None and pair.lanes > 1:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
+def mark(sch: s_tir.Schedule, loop: Any, axis: int) -> None:
+    """Have `bounded` leave out taps of a loop, which of the axes that a block reduces is given."""
+    sch.annotate(loop, _TAPS, axis)
+
+
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Leave out kernel rows outside the image by the bounds of the loops over them.
+    """Leave out taps outside the image by the bounds of the loops over them.
 
     A test in such a loop makes LLVM move accumulators to memory, and loop partitioning, which does
     not find that the turns before and after are empty, makes the code three times as long.
@@ -113,7 +121,7 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Parameters
     ----------
     func : tirx.PrimFunc
-        Scheduled by `sums`.
+        With loops that were given to `mark`.
 
     Returns
     -------
@@ -121,12 +129,14 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def bounds(loop: tirx.For) -> tirx.For:
-        if _ROWS not in loop.annotations:
+        if _TAPS not in loop.annotations:
             return loop
         blocks: list[Any] = []
         tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, blocks.append), order="pre")
         realize, block = blocks[0], blocks[0].block
-        tap, test = block.iter_vars[-3].var, block.body
+        reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == _REDUCED]
+        number = reduced[int(loop.annotations[_TAPS])]
+        tap, test = block.iter_vars[number].var, block.body
         values = {
             axis.var: value
             for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
@@ -140,21 +150,20 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             test = test.then_case
         if not test.same_as(block.body):
             values[tap] = loop.loop_var + low
-            body = tvm_ffi.structural_map(
-                body, (s_tir.SBlockRealize, partial(_replaced, realize, values.values(), test))
-            )
+            replaced = partial(_replaced, realize, number, values.values(), test)
+            body = tvm_ffi.structural_map(body, (s_tir.SBlockRealize, replaced))
         return tirx.For(loop.loop_var, loop.min, high - low, loop.kind, body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, bounds)))
 
 
-def _replaced(old: Any, values: Iterable[Any], body: Any, node: Any) -> Any:
+def _replaced(old: Any, number: int, values: Iterable[Any], body: Any, node: Any) -> Any:
     if not node.same_as(old):
         return node
     block = node.block
     # No reduction any more: TVM would allocate sums outside of all loops that its value depends on.
     iters = [*block.iter_vars]
-    iters[-3] = tirx.IterVar(iters[-3].dom, iters[-3].var, tirx.IterVar.DataPar)
+    iters[number] = tirx.IterVar(iters[number].dom, iters[number].var, tirx.IterVar.DataPar)
     made = s_tir.SBlock(
         iters, block.reads, block.writes, block.name_hint, body, block.init,
         block.alloc_buffers, block.match_buffers, block.annotations,

@@ -1,42 +1,30 @@
-"""Float convolution, dense layers and pooling: how many registers each tile takes.
+"""Float convolution and dense layers: how many registers each tile takes.
 
-The kernels are written as tiles already (`templates.float_conv2d`, `templates.pool`); a rule
+The kernels are written as tiles already (`templates.float_conv2d` and beside it); a rule
 here chooses the sizes from the registers and caches of the target and writes them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, multithreading
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_portable import MAX
 from bnncc.schedules.intrin_x86 import DOT_ADD
-from bnncc.schedules.space import Point, Space, powers, space, tile_sizes, with_threads
-from bnncc.schedules.templates import filtered_conv2d, float_conv2d, pool, quantized_conv2d
-from bnncc.schedules.templates.channel_tiles import Group, Names
-from bnncc.schedules.templates.rows import Rows
+from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
+from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
+from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
+from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, Pool2d
+from bnncc.topi_binary.spec import Conv2d
 
 MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
 
 DENSE_VECTORS = 7
 """Streams of weights that a dense layer reads at once."""
-
-POOLED_VECTORS = 4
-"""Vectors of channels in a tile of a pooling, where pixels are far apart or columns few."""
-
-FAR_BLOCKS = 8
-"""Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
-columns, each in cache lines of its own, and more vectors."""
-
-ONE_COLUMN_VECTORS = 12
-"""Vectors in a tile of a pooling to one column."""
 
 STRIP = 4
 """Rows that a filtered convolution computes with weights too many for the second cache."""
@@ -47,14 +35,11 @@ UNROLLED_CHANNELS = 4
 MIN_CHUNK = 4
 """Rows of the output that are worth transforming the rows around them again, for a thread."""
 
-MAX_COLUMNS, MAX_VECTORS, MAX_STRIP, MAX_POOLED = 28, 7, 8, 14
-"""The largest that are tried: columns, vectors and rows of a strip, and vectors of a pooling."""
+MAX_COLUMNS, MAX_VECTORS, MAX_STRIP = 28, 7, 8
+"""The largest that are tried: columns, vectors and rows of a strip."""
 
 MAX_GATHERED = 16
 """Products in the body of a loop where each collects data that are no neighbours in memory."""
-
-UNROLLED_TAPS = 8
-"""Windows of more columns are loops."""
 
 MAX_SHARES = 4
 """Pieces of the images for each thread."""
@@ -136,20 +121,14 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
 
 def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
     """Schedule the pooling of a convolution's rows, a tile of columns after the other."""
-    if rows.windows is None:
+    if rows.ring_spec is None:
         return
-    for group, ranges in rows.pooled:
+    rolled = rows.ring_spec.kernel[1] > UNROLLED_TAPS
+    for _, ranges in rows.pooled:
         for name, _ in ranges:
             tiles, columns = sch.get_loops(f"out_{name}")
             sch.reorder(columns, tiles)
-            _windows(sch, rows.windows.spec, rows.windows.pair(group), name)
-
-
-def _windows(
-    sch: s_tir.Schedule, spec: Pool2d | BitwiseMaxPool, pair: TensorPair | None, name: str
-) -> None:
-    rolled = spec.kernel[1] > UNROLLED_TAPS
-    channel_tiles.sums(sch, name, pair, order="wko", rolled=rolled)
+            channel_tiles.sums(sch, name, MAX, order="wko", rolled=rolled)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
@@ -317,66 +296,3 @@ def choose_quantized(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     vectors, registers = limits(spec, target)
     # Besides accumulators: a vector of weights each, a datum and a spare.
     return {"columns": max(1, (registers - vectors - 2) // vectors), "vectors": vectors}
-
-
-def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a float pooling."""
-    per_vector = target.registers_per_vector(layout.LANES)
-    budget = max(1, min(8, target.vector_registers // 2 // per_vector))
-    most = max(2, (target.vector_registers - 4) // per_vector)
-    blocks, width = layout.blocks(spec.channels), spec.output_hw[1]
-    far = spec.data_layout == "NHWC" and blocks >= FAR_BLOCKS and budget > POOLED_VECTORS
-    columns = min(width, budget // POOLED_VECTORS if far else budget)
-    vectors = (
-        min(ONE_COLUMN_VECTORS, most) if width == 1 else min(POOLED_VECTORS, budget // columns)
-    )
-    default = {"columns": columns, "vectors": max(1, min(vectors, blocks))}
-    return with_threads(
-        {
-            "columns": {*tile_sizes(width, MAX_POOLED), min(width, budget)},
-            "vectors": range(1, min(blocks, MAX_POOLED) + 1),
-        },
-        default,
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-        lambda point: point["columns"] * point["vectors"] <= min(MAX_POOLED, most),
-    )
-
-
-def pool2d(spec: Pool2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Tile a float pooling as `point` says."""
-    func, windows, names = pool.pool2d(spec, point["columns"], point["vectors"])
-    pairs = {group: windows.pair(group) for group, _ in names}
-    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))
-
-
-def _windows_alone(
-    func: tirx.PrimFunc, names: Names, pairs: Mapping[Group, TensorPair | None],
-    spec: Pool2d | BitwiseMaxPool, parallel: bool,
-) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a pooling: a tile of columns after the other, all channels of each."""
-    sch = s_tir.Schedule(func)
-    channel_tiles.outer(sch, [n for _, rs in names for n, _ in rs], "nhwo", 2, parallel)
-    for group, ranges in names:
-        for name, _ in ranges:
-            _windows(sch, spec, pairs[group], name)
-    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
-
-
-def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a pooling of bits."""
-    return with_threads(
-        {"columns": tile_sizes(spec.output_hw[1], MAX_POOLED)},
-        {"columns": 4},
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-    )
-
-
-def bitwise_maxpool(
-    spec: BitwiseMaxPool, target: TargetSpec, threads: int, point: Point
-) -> tirx.PrimFunc:
-    """Tile a pooling of bits as `point` says."""
-    func, names = pool.bitwise_maxpool(spec, point["columns"])
-    pairs = {group: pool.joined_by(spec, group) for group, _ in names}
-    return _windows_alone(func, names, pairs, spec, bool(point.get("divide", 0)))

@@ -315,30 +315,17 @@ DOT_ADD = {
 """By type of the data, where no instruction adds several products: levels that are not negative."""
 
 
-def _joining(name: str, joined: Callable[[Expr, Expr], Expr], dtype: str, count: int) -> TensorPair:
-    every = T.Ramp(0, 1, count) if count > 1 else 0
-    bounds = (-512, 512) if dtype == "float32" else None
-    return TensorPair(
-        f"{name}_{count}_{dtype[0]}32",
-        "",
-        (Operand((count,), dtype, bounds=bounds),) * 2,
-        count,
-        lambda lane, data, held: [(lane, joined(held[lane], data[lane]))],
-        lambda data, held: [(every, joined(held[every], data[every]))],
-    )
-
-
-JOIN = {
-    (name, count): _joining(name, joined, dtype, count)
-    for name, joined, dtype, counts in (
-        ("max", T.max, "float32", range(1, LANES + 1)),
-        ("add", lambda a, b: a + b, "float32", range(1, LANES + 1)),
-        ("or", T.bitwise_or, "uint32", (1, 2, 4, 8, 16)),
-        ("and", T.bitwise_and, "uint32", (1, 2, 4, 8, 16)),
-    )
-    for count in counts
-}
-"""By operation and lanes: what is held is joined with data, lane by lane."""
+MAX = TensorPair(
+    "max_16_f32",
+    "",
+    (Operand((LANES,), "float32", bounds=(-512, 512)),) * 2,
+    LANES,
+    lambda lane, data, held: [(lane, T.max(held[lane], data[lane]))],
+    lambda data, held: [
+        (T.Ramp(0, 1, LANES), T.max(*(x[T.Ramp(0, 1, LANES)] for x in (held, data))))
+    ],
+)
+"""What is held is joined with data, lane by lane."""
 
 
 class _Packing(TensorPair):

@@ -64,7 +64,7 @@ _ROWS = {
         gpu="cuda.binary:kernel", gpu_space="cuda.binary:space", gpu_cut="cuda.binary:Cut",
     ),
     BitwiseMaxPool: Row(
-        "float_layers:bitwise_maxpool", "float_layers:bitwise_maxpool_space",
+        space="pooling:bitwise_maxpool_space", apply="pooling:bitwise_maxpool",
         gpu="cuda.plain:bitwise_maxpool",
     ),
     ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),
@@ -83,7 +83,9 @@ _ROWS = {
     ),
     ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),
     PadBits: Row(apply="bit_layers:moved", gpu="cuda.plain:pad_bits"),
-    Pool2d: Row("float_layers:pool2d", "float_layers:pool2d_space", gpu="cuda.plain:pool2d"),
+    Pool2d: Row(
+        space="pooling:pool2d_space", apply="pooling:pool2d", gpu="cuda.plain:pool2d"
+    ),
     SliceBits: Row(apply="bit_layers:slice_bits", gpu="cuda.plain:slice_bits"),
     WeightsOfRows: Row(apply="bit_layers:weights_of_rows"),
 }  # fmt: skip

@@ -1,4 +1,8 @@
-"""Convolution and dense layers on bits: what is computed, in named blocks, not yet scheduled.
+"""Convolution and dense layers on bits, in named blocks that rules schedule.
+
+`definitions.binary_conv2d` says the same plainly, word by word, and is what tests compare. This is
+what these rules start from: sums that begin at what taps outside count, and code for data without
+zeros apart from that for all data, neither of which primitives make of the definition.
 
 Lanes are output channels: the accumulators of `layout.LANES` channels of one pixel are one vector,
 and each data word is compared with one vector of weight words. The definition can be written in

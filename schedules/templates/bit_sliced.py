@@ -6,6 +6,8 @@ every tap is a load of neighbouring words, also across pixels where those are sh
 Bits that differ are added by carry-save adders made of logic: three bits of one weight become one,
 and a carry of the next. The sum is bit planes too, compared with limits in slices, 32 channels in
 each word; for other epilogues, planes of a row become numbers afterwards, `LANES` channels at once.
+Ring and adders are the algorithm, no order of the loops that `definitions.binary_conv2d` has, which
+these kernels are tested against.
 
 Zero planes are turned and padded like data, and always counted: a bit that differs and is no zero
 counts two, a zero one.
@@ -20,11 +22,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.adders import Logic, Tree
 from bnncc.schedules.templates.bit_sliced_rows import ONES, Cut, Ring, get, put, splat_word
+from bnncc.schedules.templates.carry_save_adders import CarrySaveTree, Logic
 from bnncc.schedules.templates.epilogue import emit, views
-from bnncc.schedules.templates.kernel import Expr, bind, const, flat, load, loop, loops
-from bnncc.schedules.templates.source import lanes_of
+from bnncc.schedules.templates.kernel import Expr, bind, const, flat, lanes_of, load, loop, loops
 from bnncc.topi_binary import sliced_data
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, blocks
@@ -237,7 +238,7 @@ class _Conv:
         spec = self.spec
         tall, wide = spec.kernel
 
-        def products(tree: Tree, start: Expr, first: Expr) -> None:
+        def products(tree: CarrySaveTree, start: Expr, first: Expr) -> None:
             """Add those of one row of the kernel."""
             begin = bind(start + place)
             for k in range(wide):
@@ -254,7 +255,7 @@ class _Conv:
 
         per_row, count = wide * self.cut.turns * self.pitch, sliced_data.planes(spec)
         if sliced_data.rows(spec) * (1 + spec.ternary) <= MAX_UNROLLED:
-            tree = Tree(self.logic, count)
+            tree = CarrySaveTree(self.logic, count)
             for k in range(tall):
                 products(tree, starts[k], word + k * per_row)
             return tree.total()
@@ -262,7 +263,7 @@ class _Conv:
         for plane in range(count):
             put(state, [plane, 0], splat_word(0, self.lanes), self.lanes)
         with loop(tall) as turn:
-            tree = Tree(self.logic, count)
+            tree = CarrySaveTree(self.logic, count)
             for plane in range(count):
                 tree.add(plane, T.Bind(get(state, [plane, 0], self.lanes)))
             start = rings[0].slot(bind(row * spec.strides[0] + turn * spec.dilations[0]))

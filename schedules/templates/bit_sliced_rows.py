@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.adders import Logic
+from bnncc.schedules.templates.carry_save_adders import Logic
 from bnncc.schedules.templates.kernel import Expr, bind, const, flat, loop, ramp
 from bnncc.topi_binary import sliced_data
 from bnncc.topi_binary.layout import WORD_BITS, words

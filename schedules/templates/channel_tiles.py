@@ -21,6 +21,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
+from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import aliased
 
@@ -160,8 +161,6 @@ class Range:
     at : tuple of Expr, default ()
         Without them: image and row, perhaps the first vector, perhaps also the first column, where
         other loops are at.
-    lanes : int, default LANES
-        Sums in a vector.
     """
 
     name: str
@@ -169,7 +168,6 @@ class Range:
     group: Group
     image: tuple[Expr, ...] = ()
     at: tuple[Expr, ...] = ()
-    lanes: int = LANES
 
     @property
     def tiles(self) -> list[Expr]:
@@ -201,7 +199,7 @@ class Range:
     def allocated(self, dtype: str) -> Buffer:
         """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
         width, vectors = self.cells
-        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * self.lanes), dtype)
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
         IRBuilder.name(f"acc_{self.name}", acc)
         return acc
 
@@ -240,12 +238,12 @@ class Range:
             axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
             *tile, column, vector, kh, kw, word = axes
             pixel = self.pixel(tile, column, vector)
-            total = At(acc, [*tile, column, vector * self.lanes])
+            total = At(acc, [*tile, column, vector * LANES])
             made = product(pixel, kh, kw, word)
-            T.reads(*([total.region(self.lanes)] if begun else []), *made.regions())
-            T.writes(total.region(self.lanes))
+            T.reads(*([total.region(LANES)] if begun else []), *made.regions())
+            T.writes(total.region(LANES))
             if not begun:
-                with T.init(), T.vectorized(0, self.lanes) as lane:
+                with T.init(), T.vectorized(0, LANES) as lane:
                     first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
                     T.buffer_store(acc, first, total.index(lane))
             with ExitStack() as stack:
@@ -282,12 +280,11 @@ class Range:
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
             # As bounds of the tap, which can become those of a loop over it. All windows that have
             # no tap inside are one pattern.
-            step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
-            start = place * spec.strides[axis] - spec.pads[axis]
+            low, high = tap_bounds(spec, axis, place)
             if any(not taps or taps.start > 0 for taps in patterns[axis]):
-                tests.append(tap >= T.max((step - 1 - start) // step, 0))
+                tests.append(tap >= low)
             if any(not taps or taps.stop < spec.kernel[axis] for taps in patterns[axis]):
-                tests.append(tap < T.min((step - 1 + extent - start) // step, spec.kernel[axis]))
+                tests.append(tap < high)
         return tests
 
     @contextmanager
@@ -299,18 +296,18 @@ class Range:
             axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
             tile = tuple(axes) if count > 1 else (axes,)
             columns, vectors = self.cells
-            whole = [*tile, slice(0, columns), slice(0, vectors * self.lanes)]
+            whole = [*tile, slice(0, columns), slice(0, vectors * LANES)]
             T.reads(*([] if acc is None else [acc[tuple(whole)]]))
             T.writes()
             yield tile
 
     def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
-        return At(acc, [*tile, column, vector * self.lanes]).load(0, self.lanes)
+        return At(acc, [*tile, column, vector * LANES]).load(0, LANES)
 
 
 def whole(
-    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer], lanes: int = LANES
+    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer]
 ) -> list[tuple[Range, list[Buffer]]]:
     """Return the ranges of `names` for `rows` rows of `n` images, each with views of `outputs`.
 
@@ -319,7 +316,7 @@ def whole(
     """
     image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
     return [
-        (Range(name, segment, group, image, lanes=lanes), [aliased(buffer) for buffer in outputs])
+        (Range(name, segment, group, image), [aliased(buffer) for buffer in outputs])
         for group, ranges in names
         for name, segment in ranges
     ]

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import mask
-from bnncc.schedules.templates.lanes import VECTOR
+from bnncc.schedules.templates.vector_algebra import VECTOR
 from bnncc.topi_binary.definitions.epilogue import NUMBERS, Lanes, Of, Steps, Values
 from bnncc.topi_binary.definitions.epilogue import half_view as half_view
 from bnncc.topi_binary.definitions.epilogue import views as views

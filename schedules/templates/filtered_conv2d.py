@@ -3,8 +3,9 @@
 Per strip of rows: the data are transformed (`filtered_data`), once for all output channels; then,
 for each tile of transforms times vectors of output channels and for each point, products are summed
 in registers over kernel rows, parts and channels and put aside; then the inverse transform makes
-the results, which go straight on to the epilogue or the pooling (`rows`). `filtering` says what the
-transforms are.
+the results, which go straight on to the epilogue or the pooling (`line_buffer`). `filtering` says
+what the transforms are. Rings of transformed rows live on from strip to strip, which TVM's
+primitives cannot say; `definitions.conv2d` says the same sums plainly, and is what tests compare.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bnncc.schedules.intrin_portable import fused_multiply_add
 from bnncc.schedules.templates.channel_tiles import groups
 from bnncc.schedules.templates.filtered_data import Filtered, make
 from bnncc.schedules.templates.kernel import Expr, Register, bind, f32, load, loop, splat, store
-from bnncc.schedules.templates.rows import Line, Rows, Strip, when
+from bnncc.schedules.templates.line_buffer import Line, Rows, Strip, when
 from bnncc.schedules.templates.transforms import combine
 from bnncc.schedules.templates.window import row_taps
 from bnncc.topi_binary import filtering

@@ -27,7 +27,7 @@ from bnncc.schedules.templates.kernel import (
     splat,
     store,
 )
-from bnncc.schedules.templates.rows import Strip, keep, ring_size
+from bnncc.schedules.templates.line_buffer import Strip, keep, ring_size
 from bnncc.schedules.templates.transforms import combine, deinterleave
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.layout import LANES, blocks

@@ -34,7 +34,7 @@ from bnncc.schedules.templates.kernel import (
     ramp,
     splat,
 )
-from bnncc.schedules.templates.rows import Rows
+from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.window import flattened, segments
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator

@@ -2,7 +2,9 @@
 
 Lanes are pixels, neighbours in memory, so that nothing is packed across lanes: a pixel's word is
 the OR of one bit for each channel. Images whose channels are the last axis are taken apart in
-registers. A row's last vector begins earlier, over pixels that were done, instead of ending short.
+registers. A row's last vector begins earlier, over pixels that were done, instead of ending short:
+that and taking apart are the algorithm. `definitions.image_bits` is the same, bit by bit, and what
+tests compare.
 
 References
 ----------

@@ -89,6 +89,19 @@ def store(
         T.evaluate(T.masked_store(buffer, value, *outer, ramp(last, lanes), mask))
 
 
+def lanes_of(half: Expr) -> Expr:
+    """Return bit i of a half word in lane i, as a condition."""
+    bit = T.shift_left(u32(1), tirx.Ramp(tirx.IntImm("uint32", 0), tirx.IntImm("uint32", 1), LANES))
+    return (splat(T.Cast("uint32", half)) & bit) != u32(0)
+
+
+def to_float(vector: Expr, dtype: str) -> Expr:
+    """Return a vector of floats or bytes as floats."""
+    if dtype == "float32":
+        return vector
+    return T.Cast(f"float32x{LANES}", T.Cast(f"int32x{LANES}", vector))
+
+
 def flat(buffer: Buffer) -> Buffer:
     """Declare `buffer` once more, with one axis."""
     total: Expr = const(1)

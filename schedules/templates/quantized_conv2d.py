@@ -3,7 +3,8 @@
 Like `float_conv2d`, a register tile of output columns times vectors of output channels, but the
 reduction goes over words of taps that lie side by side (`quantized_data`): one instruction
 multiplies the two or four operands of each lane and adds them up. Where the machine has no such
-instruction, words are single float32 numbers of the same values (`quantization`).
+instruction, words are single float32 numbers of the same values (`quantization`). The ring of
+rounded rows is why this is no schedule of `definitions.conv2d`, which it is tested against.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from bnncc.schedules.intrin_portable import DOT_ADD, MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16
 from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named
 from bnncc.schedules.templates.kernel import Expr, splat
+from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.quantized_data import Taps
-from bnncc.schedules.templates.rows import Rows
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES

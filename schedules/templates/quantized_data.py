@@ -27,7 +27,7 @@ from bnncc.schedules.templates.kernel import (
     store,
     u32,
 )
-from bnncc.schedules.templates.rows import Strip, ring_size
+from bnncc.schedules.templates.line_buffer import Strip, ring_size
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d

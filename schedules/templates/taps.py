@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import Expr
 from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary.definitions.blocks import under as under
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
@@ -268,14 +268,3 @@ class Tap:
         column = kernel.inside(1, self.w, self.kw, self.piece)
         with under(row, column):
             add(self)
-
-
-@contextmanager
-def under(*tests: Expr | None) -> Iterator[None]:
-    """Write statements under tests; None is one that always holds."""
-    with ExitStack() as stack:
-        for test in tests:
-            if test is not None:
-                stack.enter_context(T.If(test))
-                stack.enter_context(T.Then())
-        yield

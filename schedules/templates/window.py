@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, bind, const
+from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
 from bnncc.topi_binary.spec import taps_inside as taps_inside
 
@@ -84,8 +85,6 @@ def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
     inside = {taps_inside(spec, 0, r) for r in (*rows[:taps], *rows[-taps - 1 :])}
     if inside == {range(taps)}:
         return const(0), const(taps)
-    step = const(spec.dilations[0])
-    top = bind(row * spec.strides[0] - spec.pads[0])
-    low = bind(T.max(T.floordiv(step - 1 - top, step), const(0)))
-    high = T.min(T.floordiv(step - 1 + spec.height - top, step), const(taps))
+    low, high = tap_bounds(spec, 0, row)
+    low = bind(low)
     return low, bind(T.max(high - low, const(0)))

@@ -22,6 +22,7 @@ from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import (
     KINDS,
     BinaryConv2d,
+    BitwiseMaxPool,
     ConcatBits,
     Conv2d,
     Elementwise,
@@ -164,6 +165,14 @@ SWAPPED: list[tuple[Spec, Spec]] = [
     ),
     (PadBits(2, 3, 4, 40, (2, 1, 0, 1), 1), PadBits(2, 3, 4, 40, (2, 1, 0, 1), 0)),
     (SliceBits(2, 3, 4, 40, (39, 0, -1, 5)), SliceBits(2, 3, 4, 40, (1, 0, 7, -1))),
+    (
+        BitwiseMaxPool(2, 6, 7, 40, (2, 2), (2, 2), minimum=True),
+        BitwiseMaxPool(2, 6, 7, 40, (2, 2), (2, 2)),
+    ),
+    (
+        Pool2d(2, 6, 7, 40, "max", (2, 2), (2, 2), steps=(Step("scale"), Step("store"))),
+        Pool2d(2, 6, 7, 40, "max", (2, 2), (2, 2), steps=(Step("shift"), Step("store"))),
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 from bnncc.schedules import with_weight_order
-from bnncc.schedules.templates import adders
+from bnncc.schedules.templates import carry_save_adders as adders
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference, sliced_data
 from bnncc.topi_binary.build import aliases

@@ -16,7 +16,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Conv2d, Spec
+from bnncc.topi_binary.spec import Conv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
 
@@ -79,6 +79,12 @@ def test_what_rules_make_of_them_computes_the_same(kind: str, target: str) -> No
     for name, spec in zip(made, specs, strict=True):
         case = make(spec)
         assert case.difference(call(library[name], spec, case.inputs)) == "", spec
+
+
+def test_the_largest_of_nothing_but_minus_infinity_is_that() -> None:
+    spec = Pool2d(1, 2, 2, 3, "max", (2, 2), steps=(Step("store"),))
+    (found,) = run(spec, [np.full((1, 2, 2, 3), -np.inf, "float32")])
+    assert (found == -np.inf).all()
 
 
 def test_definitions_have_the_parameters_of_their_kernels() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -68,6 +69,7 @@ def accumulate(
     start: Expr,
     step: Callable[..., Expr],
     at: Callable[..., Sequence[Expr]] | None = None,
+    tests: Callable[..., Sequence[Expr]] | None = None,
 ) -> Buffer:
     """Write a reduction: ``target[at(*i)] = step(target[at(*i)], *i, *r)`` for all `r` in turn.
 
@@ -83,6 +85,8 @@ def accumulate(
         Takes what there is so far, the indices, and the indices of the reduction.
     at : callable, optional
         As for `compute`.
+    tests : callable, optional
+        Takes what `step` does, but for the first; without all of these a step is left out.
 
     Returns
     -------
@@ -95,8 +99,20 @@ def accumulate(
         here = list(at(*axes[:count]) if at else axes[:count])
         with T.init():
             T.buffer_store(target, start, here)
-        T.buffer_store(target, step(target[tuple(here)], *axes), here)
+        with under(*(tests(*axes) if tests else ())):
+            T.buffer_store(target, step(target[tuple(here)], *axes), here)
     return target
+
+
+@contextmanager
+def under(*tests: Expr | None) -> Iterator[None]:
+    """Write statements under tests; None is one that always holds."""
+    with ExitStack() as stack:
+        for test in tests:
+            if test is not None:
+                stack.enter_context(T.If(test))
+                stack.enter_context(T.Then())
+        yield
 
 
 def _extent(value: Any) -> Any:

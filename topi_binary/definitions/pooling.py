@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -11,17 +12,15 @@ from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
     accumulate,
-    bit_of,
     buffer,
     compute,
     int64,
-    pack,
+    under,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
-from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import as_float32, clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import as_float32, pixel, place, tap_bounds
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
+from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d, taps_inside
 
 
 def pool2d(operator: Operator, spec: Pool2d) -> None:
@@ -36,89 +35,86 @@ def write_pool(
 ) -> None:
     """Write a pooling of `data`, which has the data layout of `spec`."""
     largest = spec.kind == "max"
-    start = T.min_value("float32") if largest else T.float32(0)
+    start = T.float32(float("-inf") if largest else 0.0)
 
     def step(total: Expr, *i: Expr) -> Expr:
         n, h, w, c, kh, kw = i
-        there = place(spec, h, w, kh, kw)
-        datum = data[tuple(pixel(spec, n, *clamped(spec, *there), c))]
-        datum = T.if_then_else(inside(spec, *there), as_float32(spec, datum), start)
+        datum = as_float32(spec, data[tuple(pixel(spec, n, *place(spec, h, w, kh, kw), c))])
         return T.max(total, datum) if largest else total + datum
 
-    pooled = buffer("pooled", extents, "float32")
-    accumulate("pooled", pooled, extents, spec.kernel, start, step)
+    value = buffer("pooled", extents, "float32")
+    inside = partial(_inside, spec)
+    accumulate("pooled", value, extents, spec.kernel, start, step, tests=inside)
+    if not largest:
+        total, value = value, buffer("mean", extents, "float32")
+        compute("mean", value, extents, lambda *i: total[i] / _count(spec, i[1], i[2]))
+    pixels = Pixels(extents, spec.output_rank)
+    epilogue(operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane))
 
-    def value(at: Place, lane: Expr) -> Expr:
-        found = at.of(pooled, lane)
-        return found if largest else found / T.Cast("float32", _count(spec, at.h, at.w))
 
-    epilogue(operator, spec.steps, params, Pixels(extents, spec.output_rank), value)
+def _inside(spec: Any, *i: Expr) -> list[Expr]:
+    """Return the tests that a tap of a window is in the image, as bounds of the tap."""
+    _, h, w, _, kh, kw = i
+    found = []
+    for axis, position, tap in ((0, h, kh), (1, w, kw)):
+        first, last = (taps_inside(spec, axis, at) for at in (0, spec.output_hw[axis] - 1))
+        low, high = tap_bounds(spec, axis, position)
+        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
+    return found
 
 
 def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
-    """Return how many taps of a window are averaged."""
+    """Return how many taps of a window are averaged: what ceil_mode adds never counts."""
     count: Expr = int64(1)
     for axis, position in ((0, h), (1, w)):
-        size = (spec.height, spec.width)[axis]
-        first, last = -spec.pads[axis], size + spec.pads[axis + 2]
+        low, high = int64(0), int64(spec.kernel[axis])
         if spec.kind == "avg":
-            first, last = 0, size
-        taps: Expr = int64(0)
-        for tap in range(spec.kernel[axis]):
-            at = position * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            here = T.And(at >= first, at < last)
-            # What ceil_mode adds never counts.
-            taps = taps + T.Cast("int64", here)
-        count = count * taps
-    return count
+            low, high = tap_bounds(spec, axis, position)
+        elif spec.ceil_extra != (0, 0):
+            step, size = spec.dilations[axis], (spec.height, spec.width)[axis]
+            room = size + spec.pads[axis] + spec.pads[axis + 2] - position * spec.strides[axis]
+            high = T.min((room + step - 1) // step, high)
+        count = count * T.max(high - low, 0)
+    return T.Cast("float32", T.Cast("int32", count))  # 32-bit processors convert none of 64
 
 
 def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
-    """Write the OR (or AND) of each window's bits, or its highest level."""
-    extents = (operator.n, *spec.output_hw, spec.channels)
+    """Write the OR (or AND) of each window's words, or the words of its highest level."""
+    extents = (operator.n, *spec.output_hw, layout.words(spec.channels))
     planes = operator.inputs[: spec.planes]
-    start = T.int32(1 if spec.minimum else -1)
-
-    def step(found: Expr, *i: Expr) -> Expr:
-        n, h, w, c, kh, kw = i
-        there = place(spec, h, w, kh, kw)
-        at = (n, *clamped(spec, *there))
-        level: Expr = T.int32(0)
-        for number, plane in enumerate(planes):
-            level = level + T.Cast("int32", bit_of(plane, at, c)) * 2**number
-        level = T.if_then_else(inside(spec, *there), level, start)
-        return T.min(found, level) if spec.minimum else T.max(found, level)
-
-    levels = buffer("levels", extents, "int32")
-    accumulate("levels", levels, extents, spec.kernel, start, step)
-
-    def bit(number: int) -> Any:
-        def condition(*i: Expr) -> Expr:
-            # A window wholly outside gives 0 bits.
-            level = T.max(levels[i], T.int32(0))
+    least = T.uint32(2**layout.WORD_BITS - 1 if spec.minimum else 0)
+    held = [buffer(f"held_{number}", extents, "uint32") for number in range(spec.planes)]
+    grid = map(int64, (*extents[1:], *spec.kernel))
+    with T.grid(operator.n, *grid) as loops, T.sblock("held"):
+        n, h, w, c, kh, kw = T.axis.remap("SSSSRR", list(loops))
+        with T.init():
+            for plane in held:
+                T.buffer_store(plane, least, [n, h, w, c])
+        with under(*_inside(spec, n, h, w, c, kh, kw)):
+            row, column = place(spec, h, w, kh, kw)
+            old = [T.Bind(plane[n, h, w, c]) for plane in held]
+            new = [T.Bind(plane[n, row, column, c]) for plane in planes]
+            for plane, word in zip(held, _joined(spec, old, new), strict=True):
+                T.buffer_store(plane, word, [n, h, w, c])
+    with T.grid(operator.n, *map(int64, extents[1:])) as loops, T.sblock("out"):
+        n, h, w, c = T.axis.remap("SSSS", list(loops))
+        for plane, out in zip(held, operator.outputs, strict=True):
+            word = plane[n, h, w, c]
             if spec.minimum:
-                level = T.if_then_else(_empty(spec, i[1], i[2]), T.int32(0), level)
-            return T.bitwise_and(T.shift_right(level, T.int32(number)), T.int32(1)) == T.int32(1)
-
-        return condition
-
-    for number, out in enumerate(operator.outputs):
-        plane = buffer("plane", out.shape, "uint32") if spec.flip else out
-        pack(f"bits_{number}", plane, extents[:3], spec.channels, bit(number))
-        if spec.flip:
-            mask = operator.inputs[-1]
-            shape = (*extents[:3], layout.words(spec.channels))
-            compute("flip", out, shape, lambda *i: T.bitwise_xor(plane[i], mask[i[3]]))  # noqa: B023
+                for axis, position in ((0, h), (1, w)):
+                    low, high = tap_bounds(spec, axis, position)
+                    word = T.Select(low < high, word, T.uint32(0))
+            if spec.flip:
+                word = T.bitwise_xor(word, operator.inputs[-1][c])
+            T.buffer_store(out, word, [n, h, w, c])
 
 
-def _empty(spec: BitwiseMaxPool, h: Expr, w: Expr) -> Expr:
-    """Return whether a window has no tap inside the image."""
-    none: Expr = T.bool(False)
-    for axis, position in ((0, h), (1, w)):
-        size = (spec.height, spec.width)[axis]
-        some: Expr = T.bool(False)
-        for tap in range(spec.kernel[axis]):
-            at = position * spec.strides[axis] + (tap * spec.dilations[axis] - spec.pads[axis])
-            some = T.Or(some, T.And(at >= 0, at < size))
-        none = T.Or(none, T.Not(some))
-    return none
+def _joined(spec: BitwiseMaxPool, old: list[Expr], new: list[Expr]) -> list[Expr]:
+    """Return the words of the higher of two levels, given by their bits from the lowest on."""
+    if spec.planes == 1:
+        return [old[0] & new[0] if spec.minimum else old[0] | new[0]]
+    larger: Expr = T.uint32(0)
+    for held, word in zip(old, new, strict=True):  # the highest bit that differs decides
+        differ = T.Bind(held ^ word)
+        larger = T.Bind((differ & word) | (larger & ~differ))
+    return [held ^ ((held ^ word) & larger) for held, word in zip(old, new, strict=True)]

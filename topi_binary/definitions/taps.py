@@ -23,6 +23,17 @@ def inside(spec: Any, row: Expr, column: Expr) -> Expr:
     return T.And(rows, T.And(column >= 0, column < spec.width))
 
 
+def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
+    """Return the first tap inside the image of a window, and the first that is behind it again.
+
+    Where no tap is inside, the first is not less than the second.
+    """
+    step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
+    start = position * spec.strides[axis] - spec.pads[axis]
+    low = T.max((step - 1 - start) // step, 0)
+    return low, T.min((step - 1 + extent - start) // step, spec.kernel[axis])
+
+
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
     """Return the nearest place in the image."""
     low, high = int64(0), (int64(spec.height - 1), int64(spec.width - 1))

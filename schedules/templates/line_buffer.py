@@ -1,8 +1,10 @@
 """Where the rows of a convolution go: through its epilogue, or through max-pooling first.
 
-A convolution that is pooled keeps its last few rows in a ring, pooled across (`RowMax`), and never
-stores its whole result: as soon as the rows of a window are there, the pooling reads them and does
-the epilogue. `Rows` is the outer loop of such kernels, with or without pooling.
+A convolution that is pooled keeps its last few rows in a line buffer, a ring of them pooled across
+(`HorizontalMax`), and never stores its whole result: as soon as the rows of a window are there, the
+pooling reads them and does the epilogue. `Rows` is the outer loop of such kernels, with or without
+pooling. The ring is the algorithm: rows live on from one turn of the loop to the next, which TVM's
+primitives cannot say. What such a kernel computes is `definitions.conv2d`, which tests compare.
 """
 
 from __future__ import annotations
@@ -16,14 +18,24 @@ from typing import Any, NamedTuple
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates.channel_tiles import Group, Names, Pixel, Range
+from bnncc.schedules.intrin_portable import MAX
+from bnncc.schedules.templates.channel_tiles import (
+    At,
+    Group,
+    Names,
+    Pixel,
+    Product,
+    Range,
+    groups,
+    named,
+)
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
-from bnncc.schedules.templates.pool import Windows
+from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import Conv2d, RowPool
+from bnncc.topi_binary.spec import Conv2d, Pool2d, RowPool
 from bnncc.topi_binary.step import step_inputs
 
 MAX_CARRIES = 2
@@ -64,7 +76,7 @@ class Line(NamedTuple):
     """Its number among those put at a time."""
 
 
-class RowMax:
+class HorizontalMax:
     """Maxima of windows over the columns of a row, which arrive one tile after the other.
 
     They are taken while the columns of a tile are in registers, so that the ring of rows holds one
@@ -189,13 +201,13 @@ class Rows:
         self.outputs = views(spec.steps, kernel.outputs, spec.out_channels)
         self.params = kernel.inputs[2:]
         self.pooled: Names = []
-        self.windows: Windows | None = None
+        self.ring_spec: Pool2d | None = None
         if spec.pool is None:
             return
         taken = sum(map(step_inputs, spec.pool.before))
         self.before, self.params = self.params[:taken], self.params[taken:]
         self.slots = ring_size(spec.pool.kernel[0] + step - 1)
-        self.across = RowMax(spec.pool, self.width, spec.output_hw[1], self.unit)
+        self.across = HorizontalMax(spec.pool, self.width, spec.output_hw[1], self.unit)
         shape = (self.slots, self.across.places, blocks(spec.out_channels) * LANES)
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
@@ -363,7 +375,6 @@ class Rows:
 
     def _pool(self, n: Expr, first: Expr, last: Expr) -> None:
         spec = self.spec.pooling
-        shift = self.across.shift
         if self.across.done:
             width = spec.output_hw[1]
             kernel, strides = (spec.kernel[0], 1), (spec.strides[0], 1)
@@ -371,10 +382,10 @@ class Rows:
             spec = replace(
                 spec, width=width, kernel=kernel, strides=strides, pads=pads, ceil_extra=extra
             )
-        windows = Windows(spec, self.ring, self.params, ring=self.slots, shift=shift)
-        self.windows = windows
+        self.ring_spec = spec
         vectors = min(POOLED_VECTORS, max(1, spec.channels // LANES))
-        self.pooled = windows.names(POOLED_COLUMNS, vectors, "pooled_")
+        cut = groups(spec.channels, vectors, apart=True)
+        self.pooled = named(cut, segments(spec, POOLED_COLUMNS), "pooled_")
         with loop(_simple(last - first)) as number, T.sblock("pooled"):
             height = const(spec.output_hw[0])
             at = T.axis.spatial(self.kernel.n, n), T.axis.spatial(height, first + number)
@@ -382,7 +393,26 @@ class Rows:
             T.writes()
             for group, ranges in self.pooled:
                 for name, segment in ranges:
-                    windows.write(Range(name, segment, group, at=at), self.outputs)
+                    self._windows(spec, Range(name, segment, group, at=at))
+
+    def _windows(self, spec: Pool2d, part: Range) -> None:
+        """Write the blocks of a range of windows over the ring."""
+
+        def product(pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
+            y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
+            x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
+            place = [T.floormod(y, self.slots), x + self.across.shift, pixel.block * LANES]
+            return Product(MAX, (At(self.ring, place),))
+
+        acc = part.sums(spec, 1, product, start=lambda pixel, lane: T.float32(float("-inf")))
+        with part.each(acc) as tile:
+            pixel = part.pixel(tile)
+            for column in range(part.segment.width):
+                for vector, valid in enumerate(part.group.lanes):
+                    x, block = pixel.w + column, pixel.block + vector
+                    at = Place(pixel.n, pixel.h, x, block, spec.channels, valid, spec.output_rank)
+                    value = part.vector(acc, tile, column, vector)
+                    emit(spec.steps, value, self.params, self.outputs, at)
 
 
 def _lines(pixel: Pixel, group: Group) -> list[Line]:

@@ -58,7 +58,7 @@ class Logic:
         return self.choose(T.bitwise_xor(a, b), b, lower)
 
 
-class Tree:
+class CarrySaveTree:
     """Adds bits of any weights, three of one weight as soon as they are there.
 
     What waits is kept in registers that are written again: TVM copies bound expressions into each

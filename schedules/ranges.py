@@ -1,0 +1,124 @@
+"""Ranges of a definition's output, each scheduled alone: borders and rests apart from the others.
+
+What a window skips outside the image, and vectors that the last channels do not fill, are code of
+their own: in a range of equal tiles TVM finds that the tests in it always hold. TVM's own
+partitioning of loops comes too late for this: it knows no blocks, and copies no tensor of sums.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from bnncc.topi_binary.definitions.blocks import int64
+
+Bounds = Mapping[int, tuple[int, int]]
+"""By the number of a loop: where it begins, and how many turns it has."""
+
+
+def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
+    """Return a definition for a range of its output.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Nests of loops around one block each.
+    bounds : mapping of str to Bounds
+        By the names of the blocks that are kept.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        With the parameters of `func`, and loops and tensors of its own.
+    """
+    root = func.body.block
+    own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
+
+    def fresh(var: tirx.Var) -> tirx.Var:
+        if var not in own:
+            own[var] = tirx.Var(var.name, var.ty)
+        return own[var]
+
+    kept = []
+    for stmt in _statements(root.body):
+        loops, realize = _opened(stmt)
+        name = realize.block.name_hint if loops else ""
+        if not loops or name in bounds:
+            kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
+    body = _root(root, kept, root.alloc_buffers)
+    return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
+
+
+def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
+    first = {loops[i].loop_var: loops[i].loop_var + int64(bounds[i][0]) for i in bounds}
+    values = [first.get(value, value) for value in realize.iter_values]
+    made: tirx.Stmt = s_tir.SBlockRealize(values, realize.predicate, realize.block)
+    for number, loop in reversed([*enumerate(loops)]):
+        extent = int64(bounds[number][1]) if number in bounds else loop.extent
+        made = tirx.For(loop.loop_var, loop.min, extent, loop.kind, made)
+    return made
+
+
+def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
+    """Return the scheduled parts of a function as one.
+
+    Parameters
+    ----------
+    parts : sequence of tirx.PrimFunc
+        In the order in which they run, each one nest of loops.
+    shared : int
+        How many loops they have in common.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+    roots = [func.body.block for func in parts]
+    views: list[tirx.Stmt] = []
+    bodies: list[tirx.Stmt] = []
+    common: list[tirx.For] = []
+    for root in roots:
+        statements = _statements(root.body)
+        (nest,) = (stmt for stmt in statements if isinstance(stmt, tirx.For))
+        views += [stmt for stmt in statements if stmt is not nest]
+        loops, body = _opened(nest, shared)
+        common = common or loops
+        same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
+        renamed = partial(_found, same)
+        bodies.append(tvm_ffi.structural_map(body, (tirx.Var, renamed)))
+    made = _sequence(bodies)
+    for loop in reversed(common):
+        made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
+    tensors = [tensor for root in roots for tensor in root.alloc_buffers]
+    return parts[0].with_body(_root(roots[0], [*views, made], tensors))
+
+
+def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
+    return same.get(var, var)
+
+
+def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
+
+
+def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
+    """Return the outermost loops of a nest, and what is in them."""
+    loops: list[tirx.For] = []
+    while isinstance(stmt, tirx.For) and len(loops) < most:
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def _root(old: s_tir.SBlock, body: Sequence[tirx.Stmt], tensors: Sequence[Any]) -> tirx.Stmt:
+    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, _sequence(body), None, tensors)
+    return s_tir.SBlockRealize([], tirx.const(True), block)

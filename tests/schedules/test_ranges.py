@@ -1,0 +1,38 @@
+"""A definition cut into ranges and joined again computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import s_tir
+
+from bnncc.codegen.pipeline import tvm_target
+from bnncc.schedules import ranges
+from bnncc.targets import catalog
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import BitwiseMaxPool
+from bnncc.tuning.cases import make
+from tests.topi_binary.test_definitions import call
+
+SPEC = BitwiseMaxPool("n", 6, 7, 70, (3, 3), (1, 2), pads=(1, 1, 1, 1), flip=True)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_ranges_of_a_definition_make_up_the_whole(shared: int) -> None:
+    func, parts = define(SPEC), []
+    for bounds in ({2: (0, 1)}, {2: (1, 3), 3: (0, 2)}, {2: (1, 3), 3: (2, 1)}):
+        sch = s_tir.Schedule(ranges.part(func, {"held": bounds, "out": bounds}))
+        sch.compute_at("held", sch.get_loops("out")[-1])
+        parts.append(sch.mod["main"])
+    assert len({held for part in parts for held in part.body.block.alloc_buffers}) == 3
+    whole = ranges.joined(parts, shared).with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": whole}), tvm_target(catalog.native()))
+    case = make(SPEC)
+    assert case.difference(call(library["main"], SPEC, case.inputs)) == ""
+
+
+def test_blocks_that_are_not_named_are_left_out() -> None:
+    part = ranges.part(define(SPEC), {"out": {2: (1, 2)}})
+    sch = s_tir.Schedule(part)
+    assert [int(sch.get(loop).extent) for loop in sch.get_loops("out")[1:]] == [6, 2, 3]
+    assert len(sch.get_child_blocks(sch.get_sblock("root"))) == 1
