@@ -122,10 +122,6 @@ def compile(
     tuned : bool
         Whether to use any records at all.
 
-    Returns
-    -------
-    Artifact
-
     Raises
     ------
     BnnccError
@@ -167,10 +163,6 @@ def compile_model(
         All defaults if not given.
     trace : Trace, optional
         Takes the time of each step, and what it makes; by default one in `options.dump_ir`.
-
-    Returns
-    -------
-    Artifact
 
     Raises
     ------
@@ -230,10 +222,6 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
         What was asked; its threads make no difference.
     trace : Trace, optional
         As of `compile_model`.
-
-    Returns
-    -------
-    CNetwork
 
     Raises
     ------
@@ -377,10 +365,6 @@ def lowered(model: Model, options: CompileOptions, orders: Recorded | None = Non
         What was asked.
     orders : Recorded, optional
         What takes the place of tuning records.
-
-    Returns
-    -------
-    Lowered
     """
     target = _target(options)
     known = _records(options, target) if orders is None else orders

@@ -114,10 +114,6 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ----------
     func : tirx.PrimFunc
         Scheduled by `sums`.
-
-    Returns
-    -------
-    tirx.PrimFunc
     """
 
     def bounds(loop: tirx.For) -> tirx.For:

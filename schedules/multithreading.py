@@ -131,10 +131,6 @@ def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ----------
     func : tirx.PrimFunc
         Scheduled.
-
-    Returns
-    -------
-    tirx.PrimFunc
     """
     return func.with_body(_joined(func.body))
 

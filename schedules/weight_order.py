@@ -42,10 +42,6 @@ def with_weight_order(
         The machine.
     records : Recorded, optional
         Measurements, which count more than the rule.
-
-    Returns
-    -------
-    BinaryConv2d
     """
     orders = weight_orders(spec, target)
     chosen = records.weight_order(spec, orders) if records is not None and orders[1:] else None

@@ -146,11 +146,6 @@ class Network:
             Compiled.
         name : str
             For people.
-
-        Returns
-        -------
-        Network
-
         """
         check = artifact.selfchecks()[0]
         arrays = {f"input_{i}": check.inputs[t.name] for i, t in enumerate(artifact.inputs)}

@@ -83,10 +83,6 @@ def spec_of(call: relax.Call) -> Spec:
     call : relax.Call
         Of an operator of ours.
 
-    Returns
-    -------
-    Spec
-
     Raises
     ------
     TypeError

@@ -127,10 +127,6 @@ def flex_map(data: bytes) -> dict[str, int | float | bool]:
     data : bytes
         The whole buffer.
 
-    Returns
-    -------
-    dict
-
     Raises
     ------
     ModelError

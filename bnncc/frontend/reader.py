@@ -246,10 +246,6 @@ class Reader:
         node : Node
             The node that holds it.
 
-        Returns
-        -------
-        list of str
-
         Raises
         ------
         ModelError

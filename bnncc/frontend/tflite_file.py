@@ -139,10 +139,6 @@ def parse(data: bytes) -> Network:
     data : bytes
         The whole file.
 
-    Returns
-    -------
-    Network
-
     Raises
     ------
     ModelError

@@ -132,10 +132,6 @@ def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
         A Resize.
     graph : Graph
         Its graph.
-
-    Returns
-    -------
-    tuple of int, or None
     """
     data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
     mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
@@ -178,10 +174,6 @@ def why_not(node: Node, graph: Graph) -> str:
         A ConvTranspose.
     graph : Graph
         Its graph.
-
-    Returns
-    -------
-    str
     """
     kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
     if any(i not in graph.constants for i in node.inputs[1:] if i):
@@ -224,10 +216,6 @@ def joined(layers: list[Layer], graph: Graph) -> list[Layer]:
         In order.
     graph : Graph
         Knows which layers stand for a ConvTranspose of the file.
-
-    Returns
-    -------
-    list of Layer
     """
     result: list[Layer] = []
     for layer in layers:

@@ -51,10 +51,6 @@ def parse_address(text: str) -> Address:
     text : str
         What the user wrote; an IPv6 address stands in brackets.
 
-    Returns
-    -------
-    Address
-
     Raises
     ------
     UsageError
@@ -125,10 +121,6 @@ def summary(tracker: Address) -> list[str]:
     ----------
     tracker : Address
         Where it listens.
-
-    Returns
-    -------
-    list of str
     """
     with _tracker(tracker) as (_, keys):
         return keys

@@ -48,10 +48,6 @@ def connect(
     timeout : float
         Seconds to wait for a busy device of a tracker, and for an answer.
 
-    Returns
-    -------
-    Device
-
     Raises
     ------
     DeviceError
@@ -229,10 +225,6 @@ class Device:
             Of the network.
         check_finite : bool
             Refuse NaN and infinities.
-
-        Returns
-        -------
-        RemoteSession
         """
         return RemoteSession(self, module, inputs, check_finite=check_finite)
 

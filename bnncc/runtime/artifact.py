@@ -85,10 +85,6 @@ class Artifact:
         selfcheck : bool
             Run the network on the inputs it carries, and refuse it if outputs are wrong.
 
-        Returns
-        -------
-        Artifact
-
         Notes
         -----
         A missing, damaged or incompatible file is an `ArtifactError`, lacking CPU features are a
@@ -236,10 +232,6 @@ class Artifact:
         threads : int, optional
             The most that kernels use from now on when the calling thread runs this network; as
             before if not given, and at first all that `bnncc.runtime.threads.prepare` allows.
-
-        Returns
-        -------
-        Session
         """
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
@@ -268,10 +260,6 @@ class Artifact:
         ----------
         device : Device, optional
             From `bnncc.remote.connect`; None is this machine.
-
-        Returns
-        -------
-        Artifact
 
         Notes
         -----

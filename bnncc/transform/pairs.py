@@ -87,10 +87,6 @@ def with_negative(node: Node, state: Walk) -> Result:
         A comparison.
     state : Walk
         Of the graph.
-
-    Returns
-    -------
-    list of Node or None
     """
     left, right = node.inputs
     kind = state.graph.types[left]

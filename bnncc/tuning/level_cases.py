@@ -72,10 +72,6 @@ def operands(spec: FewBitConv2d, n: int, rng: Draws, outside: float = 0) -> list
         Where they come from.
     outside : float
         The level of pixels outside the image.
-
-    Returns
-    -------
-    list of ndarray
     """
     image = (n, spec.channels) if spec.rank == 2 else (n, spec.height, spec.width, spec.channels)
     arrays = levels(image, 2**spec.data_bits - 1, spec.form, rng)

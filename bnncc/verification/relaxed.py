@@ -61,10 +61,6 @@ class FirstLayer:
             Its inputs as it has them, and those that are given as bytes instead.
         images : tuple of Uint8Input
             What the bytes stand for.
-
-        Returns
-        -------
-        FirstLayer or None
         """
         graph, _ = cls("float32", pixels, images).loaded(model, feeds)
         rounded = set(relax_first_layer(graph, operands).layers)

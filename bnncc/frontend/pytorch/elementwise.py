@@ -30,10 +30,6 @@ def promoted(site: Site, *given: Any) -> str:
         Of the call.
     *given
         `Ref` of tensors and of numbers, and numbers.
-
-    Returns
-    -------
-    str
     """
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for item in given:

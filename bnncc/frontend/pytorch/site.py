@@ -186,10 +186,6 @@ class Site:
             Values, or names of values emitted before; ``""`` for none.
         **attrs
             Attributes; those that are None are left out.
-
-        Returns
-        -------
-        str
         """
         return self.emit_many(op, inputs, 1, **attrs)[0]
 
