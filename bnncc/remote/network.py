@@ -18,7 +18,7 @@ from bnncc.errors import ArtifactError, DeviceError, UsageError
 from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
-from bnncc.runtime.session import Session, check_failed
+from bnncc.runtime.session import CopyingSession, check_failed
 from bnncc.targets.host import normal_arch
 
 TIMEOUT = 300.0
@@ -178,11 +178,6 @@ class Device:
     def load(self, library: bytes) -> Any:
         """Upload and load ``lib.so``.
 
-        Parameters
-        ----------
-        library : bytes
-            Its content.
-
         Returns
         -------
         tvm.runtime.Module
@@ -281,8 +276,8 @@ class Device:
             return self._rpc.get_function(function)(*args)
 
 
-class RemoteSession(Session):
-    """A virtual machine on a device; what goes in and out is copied.
+class RemoteSession(CopyingSession):
+    """A virtual machine on a device.
 
     Parameters
     ----------
@@ -325,7 +320,7 @@ class RemoteSession(Session):
     def arrays(self, result: Any) -> list[np.ndarray]:
         """Return what `main` returned as arrays."""
         with self._device.speaking("sending outputs"):
-            return [tensor.numpy() for tensor in self.flatten(result)]
+            return super().arrays(result)
 
     def time_network(self, tensors: list[Any], repeat: int) -> np.ndarray:
         """Time the network by the device's own clock, without the way there and back."""
@@ -356,11 +351,3 @@ class RemoteSession(Session):
         return self._device._call(
             f"looking for `{kernel}`", "bnncc.kernel_owner", self.module, kernel
         )
-
-    def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
-        return self._on_device(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
-
-    def _on_device(self, array: np.ndarray) -> Any:
-        import tvm
-
-        return tvm.runtime.tensor(array, self.cpu)

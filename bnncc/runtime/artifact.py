@@ -14,10 +14,9 @@ from bnncc import report
 from bnncc.errors import ArtifactError, InputError, VerificationError
 from bnncc.files import read_npz, write_atomic
 from bnncc.runtime import container, cuda, manifest
-from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Stored, unpack
-from bnncc.runtime.session import Session, check_tensor, load_library, stored_as
+from bnncc.runtime.session import GpuSession, Session, check_tensor, load_library, stored_as
 
 
 class Device(Protocol):
