@@ -275,13 +275,6 @@ def kernels(
 ) -> list[tuple[str, int]]:
     """Return the distinct kernels of a compiled network, for tuning.
 
-    Parameters
-    ----------
-    model : path or onnx.ModelProto
-        The network.
-    options : CompileOptions
-        What was asked.
-
     Returns
     -------
     list of (str, int)

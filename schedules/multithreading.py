@@ -64,13 +64,6 @@ def steps_shared(steps: int, threads: int) -> bool:
 def microseconds(spec: Spec, target: TargetSpec) -> float:
     """Estimate how long one thread takes for the kernel of `spec` (a symbolic batch counts as 1).
 
-    Parameters
-    ----------
-    spec : Spec
-        The kernel.
-    target : TargetSpec
-        The machine.
-
     Returns
     -------
     float

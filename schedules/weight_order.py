@@ -51,13 +51,6 @@ def with_weight_order(
 def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
     """Return the orders of weights that kernels for a layer read on `target`.
 
-    Parameters
-    ----------
-    spec : BinaryConv2d
-        The layer.
-    target : TargetSpec
-        The machine.
-
     Returns
     -------
     tuple of str

@@ -124,15 +124,7 @@ def split_transposed(graph: Graph) -> None:
 
 
 def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
-    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not.
-
-    Parameters
-    ----------
-    node : Node
-        A Resize.
-    graph : Graph
-        Its graph.
-    """
+    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not."""
     data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
     mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
@@ -166,15 +158,7 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def why_not(node: Node, graph: Graph) -> str:
-    """Return why a transposed convolution is not cut; empty if it is.
-
-    Parameters
-    ----------
-    node : Node
-        A ConvTranspose.
-    graph : Graph
-        Its graph.
-    """
+    """Return why a transposed convolution is not cut; empty if it is."""
     kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
     if any(i not in graph.constants for i in node.inputs[1:] if i):
         return "its weights are computed at run time"

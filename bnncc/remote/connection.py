@@ -115,13 +115,7 @@ def request(tracker: Address, key: str, seconds: float) -> tuple[Address, str]:
 
 
 def summary(tracker: Address) -> list[str]:
-    """Return the keys of the devices that a TVM RPC tracker knows, one for each device.
-
-    Parameters
-    ----------
-    tracker : Address
-        Where it listens.
-    """
+    """Return the keys of the devices that a TVM RPC tracker knows, one for each device."""
     with _tracker(tracker) as (_, keys):
         return keys
 

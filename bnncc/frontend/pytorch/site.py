@@ -72,15 +72,7 @@ MAX_PARAMETER = 1 << 22
 
 
 class Site:
-    """One call of an operator.
-
-    Parameters
-    ----------
-    converter : Converter
-        Where nodes go.
-    call : Call
-        The call.
-    """
+    """One call of an operator."""
 
     def __init__(self, converter: Converter, call: Call) -> None:
         self._converter, self.call = converter, call
