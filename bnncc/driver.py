@@ -354,8 +354,6 @@ def lowered(model: Model, options: CompileOptions, orders: Recorded | None = Non
     ----------
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network.
-    options : CompileOptions
-        What was asked.
     orders : Recorded, optional
         What takes the place of tuning records.
     """

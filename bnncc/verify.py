@@ -430,8 +430,6 @@ def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lo
     ----------
     model : path or onnx.ModelProto
         What `artifact` was compiled from; what `--assume` adds is in it already.
-    artifact : Artifact
-        The network.
     """
     orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
     return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
@@ -444,8 +442,6 @@ def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number:
     ----------
     model : path or onnx.ModelProto
         What `artifact` was compiled from.
-    artifact : Artifact
-        The network.
     number : int
         Which check.
     """

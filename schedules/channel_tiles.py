@@ -26,8 +26,6 @@ def outer(
 
     Parameters
     ----------
-    sch : Schedule
-        Of the function.
     names : sequence of str
         What the names of the ranges' blocks end with.
     order : str
@@ -57,8 +55,6 @@ def sums(
 
     Parameters
     ----------
-    sch : Schedule
-        Of the function.
     name : str
         What the names of the blocks end with.
     pair : TensorPair or None

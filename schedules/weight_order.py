@@ -38,8 +38,6 @@ def with_weight_order(
     ----------
     spec : BinaryConv2d
         A layer; for the rule, its steps do not matter.
-    target : TargetSpec
-        The machine.
     records : Recorded, optional
         Measurements, which count more than the rule.
     """

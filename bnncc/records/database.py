@@ -272,8 +272,6 @@ def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) 
 
     Parameters
     ----------
-    target : TargetSpec
-        The machine.
     folders : sequence of Path
         Of the user, with a folder for each target; later ones come first.
     own : bool

@@ -355,8 +355,6 @@ def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None
 
     Parameters
     ----------
-    spec : BinaryConv2d
-        The kernel.
     bits : ndarray of bool, shape (n, out_channels, channels)
         Sign plane of the weights.
     zeros : ndarray of bool, optional

@@ -65,8 +65,6 @@ def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: in
     ----------
     kernels : sequence of (str, int)
         JSON of the specs, and how often the network runs each.
-    target : TargetSpec
-        The machine.
     threads : int
         That share kernels which are long enough.
     """

@@ -190,8 +190,6 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
 
     Parameters
     ----------
-    spec : BinaryConv2d
-        What to compute.
     bits, zeros : ndarray of bool, shape (n, height, width, channels)
         Sign plane and zero plane.
     weight : ndarray of int64, shape (out_channels, kernel_h, kernel_w, channels per group)

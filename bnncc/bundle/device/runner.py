@@ -313,8 +313,6 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
 
     Parameters
     ----------
-    root : Path
-        The bundle.
     argv : sequence of str, optional
         Arguments; by default those of the process.
 
