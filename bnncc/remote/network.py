@@ -277,19 +277,7 @@ class Device:
 
 
 class RemoteSession(CopyingSession):
-    """A virtual machine on a device.
-
-    Parameters
-    ----------
-    device : Device
-        Where.
-    module : tvm.runtime.Module
-        The library, there.
-    inputs : tuple of TensorInfo
-        Of the network.
-    check_finite : bool
-        Refuse NaN and infinities.
-    """
+    """A virtual machine on a device, made by `Device.session`."""
 
     def __init__(
         self, device: Device, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool
