@@ -26,6 +26,8 @@ def outer(
 
     Parameters
     ----------
+    sch : Schedule
+        Of the function.
     names : sequence of str
         What the names of the ranges' blocks end with.
     order : str
@@ -55,6 +57,8 @@ def sums(
 
     Parameters
     ----------
+    sch : Schedule
+        Of the function.
     name : str
         What the names of the blocks end with.
     pair : TensorPair or None
@@ -110,6 +114,10 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ----------
     func : tirx.PrimFunc
         Scheduled by `sums`.
+
+    Returns
+    -------
+    tirx.PrimFunc
     """
 
     def bounds(loop: tirx.For) -> tirx.For:

@@ -149,6 +149,10 @@ def restored(spec: Spec, arrays: Mapping[str, Array]) -> Case:
         The kernel, perhaps with another order of weights.
     arrays : mapping of str to ndarray
         From `kept`.
+
+    Returns
+    -------
+    Case
     """
     inputs = _drawn(_few(spec), Draws(SEED))[0]
     named = {f"input_{i}": array for i, array in enumerate(inputs)}
@@ -355,10 +359,16 @@ def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None
 
     Parameters
     ----------
+    spec : BinaryConv2d
+        The kernel.
     bits : ndarray of bool, shape (n, out_channels, channels)
         Sign plane of the weights.
     zeros : ndarray of bool, optional
         Their zero plane, if `spec` has one; by default without zeros.
+
+    Returns
+    -------
+    list of ndarray
     """
     rows = WeightsOfRows(spec.n, spec.out_channels, spec.channels, spec.mode == "and")
     weight, *starts = reference.weights_of_rows(rows, [layout.pack_bits(bits)])
