@@ -127,10 +127,6 @@ def compile(
     tuned : bool
         Whether to use any records at all.
 
-    Returns
-    -------
-    Artifact
-
     Raises
     ------
     BnnccError
@@ -173,10 +169,6 @@ def compile_model(
         All defaults if not given.
     trace : Trace, optional
         Takes the time of each step, and what it makes; by default one in `options.dump_ir`.
-
-    Returns
-    -------
-    Artifact
 
     Raises
     ------
@@ -237,10 +229,6 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
     trace : Trace, optional
         As of `compile_model`.
 
-    Returns
-    -------
-    CNetwork
-
     Raises
     ------
     TargetError
@@ -292,13 +280,6 @@ def kernels(
     model: str | os.PathLike[str] | onnx.ModelProto, options: CompileOptions
 ) -> list[tuple[str, int]]:
     """Return the distinct kernels of a compiled network, for tuning.
-
-    Parameters
-    ----------
-    model : path or onnx.ModelProto
-        The network.
-    options : CompileOptions
-        What was asked.
 
     Returns
     -------
@@ -389,14 +370,8 @@ def lowered(model: Model, options: CompileOptions, orders: Recorded | None = Non
     ----------
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         The network.
-    options : CompileOptions
-        What was asked.
     orders : Recorded, optional
         What takes the place of tuning records.
-
-    Returns
-    -------
-    Lowered
     """
     target = _target(options)
     known = _records(options, target) if orders is None else orders

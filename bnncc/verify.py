@@ -435,12 +435,6 @@ def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lo
     ----------
     model : path or onnx.ModelProto
         What `artifact` was compiled from; what `--assume` adds is in it already.
-    artifact : Artifact
-        The network.
-
-    Returns
-    -------
-    Lowered
     """
     orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
     return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
@@ -453,13 +447,7 @@ def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number:
     ----------
     model : path or onnx.ModelProto
         What `artifact` was compiled from.
-    artifact : Artifact
-        The network.
     number : int
         Which check.
-
-    Returns
-    -------
-    Check
     """
     return Check(*lowered(model, options_of(artifact)).checks.pair(number))

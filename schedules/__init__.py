@@ -25,8 +25,6 @@ def schedule(
     ----------
     func : tirx.PrimFunc
         From ``topi_binary.definitions``, with its spec as the attribute ``bnncc.spec``.
-    target : TargetSpec
-        The machine.
     threads : int, default 1
         How many threads the kernel may use. Only kernels long enough to gain from it do.
     point : mapping of str to int, optional
@@ -64,10 +62,6 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
 
     Parameters
     ----------
-    spec : Spec
-        The kernel.
-    target : TargetSpec
-        The machine.
     threads : int, default 1
         How many threads the kernel may use.
 

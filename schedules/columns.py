@@ -12,8 +12,6 @@ def cut(spec: BinaryConv2d, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]
 
     Parameters
     ----------
-    spec : BinaryConv2d
-        The kernel.
     sizes : sequence of int
         Widths of the tiles, from left to right.
 

@@ -36,8 +36,6 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
         One of `blocks`.
     channels : int
         Of the whole output.
-    target : TargetSpec
-        The machine.
     """
     existing = channels % LANES if sch.get(block).name_hint == BLOCKS[1] else 0
     for step in sch.get_child_blocks(block):

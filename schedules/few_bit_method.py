@@ -30,8 +30,6 @@ def choose(
     ----------
     candidates : sequence of FewBitConv2d
         The ways to compute it; planes are among them.
-    target : TargetSpec
-        The machine.
     allowed : {"auto", "planes"}
         Whether other ways than planes may be chosen.
 

@@ -44,8 +44,6 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     ----------
     func : tirx.PrimFunc
         What ``LegalizeOps``, ``FuseOps`` and ``FuseTIR`` made.
-    target : TargetSpec
-        The machine.
     threads : int, default 1
         How many threads it may use.
 

@@ -202,10 +202,8 @@ class TensorPair(Pair):
 
     Attributes
     ----------
-    name : str
-        Instruction set, operation, lanes and type.
-    feature : str
-        The feature of a `TargetSpec` that it needs; empty for any machine.
+    name, feature : str
+        As of an `Intrinsic`.
     operands : tuple of Operand
         What it reads, then what it changes.
     lanes : int

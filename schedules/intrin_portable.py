@@ -262,10 +262,6 @@ def dot_add(
         The feature of a `TargetSpec` that it needs.
     source : str, default ""
         LLVM code that `dot` calls.
-
-    Returns
-    -------
-    TensorPair
     """
     bits = int("".join(filter(str.isdigit, dtype)))
     count, floats = 32 // bits, dtype == "bfloat16"

@@ -64,13 +64,6 @@ def steps_shared(steps: int, threads: int) -> bool:
 def microseconds(spec: Spec, target: TargetSpec) -> float:
     """Estimate how long one thread takes for the kernel of `spec` (a symbolic batch counts as 1).
 
-    Parameters
-    ----------
-    spec : Spec
-        The kernel.
-    target : TargetSpec
-        The machine.
-
     Returns
     -------
     float
@@ -131,10 +124,6 @@ def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ----------
     func : tirx.PrimFunc
         Scheduled.
-
-    Returns
-    -------
-    tirx.PrimFunc
     """
     return func.with_body(_joined(func.body))
 

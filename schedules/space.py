@@ -66,10 +66,6 @@ class Space:
         point : mapping of str to int, optional
             Values for some choices.
 
-        Returns
-        -------
-        dict of str to int
-
         Raises
         ------
         UnfitPoint

@@ -38,14 +38,8 @@ def with_weight_order(
     ----------
     spec : BinaryConv2d
         A layer; for the rule, its steps do not matter.
-    target : TargetSpec
-        The machine.
     records : Recorded, optional
         Measurements, which count more than the rule.
-
-    Returns
-    -------
-    BinaryConv2d
     """
     orders = weight_orders(spec, target)
     chosen = records.weight_order(spec, orders) if records is not None and orders[1:] else None
@@ -54,13 +48,6 @@ def with_weight_order(
 
 def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
     """Return the orders of weights that kernels for a layer read on `target`.
-
-    Parameters
-    ----------
-    spec : BinaryConv2d
-        The layer.
-    target : TargetSpec
-        The machine.
 
     Returns
     -------

@@ -104,10 +104,6 @@ def conditions(algebra: Algebra, step: Step, seen: Term, limits: Sequence[Term])
         The value for ``bits``, the accumulator for ``threshold``.
     limits : sequence of Term
         Inputs of ``threshold``.
-
-    Returns
-    -------
-    list of Term
     """
     if step.op == "threshold":
         made = [algebra.compare(seen, "<=", limits[0])]

@@ -61,11 +61,6 @@ def needs_table(spec: SliceBits) -> bool:
 def slice_table(spec: SliceBits) -> np.ndarray:
     """Return the second kernel input of a `spec` that `needs_table`.
 
-    Parameters
-    ----------
-    spec : SliceBits
-        The selection.
-
     Returns
     -------
     ndarray of int32, shape (words(len(index)) * WORD_BITS,)

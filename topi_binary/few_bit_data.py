@@ -96,8 +96,6 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
     ----------
     weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         What `spec` multiplies by.
-    spec : FewBitConv2d
-        What they are for.
 
     Returns
     -------
@@ -128,8 +126,6 @@ def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.n
     ----------
     weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         What `spec` multiplies by.
-    spec : FewBitConv2d
-        What they are for.
     outside : float
         The level that pixels outside the image have; if it has a half, `spec` is doubled.
 

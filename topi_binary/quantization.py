@@ -110,8 +110,6 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
     ----------
     weight : ndarray of float32, shape (out_channels, kernel_h, kernel_w, channels)
         Numbers of the format of `spec`.
-    spec : Conv2d
-        What they are for.
 
     Returns
     -------

@@ -117,8 +117,6 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
 
     Parameters
     ----------
-    spec : BinaryConv2d
-        The layer.
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
 

@@ -53,8 +53,6 @@ def layers_of(
     ----------
     kernels : sequence of (str, int)
         JSON of the specs as the rules choose them, and how often networks run each.
-    target : TargetSpec
-        The machine.
     threads : int
         That share kernels.
 
@@ -108,8 +106,6 @@ def build(
     ----------
     layers : sequence of sequence of Trial
         What to build.
-    target : TargetSpec
-        The machine.
     folder : Path
         For libraries.
     jobs : int
@@ -177,8 +173,6 @@ def digest(spec: Spec, case: Mapping[str, np.ndarray]) -> str:
 
     Parameters
     ----------
-    spec : Spec
-        The kernel.
     case : mapping of str to ndarray
         From `cases.kept`.
 

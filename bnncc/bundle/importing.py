@@ -60,10 +60,6 @@ def take(results: Results, folder: Path, *, target: TargetSpec | None, command: 
     command : str
         For the index.
 
-    Returns
-    -------
-    Imported
-
     Raises
     ------
     TuningError

@@ -58,10 +58,6 @@ def read(path: Path) -> Results:
     path : Path
         Written by ``run.py`` of a bundle. A last line that was cut off is dropped with a warning.
 
-    Returns
-    -------
-    Results
-
     Raises
     ------
     UsageError

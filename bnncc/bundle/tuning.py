@@ -46,8 +46,6 @@ def bundle(
         Networks.
     options : CompileOptions
         What was asked of each. Records are used for the networks, not for what is tried.
-    target : TargetSpec
-        What it is for.
     folder : Path
         To be written; the archive goes beside it.
     trials : int
@@ -60,8 +58,6 @@ def bundle(
         Versions of Python there.
     preload : tuple of str
         Modules that the processes which build import first.
-    console : Console, optional
-        For progress.
 
     Returns
     -------

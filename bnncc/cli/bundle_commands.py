@@ -21,18 +21,7 @@ if TYPE_CHECKING:
 def write_tune(
     args: Namespace, target: TargetSpec, pattern: re.Pattern[str] | None, console: Console
 ) -> int:
-    """Write a bundle that tries kernels elsewhere.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options of ``tune``.
-    target : TargetSpec
-        What it is for.
-    pattern : re.Pattern or None
-        Only kernels whose description it matches.
-    console : Console
-        For messages.
+    """Write a bundle that tries kernels elsewhere, those whose description `pattern` matches.
 
     Raises
     ------
@@ -63,18 +52,7 @@ def write_tune(
 
 
 def import_tuned(args: Namespace, folder: Path, command: str, console: Console) -> int:
-    """Put a bundle's results on record.
-
-    Parameters
-    ----------
-    args : Namespace
-        Parsed options of ``tune``.
-    folder : Path
-        Of records.
-    command : str
-        For their index.
-    console : Console
-        For messages.
+    """Put a bundle's results on record in `folder`, with `command` in its index.
 
     Returns
     -------

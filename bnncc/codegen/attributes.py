@@ -71,10 +71,6 @@ def to_spec(kind: type[Any], attrs: Attrs, data: Any) -> Spec:
     data : relax.TensorType
         Of the first operand.
 
-    Returns
-    -------
-    Spec
-
     Raises
     ------
     TypeError

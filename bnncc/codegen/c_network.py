@@ -69,8 +69,6 @@ def make(
     ----------
     module : tvm.IRModule
         From `pipeline.schedule` for one thread, with fixed shapes.
-    target : TargetSpec
-        The machine.
     name : str
         Of the network: what its symbols begin with.
     inputs, outputs : sequence of TensorInfo

@@ -270,10 +270,6 @@ def program(
         How many values are stored of each; for outputs of which some are, of their places too.
     coarse : mapping of str to float
         How far outputs of half precision may be off.
-
-    Returns
-    -------
-    str
     """
     upper = prefix.upper()
     weights = f"{upper}_WEIGHTS_BYTES"

@@ -33,10 +33,6 @@ def convert(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> rel
     graph : Graph
         Types and constants.
 
-    Returns
-    -------
-    relax.Expr or None
-
     Raises
     ------
     UnsupportedOp

@@ -95,10 +95,6 @@ def plan(module: tvm.IRModule) -> Plan:
     ----------
     module : tvm.IRModule
         After TVM's ``StaticPlanBlockMemory``.
-
-    Returns
-    -------
-    Plan
     """
     sizes: list[int] = []  # of storages
     places: list[int] = []  # the storage of each tensor
@@ -184,10 +180,6 @@ def at_one(value: Any, symbols: Mapping[str, int] | None = None) -> int:
         The size.
     symbols : mapping of str to int, optional
         What symbols stand for; 1 where that is not said.
-
-    Returns
-    -------
-    int
     """
     if isinstance(value, tirx.Cast):
         return at_one(value.value, symbols)

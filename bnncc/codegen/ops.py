@@ -76,16 +76,7 @@ def _parser(name: str) -> Any:
 
 
 def spec_of(call: relax.Call) -> Spec:
-    """Return what a call computes.
-
-    Parameters
-    ----------
-    call : relax.Call
-        Of an operator of ours.
-
-    Returns
-    -------
-    Spec
+    """Return what a call of an operator of ours computes.
 
     Raises
     ------

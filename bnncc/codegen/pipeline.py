@@ -111,8 +111,6 @@ def schedule(
     ----------
     module : tvm.IRModule
         From `legalize`.
-    target : TargetSpec
-        The machine.
     threads : int
         How many threads kernels may use.
     records : Records, optional
@@ -219,8 +217,6 @@ def build(
     ----------
     module : tvm.IRModule
         From `schedule`.
-    target : TargetSpec
-        The machine.
 
     Returns
     -------

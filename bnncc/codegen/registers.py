@@ -25,10 +25,6 @@ def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ----------
     func : tirx.PrimFunc
         With its loops unrolled and its tensors flat, before calls of the runtime are put in.
-
-    Returns
-    -------
-    tirx.PrimFunc
     """
     roots = _tiles(func.body)
     if not roots:

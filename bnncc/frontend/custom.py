@@ -174,10 +174,6 @@ def read(
     lowered : mapping of str to Columns
         By result of an Im2Col, what it is made of; added to.
 
-    Returns
-    -------
-    list of Node
-
     Raises
     ------
     ModelError

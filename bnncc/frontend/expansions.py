@@ -40,10 +40,6 @@ def expand(node: Node, graph: Graph) -> Expression | None:
     graph : Graph
         Types of its inputs; gets constants.
 
-    Returns
-    -------
-    Expression or None
-
     Raises
     ------
     UnsupportedOp

@@ -122,15 +122,6 @@ class Table:
 def flex_map(data: bytes) -> dict[str, int | float | bool]:
     """Return a FlexBuffer that is a map of names to plain numbers.
 
-    Parameters
-    ----------
-    data : bytes
-        The whole buffer.
-
-    Returns
-    -------
-    dict
-
     Raises
     ------
     ModelError

@@ -27,10 +27,6 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
     example_inputs, dynamic_shapes
         What ``torch.export.export`` wants to know of a module, or None.
 
-    Returns
-    -------
-    Model
-
     Raises
     ------
     UsageError

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.ir.numeric import pooled_sizes, window
 from bnncc.ir.pieces import Expression
 
 MAX_TAPS = 1024
@@ -65,20 +66,6 @@ def _tensor_scatter(write: Expression) -> None:
     write.give(write("ScatterElements", past, index, update, axis=axis), 0)
 
 
-def pooled_sizes(
-    sizes: list[int], spans: list[int], strides: list[int], pads: list[int], ceil: bool
-) -> list[int]:
-    """Return how many windows fit along each axis; `pads` are those before, then those behind."""
-    rank, outs = len(sizes), []
-    for k, (n, span, stride) in enumerate(zip(sizes, spans, strides, strict=True)):
-        room = n + pads[k] + pads[k + rank] - span
-        count = (-(-room // stride) if ceil else room // stride) + 1
-        if ceil and (count - 1) * stride >= n + pads[k]:  # it would begin in the padding
-            count -= 1
-        outs.append(count)
-    return outs
-
-
 def _max_pool(write: Expression) -> None:
     """Write MaxPool with its second output: which tap of a window is largest, and where it is."""
     node = write.node
@@ -88,17 +75,14 @@ def _max_pool(write: Expression) -> None:
     if "storage_order" not in attrs:
         raise ModelError(f"{write.where}: `storage_order` is missing")
     rank = len(shape) - 2
-    kernel, strides, dilations = (
-        [int(v) for v in attrs.get(k) or [1] * rank]
-        for k in ("kernel_shape", "strides", "dilations")
-    )
+    kernel = [int(k) for k in attrs["kernel_shape"]]
     if math.prod(kernel) > MAX_TAPS:
         raise UnsupportedOp(
             f"{write.where}: positions of a window of {math.prod(kernel)}, at most {MAX_TAPS} "
             "are wanted"
         )
     pooled = write.as_is("MaxPool", node.inputs[0], **_plain(attrs))
-    pads = [int(p) for p in attrs.get("pads") or [0] * 2 * rank]
+    strides, dilations, pads = window(attrs, shape[2:], kernel)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
     order = [1] * rank  # distance of neighbours along each axis
@@ -112,29 +96,26 @@ def _max_pool(write: Expression) -> None:
     write.room(math.prod(kernel), *outs)
     write.room(*shape[:2], *outs)
     plain = [math.prod(sizes[k + 1 :]) for k in range(rank)]
-    windows = list(product(*(range(k) for k in kernel)))
+    taps = list(product(*(range(k) for k in kernel)))
     grids = np.ix_(*(np.arange(n) for n in outs))
-    index = np.zeros((len(windows), *outs), np.int64)
-    inside = np.ones((len(windows), *outs), bool)
-    for t, window in enumerate(windows):
+    index = np.zeros((len(taps), *outs), np.int64)
+    inside = np.ones((len(taps), *outs), bool)
+    for t, tap in enumerate(taps):
         for k, grid in enumerate(grids):
-            at = grid * strides[k] + window[k] * dilations[k] - pads[k]
+            at = grid * strides[k] + tap[k] * dilations[k] - pads[k]
             inside[t] &= (at >= 0) & (at < sizes[k])
             index[t] += np.clip(at, 0, sizes[k] - 1) * plain[k]
     first = sum(g * s * o - p * o for g, s, p, o in zip(grids, strides, pads, order, strict=False))
-    offset = [
-        sum(t * d * o for t, d, o in zip(window, dilations, order, strict=True))
-        for window in windows
-    ]
+    offset = [sum(t * d * o for t, d, o in zip(tap, dilations, order, strict=True)) for tap in taps]
     flat = write.reshape(node.inputs[0], shape[0], shape[1], math.prod(sizes))
     values = write("Gather", flat, write.constant(index, "int64"), axis=2)
     if not inside.all():
         low = write.constant(_least(dtype), dtype)
         values = write("Where", write.constant(inside, "bool"), values, low)
-    tap = write("ArgMax", values, axis=2, keepdims=0)
+    largest = write("ArgMax", values, axis=2, keepdims=0)
     images = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *[1] * rank)
     start = np.broadcast_to(first, outs) + images * math.prod(sizes)
-    place = write("Gather", write.constant(offset, "int64"), tap, axis=0)
+    place = write("Gather", write.constant(offset, "int64"), largest, axis=0)
     write.give(pooled, 0)
     write.give(write("Add", place, write.constant(start, "int64")), 1)
 
@@ -153,8 +134,7 @@ def _max_unpool(write: Expression) -> None:
     attrs, shape, dtype = write.node.attrs, write.shape(), write.type().dtype
     rank = len(shape) - 2
     kernel = [int(k) for k in attrs["kernel_shape"]]
-    strides = [int(s) for s in attrs.get("strides") or [1] * rank]
-    pads = [int(p) for p in attrs.get("pads") or [0] * 2 * rank]
+    strides, _, pads = window(attrs, shape[2:], kernel)
     full = [
         *shape[:2],
         *(
@@ -185,10 +165,7 @@ def _col2im(write: Expression) -> None:
     attrs, shape, dtype = write.node.attrs, write.shape(), write.type().dtype
     size, kernel = [int(v) for v in image], [int(v) for v in block]
     rank, taps = len(size), math.prod(kernel)
-    strides, dilations = (
-        [int(v) for v in attrs.get(k) or [1] * rank] for k in ("strides", "dilations")
-    )
-    pads = [int(p) for p in attrs.get("pads") or [0] * 2 * rank]
+    strides, dilations, pads = window(attrs, size, kernel)
     if len(shape) != 3 or taps <= 0 or shape[1] % taps or taps > MAX_TAPS:
         raise ShapeError(f"{write.where}: an input of shape {shape} and blocks of {kernel}")
     full = [n + pads[k] + pads[k + rank] for k, n in enumerate(size)]

@@ -17,7 +17,6 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.flatbuffer import flex_map
 from bnncc.frontend.tflite_file import Network, Operator, Quantization, Tensor
+from bnncc.frontend.tflite_operands import Rule
 from bnncc.frontend.tflite_writer import WORD_BITS, Writer, activation_range, words
 
 Array = np.ndarray[Any, Any]
@@ -38,14 +38,7 @@ _BPOOL = ("filter_height", "filter_width", "padding", "stride_height", "stride_w
 
 
 def find_packed(network: Network, writer: Writer) -> None:
-    """Find the packed tensors and how many channels they hold.
-
-    Parameters
-    ----------
-    network : Network
-        The operators.
-    writer : Writer
-        Gets `channels`.
+    """Find the packed tensors and how many channels they hold: `channels` of the writer.
 
     Raises
     ------
@@ -136,8 +129,8 @@ def _signs(writer: Writer, negative: str) -> str:
     return str(writer.node("Where", negative, writer.constant(-1.0), writer.constant(1.0)))
 
 
-def _quantize(writer: Writer, operator: Operator) -> None:
-    x, y = operator.inputs[0], operator.outputs[0]
+def _quantize(writer: Writer, operator: Operator) -> str:
+    x = operator.inputs[0]
     assert x is not None
     if x.dtype == "bool":
         negative = writer.node("Not", writer.read(x))
@@ -149,14 +142,14 @@ def _quantize(writer: Writer, operator: Operator) -> None:
         negative = writer.node("Less", data, writer.constant(zero))
     else:
         raise writer.fail(f"reads {x.dtype}, float32, int8 or bool is wanted")
-    writer.bind(y, _signs(writer, negative))
+    return _signs(writer, negative)
 
 
 def _zero_point(tensor: Tensor) -> int:
     return 0 if tensor.quantization is None else int(tensor.quantization.zero_point[0])
 
 
-def _dequantize(writer: Writer, operator: Operator) -> None:
+def _dequantize(writer: Writer, operator: Operator) -> str:
     x, y = operator.inputs[0], operator.outputs[0]
     assert x is not None
     if y.shape[-1] != writer.channels[x]:
@@ -165,28 +158,24 @@ def _dequantize(writer: Writer, operator: Operator) -> None:
         )
     data = writer.read(x)
     if y.dtype == "float32":
-        writer.bind(y, data)
-        return
+        return data
     negative = writer.node("Less", data, writer.constant(0.0))
     if y.dtype == "bool":
-        writer.bind(y, writer.node("Not", negative))
-        return
+        return writer.node("Not", negative)
     if y.dtype != "int8" or y.quantization is None:
         raise writer.fail(f"makes {y.dtype}, float32, bool or int8 with a scale is wanted")
     step = _round_away(1.0 / float(y.quantization.scale[0]))
     zero = _zero_point(y)
     low, high = max(-128, zero - step), min(127, zero + step)
-    writer.bind(
-        y, writer.node("Where", negative, writer.constant(float(low)), writer.constant(float(high)))
-    )
+    return writer.node("Where", negative, writer.constant(float(low)), writer.constant(float(high)))
 
 
 def _round_away(value: float) -> int:
     return math.floor(min(abs(value), 1e6) + 0.5) * (1 if value >= 0 else -1)
 
 
-def _max_pool(writer: Writer, operator: Operator) -> None:
-    x, y = operator.inputs[0], operator.outputs[0]
+def _max_pool(writer: Writer, operator: Operator) -> str:
+    x = operator.inputs[0]
     assert x is not None
     writer.image(x)
     options = _options(writer, operator, _BPOOL)
@@ -197,10 +186,10 @@ def _max_pool(writer: Writer, operator: Operator) -> None:
         strides=[options["stride_height"], options["stride_width"]],
         auto_pad="SAME_UPPER" if options["padding"] == _SAME else "VALID",
     )
-    writer.bind(y, writer.last(pooled))
+    return writer.last(pooled)
 
 
-def _bconv(writer: Writer, operator: Operator) -> None:
+def _bconv(writer: Writer, operator: Operator) -> str:
     x, y = operator.inputs[0], operator.outputs[0]
     assert x is not None
     options = _options(writer, operator, _BCONV)
@@ -226,14 +215,13 @@ def _bconv(writer: Writer, operator: Operator) -> None:
     code = options["fused_activation_function"]
     dot = writer.last(dot)
     if y.dtype == "int32":
-        writer.bind(y, _thresholded(writer, operator.inputs[4], dot, weight.shape[0], taps))
-        return
+        return _thresholded(writer, operator.inputs[4], dot, weight.shape[0], taps)
     if y.dtype not in ("float32", "int8") or (y.dtype == "int8" and y.quantization is None):
         raise writer.fail(f"makes {y.dtype}, float32, int32 or int8 with a scale is wanted")
     if y.quantization is not None and y.quantization.scale.size != 1:
         raise writer.fail(f"makes numbers with {y.quantization.scale.size} scales, 1 is wanted")
     quantization = y.quantization if y.dtype == "int8" else None
-    writer.bind(y, _transformed(writer, operator, dot, weight.shape[0], taps, code, quantization))
+    return _transformed(writer, operator, dot, weight.shape[0], taps, code, quantization)
 
 
 def _weight(writer: Writer, tensor: Tensor | None, channels: int) -> tuple[Array, int]:
@@ -363,7 +351,7 @@ def unpack_input(writer: Writer, tensor: Tensor) -> None:
 
 _BIT_VALUES = np.array([1 << k for k in range(WORD_BITS - 1)] + [-(1 << 31)], np.int32)
 
-OPERATORS: dict[str, Callable[[Writer, Operator], None]] = {
+OPERATORS: dict[str, Rule] = {
     "LceBMaxPool2d": _max_pool,
     "LceBconv2d": _bconv,
     "LceDequantize": _dequantize,

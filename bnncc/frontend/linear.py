@@ -58,10 +58,6 @@ def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
     twins : mapping of str to str
         Added to.
 
-    Returns
-    -------
-    iterator of Node, or None
-
     Raises
     ------
     ShapeError

@@ -59,16 +59,23 @@ def _set_input(node: Node, index: int, name: str) -> None:
     node.inputs[index] = name
 
 
-def _to_input(attr: str, index: int, before: int) -> Rule:
-    """Turn a list attribute of opsets older than `before` into constant input `index`."""
+def _to_inputs(before: int, *keys: str, **defaults: Any) -> Rule:
+    """Turn lists that opsets older than `before` have as attributes into inputs 1 and so on."""
 
     def rule(node: Node, version: int, graph: Graph) -> list[Node] | None:
-        value = node.attrs.pop(attr, None) if version < before else None
-        if value is not None:
-            _set_input(node, index, _ints(graph, value, f"{node.name}.{attr}"))
+        for index, key in enumerate(keys if version < before else (), 1):
+            value = node.attrs.pop(key, None)
+            if value is not None:
+                _set_input(node, index, _ints(graph, value, f"{node.name}.{key}"))
+        for key, default in defaults.items():
+            node.attrs.setdefault(key, default)
         return None
 
     return rule
+
+
+def _defaults(**values: Any) -> Rule:
+    return _to_inputs(0, **values)
 
 
 def _clip(node: Node, version: int, graph: Graph) -> None:
@@ -92,15 +99,6 @@ def _pad(node: Node, version: int, graph: Graph) -> None:
     _set_input(node, 2, graph.constant(value, f"{node.name}.value"))
 
 
-def _slice(node: Node, version: int, graph: Graph) -> None:
-    if version >= 10:
-        return
-    for index, key in ((1, "starts"), (2, "ends"), (3, "axes")):
-        value = node.attrs.pop(key, None)
-        if value is not None:
-            _set_input(node, index, _ints(graph, value, f"{node.name}.{key}"))
-
-
 def _split(node: Node, version: int, graph: Graph) -> None:
     axis = node.attrs.setdefault("axis", 0)
     if version < 13 and "split" in node.attrs:
@@ -117,17 +115,6 @@ def _split(node: Node, version: int, graph: Graph) -> None:
         _set_input(node, 1, _ints(graph, sizes, f"{node.name}.split"))
     else:
         node.attrs["num_outputs"] = count
-
-
-def _reduce(before: int) -> Rule:
-    def rule(node: Node, version: int, graph: Graph) -> list[Node] | None:
-        if version < before and "axes" in node.attrs:
-            axes = node.attrs.pop("axes")
-            _set_input(node, 1, _ints(graph, axes, f"{node.name}.axes"))
-        node.attrs.setdefault("keepdims", 1)
-        return None
-
-    return rule
 
 
 def _dropout(node: Node, version: int, graph: Graph) -> list[Node]:
@@ -279,20 +266,6 @@ def _conv_transpose(node: Node, version: int, graph: Graph) -> None:
     attrs["pads"], attrs["auto_pad"] = pads, "NOTSET"
 
 
-def _gemm(node: Node, version: int, graph: Graph) -> None:
-    for key, value in (("alpha", 1.0), ("beta", 1.0), ("transA", 0), ("transB", 0)):
-        node.attrs.setdefault(key, value)
-
-
-def _defaults(**values: Any) -> Rule:
-    def rule(node: Node, version: int, graph: Graph) -> list[Node] | None:
-        for key, value in values.items():
-            node.attrs.setdefault(key, value)
-        return None
-
-    return rule
-
-
 def _transpose(node: Node, version: int, graph: Graph) -> None:
     rank = len(graph.types[node.inputs[0]].shape)
     node.attrs.setdefault("perm", list(range(rank))[::-1])
@@ -363,7 +336,7 @@ RULES: dict[str, Callable[[Node, int, Graph], list[Node] | None]] = {
     "Elu": _defaults(alpha=1.0),
     "Flatten": _flatten,
     "Gather": _defaults(axis=0),
-    "Gemm": _gemm,
+    "Gemm": _defaults(alpha=1.0, beta=1.0, transA=0, transB=0),
     "GridSample": _grid_sample,
     "GroupNormalization": _group_norm,
     "HardSigmoid": _defaults(alpha=0.2, beta=0.5),
@@ -376,15 +349,20 @@ RULES: dict[str, Callable[[Node, int, Graph], list[Node] | None]] = {
     "Resize": _resize,
     "RoiAlign": _roi_align,
     "Scatter": _scatter,
-    "Slice": _slice,
+    "Slice": _to_inputs(10, "starts", "ends", "axes"),
     "Softmax": _softmax,
     "Split": _split,
-    "Squeeze": _to_input("axes", 1, 13),
+    "Squeeze": _to_inputs(13, "axes"),
     "TopK": _top_k,
     "Transpose": _transpose,
-    "Unsqueeze": _to_input("axes", 1, 13),
+    "Unsqueeze": _to_inputs(13, "axes"),
     "Upsample": _upsample,
-    **{f"Reduce{k}": _reduce(18) for k in ("Max", "Mean", "Min", "Prod", "L1", "L2")},
-    **{f"Reduce{k}": _reduce(18) for k in ("LogSum", "LogSumExp", "SumSquare")},
-    "ReduceSum": _reduce(13),
+    **dict.fromkeys(
+        (
+            *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
+            *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSumSquare"),
+        ),
+        _to_inputs(18, "axes", keepdims=1),
+    ),
+    "ReduceSum": _to_inputs(13, "axes", keepdims=1),
 }

@@ -123,11 +123,6 @@ def _load(
     return graph
 
 
-def _add_constant(graph: Graph, name: str, value: np.ndarray[Any, Any]) -> None:
-    graph.constants[name] = value
-    graph.types[name] = TensorType(tuple(value.shape), value.dtype.name)
-
-
 def _initializers(
     proto: onnx.GraphProto, graph: Graph, folder: Path | None, read: set[str]
 ) -> None:
@@ -143,7 +138,7 @@ def _initializers(
     for tensor in proto.initializer:
         if tensor.name in read:
             value = to_array(tensor, folder, f"initializer `{tensor.name}`")
-            _add_constant(graph, tensor.name, value)
+            graph.set_constant(tensor.name, value)
 
 
 def _inputs(

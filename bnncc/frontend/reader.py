@@ -246,10 +246,6 @@ class Reader:
         node : Node
             The node that holds it.
 
-        Returns
-        -------
-        list of str
-
         Raises
         ------
         ModelError
@@ -272,8 +268,7 @@ class Reader:
         for tensor in stored:
             said = f"initializer `{tensor.name}`"
             checks.check_tensor(tensor, said)
-            self.graph.constants[tensor.name] = value = to_array(tensor, self.folder, said)
-            self.graph.types[tensor.name] = TensorType(tuple(value.shape), value.dtype.name)
+            self.graph.set_constant(tensor.name, to_array(tensor, self.folder, said))
         for part, opsets in graph_nodes(inline(nodes, self.local, versions)):
             self._count(node)
             for name in part.inputs:
@@ -304,5 +299,4 @@ class Reader:
             array = np.array(value, np.float32)
         else:
             raise UnsupportedOp(f"{where}: `{key}` is not supported")
-        self.graph.constants[node.outputs[0]] = array
-        self.graph.types[node.outputs[0]] = TensorType(tuple(array.shape), array.dtype.name)
+        self.graph.set_constant(node.outputs[0], array)

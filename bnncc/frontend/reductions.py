@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bnncc.frontend.indexing import pooled_sizes
+from bnncc.ir.numeric import pooled_sizes, window
 from bnncc.ir.pieces import Expression
 
 _LARGEST = {"float16": 65504.0, "float64": float(np.finfo(np.float64).max)}
@@ -114,10 +114,7 @@ def _lp_pool(write: Expression) -> None:
     node, shape, dtype = write.node, write.shape(), write.type().dtype
     attrs, rank = node.attrs, len(shape) - 2
     kernel = [int(k) for k in attrs["kernel_shape"]]
-    strides, dilations = (
-        [int(v) for v in attrs.get(k) or [1] * rank] for k in ("strides", "dilations")
-    )
-    pads = [int(p) for p in attrs.get("pads") or [0] * 2 * rank]
+    strides, dilations, pads = window(attrs, shape[2:], kernel)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
     ends = [

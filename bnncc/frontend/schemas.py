@@ -17,8 +17,6 @@ def check_age(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema, versi
 
     Parameters
     ----------
-    node : NodeProto
-        The node.
     name : str
         For messages.
     schema : onnx.defs.OpSchema

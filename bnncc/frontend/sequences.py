@@ -24,10 +24,6 @@ def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[
     sequences : mapping of str to list of str
         The tensors of each sequence met so far; added to.
 
-    Returns
-    -------
-    Node
-
     Raises
     ------
     ShapeError

@@ -83,10 +83,14 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
         op = _name(operator)
         writer.begin(operator, op)
         if operator.op:
-            lce.OPERATORS[op](writer, operator)
-            continue
-        _check_types(writer, operator, op)
-        tflite_ops.OPERATORS[operator.code][1](writer, operator)
+            made = lce.OPERATORS[op](writer, operator)
+        else:
+            _check_types(writer, operator, op)
+            made = tflite_ops.OPERATORS[operator.code][1](writer, operator)
+        for tensor, result in zip(
+            operator.outputs, [made] if isinstance(made, str) else made, strict=False
+        ):
+            writer.bind(tensor, result)
     _at_edge(writer, "output", network.outputs, lce.pack_output, writer.cast_output)
     return writer.model(name)
 

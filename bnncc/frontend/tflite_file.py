@@ -134,15 +134,6 @@ class Network:
 def parse(data: bytes) -> Network:
     """Read the tables of a TensorFlow Lite file.
 
-    Parameters
-    ----------
-    data : bytes
-        The whole file.
-
-    Returns
-    -------
-    Network
-
     Raises
     ------
     ModelError

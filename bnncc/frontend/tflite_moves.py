@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
-from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
+from bnncc.frontend.tflite_operands import Results, Rule, operands, option, options_of, rank_of
 from bnncc.frontend.tflite_writer import LAST, Writer, quantized
 
 _END = np.iinfo(np.int64).max
 
 
 def _blocks(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         (x,) = operands(writer, operator, 1)
         writer.image(x)
         size = int(option(operator, 0, "int32"))
         made = writer.node(op, writer.first(writer.read(x)), blocksize=size)
-        writer.bind(operator.outputs[0], writer.node("Transpose", made, perm=LAST))
+        return writer.node("Transpose", made, perm=LAST)
 
     return rule
 
@@ -31,36 +30,36 @@ def _int64(writer: Writer, tensor: Tensor, what: str) -> str:
     return str(writer.node("Cast", writer.read(tensor), to=7))
 
 
-def _reshape(writer: Writer, operator: Operator) -> None:
+def _reshape(writer: Writer, operator: Operator) -> str:
     x, shape = operands(writer, operator, 1, 2)
     if shape is not None:
         target = _int64(writer, shape, "shape")
     else:
         target = writer.constant([int(d) for d in options_of(writer, operator).numbers(0, "int32")])
-    writer.bind(operator.outputs[0], writer.node("Reshape", writer.read(x), target))
+    return writer.node("Reshape", writer.read(x), target)
 
 
-def _squeeze(writer: Writer, operator: Operator) -> None:
+def _squeeze(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     axes = [] if operator.options is None else operator.options.numbers(0, "int32").tolist()
     more = [writer.constant([int(a) for a in axes])] if axes else []
-    writer.bind(operator.outputs[0], writer.node("Squeeze", writer.read(x), *more))
+    return writer.node("Squeeze", writer.read(x), *more)
 
 
-def _expand_dims(writer: Writer, operator: Operator) -> None:
+def _expand_dims(writer: Writer, operator: Operator) -> str:
     x, axis = operands(writer, operator, 2)
     axes = writer.constant(writer.ints(axis, "axis"))
-    writer.bind(operator.outputs[0], writer.node("Unsqueeze", writer.read(x), axes))
+    return writer.node("Unsqueeze", writer.read(x), axes)
 
 
-def _transpose(writer: Writer, operator: Operator) -> None:
+def _transpose(writer: Writer, operator: Operator) -> str:
     x, perm = operands(writer, operator, 2)
     order = writer.ints(perm, "permutation")
-    writer.bind(operator.outputs[0], writer.node("Transpose", writer.read(x), perm=order))
+    return writer.node("Transpose", writer.read(x), perm=order)
 
 
 def _pad(mode: str = "constant") -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         x, pads, value = operands(writer, operator, 2, 3)
         both = writer.ints(pads, "padding")
         if mode == "reflect" and option(operator, 0, "int8"):
@@ -70,33 +69,32 @@ def _pad(mode: str = "constant") -> Rule:
         else:
             value_name = "" if value is None else writer.read(value)
         inputs = [writer.read(x), writer.constant(both[::2] + both[1::2]), value_name]
-        made = writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
-        writer.bind(operator.outputs[0], made)
+        return writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
 
     return rule
 
 
-def _concat(writer: Writer, operator: Operator) -> None:
+def _concat(writer: Writer, operator: Operator) -> str:
     names = [writer.read(t) for t in operator.inputs]
     if not names:
         raise ModelError(f"{writer.where}: has no inputs")
     made = writer.node("Concat", *names, axis=int(option(operator, 0, "int32")))
-    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 1, "int8")))
+    return writer.activated(made, option(operator, 1, "int8"))
 
 
-def _split(writer: Writer, operator: Operator) -> None:
+def _split(writer: Writer, operator: Operator) -> Results:
     axis, x = operands(writer, operator, 2)
-    _cut(writer, operator, x, axis, None)
+    return _cut(writer, operator, x, axis, None)
 
 
-def _split_v(writer: Writer, operator: Operator) -> None:
+def _split_v(writer: Writer, operator: Operator) -> Results:
     x, sizes, axis = operands(writer, operator, 3)
-    _cut(writer, operator, x, axis, writer.ints(sizes, "sizes"))
+    return _cut(writer, operator, x, axis, writer.ints(sizes, "sizes"))
 
 
 def _cut(
     writer: Writer, operator: Operator, x: Tensor, axis: Tensor, sizes: list[int] | None
-) -> None:
+) -> Results:
     (number,) = writer.ints(axis, "axis")[:1] or [0]
     count = len(operator.outputs)
     rank = rank_of(writer, x)
@@ -109,12 +107,10 @@ def _cut(
         sizes = (
             [size // count] * count if sizes is None else [rest if s == -1 else s for s in sizes]
         )
-    parts = writer.node("Split", writer.read(x), writer.constant(sizes), outputs=count, axis=number)
-    for tensor, part in zip(operator.outputs, [parts] if count == 1 else parts, strict=True):
-        writer.bind(tensor, part)
+    return writer.node("Split", writer.read(x), writer.constant(sizes), outputs=count, axis=number)
 
 
-def _slice(writer: Writer, operator: Operator) -> None:
+def _slice(writer: Writer, operator: Operator) -> str:
     x, begin, size = operands(writer, operator, 3)
     starts = writer.ints(begin, "begin")
     ends = [
@@ -123,10 +119,10 @@ def _slice(writer: Writer, operator: Operator) -> None:
     if len(ends) != len(starts):
         raise ShapeError(f"{writer.where}: {len(starts)} begins and {len(ends)} sizes")
     bounds = writer.constant(starts), writer.constant(ends)
-    writer.bind(operator.outputs[0], writer.node("Slice", writer.read(x), *bounds))
+    return writer.node("Slice", writer.read(x), *bounds)
 
 
-def _strided_slice(writer: Writer, operator: Operator) -> None:
+def _strided_slice(writer: Writer, operator: Operator) -> str:
     x, begin, end, strides = operands(writer, operator, 4)
     options = options_of(writer, operator)
     begins, ends, new_axes, shrunk = (int(options.scalar(slot, "int32")) for slot in (0, 1, 3, 4))
@@ -152,50 +148,46 @@ def _strided_slice(writer: Writer, operator: Operator) -> None:
     gone = [k for k in axes if shrunk >> k & 1]
     if gone:
         made = writer.node("Squeeze", made, writer.constant(gone))
-    writer.bind(operator.outputs[0], made)
+    return made
 
 
-def _gather(writer: Writer, operator: Operator) -> None:
+def _gather(writer: Writer, operator: Operator) -> str:
     x, index = operands(writer, operator, 2)
     if option(operator, 1, "int32"):
         raise writer.fail("gathering in batches is not supported")
     axis = int(option(operator, 0, "int32"))
-    made = writer.node("Gather", writer.read(x), writer.read(index), axis=axis)
-    writer.bind(operator.outputs[0], made)
+    return writer.node("Gather", writer.read(x), writer.read(index), axis=axis)
 
 
-def _pack(writer: Writer, operator: Operator) -> None:
+def _pack(writer: Writer, operator: Operator) -> str:
     axis = int(option(operator, 1, "int32"))
     axes = writer.constant([axis])
     parts = [writer.node("Unsqueeze", writer.read(t), axes) for t in operator.inputs]
     if not parts:
         raise ModelError(f"{writer.where}: has no inputs")
-    writer.bind(operator.outputs[0], writer.node("Concat", *parts, axis=axis))
+    return writer.node("Concat", *parts, axis=axis)
 
 
-def _unpack(writer: Writer, operator: Operator) -> None:
+def _unpack(writer: Writer, operator: Operator) -> Results:
     (x,) = operands(writer, operator, 1)
     axis, count = int(option(operator, 1, "int32")), len(operator.outputs)
     sizes = writer.constant([1] * count)
     parts = writer.node("Split", writer.read(x), sizes, outputs=count, axis=axis)
-    for tensor, part in zip(operator.outputs, [parts] if count == 1 else parts, strict=True):
-        writer.bind(tensor, writer.node("Squeeze", part, writer.constant([axis])))
+    parts = [parts] if count == 1 else parts
+    return [writer.node("Squeeze", part, writer.constant([axis])) for part in parts]
 
 
 def _sized(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         x, sizes = operands(writer, operator, 2)
-        made = writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
-        writer.bind(operator.outputs[0], made)
+        return writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
 
     return rule
 
 
-def _shape(writer: Writer, operator: Operator) -> None:
+def _shape(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
-    to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
-    sizes = writer.node("Shape", writer.read(x))
-    writer.bind(operator.outputs[0], writer.node("Cast", sizes, to=to))
+    return writer.cast(writer.node("Shape", writer.read(x)), operator.outputs[0].dtype)
 
 
 MOVES: dict[str, Rule] = {

@@ -10,7 +10,11 @@ from bnncc.frontend.flatbuffer import Table
 from bnncc.frontend.tflite_file import Operator, Tensor
 from bnncc.frontend.tflite_writer import Writer
 
-Rule = Callable[[Writer, Operator], None]
+Results = str | list[str]
+"""Names of the results of an operator's nodes, as many as the operator has outputs."""
+
+Rule = Callable[[Writer, Operator], Results]
+"""Writes an operator."""
 
 
 def operands(writer: Writer, operator: Operator, least: int, most: int | None = None) -> list[Any]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from onnx import helper
-
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
 from bnncc.frontend.tflite_moves import MOVES
@@ -53,24 +50,28 @@ def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]
     }
 
 
-def _conv(writer: Writer, operator: Operator) -> None:
+def _conv(writer: Writer, operator: Operator) -> str:
     x, weight, bias = operands(writer, operator, 2, 3)
     attrs = _window(writer, operator, (1, 2, 4, 5))
     depth, channels = _filter(writer, weight)[3], writer.image(x)[3]
     group = 1
     if isinstance(depth, int) and isinstance(channels, int) and depth and channels % depth == 0:
         group = channels // depth
-    _convolve(writer, operator, x, writer.turned(weight, [0, 3, 1, 2]), bias, group, 3, attrs)
+    return _convolve(
+        writer, operator, x, writer.turned(weight, [0, 3, 1, 2]), bias, group, 3, attrs
+    )
 
 
-def _depthwise(writer: Writer, operator: Operator) -> None:
+def _depthwise(writer: Writer, operator: Operator) -> str:
     x, weight, bias = operands(writer, operator, 2, 3)
     attrs = _window(writer, operator, (1, 2, 5, 6))
     channels = writer.image(x)[3]
     if not isinstance(channels, int):
         raise ShapeError(f"{writer.where}: the number of its channels is not known")
     _filter(writer, weight)
-    _convolve(writer, operator, x, writer.turned(weight, [3, 0, 1, 2]), bias, channels, 4, attrs)
+    return _convolve(
+        writer, operator, x, writer.turned(weight, [3, 0, 1, 2]), bias, channels, 4, attrs
+    )
 
 
 def _filter(writer: Writer, weight: Tensor) -> tuple[Dim, ...]:
@@ -88,17 +89,17 @@ def _convolve(
     group: int,
     activation: int,
     attrs: dict[str, Any],
-) -> None:
+) -> str:
     inputs = [writer.first(writer.read(x)), weight]
     if bias is not None:
         inputs.append(writer.read(bias))
     made = writer.last(writer.node("Conv", *inputs, group=group, **attrs))
     code = option(operator, activation, "int8")
-    writer.bind(operator.outputs[0], writer.activated(made, code))
+    return writer.activated(made, code)
 
 
 def _pool(kind: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         (x,) = operands(writer, operator, 1)
         writer.image(x)
         options = options_of(writer, operator)
@@ -109,12 +110,12 @@ def _pool(kind: str) -> Rule:
             raise ModelError(f"{writer.where}: its window is {kernel}")
         made = writer.node(kind, writer.first(writer.read(x)), kernel_shape=kernel, **attrs)
         code = options.scalar(5, "int8")
-        writer.bind(operator.outputs[0], writer.activated(writer.last(made), code))
+        return writer.activated(writer.last(made), code)
 
     return rule
 
 
-def _dense(writer: Writer, operator: Operator) -> None:
+def _dense(writer: Writer, operator: Operator) -> str:
     x, weight, bias = operands(writer, operator, 2, 3)
     if option(operator, 1, "int8"):
         raise writer.fail("its weights are shuffled for a CPU; convert the model without that")
@@ -131,10 +132,10 @@ def _dense(writer: Writer, operator: Operator) -> None:
         made = writer.node("MatMul", data, writer.turned(weight, [1, 0]))
         if bias is not None:
             made = writer.node("Add", made, writer.read(bias))
-    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 0, "int8")))
+    return writer.activated(made, option(operator, 0, "int8"))
 
 
-def _batch_matmul(writer: Writer, operator: Operator) -> None:
+def _batch_matmul(writer: Writer, operator: Operator) -> str:
     x, y = operands(writer, operator, 2)
     names = []
     for k, tensor in enumerate((x, y)):
@@ -145,7 +146,7 @@ def _batch_matmul(writer: Writer, operator: Operator) -> None:
             perm = [*range(rank - 2), rank - 1, rank - 2]
             name = writer.node("Transpose", name, perm=perm)
         names.append(name)
-    writer.bind(operator.outputs[0], writer.node("MatMul", *names))
+    return writer.node("MatMul", *names)
 
 
 # --------------------------------------------------------------------------------- elementwise
@@ -154,135 +155,129 @@ def _batch_matmul(writer: Writer, operator: Operator) -> None:
 def _simple(op: str, count: int = 1, activation: bool = False, **attrs: Any) -> Rule:
     """Stand for an operator that ONNX has as it is."""
 
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         made = writer.node(op, *map(writer.read, operands(writer, operator, count)), **attrs)
         code = option(operator, 0, "int8") if activation else 0
-        writer.bind(operator.outputs[0], writer.activated(made, code))
+        return writer.activated(made, code)
 
     return rule
 
 
 def _fused(code: int) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         (x,) = operands(writer, operator, 1)
-        writer.bind(operator.outputs[0], writer.activated(writer.read(x), code))
+        return writer.activated(writer.read(x), code)
 
     return rule
 
 
-def _clip01(writer: Writer, operator: Operator) -> None:
+def _clip01(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
-    bounds = writer.constant(0.0), writer.constant(1.0)
-    writer.bind(operator.outputs[0], writer.node("Clip", writer.read(x), *bounds))
+    return writer.node("Clip", writer.read(x), writer.constant(0.0), writer.constant(1.0))
 
 
-def _leaky(writer: Writer, operator: Operator) -> None:
+def _leaky(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     alpha = float(option(operator, 0, "float32", 0.0))
-    writer.bind(operator.outputs[0], writer.node("LeakyRelu", writer.read(x), alpha=alpha))
+    return writer.node("LeakyRelu", writer.read(x), alpha=alpha)
 
 
-def _softmax(writer: Writer, operator: Operator) -> None:
+def _softmax(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     name, beta = writer.read(x), float(option(operator, 0, "float32", 0.0))
     if beta != 1.0:
         name = writer.node("Mul", name, writer.constant(beta))
-    writer.bind(operator.outputs[0], writer.node("Softmax", name, axis=-1))
+    return writer.node("Softmax", name, axis=-1)
 
 
 def _composed(*steps: str) -> Rule:
     """Stand for an operator that is several unary ones, one after the other."""
 
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         (x,) = operands(writer, operator, 1)
         name = writer.read(x)
         for step in steps:
             name = writer.node(step, name)
-        writer.bind(operator.outputs[0], name)
+        return name
 
     return rule
 
 
-def _square(writer: Writer, operator: Operator) -> None:
+def _square(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
-    writer.bind(operator.outputs[0], writer.node("Mul", writer.read(x), writer.read(x)))
+    return writer.node("Mul", writer.read(x), writer.read(x))
 
 
-def _squared_difference(writer: Writer, operator: Operator) -> None:
+def _squared_difference(writer: Writer, operator: Operator) -> str:
     difference = writer.node("Sub", *map(writer.read, operands(writer, operator, 2)))
-    writer.bind(operator.outputs[0], writer.node("Mul", difference, difference))
+    return writer.node("Mul", difference, difference)
 
 
-def _not_equal(writer: Writer, operator: Operator) -> None:
+def _not_equal(writer: Writer, operator: Operator) -> str:
     equal = writer.node("Equal", *map(writer.read, operands(writer, operator, 2)))
-    writer.bind(operator.outputs[0], writer.node("Not", equal))
+    return writer.node("Not", equal)
 
 
-def _normalise(writer: Writer, operator: Operator) -> None:
+def _normalise(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     length = writer.node("ReduceL2", writer.read(x), writer.constant([-1]), keepdims=1)
     bounded = writer.node("Max", length, writer.constant(1e-6))
     made = writer.node("Div", writer.read(x), bounded)
-    writer.bind(operator.outputs[0], writer.activated(made, option(operator, 0, "int8")))
+    return writer.activated(made, option(operator, 0, "int8"))
 
 
-def _gelu(writer: Writer, operator: Operator) -> None:
+def _gelu(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     form = "tanh" if option(operator, 0, "bool", False) else "none"
-    writer.bind(operator.outputs[0], writer.node("Gelu", writer.read(x), approximate=form))
+    return writer.node("Gelu", writer.read(x), approximate=form)
 
 
-def _cast(writer: Writer, operator: Operator) -> None:
+def _cast(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
-    to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
-    writer.bind(operator.outputs[0], writer.node("Cast", writer.read(x), to=to))
+    return writer.cast(writer.read(x), operator.outputs[0].dtype)
 
 
-def _quantize(writer: Writer, operator: Operator) -> None:
+def _quantize(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     made = operator.outputs[0]
     if x.dtype != "float32" or not quantized(made) or made.dtype == "int16":
         raise writer.fail(f"{x.dtype} to {made.dtype}: float32 to int8 or uint8 is wanted")
     scale, zero = writer.quantization(made)
     value = writer.node("Div", writer.read(x), scale)
-    value = writer.rounded(value, made.dtype, zero)
-    writer.bind(made, value)
+    return writer.rounded(value, made.dtype, zero)
 
 
-def _dequantize(writer: Writer, operator: Operator) -> None:
+def _dequantize(writer: Writer, operator: Operator) -> str:
     (x,) = operands(writer, operator, 1)
     made = operator.outputs[0]
     if made.dtype != "float32" or not (quantized(x) or x.dtype == "float16"):
         raise writer.fail(f"{x.dtype} to {made.dtype} is not supported")
     if x.dtype == "float16":
-        writer.bind(made, writer.node("Cast", writer.read(x), to=1))
-        return
+        return writer.node("Cast", writer.read(x), to=1)
     scale, zero = writer.quantization(x)
     value = writer.node("Sub", writer.read(x), zero)
-    writer.bind(made, writer.node("Mul", value, scale))
+    return writer.node("Mul", value, scale)
 
 
 # ------------------------------------------------------------------------------------ reductions
 
 
 def _reduce(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         x, axes = operands(writer, operator, 2)
         listed = writer.constant(writer.ints(axes, "axes"))
         keep = int(option(operator, 0, "bool", False))
-        made = writer.node(op, writer.read(x), listed, keepdims=keep)
-        writer.bind(operator.outputs[0], made)
+        return writer.node(op, writer.read(x), listed, keepdims=keep)
 
     return rule
 
 
 def _arg(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> None:
+    def rule(writer: Writer, operator: Operator) -> str:
         x, axis = operands(writer, operator, 2)
         (number,) = writer.ints(axis, "axis")[:1] or [0]
         found = writer.node(op, writer.read(x), axis=number, keepdims=0)
-        to = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[0].dtype))
-        writer.bind(operator.outputs[0], writer.node("Cast", found, to=to))
+        return writer.cast(found, operator.outputs[0].dtype)
 
     return rule
 

@@ -196,14 +196,18 @@ class Writer:
         scale, zero = (v.reshape(shape) if v.size > 1 else v.reshape(()) for v in values)
         return self.constant(scale), self.constant(zero)
 
+    def cast(self, name: str, dtype: str) -> str:
+        """Turn numbers into another type."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return str(self.node("Cast", name, to=kind))
+
     def cast_input(self, tensor: Tensor) -> None:
         """Make float numbers of an input of quantized integers."""
-        self.bind(tensor, str(self.node("Cast", tensor.name, to=onnx.TensorProto.FLOAT)))
+        self.bind(tensor, self.cast(tensor.name, "float32"))
 
     def cast_output(self, tensor: Tensor) -> None:
         """Make quantized integers again for an output."""
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-        self.rename(str(self.node("Cast", self.name(tensor), to=kind)), tensor.name)
+        self.rename(self.cast(self.name(tensor), tensor.dtype), tensor.name)
 
     def rename(self, name: str, wanted: str) -> None:
         """Call a result that nothing has read yet by another name."""

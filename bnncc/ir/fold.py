@@ -160,7 +160,9 @@ class Folder:
         for k, (name, kind) in enumerate(zip(node.outputs, types, strict=False)):
             if kind.static and 0 in kind.shape:
                 if name:
-                    self._constant(name, np.zeros([int(d) for d in kind.shape], kind.dtype))
+                    self.graph.set_constant(
+                        name, np.zeros([int(d) for d in kind.shape], kind.dtype)
+                    )
             else:
                 rest.append(k)
         if len(rest) == len(types):
@@ -201,12 +203,8 @@ class Folder:
         for name, value, kind in zip(node.outputs, results, types, strict=False):
             if name:
                 value = np.ascontiguousarray(value, np.dtype(kind.dtype)).reshape(value.shape)
-                self._constant(name, value)
+                self.graph.set_constant(name, value)
         return True
-
-    def _constant(self, name: str, value: Array) -> None:
-        self.graph.constants[name] = value
-        self.graph.types[name] = TensorType(tuple(value.shape), value.dtype.name)
 
     # ------------------------------------------------------------------------------ shape vectors
 
@@ -221,7 +219,7 @@ class Folder:
         for name, value, kind in zip(node.outputs, results, types, strict=False):
             elements = tuple(value.reshape(-1).tolist())
             if all(isinstance(e, (int, bool)) for e in elements):
-                self._constant(name, np.array(elements, kind.dtype).reshape(value.shape))
+                self.graph.set_constant(name, np.array(elements, kind.dtype).reshape(value.shape))
             elif any(e is not None for e in elements):
                 self.partial[name] = elements
                 complete = False

@@ -133,15 +133,13 @@ class Graph:
     def constant(self, value: np.ndarray, stem: str = "const") -> str:
         """Add a constant tensor and return its name."""
         name = self.fresh(stem)
-        self.constants[name] = value
-        self.types[name] = TensorType(tuple(value.shape), value.dtype.name)
+        self.set_constant(name, value)
         return name
 
-    def replace_uses(self, old: str, new: str) -> None:
-        """Let every reader of `old` (nodes, not graph outputs) read `new` instead."""
-        for node in self.nodes:
-            if old in node.inputs:
-                node.inputs = [new if i == old else i for i in node.inputs]
+    def set_constant(self, name: str, value: np.ndarray) -> None:
+        """Let the tensor `name` be a constant."""
+        self.constants[name] = value
+        self.types[name] = TensorType(tuple(value.shape), value.dtype.name)
 
     def prune(self) -> None:
         """Drop nodes, constants and types that no output depends on."""

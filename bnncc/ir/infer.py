@@ -57,10 +57,6 @@ def infer(
     partial : mapping of str to tuple, optional
         What is known of integer vectors that are not constant.
 
-    Returns
-    -------
-    list of TensorType
-
     Raises
     ------
     ShapeError

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from bnncc.ir import shaping
+
 Array = np.ndarray[Any, Any]
 
 NOISE = 1e-5
@@ -165,16 +167,8 @@ def window(
 
 def _pad(x: Array, pads: Sequence[int], value: float = 0) -> Array:
     rank = x.ndim - 2
-    if not any(pads):
-        return x
-    begins, ends = pads[:rank], pads[rank:]
-    if min(pads) < 0:  # negative pads crop
-        cut = [slice(None), slice(None)]
-        for b, e, n in zip(begins, ends, x.shape[2:], strict=True):
-            cut.append(slice(max(0, -b), n - max(0, -e)))
-        x = x[tuple(cut)]
-        begins, ends = [max(0, b) for b in begins], [max(0, e) for e in ends]
-    return np.pad(x, [(0, 0), (0, 0), *zip(begins, ends, strict=True)], constant_values=value)
+    whole = np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]])
+    return shaping.pad({}, [x, whole, np.array(value)], 1)[0] if any(pads) else x
 
 
 def _windows(
@@ -312,21 +306,32 @@ def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
     return y.astype(a.dtype)
 
 
+def pooled_sizes(
+    sizes: Sequence[int], spans: list[int], strides: list[int], pads: list[int], ceil: bool
+) -> list[int]:
+    """Return how many windows fit along each axis; `pads` are those before, then those behind."""
+    rank, outs = len(sizes), []
+    for k, (n, span, stride) in enumerate(zip(sizes, spans, strides, strict=True)):
+        room = n + pads[k] + pads[k + rank] - span
+        count = (-(-room // stride) if ceil else room // stride) + 1
+        if ceil and (count - 1) * stride >= n + pads[k]:  # it would begin in the padding
+            count -= 1
+        outs.append(count)
+    return outs
+
+
 def _pool_geometry(
     x: Array, attrs: dict[str, Any]
 ) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
     kernel = list(attrs["kernel_shape"])
     spatial = x.shape[2:]
     strides, dilations, pads = window(attrs, spatial, kernel)
-    rank = len(kernel)
-    extra = [0] * rank
+    extra = [0] * len(kernel)
     if attrs.get("ceil_mode"):
-        for i in range(rank):
-            span = (kernel[i] - 1) * dilations[i] + 1
-            room = spatial[i] + pads[i] + pads[i + rank] - span
-            out = -(-room // strides[i]) + 1
-            if (out - 1) * strides[i] >= spatial[i] + pads[i]:  # wholly in the end padding
-                out -= 1
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        outs = pooled_sizes(spatial, spans, strides, pads, ceil=True)
+        for i, out in enumerate(outs):
+            room = spatial[i] + pads[i] + pads[i + len(kernel)] - spans[i]
             extra[i] = max(0, (out - 1) * strides[i] - room)
     return kernel, strides, dilations, pads, extra
 

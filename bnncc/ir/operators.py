@@ -194,16 +194,9 @@ def _arg(function: Callable[..., Any]) -> Function:
     return run
 
 
-def _conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    return [numeric.conv(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
-
-
-def _conv_transpose(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    return [numeric.conv_transpose(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
-
-
-def _gemm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    return [numeric.gemm(ins[0], ins[1], ins[2] if len(ins) > 2 else None, attrs)]
+def _biased(function: Callable[..., Array]) -> Function:
+    """Return the evaluator of a product, whose third input, the bias, may be left out."""
+    return lambda attrs, ins, _: [function(*ins[:2], ins[2] if len(ins) > 2 else None, attrs)]
 
 
 def _matmul(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
@@ -323,8 +316,8 @@ FUNCTIONS: dict[str, Function] = {
     "Clip": _clip,
     "Concat": lambda attrs, ins, _: [np.concatenate(ins, attrs["axis"])],
     "ConstantOfShape": shaping.constant_of_shape,
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
+    "Conv": _biased(numeric.conv),
+    "ConvTranspose": _biased(numeric.conv_transpose),
     "DepthToSpace": shaping.depth_to_space,
     "Einsum": lambda attrs, ins, _: [np.einsum(attrs["equation"], *ins).astype(ins[0].dtype)],
     "Elu": _elu,
@@ -332,7 +325,7 @@ FUNCTIONS: dict[str, Function] = {
     "Flatten": shaping.flatten,
     "Gather": shaping.gather,
     "GatherElements": shaping.gather_elements,
-    "Gemm": _gemm,
+    "Gemm": _biased(numeric.gemm),
     "GlobalAveragePool": lambda attrs, ins, _: [numeric.mean(ins[0], _spatial(ins[0]), True)],
     "GlobalMaxPool": lambda attrs, ins, _: [ins[0].max(_spatial(ins[0]), keepdims=True)],
     "HardSigmoid": _hard_sigmoid,

@@ -64,10 +64,6 @@ def integer_range(bits: float, *, signed: bool, narrow: bool) -> tuple[float, fl
     narrow : bool
         Whether one end is left out: the lowest if signed, else the highest.
 
-    Returns
-    -------
-    tuple of float
-
     Examples
     --------
     >>> integer_range(2, signed=True, narrow=True), integer_range(4, signed=False, narrow=False)

@@ -64,10 +64,6 @@ def region(graph: Graph, wanted: Mapping[str, Box]) -> Region:
         In normal form; all shapes are numbers.
     wanted : mapping of str to Box
         For each output, which part.
-
-    Returns
-    -------
-    Region
     """
     hulls: dict[str, Box] = {}
 

@@ -60,10 +60,6 @@ def taps(
     where : str
         For messages.
 
-    Returns
-    -------
-    list of Taps
-
     Raises
     ------
     ModelError

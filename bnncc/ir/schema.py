@@ -24,10 +24,6 @@ def is_default(op: str, key: str, value: Any) -> bool:
         The attribute.
     value : object
         What it holds.
-
-    Returns
-    -------
-    bool
     """
     if not onnx.defs.has(op):
         return False

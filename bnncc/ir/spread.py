@@ -80,10 +80,6 @@ def spread(
         something else.
     relaxed : bool
         Whether decisions on exact zeros may fall either way, too.
-
-    Returns
-    -------
-    Spread
     """
     values: dict[str, Array] = {**graph.constants, **known}
     sizes: dict[str, Array] = {}

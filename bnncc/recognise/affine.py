@@ -96,12 +96,8 @@ def chain_above(
 
     Parameters
     ----------
-    graph : Graph
-        Its graph.
     name : str
         The image.
-    producers : dict of str to Node
-        Of the graph.
     stop : str
         The operator looked for.
     follows : callable

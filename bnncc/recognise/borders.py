@@ -61,10 +61,6 @@ def with_border(made: Node, graph: Graph, counted: Array | None, added: Array) -
         Added to sums before they are scaled, so that what is 0 stays 0.
     added : ndarray, shape (1, out_channels, height or 1, width or 1)
         Added afterwards, in the place of the bias.
-
-    Returns
-    -------
-    list of Node
     """
     (out,), column = made.outputs, (1, -1, 1, 1)
     scale = np.asarray(made.attrs["scale"], np.float64)

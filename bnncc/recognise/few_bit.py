@@ -81,14 +81,10 @@ def attempt(
     ----------
     node : Node
         A Conv, Gemm or MatMul that is not binary.
-    graph : Graph
-        Its graph.
     filters : ndarray
         From `layer_filters`.
     held : dict of str to Lattice
         From `lattices`.
-    producers : dict of str to Node
-        Of the graph.
     choose : callable or None
         Chooses the method; by default `planes_only`.
 

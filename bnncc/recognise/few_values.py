@@ -47,12 +47,7 @@ _LAYERS = {"Conv", "Gemm", "MatMul"}
 
 
 def few_values(graph: Graph) -> dict[str, Array]:
-    """Return which tensors hold few values, and which.
-
-    Parameters
-    ----------
-    graph : Graph
-        In normal form.
+    """Return which tensors of a graph in normal form hold few values, and which.
 
     Returns
     -------

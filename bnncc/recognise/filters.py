@@ -20,12 +20,7 @@ SAMPLE = 64
 
 
 def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Split weights into signs and one scale per output channel.
-
-    Parameters
-    ----------
-    weight : ndarray of float, shape (out_channels, ...)
-        Filters.
+    """Split weights (out_channels, ...) into signs and one scale per output channel.
 
     Returns
     -------
@@ -103,12 +98,7 @@ class Weights:
 
 
 def few_bit_weights(weight: np.ndarray) -> Weights | None:
-    """Split weights into integers of up to 8 bits and one scale per output channel.
-
-    Parameters
-    ----------
-    weight : ndarray of float, shape (out_channels, ...)
-        Filters.
+    """Split weights (out_channels, ...) into integers of up to 8 bits and one scale per channel.
 
     Returns
     -------

@@ -370,13 +370,6 @@ def _renamed(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | N
 def kept(node: Node, graph: Graph) -> tuple[list[str], list[np.ndarray]] | None:
     """Return where a node that computes no values takes them from.
 
-    Parameters
-    ----------
-    node : Node
-        Any.
-    graph : Graph
-        Its graph.
-
     Returns
     -------
     tuple or None

@@ -59,13 +59,6 @@ def maker(name: str, producers: dict[str, Node]) -> str:
 def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:
     """Return ``((top, left, bottom, right), value)`` of a `Pad` that pads an image by a constant.
 
-    Parameters
-    ----------
-    node : Node
-        A `Pad` node.
-    graph : Graph
-        Its graph.
-
     Returns
     -------
     tuple or None

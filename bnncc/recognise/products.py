@@ -59,12 +59,8 @@ def why_not(
     ----------
     node : Node
         A MatMul or Gemm that `pair_products` left.
-    graph : Graph
-        Its graph.
     values : dict of str to Lattice
         Its signs, from `lattices`.
-    producers : dict of str to Node
-        Of the graph.
 
     Returns
     -------

@@ -69,10 +69,6 @@ def analyse(graph: Graph) -> dict[str, StepFunction]:
     ----------
     graph : Graph
         After `simplify`; comparisons of tensors become those of differences with 0.
-
-    Returns
-    -------
-    dict of str to StepFunction
     """
     steps: dict[str, StepFunction] = {}
     producers = graph.producers()

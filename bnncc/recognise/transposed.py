@@ -124,19 +124,7 @@ def split_transposed(graph: Graph) -> None:
 
 
 def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
-    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not.
-
-    Parameters
-    ----------
-    node : Node
-        A Resize.
-    graph : Graph
-        Its graph.
-
-    Returns
-    -------
-    tuple of int, or None
-    """
+    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not."""
     data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
     mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
@@ -170,19 +158,7 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def why_not(node: Node, graph: Graph) -> str:
-    """Return why a transposed convolution is not cut; empty if it is.
-
-    Parameters
-    ----------
-    node : Node
-        A ConvTranspose.
-    graph : Graph
-        Its graph.
-
-    Returns
-    -------
-    str
-    """
+    """Return why a transposed convolution is not cut; empty if it is."""
     kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
     if any(i not in graph.constants for i in node.inputs[1:] if i):
         return "its weights are computed at run time"
@@ -224,10 +200,6 @@ def joined(layers: list[Layer], graph: Graph) -> list[Layer]:
         In order.
     graph : Graph
         Knows which layers stand for a ConvTranspose of the file.
-
-    Returns
-    -------
-    list of Layer
     """
     result: list[Layer] = []
     for layer in layers:

@@ -140,10 +140,6 @@ def read(folder: Path) -> Log:
     folder : Path
         Of the target; it need not exist.
 
-    Returns
-    -------
-    Log
-
     Raises
     ------
     UsageError
@@ -276,16 +272,10 @@ def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) 
 
     Parameters
     ----------
-    target : TargetSpec
-        The machine.
     folders : sequence of Path
         Of the user, with a folder for each target; later ones come first.
     own : bool
         Whether to begin with the logs that come with bnncc.
-
-    Returns
-    -------
-    Records
 
     Raises
     ------

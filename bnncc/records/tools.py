@@ -23,12 +23,7 @@ MIN_GAIN_STAND_IN = 0.04
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """Return what is on record for a target.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the target.
+    """Return what is on record in the folder of a target.
 
     Returns
     -------

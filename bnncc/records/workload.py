@@ -61,10 +61,6 @@ class Workload:
         threads : int
             How many threads share it.
 
-        Returns
-        -------
-        Workload
-
         Raises
         ------
         ValueError
@@ -172,10 +168,6 @@ def candidate(workload: Any, point: Mapping[str, int], design: Any) -> s_tir.Sch
         A value for each choice.
     design : tvm.s_tir.Trace
         From `sampler`.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
     """
     from tvm import s_tir
 
@@ -207,10 +199,6 @@ def point_of_trace(trace: Any) -> dict[str, int]:
     trace : list
         Instructions and decisions, as in a line of MetaSchedule's database.
 
-    Returns
-    -------
-    dict of str to int
-
     Raises
     ------
     ValueError
@@ -238,10 +226,6 @@ def workload_of_text(text: str) -> Workload:
     ----------
     text : str
         The function as base64 of TVM's JSON.
-
-    Returns
-    -------
-    Workload
 
     Raises
     ------

@@ -51,10 +51,6 @@ def parse_address(text: str) -> Address:
     text : str
         What the user wrote; an IPv6 address stands in brackets.
 
-    Returns
-    -------
-    Address
-
     Raises
     ------
     UsageError
@@ -119,17 +115,7 @@ def request(tracker: Address, key: str, seconds: float) -> tuple[Address, str]:
 
 
 def summary(tracker: Address) -> list[str]:
-    """Return the keys of the devices that a TVM RPC tracker knows, one for each device.
-
-    Parameters
-    ----------
-    tracker : Address
-        Where it listens.
-
-    Returns
-    -------
-    list of str
-    """
+    """Return the keys of the devices that a TVM RPC tracker knows, one for each device."""
     with _tracker(tracker) as (_, keys):
         return keys
 

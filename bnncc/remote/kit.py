@@ -94,10 +94,6 @@ def make(
     progress : callable
         Told what is going on.
 
-    Returns
-    -------
-    Kit
-
     Raises
     ------
     UsageError

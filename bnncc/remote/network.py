@@ -18,7 +18,7 @@ from bnncc.errors import ArtifactError, DeviceError, UsageError
 from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
-from bnncc.runtime.session import Session, check_failed
+from bnncc.runtime.session import CopyingSession, check_failed
 from bnncc.targets.host import normal_arch
 
 TIMEOUT = 300.0
@@ -47,10 +47,6 @@ def connect(
         Its key at the tracker, or that its server was started with.
     timeout : float
         Seconds to wait for a busy device of a tracker, and for an answer.
-
-    Returns
-    -------
-    Device
 
     Raises
     ------
@@ -182,11 +178,6 @@ class Device:
     def load(self, library: bytes) -> Any:
         """Upload and load ``lib.so``.
 
-        Parameters
-        ----------
-        library : bytes
-            Its content.
-
         Returns
         -------
         tvm.runtime.Module
@@ -229,10 +220,6 @@ class Device:
             Of the network.
         check_finite : bool
             Refuse NaN and infinities.
-
-        Returns
-        -------
-        RemoteSession
         """
         return RemoteSession(self, module, inputs, check_finite=check_finite)
 
@@ -289,20 +276,8 @@ class Device:
             return self._rpc.get_function(function)(*args)
 
 
-class RemoteSession(Session):
-    """A virtual machine on a device; what goes in and out is copied.
-
-    Parameters
-    ----------
-    device : Device
-        Where.
-    module : tvm.runtime.Module
-        The library, there.
-    inputs : tuple of TensorInfo
-        Of the network.
-    check_finite : bool
-        Refuse NaN and infinities.
-    """
+class RemoteSession(CopyingSession):
+    """A virtual machine on a device, made by `Device.session`."""
 
     def __init__(
         self, device: Device, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool
@@ -333,7 +308,7 @@ class RemoteSession(Session):
     def arrays(self, result: Any) -> list[np.ndarray]:
         """Return what `main` returned as arrays."""
         with self._device.speaking("sending outputs"):
-            return [tensor.numpy() for tensor in self.flatten(result)]
+            return super().arrays(result)
 
     def time_network(self, tensors: list[Any], repeat: int) -> np.ndarray:
         """Time the network by the device's own clock, without the way there and back."""
@@ -364,11 +339,3 @@ class RemoteSession(Session):
         return self._device._call(
             f"looking for `{kernel}`", "bnncc.kernel_owner", self.module, kernel
         )
-
-    def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
-        return self._on_device(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
-
-    def _on_device(self, array: np.ndarray) -> Any:
-        import tvm
-
-        return tvm.runtime.tensor(array, self.cpu)

@@ -14,10 +14,9 @@ from bnncc import report
 from bnncc.errors import ArtifactError, InputError, VerificationError
 from bnncc.files import read_npz, write_atomic
 from bnncc.runtime import container, cuda, manifest
-from bnncc.runtime.gpu_session import GpuSession
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Stored, unpack
-from bnncc.runtime.session import Session, check_tensor, load_library, stored_as
+from bnncc.runtime.session import GpuSession, Session, check_tensor, load_library, stored_as
 
 
 class Device(Protocol):
@@ -84,10 +83,6 @@ class Artifact:
             Refuse a file this machine cannot run; False is for looking into it only.
         selfcheck : bool
             Run the network on the inputs it carries, and refuse it if outputs are wrong.
-
-        Returns
-        -------
-        Artifact
 
         Notes
         -----
@@ -236,10 +231,6 @@ class Artifact:
         threads : int, optional
             The most that kernels use from now on when the calling thread runs this network; as
             before if not given, and at first all that `bnncc.runtime.threads.prepare` allows.
-
-        Returns
-        -------
-        Session
         """
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
@@ -268,10 +259,6 @@ class Artifact:
         ----------
         device : Device, optional
             From `bnncc.remote.connect`; None is this machine.
-
-        Returns
-        -------
-        Artifact
 
         Notes
         -----

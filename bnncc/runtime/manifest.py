@@ -105,8 +105,6 @@ def make(
         The model's name, without folders.
     target : TargetSpec
         What it was compiled for.
-    options : CompileOptions
-        What was asked.
     inputs, outputs : sequence of TensorInfo
         In the order of the VM function's parameters and results.
     selfcheck : bytes

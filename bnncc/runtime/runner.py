@@ -133,8 +133,6 @@ def described(
 
     Parameters
     ----------
-    artifact : Artifact
-        The network.
     network : ndarray
         Microseconds of each of its runs.
     kernels : mapping of str to ndarray

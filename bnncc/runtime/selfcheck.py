@@ -189,10 +189,6 @@ def draw(
         One of `STYLES`.
     seed : int
         Same seed, same arrays.
-
-    Returns
-    -------
-    dict of str to ndarray
     """
     made = {}
     for number, (info, source) in enumerate(zip(infos, sources, strict=True)):
@@ -342,10 +338,6 @@ def pack(
         That inputs can be drawn from again; those of a check without a style are stored.
     limit : int
         Bytes.
-
-    Returns
-    -------
-    bytes
     """
     arrays: dict[str, Array] = {}
     recipe: dict[str, Any] = {"sources": [asdict(s) for s in sources], "checks": []}
@@ -453,10 +445,6 @@ def unpack(
         From `pack`, or from a file that nobody vouches for.
     inputs, outputs : sequence of TensorInfo
         Of the network, in order.
-
-    Returns
-    -------
-    list of Stored
 
     Raises
     ------

@@ -131,7 +131,8 @@ class Session:
         if info.datatype:
             _require_declared(info, array)
         if info.limits is not NO_LIMITS:
-            _require_allowed(info, array)
+            why = f"wanted {info.limits}: an index or a divisor in the model"
+            _refuse_any(info, array, info.limits.broken(array), why)
         return self._placed(info, owner, array)
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
@@ -285,6 +286,37 @@ class Session:
         return tvm_ffi.from_dlpack(array)
 
 
+class CopyingSession(Session):
+    """A virtual machine whose tensors are elsewhere; what goes in and out is copied."""
+
+    def arrays(self, result: Any) -> list[np.ndarray]:
+        """Return what `main` returned as arrays."""
+        return [tensor.numpy() for tensor in self.flatten(result)]
+
+    def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
+        return self._on_device(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
+
+    def _on_device(self, array: np.ndarray) -> Any:
+        import tvm
+
+        return tvm.runtime.tensor(array, self.cpu)
+
+
+class GpuSession(CopyingSession):
+    """Runs a network on this machine's first GPU."""
+
+    def __init__(self, module: Any, inputs: tuple[TensorInfo, ...], *, check_finite: bool) -> None:
+        import tvm
+
+        super().__init__(module, inputs, check_finite=check_finite, cpu=tvm.cuda(0))
+
+    def time_network(self, tensors: list[Any], repeat: int) -> np.ndarray:
+        """Time `main` by the GPU's own clock, in microseconds."""
+        timer = self.vm.time_evaluator("main", self.cpu, number=1, repeat=repeat)
+        self.main(*tensors)
+        return np.array(timer(*tensors).results) * 1e6
+
+
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return an uninitialised array that starts at a multiple of `ALIGNMENT` bytes."""
     count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -308,28 +340,24 @@ def _view(info: TensorInfo, value: Any) -> np.ndarray:
         raise InputError(f"input `{info.name}` cannot be read through DLPack: {error}") from error
 
 
+def _refuse_any(info: TensorInfo, array: np.ndarray, wrong: np.ndarray, why: str) -> None:
+    """Refuse an array if any of its values is `wrong`; the message names the first."""
+    bad = np.argwhere(wrong)
+    if len(bad):
+        index = tuple(int(i) for i in bad[0])
+        raise InputError(
+            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
+            f"{why}"
+        )
+
+
 def _require_finite(info: TensorInfo, array: np.ndarray) -> None:
     with np.errstate(all="ignore"):
         total = array.sum(dtype=np.float64)
     if np.isfinite(total):  # the sum of finite float32 values cannot overflow a float64
         return
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        index = tuple(int(i) for i in bad[0])
-        raise InputError(
-            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
-            "and the network was compiled with --check-finite"
-        )
-
-
-def _require_allowed(info: TensorInfo, array: np.ndarray) -> None:
-    bad = np.argwhere(info.limits.broken(array))
-    if len(bad):
-        index = tuple(int(i) for i in bad[0])
-        raise InputError(
-            f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), "
-            f"wanted {info.limits}: an index or a divisor in the model"
-        )
+    why = "and the network was compiled with --check-finite"
+    _refuse_any(info, array, ~np.isfinite(array), why)
 
 
 def check_failed(error: Exception) -> InputError | None:
@@ -340,14 +368,8 @@ def check_failed(error: Exception) -> InputError | None:
 
 def _require_declared(info: TensorInfo, array: np.ndarray) -> None:
     kind = datatype(info.datatype)
-    if kind is None or kind.holds_all(array):
-        return
-    bad = np.argwhere(~kind.holds(array))
-    index = tuple(int(i) for i in bad[0])
-    raise InputError(
-        f"input `{info.name}` holds {array[index]} at {list(index)} ({len(bad)} such values), and "
-        f"the model declares it {kind}"
-    )
+    if kind is not None and not kind.holds_all(array):
+        _refuse_any(info, array, ~kind.holds(array), f"and the model declares it {kind}")
 
 
 def load_library(data: bytes) -> Any:

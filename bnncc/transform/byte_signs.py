@@ -55,8 +55,6 @@ def write_image_bits(node: Node, physical: Physical) -> None:
     ----------
     node : Node
         Its operator is `IMAGE_BITS`.
-    physical : Physical
-        The graph being built.
     """
     a, (image,), (out,) = node.attrs, node.inputs, node.outputs
     n, channels, height, width, _ = physical.image(out)

@@ -59,10 +59,6 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
         As loaded; rewritten in place.
     operands : {"float32", "bfloat16", "int8", "float16"}
         Their new format; float32 changes nothing.
-
-    Returns
-    -------
-    Relaxed
     """
     result = Relaxed()
     if operands == "float32":

@@ -29,8 +29,6 @@ def operands(
         Its data: the sign plane, perhaps the zero plane.
     name : str
         The logical tensor that they are.
-    physical : Physical
-        The graph being built.
 
     Returns
     -------

@@ -37,8 +37,6 @@ def realise(group: Group, physical: Physical) -> None:
     ----------
     group : Group
         Complete.
-    physical : Physical
-        The graph being built.
     """
     spec = group.spec
     signs, flip = sign_tables.plan(group, physical.source)

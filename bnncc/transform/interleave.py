@@ -19,8 +19,6 @@ def interleave(node: Node, physical: Physical) -> None:
     ----------
     node : Node
         What to do.
-    physical : Physical
-        The graph being built.
     """
     out, planes = node.outputs[0], [physical.planes.get(i) for i in node.inputs]
     levels = [physical.levels.get(i, {}).get("planes", []) for i in node.inputs]

@@ -110,8 +110,6 @@ def write(event: Event, writer: Writer, chain: Chain) -> None:
     ----------
     event : Event
         Its `layouts` are the forms wanted.
-    writer : Writer
-        Collects the steps.
     chain : Chain
         Up to the event.
     """
@@ -263,8 +261,6 @@ def sign(event: Event, writer: Writer, chain: Chain) -> bool:
     ----------
     event : Event
         A ``sign``.
-    writer : Writer
-        Collects the steps.
     chain : Chain
         Up to the event.
 
@@ -311,8 +307,6 @@ def wanted_forms(
 
     Parameters
     ----------
-    graph : Graph
-        The logical graph.
     few : collection of str
         Its few-valued tensors, signs left out.
     routed : collection of str

@@ -18,16 +18,9 @@ _COMPARED = {
 
 
 def larger_of_two(node: Node, state: Walk) -> Result:
-    """Rewrite which of two numbers is larger.
+    """Rewrite an ArgMax or ArgMin of two numbers.
 
         ArgMax(Concat(a, b))    ->   Cast(Greater(b, a))
-
-    Parameters
-    ----------
-    node : Node
-        ArgMax or ArgMin.
-    state : Walk
-        Of the graph.
 
     Returns
     -------
@@ -79,18 +72,7 @@ def _before_unsqueeze(name: str, axis: int, state: Walk) -> str | None:
 def with_negative(node: Node, state: Walk) -> Result:
     """Rewrite a comparison of a number with its negative.
 
-        Greater(x, Neg(x))      ->   Greater(x, 0)
-
-    Parameters
-    ----------
-    node : Node
-        A comparison.
-    state : Walk
-        Of the graph.
-
-    Returns
-    -------
-    list of Node or None
+    Greater(x, Neg(x))      ->   Greater(x, 0)
     """
     left, right = node.inputs
     kind = state.graph.types[left]

@@ -228,8 +228,6 @@ def channel_index(
         Reshape, Transpose, Slice, Split, Gather, Squeeze, Unsqueeze or Flatten.
     output : int
         Which of its outputs.
-    graph : Graph
-        Its graph.
     maps : dict of str to ndarray
         For tensors on the way, the element numbers of the origin tensor (batch 1) they hold.
 

@@ -17,8 +17,6 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
     ----------
     group : Group
         Complete.
-    graph : Graph
-        The logical graph.
 
     Returns
     -------

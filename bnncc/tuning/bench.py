@@ -34,8 +34,6 @@ def checked(
 
     Parameters
     ----------
-    spec : Spec
-        The kernel.
     case : Case
         Its inputs and outputs.
     place : callable
@@ -83,8 +81,6 @@ class _Clock:
         ----------
         library : Path
             With the kernel as ``main``.
-        spec : Spec
-            The kernel.
         case : Case
             Its inputs and outputs.
         seconds : float

@@ -32,8 +32,6 @@ def levels(shape: tuple[int, ...], top: int, form: str, rng: Draws) -> list[Arra
         The highest level.
     form : str
         Planes, or what numbers.
-    rng : Draws
-        Where they come from.
 
     Returns
     -------
@@ -68,14 +66,8 @@ def operands(spec: FewBitConv2d, n: int, rng: Draws, outside: float = 0) -> list
         The kernel.
     n : int
         Images.
-    rng : Draws
-        Where they come from.
     outside : float
         The level of pixels outside the image.
-
-    Returns
-    -------
-    list of ndarray
     """
     image = (n, spec.channels) if spec.rank == 2 else (n, spec.height, spec.width, spec.channels)
     arrays = levels(image, 2**spec.data_bits - 1, spec.form, rng)
@@ -98,8 +90,6 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
         Of the kernel, and of the oracle; both are changed.
     oracle : callable
         Computes outputs from `spec` and `given`.
-    rng : Draws
-        Where they come from.
     """
     steps = spec.steps
     place = len(input_types(replace(spec, steps=()))) if steps else 0

@@ -56,8 +56,6 @@ def tune(
         ONNX file.
     options : CompileOptions
         How it is compiled; without records.
-    target : TargetSpec
-        For which machine.
     folder : Path
         Of records: those in it are taken up, and new ones added.
     pattern : re.Pattern, optional
@@ -76,8 +74,6 @@ def tune(
         File to lock while kernels are measured.
     command : str
         For the index.
-    console : Console, optional
-        For progress.
     preload : tuple of str
         Modules that worker processes import first.
 

@@ -65,14 +65,8 @@ def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: in
     ----------
     kernels : sequence of (str, int)
         JSON of the specs, and how often the network runs each.
-    target : TargetSpec
-        The machine.
     threads : int
         That share kernels which are long enough.
-
-    Returns
-    -------
-    list of Task
     """
     weights: dict[Workload, int] = {}
     for spec, count in kernels:
@@ -129,10 +123,6 @@ class Tuner:
 
     def run(self) -> Result:
         """Tune until the trials or the time are used up, or the user stops it.
-
-        Returns
-        -------
-        Result
 
         Raises
         ------

@@ -111,10 +111,6 @@ class SelfCheck:
             Of the check.
         tensors : iterable of str
             Which values are wanted, beside the outputs.
-
-        Returns
-        -------
-        dict of str to ndarray
         """
         found = evaluate(self._graph, self.inputs(number), tensors)
         self._evaluated[number] = {name: found[name] for name in self._graph.outputs}

@@ -74,11 +74,6 @@ class KernelCase:
     def differences(self, made: Sequence[Array]) -> tuple[int, float]:
         """Compare what the kernel made with what is right.
 
-        Parameters
-        ----------
-        made : sequence of ndarray
-            Its outputs.
-
         Returns
         -------
         count : int
@@ -155,12 +150,7 @@ class Walk:
         return list(found.values())
 
     def cases(self, feeds: Sequence[Array]) -> Iterator[KernelCase]:
-        """Yield every call in order.
-
-        Parameters
-        ----------
-        feeds : sequence of ndarray
-            The network's inputs.
+        """Yield every call in order, for some inputs of the network.
 
         Yields
         ------
@@ -294,13 +284,6 @@ def garbage(array: Array) -> Array:
 
 def run(session: Any, case: KernelCase) -> list[Array]:
     """Run a kernel of an artifact.
-
-    Parameters
-    ----------
-    session : Session
-        Of the artifact.
-    case : KernelCase
-        On what.
 
     Returns
     -------

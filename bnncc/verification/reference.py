@@ -161,10 +161,6 @@ def computed(model: onnx.ModelProto) -> set[str]:
     ----------
     model : ModelProto
         Its nodes are in order.
-
-    Returns
-    -------
-    set of str
     """
     fixed = {t.name for t in model.graph.initializer}
     inputs = {i.name for i in model.graph.input if i.name not in fixed}

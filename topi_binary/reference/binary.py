@@ -19,20 +19,7 @@ Array = np.ndarray
 
 
 def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
-    """Compute what the kernel of `spec` computes.
-
-    Parameters
-    ----------
-    spec : BinaryConv2d
-        What to compute; a symbolic batch is taken from the data.
-    inputs : sequence of ndarray
-        The kernel's inputs.
-
-    Returns
-    -------
-    list of ndarray
-        The kernel's outputs.
-    """
+    """Compute what the kernel of `spec` computes."""
     stream = iter(inputs)
     data = next(stream)
     if spec.rank == 2:
@@ -84,20 +71,7 @@ def _read_lanes(spec: BinaryConv2d, packed: Array) -> Array:
 
 
 def weights_of_rows(spec: WeightsOfRows, inputs: Sequence[Array]) -> list[Array]:
-    """Compute what the kernel of `spec` computes.
-
-    Parameters
-    ----------
-    spec : WeightsOfRows
-        What to compute; a symbolic batch is taken from the data.
-    inputs : sequence of ndarray
-        The kernel's input.
-
-    Returns
-    -------
-    list of ndarray
-        The kernel's outputs.
-    """
+    """Compute what the kernel of `spec` computes."""
     (data,) = inputs
     n, rows, words = data.shape
     full = np.zeros((n, -(-rows // 16) * 16, words), np.uint32)
@@ -216,8 +190,6 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
 
     Parameters
     ----------
-    spec : BinaryConv2d
-        What to compute.
     bits, zeros : ndarray of bool, shape (n, height, width, channels)
         Sign plane and zero plane.
     weight : ndarray of int64, shape (out_channels, kernel_h, kernel_w, channels per group)

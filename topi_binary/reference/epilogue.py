@@ -20,8 +20,6 @@ def apply_steps(
 
     Parameters
     ----------
-    steps : sequence of Step
-        The epilogue.
     value : ndarray of float32, shape (n, height, width, channels)
         What it starts from.
     stream : iterator of ndarray

@@ -20,20 +20,7 @@ Array = Any
 
 
 def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
-    """Compute a few-bit convolution with its epilogue.
-
-    Parameters
-    ----------
-    spec : FewBitConv2d
-        What to compute; a symbolic batch is taken from the data.
-    inputs : sequence of ndarray
-        The kernel's inputs.
-
-    Returns
-    -------
-    list of ndarray
-        The kernel's outputs.
-    """
+    """Compute a few-bit convolution with its epilogue."""
     stream = iter(inputs)
     count = spec.data_bits if spec.method in ("xor", "and") else 1
     data = [next(stream) for _ in range(count)]

@@ -143,10 +143,6 @@ class Place:
             To be timed; it has been called before.
         launches : int, optional
             By default as many as take `MICROSECONDS`.
-
-        Returns
-        -------
-        Timer
         """
         if self.device == "cpu":
             return _Clock(call, launches)

@@ -289,10 +289,6 @@ def summary(lines: Sequence[Line]) -> list[str]:
     ----------
     lines : sequence of dict
         Of a file of results.
-
-    Returns
-    -------
-    list of str
     """
     latest = {(line["part"], line["key"]): line for line in lines if "key" in line}
     timed = [line for line in latest.values() if "us" in line]
@@ -317,8 +313,6 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
 
     Parameters
     ----------
-    root : Path
-        The bundle.
     argv : sequence of str, optional
         Arguments; by default those of the process.
 

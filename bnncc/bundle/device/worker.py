@@ -269,8 +269,6 @@ def main(root: Path, names: Sequence[str], skip: Sequence[str], until: float) ->
 
     Parameters
     ----------
-    root : Path
-        The bundle.
     names : sequence of str
         Of the parts.
     skip : sequence of str

@@ -92,11 +92,6 @@ class Payload:
 class Archive:
     """An opened ``.pt2`` file.
 
-    Parameters
-    ----------
-    content : bytes
-        The whole file.
-
     Attributes
     ----------
     program : dict

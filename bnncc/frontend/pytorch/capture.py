@@ -12,8 +12,6 @@ from typing import Any
 
 from bnncc.errors import ModelError, UsageError
 
-INSTALL = "pip install 'bnncc[torch]', or give the path of a .pt2 file, which needs no torch"
-
 
 def is_torch(model: object) -> bool:
     """Whether `model` is a module or exported program; torch is not imported to find out."""

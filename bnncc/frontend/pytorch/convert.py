@@ -70,11 +70,6 @@ def is_known(target: str) -> bool:
 def to_onnx(content: bytes) -> onnx.ModelProto:
     """Return the ONNX model of a ``.pt2`` file.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-
     Returns
     -------
     onnx.ModelProto
@@ -99,15 +94,7 @@ class _View:
 
 
 class Converter:
-    """The state of the walk.
-
-    Parameters
-    ----------
-    program : Program
-        What to convert.
-    archive : Archive
-        Holds its weights.
-    """
+    """The state of the walk over a program, whose weights an archive holds."""
 
     def __init__(self, program: Program, archive: Archive) -> None:
         self.program, self.archive = program, archive

@@ -12,9 +12,8 @@ import numpy as np
 
 from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import FLOATS, Name, Rule, Site
 
-_FLOATS = ("bfloat16", "float16", "float32", "float64")
 _KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
@@ -31,10 +30,6 @@ def promoted(site: Site, *given: Any) -> str:
         Of the call.
     *given
         `Ref` of tensors and of numbers, and numbers.
-
-    Returns
-    -------
-    str
     """
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for item in given:
@@ -138,7 +133,7 @@ def _divide(site: Site) -> Name:
     if mode == "floor" or "floor_divide" in site.call.target:
         return floor_divided(one, two).name
     quotient = one / two  # of integers: towards 0
-    truncated = mode == "trunc" and one.dtype in _FLOATS
+    truncated = mode == "trunc" and one.dtype in FLOATS
     return (_truncated(quotient) if truncated else quotient).name
 
 
@@ -147,7 +142,7 @@ def floor_divided(one: Number, two: Number) -> Number:
     rest = one("Mod", two, fmod=1)
     whole = (one - rest) / two
     whole = whole.choose(_falls_short(rest, two), whole - 1, whole)
-    if one.dtype not in _FLOATS:
+    if one.dtype not in FLOATS:
         return whole
     down = whole("Floor")
     return whole.choose(whole - down > 0.5, down + 1, down)
@@ -172,35 +167,23 @@ def _pow(site: Site) -> Name:
     return site.emit("Pow", [base, site.operand(power, dtype)])
 
 
-def _clamp(site: Site) -> Name:
-    """With bounds of tensors or of numbers."""
-    dtype = site.out.dtype
-    x = _float(site)
-    low, high = site.get("min", site.get("min_val")), site.get("max", site.get("max_val"))
-    if not isinstance(low, Ref) and not isinstance(high, Ref):
-        bounds = [_bound(site, b, dtype) for b in (low, high)]
-        return site.emit("Clip", [x, *bounds])
-    if low is not None:
-        x = site.emit("Max", [x, site.operand(low, dtype)])
-    if high is not None:
-        x = site.emit("Min", [x, site.operand(high, dtype)])
-    return x
+def _clamp(least: float | None = None, most: float | None = None) -> Rule:
+    """Return the rule of bounds of tensors or of numbers, by default `least` and `most`."""
 
-
-def _bound(site: Site, bound: float | None, dtype: str) -> str:
-    return "" if bound is None or math.isinf(bound) else site.const(bound, dtype)
-
-
-def _hardtanh(site: Site) -> Name:
-    dtype = site.out.dtype
-    low, high = site.get("min_val", -1.0), site.get("max_val", 1.0)
-    return site.emit("Clip", [_float(site), _bound(site, low, dtype), _bound(site, high, dtype)])
-
-
-def _clip(low: float, high: float) -> Rule:
     def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        return site.emit("Clip", [_float(site), site.const(low, dtype), site.const(high, dtype)])
+        x, dtype = _float(site), site.out.dtype
+        low, high = (
+            site.get("min", site.get("min_val", least)),
+            site.get("max", site.get("max_val", most)),
+        )
+        if not isinstance(low, Ref) and not isinstance(high, Ref):
+            ends = ["" if b is None or math.isinf(b) else site.const(b, dtype) for b in (low, high)]
+            return site.emit("Clip", [x, *ends])
+        if low is not None:
+            x = site.emit("Max", [x, site.operand(low, dtype)])
+        if high is not None:
+            x = site.emit("Min", [x, site.operand(high, dtype)])
+        return x
 
     return rule
 
@@ -218,10 +201,6 @@ def _prelu(site: Site) -> Name:
     return site.emit("PRelu", [x, slope])
 
 
-def _leaky(site: Site) -> Name:
-    return site.emit("LeakyRelu", [_float(site)], alpha=float(site.get("negative_slope", 0.01)))
-
-
 def _elu(site: Site) -> Name:
     if site.get("input_scale", 1) != 1:
         raise site.refuse("with an input scale")
@@ -230,8 +209,9 @@ def _elu(site: Site) -> Name:
     return made if scale == 1 else site.emit("Mul", [made, site.const(scale, site.out.dtype)])
 
 
-def _celu(site: Site) -> Name:
-    return site.emit("Celu", [_float(site)], alpha=float(site.get("alpha", 1.0)))
+def _alpha(op: str, key: str, default: float) -> Rule:
+    """Return the rule of an activation, whose ``alpha`` the argument `key` is."""
+    return lambda site: site.emit(op, [_float(site)], alpha=float(site.get(key, default)))
 
 
 def _gelu(site: Site) -> Name:
@@ -239,16 +219,14 @@ def _gelu(site: Site) -> Name:
 
 
 def _softplus(site: Site) -> Name:
-    x, dtype = _float(site), site.out.dtype
+    x = site.number("self")
     beta, limit = site.get("beta", 1), site.get("threshold", 20)
-    scaled = x if beta == 1 else site.emit("Mul", [x, site.const(beta, dtype)])
-    made = site.emit("Softplus", [scaled])
-    if beta != 1:
-        made = site.emit("Div", [made, site.const(beta, dtype)])
-    if limit >= 20:  # where it differs from x by less than 3e-9
-        return made
-    over = site.emit("Greater", [scaled, site.const(limit, dtype)])
-    return site.emit("Where", [over, x, made])
+    scaled = x if beta == 1 else x * beta
+    made = scaled("Softplus")
+    made = made if beta == 1 else made / beta
+    if limit < 20:  # from there on it differs from x by less than 3e-9
+        made = made.choose(scaled > limit, x, made)
+    return made.name
 
 
 def _remainder(one: Number, two: Number) -> Number:
@@ -285,12 +263,11 @@ def _addc(op: str) -> Rule:
     """``self + value * (tensor1 op tensor2)``."""
 
     def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        one, two, x = (site.operand(site.get(k), dtype) for k in ("tensor1", "tensor2", "self"))
-        term = site.emit(op, [one, two])
+        one, two, x = (site.number(k) for k in ("tensor1", "tensor2", "self"))
+        term = one(op, two)
         if site.get("value", 1) != 1:
-            term = site.emit("Mul", [term, site.operand(site.get("value"), dtype)])
-        return site.emit("Add", [x, term])
+            term = term * site.number("value")
+        return (x + term).name
 
     return rule
 
@@ -327,10 +304,7 @@ def _shrink(soft: bool) -> Rule:
 
 
 def _rrelu(site: Site) -> Name:
-    if site.get("training"):
-        raise site.refuse(
-            "is in training mode", hint="call model.eval() before torch.export.export"
-        )
+    site.refuse_training("training")
     slope = (site.get("lower", 0.125) + site.get("upper", 1 / 3)) / 2
     return site.emit("LeakyRelu", [_float(site)], alpha=float(slope))
 
@@ -366,7 +340,7 @@ def _round(site: Site) -> Name:
 
 def _is_close(site: Site) -> Name:
     dtype = promoted(site, site.get("self"), site.get("other"))
-    dtype = dtype if dtype in _FLOATS else "float64"
+    dtype = dtype if dtype in FLOATS else "float64"
     a, b = (site.number(site.tensor(key), dtype) for key in ("self", "other"))
     bound = site.get("rtol", 1e-5) * abs(b) + site.get("atol", 1e-8)
     return ((abs(a - b) <= bound) | a.equals(b)).name
@@ -374,7 +348,7 @@ def _is_close(site: Site) -> Name:
 
 def _is_finite(site: Site) -> Name:
     x = site.number("self", site.tensor("self").dtype)
-    known = x.equals(x) if x.dtype not in _FLOATS else ~(x("IsInf") | x("IsNaN"))
+    known = x.equals(x) if x.dtype not in FLOATS else ~(x("IsInf") | x("IsNaN"))
     return known.name
 
 
@@ -399,7 +373,7 @@ def _numbers(site: Site) -> Name:
 def _of_numbers(one: Number, two: Number, op: str) -> Number:
     """Return ``fmax`` and ``fmin``, which pass over what is no number."""
     made = one(op, two)
-    if one.dtype not in _FLOATS:
+    if one.dtype not in FLOATS:
         return made
     made = made.choose(two("IsNaN"), one, made)
     return made.choose(one("IsNaN"), two, made)
@@ -482,9 +456,8 @@ RULES: dict[str, Rule] = {
     ),
     **{f"{name}.{k}": binary(op) for name, op in _BINARY.items() for k in ("Tensor", "Scalar")},
     **{f"{name}.{k}": compare(op) for name, op in _COMPARE.items() for k in ("Tensor", "Scalar")},
-    **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp),
-    **dict.fromkeys(("clamp_min.default", "clamp_min.Tensor"), _clamp),
-    **dict.fromkeys(("clamp_max.default", "clamp_max.Tensor"), _clamp),
+    **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp()),
+    **{f"clamp_{k}.{form}": _clamp() for k in ("min", "max") for form in ("default", "Tensor")},
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
     **dict.fromkeys(("true_divide.Tensor", "divide.Tensor", "floor_divide.default"), _divide),
     **dict.fromkeys(("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), _pow),
@@ -519,17 +492,17 @@ RULES: dict[str, Rule] = {
     "addcdiv.default": _addc("Div"),
     "addcmul.default": _addc("Mul"),
     "bitwise_not.default": _bitwise_not,
-    "celu.default": _celu,
+    "celu.default": _alpha("Celu", "alpha", 1.0),
     "elu.default": _elu,
     "gelu.default": _gelu,
     "hardsigmoid.default": unary("HardSigmoid", alpha=1 / 6, beta=0.5),
-    "hardtanh.default": _hardtanh,
+    "hardtanh.default": _clamp(-1.0, 1.0),
     "isinf.default": lambda site: site.emit("IsInf", [site.tensor("self")]),
     "isnan.default": lambda site: site.emit("IsNaN", [site.tensor("self")]),
-    "leaky_relu.default": _leaky,
+    "leaky_relu.default": _alpha("LeakyRelu", "negative_slope", 0.01),
     "logical_not.default": _not,
     "maximum.default": binary("Max"),
     "minimum.default": binary("Min"),
-    "relu6.default": _clip(0, 6),
+    "relu6.default": _clamp(0, 6),
     "softplus.default": _softplus,
 }

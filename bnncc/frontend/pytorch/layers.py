@@ -11,18 +11,14 @@ from bnncc.frontend.pytorch import resizing, windows
 from bnncc.frontend.pytorch.products import batched
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
-_EVAL = "call model.eval() before torch.export.export"
-
-
 # -------------------------------------------------------------------------------------- normalising
 
 
-def _batch_norm(site: Site) -> Name | list[Any]:
+def _batch_norm(site: Site) -> Name:
     x = site.tensor("input")
     if not site.has("running_mean") and site.get("training"):
         return _batch_norm_of_batch(site, x)
-    if site.get("training") or site.get("use_input_stats"):
-        raise site.refuse("is in training mode", hint=_EVAL)
+    site.refuse_training("training", "use_input_stats")
     if not site.has("running_mean") or not site.has("running_var"):
         raise site.refuse(
             "has no running statistics, so it depends on the rest of the batch",
@@ -33,10 +29,9 @@ def _batch_norm(site: Site) -> Name | list[Any]:
     ones, zeros = (site.full([int(channels)], k, mean.dtype) for k in (1, 0))
     scale = site.optional("weight") or ones
     bias = site.optional("bias") or zeros
-    made = site.emit(
+    return site.emit(
         "BatchNormalization", [x, scale, bias, mean, variance], epsilon=float(site.get("eps", 1e-5))
     )
-    return [made] if len(site.call.outputs) > 1 else made
 
 
 def _batch_norm_of_batch(site: Site, x: Value) -> Name:
@@ -47,43 +42,42 @@ def _batch_norm_of_batch(site: Site, x: Value) -> Name:
     variance = site.emit("ReduceMean", [site.emit("Mul", [off, off]), axes], keepdims=1)
     eps = site.const(float(site.get("eps", 1e-5)), x.dtype)
     made = site.emit("Div", [off, site.emit("Sqrt", [site.emit("Add", [variance, eps])])])
+    return _per_channel(site, made, x.rank)
+
+
+def _per_channel(site: Site, made: Name, rank: int) -> Name:
+    """Return what was normalised times ``weight`` plus ``bias``, where they are given."""
     for op, key in (("Mul", "weight"), ("Add", "bias")):
         if site.has(key):
-            factor = site.reshape(site.tensor(key), [-1, *[1] * (x.rank - 2)])
+            factor = site.reshape(site.tensor(key), [-1, *[1] * (rank - 2)])
             made = site.emit(op, [made, factor])
     return made
 
 
-def _layer_norm(site: Site) -> Name | list[Any]:
+def _layer_norm(site: Site) -> Name:
     x, shape = site.tensor("input"), site.get("normalized_shape")
     dtype = x.dtype
     scale = site.optional("weight") or site.full(shape, 1, dtype)
-    made = site.emit(
+    return site.emit(
         "LayerNormalization", [x, scale, site.optional("bias")],
         axis=x.rank - len(shape), epsilon=float(site.get("eps", 1e-5)),
     )  # fmt: skip
-    return [made] if len(site.call.outputs) > 1 else made
 
 
-def _group_norm(site: Site) -> Name | list[Any]:
+def _group_norm(site: Site) -> Name:
     x = site.value(site.first())
     groups, shape = site.get("num_groups", site.get("group")), site.shape_of(x)
     ones, zeros = (site.full([groups], k, x.dtype) for k in (1, 0))
     eps = float(site.get("eps", 1e-5))
     flat = site.reshape(x, [0, groups, -1])
     made = site.emit("InstanceNormalization", [flat, ones, zeros], epsilon=eps)
-    made = site.emit("Reshape", [made, shape])
-    for op, key in (("Mul", "weight"), ("Add", "bias")):
-        if site.has(key):
-            factor = site.tensor(key)
-            made = site.emit(op, [made, site.reshape(factor, [-1, *[1] * (x.rank - 2)])])
-    return [made] if len(site.call.outputs) > 1 else made
+    return _per_channel(site, site.emit("Reshape", [made, shape]), x.rank)
 
 
 def _instance_norm(site: Site) -> Name:
     x = site.tensor("input")
     if not site.get("use_input_stats"):
-        return _batch_norm(site)  # type: ignore[return-value]
+        return _batch_norm(site)
     channels = int(x.shape[1])
     scale = site.optional("weight") or site.full([channels], 1, x.dtype)
     bias = site.optional("bias") or site.full([channels], 0, x.dtype)
@@ -101,13 +95,12 @@ def _rms_norm(site: Site) -> Name:
     return site.emit("Mul", [made, site.tensor("weight")]) if site.has("weight") else made
 
 
-def _weight_norm(site: Site) -> Name | list[Any]:
+def _weight_norm(site: Site) -> list[Any]:
     """Return weights of a given length along all axes but one, or along all."""
     v, g, axis = site.tensor("v"), site.tensor("g"), site.get("dim", 0)
     axes = [k for k in range(v.rank) if axis == -1 or k != axis % v.rank]
     norm = site.emit("ReduceL2", [v, site.ints_const(axes)], keepdims=int(axis != -1))
-    made = site.emit("Mul", [v, site.emit("Div", [g, norm])])
-    return [made, norm] if len(site.call.outputs) > 1 else made
+    return [site.emit("Mul", [v, site.emit("Div", [g, norm])]), norm]
 
 
 def _softmax(op: str) -> Rule:
@@ -122,18 +115,17 @@ def _softmax(op: str) -> Rule:
 # -------------------------------------------------------------------------------------------- pools
 
 
-def _max_pool(site: Site) -> Name | list[Any]:
+def _max_pool(site: Site) -> list[Any]:
     """With places of the maxima, where they are wanted."""
     x = site.tensor("self")
     rank = _pool_rank(site)
     kernel = site.ints("kernel_size", rank, 1)
-    several = len(site.call.outputs) > 1
     data: Name = x
     zero = site.ints_const([0])
     if x.rank == rank + 1:
         data = site.emit("Unsqueeze", [x, zero])
     results = site.emit_many(
-        "MaxPool", [data], 2 if several and site.call.outputs[1] else 1, kernel_shape=kernel,
+        "MaxPool", [data], 2 if any(site.call.outputs[1:]) else 1, kernel_shape=kernel,
         strides=site.ints("stride", rank, kernel), pads=site.ints("padding", rank, 0) * 2,
         dilations=site.ints("dilation", rank, 1), ceil_mode=int(site.get("ceil_mode", False)),
     )  # fmt: skip
@@ -142,7 +134,7 @@ def _max_pool(site: Site) -> Name | list[Any]:
         made[1] = windows.positions(site, x, rank, results[1])
     if x.rank == rank + 1:
         made = [site.emit("Squeeze", [m, zero]) for m in made]
-    return [*made] if several else made[0]
+    return made
 
 
 def _pool_rank(site: Site) -> int:
@@ -184,30 +176,25 @@ def _average_pool(site: Site) -> Name:
 def _adaptive(op: str) -> Rule:
     """Return the rule of a pool to a given size."""
 
-    def rule(site: Site) -> Name | list[Any]:
+    def rule(site: Site) -> Name:
         x = site.tensor("self")
         rank = _pool_rank(site)
         wanted = site.get("output_size")
         wanted = wanted if isinstance(wanted, list) else [wanted]
         wanted = wanted * rank if len(wanted) == 1 else wanted
-        several = len(site.call.outputs) > 1
-        made: Name
         if all(n == 1 for n in wanted) and x.rank == rank + 2:
-            made = site.emit(f"Global{op}", [x])
-            return [made] if several else made
+            return site.emit(f"Global{op}", [x])
         sizes = x.shape[-rank:]
         kernel = []
         for have, want in zip(sizes, wanted, strict=True):
             if not isinstance(have, int) or not isinstance(want, int):
                 raise site.refuse(f"pools {list(sizes)} to {wanted}, which is dynamic")
             if have % want:
-                made = resizing.adaptive(site, op, x, wanted)
-                return [made] if several else made
+                return resizing.adaptive(site, op, x, wanted)
             kernel.append(have // want)
-        made = batched(
+        return batched(
             site, x, rank, lambda data: site.emit(op, [data], kernel_shape=kernel, strides=kernel)
         )
-        return [made] if several else made
 
     return rule
 

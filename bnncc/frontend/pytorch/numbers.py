@@ -20,10 +20,7 @@ def _to(site: Site) -> Name:
 
 
 def _dropout(site: Site) -> Name:
-    if site.get("train") or site.get("training"):
-        raise site.refuse(
-            "is in training mode", hint="call model.eval() before torch.export.export"
-        )
+    site.refuse_training("train", "training")
     return same(site)
 
 

@@ -9,17 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.frontend.pytorch.site import FLOATS, Name, Rule, Site, Value
 
 _PREFIXES = 1024
 """How long an axis may be along which prefixes are taken one by one."""
-
-
-def known(site: Site, size: Any, axis: int) -> int:
-    """Return the size of an axis, which must be known."""
-    if not isinstance(size, int):
-        raise site.refuse(f"axis {axis} is dynamic")
-    return size
 
 
 # ------------------------------------------------------------------------------------------ picking
@@ -89,9 +82,7 @@ def _indices(site: Site, x: Value) -> tuple[list[int], list[Value]]:
                 found.append(Value(name, "int64", place.shape))
                 axis += 1
             continue
-        whole = site.cast(value, "int64")
-        name = whole.name if isinstance(whole, Value) else whole
-        found.append(Value(name, "int64", value.shape))
+        found.append(site.typed(value, "int64"))
         axes.append(axis)
         axis += 1
     if axis > x.rank:
@@ -129,8 +120,7 @@ def _places(axes: list[int], rank: int, width: int) -> list[int]:
     total = rank - len(axes) + width
     together = axes == list(range(axes[0], axes[0] + len(axes)))
     before = axes[0] if together else 0
-    order = [*range(width, width + before), *range(width), *range(width + before, total)]
-    return order
+    return [*range(width, width + before), *range(width), *range(width + before, total)]
 
 
 def _index(site: Site) -> Name:
@@ -143,10 +133,10 @@ def _index(site: Site) -> Name:
         return site.emit("Gather", [x, indices[0]], axis=axes[0])
     together, width = _together(site, indices)
     perm = _fronted(axes, x.rank)
-    data: Name = x if perm == sorted(perm) else site.transpose(x, perm)
+    data = _ordered(site, x, perm)
     made = site.emit("GatherND", [data, together])
     order = _places(axes, x.rank, width)
-    return made if order == sorted(order) else site.transpose(made, order)
+    return _ordered(site, made, order)
 
 
 def _index_put(site: Site) -> Name:
@@ -162,17 +152,14 @@ def _index_put(site: Site) -> Name:
     axes, indices = _indices(site, x)
     together, width = _together(site, indices)
     perm = _fronted(axes, x.rank)
-    data: Name = x if perm == sorted(perm) else site.transpose(x, perm)
+    data = _ordered(site, x, perm)
     order = _places(axes, x.rank, width)
     # Values have the shape of x[indices], or one that broadcasts to it.
     shape = site.emit("Shape", [_index(site)])
     spread: Name = site.emit("Expand", [site.cast(values, x.dtype), shape])
-    if order != sorted(order):
-        spread = site.transpose(spread, [order.index(k) for k in range(len(order))])
+    spread = _ordered(site, spread, [order.index(k) for k in range(len(order))])
     made = site.emit("ScatterND", [data, together, spread], reduction="add" if accumulate else None)
-    if perm == sorted(perm):
-        return made
-    return site.transpose(made, [perm.index(k) for k in range(x.rank)])
+    return _ordered(site, made, [perm.index(k) for k in range(x.rank)])
 
 
 def _masked(site: Site, x: Value, mask: Value, values: Value, accumulate: bool) -> Name:
@@ -217,7 +204,7 @@ _REDUCE = {
 def _neutral(kind: str, dtype: str) -> Any:
     if kind in ("add", "mul"):
         return 0 if kind == "add" else 1
-    if dtype in ("float16", "bfloat16", "float32", "float64"):
+    if dtype in FLOATS:
         limits = ml_dtypes.finfo(dtype)
         return float(limits.min if kind == "max" else limits.max)
     if dtype == "bool":
@@ -248,7 +235,7 @@ def _scatter(reduce: str | None = None) -> Rule:
             reduction = _REDUCE[how] if how else None
             inputs = [data, index, updates]
             return site.emit("ScatterElements", inputs, axis=axis, reduction=reduction)
-        if x.dtype not in ("float16", "bfloat16", "float32", "float64"):
+        if x.dtype not in FLOATS:
             raise site.refuse("the mean of integers")
         total = site.emit("ScatterElements", [data, index, updates], axis=axis, reduction="add")
         ones = site.filled(site.shape_of(index), 1, x.dtype)
@@ -269,7 +256,7 @@ def _updates(site: Site, source: Any, index: Value, dtype: str) -> Name:
         return site.expand(name, index)
     for axis, (have, want) in enumerate(zip(value.shape, index.shape, strict=True)):
         if have != want:
-            name = site.slice(name, axis, 0, known(site, want, axis))
+            name = site.slice(name, axis, 0, site.known(want, axis))
     return name
 
 
@@ -305,7 +292,7 @@ def _scatter_part(site: Site) -> Name:
     """Copy a tensor, with a part along one axis replaced; the part may have gaps."""
     x, source = site.tensor("self"), site.tensor("src")
     axis = site.axis("dim", x.rank)
-    size = known(site, x.shape[axis], axis)
+    size = site.known(x.shape[axis], axis)
     part: Name = site.cast(source, x.dtype)
     if site.call.target.startswith("select"):
         start = site.get("index") % size
@@ -321,7 +308,7 @@ def _scatter_part(site: Site) -> Name:
 
 def placed(site: Site, x: Value, part: Name, axis: int, places: list[int]) -> Name:
     """Return `x` with `part` at some places along an axis."""
-    size = known(site, x.shape[axis], axis)
+    size = site.known(x.shape[axis], axis)
     if not places:
         return x
     if places == list(range(places[0], places[0] + len(places))):
@@ -344,12 +331,15 @@ def diagonal_places(site: Site, x: Value) -> tuple[list[int], np.ndarray, list[i
     """Return the order of axes with the two of a diagonal last, its places, and their sizes."""
     one, two = site.axis("dim1", x.rank, 0), site.axis("dim2", x.rank, 1)
     offset = site.get("offset", 0)
-    rows, columns = (known(site, x.shape[a], a) for a in (one, two))
+    rows, columns = (site.known(x.shape[a], a) for a in (one, two))
+    perm = [*(k for k in range(x.rank) if k not in (one, two)), one, two]
+    return perm, _on_diagonal(rows, columns, offset), [rows, columns]
+
+
+def _on_diagonal(rows: int, columns: int, offset: int) -> np.ndarray:
     first, second = max(0, -offset), max(0, offset)
     count = max(0, min(rows - first, columns - second))
-    places = (first + np.arange(count)) * columns + second + np.arange(count)
-    perm = [*(k for k in range(x.rank) if k not in (one, two)), one, two]
-    return perm, places, [rows, columns]
+    return (first + np.arange(count)) * columns + second + np.arange(count)
 
 
 def _diagonal(site: Site) -> Name:
@@ -359,7 +349,7 @@ def _diagonal(site: Site) -> Name:
     return site.emit("Gather", [flat, site.ints_const(places.tolist())], axis=x.rank - 2)
 
 
-def _ordered(site: Site, x: Value, perm: list[int]) -> Name:
+def _ordered(site: Site, x: Name, perm: list[int]) -> Name:
     return x if perm == sorted(perm) else site.transpose(x, perm)
 
 
@@ -387,10 +377,8 @@ def _diag(site: Site) -> Name:
     x, offset = site.tensor("self"), site.get("diagonal", 0)
     if x.rank == 1:
         return _embedded(site, x, offset, 0, 1)
-    rows, columns = (known(site, x.shape[a], a) for a in (0, 1))
-    first, second = max(0, -offset), max(0, offset)
-    count = max(0, min(rows - first, columns - second))
-    places = (first + np.arange(count)) * columns + second + np.arange(count)
+    rows, columns = (site.known(x.shape[a], a) for a in (0, 1))
+    places = _on_diagonal(rows, columns, offset)
     return site.emit("Gather", [site.reshape(x, [-1]), site.ints_const(places.tolist())], axis=0)
 
 
@@ -401,7 +389,7 @@ def _diag_embed(site: Site) -> Name:
 
 
 def _embedded(site: Site, x: Value, offset: int, one: int, two: int) -> Name:
-    count = known(site, x.shape[-1], x.rank - 1)
+    count = site.known(x.shape[-1], x.rank - 1)
     size = count + abs(offset)
     pads = np.zeros((2, x.rank), np.int64)
     pads[1, -1] = 1  # a zero behind the last
@@ -414,7 +402,7 @@ def _embedded(site: Site, x: Value, offset: int, one: int, two: int) -> Name:
     perm = [
         x.rank - 1 if k == one else x.rank if k == two else next(rest) for k in range(x.rank + 1)
     ]
-    return made if perm == sorted(perm) else site.transpose(made, perm)
+    return _ordered(site, made, perm)
 
 
 # ---------------------------------------------------------------------------- sorting and searching
@@ -477,19 +465,17 @@ def _median(site: Site) -> Name | list[Any]:
     x = site.tensor("self")
     if "dim" in site.call.args:
         axis = site.axis("dim", x.rank)
-        size = known(site, x.shape[axis], axis) if x.rank else 1
+        size = site.known(x.shape[axis], axis) if x.rank else 1
         return _ranked(site, x, axis, (size - 1) // 2, bool(site.get("keepdim", False)))
-    count = math.prod(known(site, d, k) for k, d in enumerate(x.shape))
+    count = math.prod(site.known(d, k) for k, d in enumerate(x.shape))
     flat = Value(site.reshape(x, [-1]), x.dtype, (count,))
     return _ranked(site, flat, 0, (count - 1) // 2, keep=False)[0]
 
 
 def _buckets(site: Site) -> Name:
     """``searchsorted`` and ``bucketize``: how many boundaries are below."""
-    if "boundaries" in site.call.args:
-        edges, given = site.tensor("boundaries"), site.get("self")
-    else:
-        edges, given = site.tensor("sorted_sequence"), site.get("self")
+    edges = site.tensor("boundaries" if site.has("boundaries") else "sorted_sequence")
+    given = site.get("self")
     if site.has("sorter"):
         raise site.refuse("with a sorter")
     right = bool(site.get("right", False)) or site.get("side") == "right"
@@ -524,7 +510,7 @@ def _one_hot(site: Site) -> Name:
 
 def _prefixes(site: Site, x: Value, axis: int, outside: Any) -> tuple[Name, int]:
     """Return for each place of an axis all values, with `outside` for those behind it."""
-    size = known(site, x.shape[axis], axis) if x.rank else 1
+    size = site.known(x.shape[axis], axis) if x.rank else 1
     if size > _PREFIXES:
         raise site.refuse(f"along an axis of {size}, at most {_PREFIXES} can be")
     rows = site.emit("Unsqueeze", [x, site.ints_const([axis])])
@@ -539,9 +525,7 @@ def _cumulated(op: str, outside: Any) -> Rule:
         x = site.tensor("self")
         if x.rank == 0:
             return x
-        if x.dtype != site.out.dtype:
-            name = site.cast(x, site.out.dtype)
-            x = Value(name.name if isinstance(name, Value) else name, site.out.dtype, x.shape)
+        x = site.typed(x, site.out.dtype)
         rows, axis = _prefixes(site, x, site.axis("dim", x.rank), outside)
         return site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
 
@@ -558,7 +542,7 @@ def _cumulated_extreme(op: str, place: str) -> Rule:
         kind = "max" if op == "ReduceMax" else "min"
         rows, axis = _prefixes(site, x, site.axis("dim", x.rank), _neutral(kind, x.dtype))
         values = site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
-        if x.dtype not in ("float16", "bfloat16", "float32", "float64"):
+        if x.dtype not in FLOATS:
             raise site.refuse("of integers, of which none is beyond all others")
         return [values, site.emit(place, [rows], axis=axis, keepdims=0, select_last_index=1)]
 
@@ -570,7 +554,7 @@ def _repeated(site: Site) -> Name:
     x = site.tensor("self")
     axis = 0 if site.get("dim") is None else site.axis("dim", x.rank)
     if site.get("dim") is None:
-        count = math.prod(known(site, d, k) for k, d in enumerate(x.shape))
+        count = math.prod(site.known(d, k) for k, d in enumerate(x.shape))
         x = Value(site.reshape(x, [-1]), x.dtype, (count,))
     times = site.get("repeats")
     if isinstance(times, Ref):
@@ -578,7 +562,7 @@ def _repeated(site: Site) -> Name:
         if held is None:
             raise site.refuse("the result's shape depends on data")
         times = held
-    size = known(site, x.shape[axis], axis)
+    size = site.known(x.shape[axis], axis)
     places = np.repeat(np.arange(size), times)
     return site.emit("Gather", [x, site.ints_const(places.tolist())], axis=axis)
 

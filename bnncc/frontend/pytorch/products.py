@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
-from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.frontend.pytorch.site import EVAL, Name, Rule, Site, Value
 
 
 def batched(site: Site, x: Value, rank: int, layer: Any) -> Name:
@@ -23,11 +23,7 @@ def batched(site: Site, x: Value, rank: int, layer: Any) -> Name:
 def _conv(site: Site) -> Name:
     x, weight = site.tensor("input"), site.tensor("weight")
     rank = weight.rank - 2
-    strides = site.ints("stride", rank, 1)
-    dilations = site.ints("dilation", rank, 1)
-    group = site.get("groups", 1)
-    if site.get("transposed") or "conv_transpose" in site.call.target:
-        return _conv_transpose(site, x, weight, strides, dilations, group)
+    strides, dilations = site.ints("stride", rank, 1), site.ints("dilation", rank, 1)
     given = site.get("padding", 0)
     if given == "same":
         pads = _same_pads(weight, dilations)
@@ -35,11 +31,15 @@ def _conv(site: Site) -> Name:
         pads = [0] * 2 * rank
     else:
         pads = site.ints("padding", rank, 0) * 2
+    op, more = "Conv", None
+    if site.get("transposed") or "conv_transpose" in site.call.target:
+        op, more = "ConvTranspose", site.ints("output_padding", rank, 0)
     return batched(
         site, x, rank,
         lambda data: site.emit(
-            "Conv", [data, weight, site.optional("bias")], strides=strides, pads=pads,
-            dilations=dilations, group=group, kernel_shape=[int(k) for k in weight.shape[2:]],
+            op, [data, weight, site.optional("bias")], strides=strides, pads=pads,
+            dilations=dilations, group=site.get("groups", 1), output_padding=more,
+            kernel_shape=[int(k) for k in weight.shape[2:]],
         ),
     )  # fmt: skip
 
@@ -47,21 +47,6 @@ def _conv(site: Site) -> Name:
 def _same_pads(weight: Value, dilations: list[int]) -> list[int]:
     totals = [d * (int(k) - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
     return [t // 2 for t in totals] + [t - t // 2 for t in totals]
-
-
-def _conv_transpose(
-    site: Site, x: Value, weight: Value, strides: list[int], dilations: list[int], group: int
-) -> Name:
-    rank = weight.rank - 2
-    return batched(
-        site, x, rank,
-        lambda data: site.emit(
-            "ConvTranspose", [data, weight, site.optional("bias")], strides=strides,
-            pads=site.ints("padding", rank, 0) * 2, dilations=dilations, group=group,
-            output_padding=site.ints("output_padding", rank, 0),
-            kernel_shape=[int(k) for k in weight.shape[2:]],
-        ),
-    )  # fmt: skip
 
 
 def _linear(site: Site) -> Name:
@@ -156,7 +141,7 @@ def _einsum(site: Site) -> Name:
 def _attention(site: Site) -> Name:
     query, key, value = (site.tensor(k) for k in ("query", "key", "value"))
     if site.get("dropout_p", 0):
-        raise site.refuse("with dropout", hint="call model.eval() before torch.export.export")
+        raise site.refuse("with dropout", hint=EVAL)
     dtype, width = query.dtype, query.shape[-1]
     given = site.get("scale")
     if isinstance(given, Ref) or (given is None and not isinstance(width, int)):

@@ -62,18 +62,17 @@ def _parts(site: Site, per_channel: bool) -> tuple[Value, Any, Name, Name]:
 
 
 def _fake(per_channel: bool) -> Rule:
-    def rule(site: Site) -> Name | list[Any]:
+    def rule(site: Site) -> Name:
         x, given, scale, zero = _parts(site, per_channel)
         data = site.cast(x, _FLOAT)
         whole = _whole(site, data, scale, zero, given)
         made = site.emit("Mul", [site.emit("Sub", [whole, zero]), scale])
-        out = site.cast(made, site.out.dtype, _FLOAT)
-        return [out] if len(site.call.outputs) > 1 else out  # the mask is for gradients
+        return site.cast(made, site.out.dtype, _FLOAT)  # no mask: it is for gradients
 
     return rule
 
 
-def _observed(site: Site) -> Name:
+def _observed(site: Site) -> Name | list[Any]:
     """Return what a module that observes and quantizes gives once it no longer observes.
 
     Its scale is that of the lowest and highest value seen: torch computes it whenever it quantizes.
@@ -88,8 +87,7 @@ def _observed(site: Site) -> Name:
     lowest = site.stored("running_min")
     if lowest is None or not np.isfinite(lowest).all():
         raise site.refuse("has seen no data", hint="run the model on data, observing, first")
-    made = _fake(bool(site.get("per_row_fake_quant", False)))(site)
-    return made[0] if isinstance(made, list) else made
+    return _fake(bool(site.get("per_row_fake_quant", False)))(site)
 
 
 def _quantize(per_channel: bool) -> Rule:

@@ -29,10 +29,8 @@ def _layers(op: str, activation: str = "") -> Rule:
     def rule(site: Site) -> list[Any]:
         if "data" in site.call.args:
             raise site.refuse("reads a packed sequence", hint="pass padded sequences")
-        if site.get("train") and site.get("dropout"):
-            raise site.refuse(
-                "is in training mode", hint="call model.eval() before torch.export.export"
-            )
+        if site.get("dropout"):
+            site.refuse_training("train")
         x: Name = site.tensor("input")
         states = site.get("hx")
         states = [site.value(s) for s in (states if isinstance(states, list) else [states])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.frontend.pytorch.site import Name, Rule, Site
 
 
 def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
@@ -96,10 +96,7 @@ def _any(op: str) -> Rule:
 
 
 def _norm(site: Site) -> Name:
-    x = site.tensor("self")
-    if x.dtype != site.out.dtype:
-        name = site.cast(x, site.out.dtype)
-        x = Value(name.name if isinstance(name, Value) else name, site.out.dtype, x.shape)
+    x = site.typed(site.tensor("self"), site.out.dtype)
     order = site.get("ord", site.get("p", 2))
     names = {1: "ReduceL1", 2: "ReduceL2"}
     axes = _axes(site, x.rank)

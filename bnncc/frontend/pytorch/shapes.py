@@ -276,12 +276,12 @@ def _roll(site: Site) -> Name:
     x, dims, shifts = site.tensor("self"), site.get("dims"), site.get("shifts")
     value, shape = x, list(x.shape)
     if not dims:  # all elements in a row
-        shape = [math.prod(_known(site, n, k) for k, n in enumerate(x.shape))]
+        shape = [math.prod(site.known(n, k) for k, n in enumerate(x.shape))]
         dims, value = [0], Value(site.reshape(x, [-1]), x.dtype, tuple(shape))
     made: Name = value
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % len(shape)
-        size = _known(site, shape[axis], axis)
+        size = site.known(shape[axis], axis)
         if size and shift % size:
             cut = size - shift % size
             parts = [site.slice(made, axis, cut, size), site.slice(made, axis, 0, cut)]
@@ -289,17 +289,11 @@ def _roll(site: Site) -> Name:
     return made if site.get("dims") else site.emit("Reshape", [made, site.shape_of(x)])
 
 
-def _known(site: Site, size: Any, axis: int) -> int:
-    if not isinstance(size, int):
-        raise site.refuse(f"axis {axis} is dynamic")
-    return size
-
-
 def _pixel_shuffle(site: Site) -> Name:
     x, block = site.tensor("self"), site.get("upscale_factor")
     if x.rank == 4:
         return site.emit("DepthToSpace", [x], blocksize=block, mode="CRD")
-    channels, height, width = (_known(site, n, k - 3) for k, n in enumerate(x.shape[-3:]))
+    channels, height, width = (site.known(n, k - 3) for k, n in enumerate(x.shape[-3:]))
     lead, rank = [0] * (x.rank - 3), x.rank - 3
     cut = site.reshape(x, [*lead, channels // block**2, block, block, height, width])
     order = [*range(rank), *(rank + k for k in (0, 3, 1, 4, 2))]
@@ -310,7 +304,7 @@ def _pixel_shuffle(site: Site) -> Name:
 
 def _pixel_unshuffle(site: Site) -> Name:
     x, r = site.tensor("self"), site.get("downscale_factor")
-    channels, height, width = (_known(site, n, k - 3) for k, n in enumerate(x.shape[-3:]))
+    channels, height, width = (site.known(n, k - 3) for k, n in enumerate(x.shape[-3:]))
     lead, rank = [0] * (x.rank - 3), x.rank - 3
     cut = site.reshape(x, [*lead, channels, height // r, r, width // r, r])
     turned = site.transpose(cut, [*range(rank), *(rank + k for k in (0, 2, 4, 1, 3))])

@@ -62,22 +62,17 @@ class Converter(Protocol):
 
 Name = Value | str
 Rule = Callable[["Site"], Name | list[Any]]
-"""Emits the nodes of a call; returns its result, or a list of its results."""
+"""Emits the nodes of a call; returns its first result, or a list of its results."""
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+EVAL = "call model.eval() before torch.export.export"
 
 _MISSING = object()
 MAX_PARAMETER = 1 << 22
 
 
 class Site:
-    """One call of an operator.
-
-    Parameters
-    ----------
-    converter : Converter
-        Where nodes go.
-    call : Call
-        The call.
-    """
+    """One call of an operator."""
 
     def __init__(self, converter: Converter, call: Call) -> None:
         self._converter, self.call = converter, call
@@ -159,6 +154,17 @@ class Site:
         """Return the error that says what of this call is not supported."""
         return UnsupportedOp(f"{self.where}: {what}", hint=hint)
 
+    def refuse_training(self, *keys: str) -> None:
+        """Raise that error if one of some arguments says that the layer is trained."""
+        if any(self.get(key) for key in keys):
+            raise self.refuse("is in training mode", hint=EVAL)
+
+    def known(self, size: Any, axis: int) -> int:
+        """Return the size of an axis, which must be known."""
+        if not isinstance(size, int):
+            raise self.refuse(f"axis {axis} is dynamic")
+        return size
+
     # ------------------------------------------------------------------------------------- emitting
 
     def emit(self, op: str, inputs: Sequence[Name], **attrs: Any) -> str:
@@ -172,10 +178,6 @@ class Site:
             Values, or names of values emitted before; ``""`` for none.
         **attrs
             Attributes; those that are None are left out.
-
-        Returns
-        -------
-        str
         """
         return self.emit_many(op, inputs, 1, **attrs)[0]
 
@@ -214,6 +216,11 @@ class Site:
             return value
         to = int(helper.np_dtype_to_tensor_dtype(np.dtype(_numpy(dtype))))
         return self.emit("Cast", [value], to=to)
+
+    def typed(self, value: Value, dtype: str) -> Value:
+        """Return `value` in another dtype, with its shape."""
+        name = self.cast(value, dtype)
+        return name if isinstance(name, Value) else Value(name, dtype, value.shape)
 
     def operand(self, given: Any, dtype: str) -> Name:
         """Return a tensor or number as an operand of type `dtype`."""

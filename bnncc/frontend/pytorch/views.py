@@ -66,15 +66,11 @@ def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:
         and (out.dtype, out.contiguous) == (source.dtype, source.contiguous)
         and not call.args.get("copy")
     )
-    dropped = target in _IN_TRAINING
-    if (
-        target in _WHOLE | _TRANSPOSED | _PART | _PARTS | _REPEATED | {_DIAGONAL}
-        or (target in _IF_CONTIGUOUS and source.contiguous and (same or target not in _COPYING))
-        or (target in _IF_SAME_TYPE and same)
-        or dropped
-    ):
-        return first.name
-    return None
+    if target in _IF_CONTIGUOUS:
+        shared = source.contiguous and (same or target not in _COPYING)
+    else:
+        shared = same if target in _IF_SAME_TYPE else target in ALIASING
+    return first.name if shared else None
 
 
 def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> Name:
