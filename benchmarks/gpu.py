@@ -19,6 +19,12 @@ BATCHES = (1, 256)
 NETWORKS = {
     "birealnet18": "Bi-Real-Net-18",
     "birealnet18_bfloat16": "the same, `--first-layer bfloat16`",
+    "birealnet18_float16": "the same, `--first-layer float16 --float-type float16`",
+    "reactnet18": "ReActNet-18",
+    "reactnet18_float16": "the same, `--first-layer float16 --float-type float16`",
+    "quicknet": "QuickNet",
+    "quicknet_float16": "the same, `--first-layer float16 --float-type float16`",
+    "vgg_small": "VGG-small",
     "xu_pedersoli_cifar": "CIFAR network of Hubara",
     "khan_vehicle": "vehicle network of Khan",
 }
@@ -49,14 +55,13 @@ def rates(content: dict[str, Any]) -> str:
 
 
 def layers(content: dict[str, Any]) -> str:
-    """Return the binary layers by the default kernel, if it is marked, else the fastest."""
+    """Return the binary layers by the default kernel."""
     rows = []
     timed = [r for r in content["results"] if "layer" in r and "us" in r]
     for name in dict.fromkeys(r["layer"] for r in timed):
-        own = [r for r in timed if r["layer"] == name]
-        r = min(own, key=lambda r: (not r["kernel"].startswith("default"), r["us"]))
+        (r,) = (r for r in timed if r["layer"] == name and r["default"])
         _, side, channels, batch = name.split("_")
-        kind, _, width = r["kernel"].removeprefix("default: ").partition(",")[0].partition("-")
+        kind, _, width = r["order"].partition("-")
         half, whole, eighth = _peers(content, r["layer"], "cudnn float16", "int8", "fp8")
         small = min(whole, eighth)
         rows.append((
@@ -77,7 +82,7 @@ def _networks(content: dict[str, Any]) -> Iterator[tuple[str, int, float, float,
     ours = {r["network"]: r["us"] for r in content["results"] if "network" in r}
     for name in NETWORKS:
         for batch in BATCHES:
-            peer = f"{name.removesuffix('_bfloat16')}_{batch}"
+            peer = f"{name.removesuffix('_bfloat16').removesuffix('_float16')}_{batch}"
             eager, compiled = _peers(content, peer, "torch eager", "torch compiled")
             yield name, batch, ours[f"{name}_{batch}"], eager, compiled
 

@@ -27,6 +27,7 @@ def plain(lines: Results) -> list[dict[str, Any]]:
     for line in latest.values():
         kept = {k: line[k] for k in ("right", "us", "graph", "error", "mix", "tmacs") if k in line}
         if "label" in line:
+            kept |= {"order": json.loads(line["spec"])["weight_order"], "default": line["default"]}
             if "us" in line:
                 kept["tmacs"] = round(line["macs"] / line["us"] / 1e6, 2)
             found.append({"layer": line["kernel"], "kernel": line["label"], **kept})
