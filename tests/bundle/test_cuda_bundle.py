@@ -62,7 +62,8 @@ def test_tables_show_what_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     import report
 
-    kernel = {"part": "kernel-0", "kernel": "conv_7_512_1", "macs": 12_000_000, "right": True}
+    kernel = {"part": "kernel-0", "kernel": "conv_7_512_1", "macs": 12_000_000, "right": True,
+              "spec": '{"weight_order": "cores-64"}', "default": True}  # fmt: skip
     whole = {"part": "network-0", "network": "digits_1", "key": "main", "graph": True}
     lines = [
         {"session": "then", "device": "GPU"},
@@ -78,7 +79,7 @@ def test_tables_show_what_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     found = report.plain(lines)
     assert {"layer": "conv_7_512_1", "kernel": "wgmma-18", "right": True, "us": 2.0,
-            "graph": True, "tmacs": 6.0} in found  # fmt: skip
+            "order": "cores-64", "default": True, "graph": True, "tmacs": 6.0} in found  # fmt: skip
     said = report.tables(found)
     assert "| conv_7_512_1 | wgmma-18 | 2 | 6 | 8 | 4.00 |  |  |" in said
     assert "| digits_1 | 20 |" in said

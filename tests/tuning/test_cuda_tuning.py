@@ -29,7 +29,7 @@ def test_space_of_a_layer() -> None:
         ("cuda-sm80", LAYER, {"rows": (1, 2), "splits": (1, 2, 4)}),
         ("cuda-sm120", LAYER, {"rows": (1,), "splits": (1, 2, 4)}),
         ("cuda-sm90a", LAYER, {"rows": (1, 2), "splits": (1, 2, 4)}),
-        ("cuda-sm90a", replace(LAYER, n=4096), {"teams": (1, 2, 4)}),
+        ("cuda-sm90a", replace(LAYER, n=4096), {"teams": (1, 2, 4), "eager": (0, 1)}),
         ("cuda-sm80", STEM, {"rows": (2, 4, 8), "splits": (1, 2)}),
     ):
         target = catalog.resolve(name)
