@@ -28,7 +28,7 @@ from bnncc.schedules import with_half_operands
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quantization
 from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Spec
+from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 from bnncc.transform.first_layer import reads_input
 from bnncc.transform.physical import KERNEL
@@ -129,7 +129,7 @@ def _takers(spec: Spec) -> Iterator[tuple[int, int]]:
 
 def _readable(spec: Spec) -> Iterator[int]:
     """Yield the positions of inputs that may be float16."""
-    if isinstance(spec, (Pool2d, Conv2d, Elementwise)) and spec.data_types[0][1] == "float32":
+    if getattr(spec, "dtype", "") == spec.data_types[0][1] == "float32":
         yield 0
     for place, number in _takers(spec):
         if spec.steps[number].op in TENSORS:
