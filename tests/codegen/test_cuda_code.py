@@ -78,7 +78,8 @@ def launched(spec: Spec, kernel: text.Kernel) -> str:
     takes = ", ".join(f"{kind} __restrict__ {pointer}" for kind, pointer in pointers)
     passed = ", ".join(pointer for _, pointer in pointers)
     return (
-        f'{kernel.source}\nextern "C" __global__ void __launch_bounds__({kernel.threads}) '
+        f"#include <cuda_fp16.h>\n{kernel.source}\n"
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}) '
         f"main_kernel({takes}, int images) {{ extern __shared__ __align__(64) int shared[]; "
         f"{kernel.name}({passed}, images, shared); }}"
     )
