@@ -84,7 +84,7 @@ def dot_product_missing(operands: str, target: TargetSpec) -> str:
     from bnncc.schedules import float_layers
 
     lacking = float_layers.packed(operands, target) == 1
-    return float_layers.INSTRUCTION[operands] if lacking else ""
+    return float_layers.INSTRUCTION.get(operands, "tensor cores for it") if lacking else ""
 
 
 def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:

@@ -413,6 +413,7 @@ def _halves(target: TargetSpec) -> Iterator[Spec]:
     yield replace(image, operands="bfloat16", out_channels=70, steps=(STORE,))
     yield replace(image, width=300, channels=1, kernel=(3, 3), pads=UNEVEN, steps=(STORE,))
     yield replace(image, kernel=(5, 4), strides=(1, 2), channels=4, steps=(STORE, Step("bits")))
+    yield replace(image, dilations=(1, 2), steps=(STORE,))
     yield replace(image, kernel=(2, 1), strides=(3, 4), pads=(0, 0, 1, 0), steps=(STORE,))
 
 

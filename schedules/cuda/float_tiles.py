@@ -192,7 +192,9 @@ class _ImageTile:
 def _image_tile(spec: Conv2d) -> _ImageTile | None:
     """Return the largest tiles that leave enough of them; None if the layer is none for them."""
     (kernel_y, kernel_x), (stride_y, stride_x) = spec.kernel, spec.strides
-    if spec.data_layout != "NCHW" or spec.rank != 4 or stride_x % 2 or kernel_x > _IMAGE_COLUMNS:
+    if spec.data_layout != "NCHW" or spec.rank != 4 or spec.dilations != (1, 1):
+        return None
+    if stride_x % 2 or kernel_x > _IMAGE_COLUMNS:
         return None
     height, width = spec.output_hw
     across = layout.blocks(width, 128)

@@ -10,7 +10,7 @@ import pytest
 
 import bnncc
 from bnncc import driver
-from bnncc.errors import UsageError
+from bnncc.errors import TargetError, UsageError
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.transform.physical import KERNEL
@@ -161,6 +161,12 @@ def test_numbers_beyond_float16_are_refused(name: str, tensor: str) -> None:
 def test_only_gpus_have_it(option: str) -> None:
     with pytest.raises(UsageError, match=r"float16 is for GPUs, and x86-64-v3 is none"):
         bnncc.compile(model(), target="x86-64-v3", **{option: "float16"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["cuda-sm75", "cuda"])
+def test_turing_is_refused_in_one_line(target: str) -> None:
+    with pytest.raises(TargetError, match="--first-layer float16 is not available on this GPU"):
+        bnncc.compile(model(), target=target, first_layer="float16")
 
 
 RUN = """

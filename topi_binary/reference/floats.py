@@ -97,7 +97,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
         lane = packed[first : first + 16 * rows : 16][starts:].copy()
         if spec.packed == 4:
             lane = lane.view(np.int8)
-        elif spec.operands == "float16":
+        elif spec.packed == 2 and spec.operands == "float16":
             lane = lane.view(np.float16)
         elif spec.packed == 2:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
