@@ -41,6 +41,7 @@ from bnncc.bundle.candidates import Trial
 from bnncc.bundle.runtime import PYTHONS
 from bnncc.codegen import gpu, link, nvrtc, pipeline
 from bnncc.console import Console
+from bnncc.files import npz_bytes
 from bnncc.ir.ties import TIE
 from bnncc.options import CompileOptions
 from bnncc.records.workload import Workload
@@ -96,7 +97,7 @@ def names(trial: Trial) -> tuple[str, str]:
 def checks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
     """Build what tests run on a GPU: kernels with inputs and outputs of their own, and networks."""
     sys.path.insert(0, str(ROOT))
-    from tests import cuda_cases
+    from tests import cuda_cases, exact_networks
 
     found = cuda_cases.odd(target)
     if quick:
@@ -123,7 +124,30 @@ def checks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
     assert len(made) == len(found), "some kernels were not built"
     count = 1 if quick else cuda_cases.NETWORKS
     whole = [checked(cuda_cases.network(i), f"random-{i}", target, {}) for i in range(count)]
+    known = list(exact_networks.exact())
+    for network in known[-1:] if quick else known:
+        whole += exact(network, target)
     return build.Contents(made, whole, report=HERE / "failures.py")
+
+
+def exact(network: Any, target: TargetSpec) -> Iterator[build.Network]:
+    """Build one of tests/exact_networks.py for an image, and for three in turns."""
+    print(network.name, flush=True)
+    artifact = bnncc.compile(network.make(1), target=target, **network.options)
+    one = build.Network.of(artifact, network.name)
+    for images, times in ((1, 1), (IMAGES, TURNS)):
+        feeds, right = network.case(images)
+        arrays = {f"input_{i}": feeds[t.name] for i, t in enumerate(artifact.inputs)}
+        arrays |= {f"output_{i}": right[t.name] for i, t in enumerate(artifact.outputs)}
+        named = replace(one, name=f"{network.name}-{images * times}", relative=network.tolerance)
+        named = replace(named, check=npz_bytes(arrays, compress=True))
+        if images > 1:
+            named = larger(named, network.make(images * times), times, target, network.options)
+        yield named
+
+
+IMAGES, TURNS = 3, 85
+"""No power of two: neighbours in a tile are other images, and tiles are left over."""
 
 
 def library(functions: dict[str, Any], target: TargetSpec, path: Path) -> None:
@@ -180,18 +204,28 @@ def build_network(
         if batch == 1:
             yield one
             continue
-        # without the evaluation in NumPy that a self-check takes
-        asked = CompileOptions(target=target, confirm=False, **options)
-        scheduled = driver._scheduled(make(batch), asked, target, Trace())
-        executable, scratch = pipeline.build(scheduled.module, target)
-        workspace = {kernel: used.total(scheduled.threads) for kernel, used in scratch.items()}
-        kernels = [
-            {"name": k.name, "zeros": k.zeros,
-             "args": [{"shape": arg.shape, "dtype": arg.dtype} for arg in k.args]}
-            for k in driver._plan(scheduled, workspace).kernels
-        ]  # fmt: skip
-        code = link.build_library(executable, target)
-        yield replace(one, name=f"{name}_{batch}", library=code, kernels=kernels, batch=batch)
+        many = replace(one, name=f"{name}_{batch}")
+        yield larger(many, make(batch), batch, target, options)
+
+
+def larger(
+    one: build.Network, model: Any, times: int, target: TargetSpec, options: Mapping[str, Any]
+) -> build.Network:
+    """Return a network for the images of its check `times` in turn.
+
+    It is built without the evaluation in NumPy that a self-check takes.
+    """
+    asked = CompileOptions(target=target, confirm=False, **options)
+    scheduled = driver._scheduled(model, asked, target, Trace())
+    executable, scratch = pipeline.build(scheduled.module, target)
+    workspace = {kernel: used.total(scheduled.threads) for kernel, used in scratch.items()}
+    kernels = [
+        {"name": k.name, "zeros": k.zeros,
+         "args": [{"shape": arg.shape, "dtype": arg.dtype} for arg in k.args]}
+        for k in driver._plan(scheduled, workspace).kernels
+    ]  # fmt: skip
+    code = link.build_library(executable, target)
+    return replace(one, library=code, kernels=kernels, batch=times)
 
 
 def compressible(model: onnx.ModelProto) -> onnx.ModelProto:

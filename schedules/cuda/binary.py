@@ -110,7 +110,10 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
             parts //= 2
         return Cut(splits=min(parts, _power(how.steps)))
     if how.kind == "cores":
-        return Cut(teams=_teams(spec, how)[-1] if how.steps <= wgmma.SHARED_STEPS else 2)
+        known = [n for n in _teams(spec, how) if n <= 2 or how.steps <= wgmma.SHARED_STEPS]
+        return Cut(
+            teams=min(known, key=lambda n: (wgmma.turns(how, pixels, n, _fetching(spec)), -n))
+        )
     warps = layout.blocks(pixels, 16) * how.count
     if warps >= ROOMY and _roomy(spec, how, engine):
         return Cut(rows=2)
@@ -158,6 +161,11 @@ def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
     )
     few = how.width == tiles.WIDTHS[0] or spec.ternary or long or _crowded(spec)
     return (1, 2) if few else (1, 2, 4)
+
+
+def _fetching(spec: BinaryConv2d) -> bool:
+    """Whether an epilogue reads tensors."""
+    return any(step.op in FETCHED for step in spec.steps)
 
 
 def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
@@ -217,7 +225,6 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     ]
     height, width = spec.window_hw
     pixels = height * width
-    fetching = any(step.op in FETCHED for step in spec.steps)
     threads, units, per_block, taken, most = {
         "strips": (32 * WARPS, pixels * cut.splits, 32 * WARPS, 0, 0),
         "fragments": (
@@ -225,7 +232,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
         ),
         "cores": (
             wgmma.TEAM_THREADS * cut.teams, pixels, wgmma.PIXELS * cut.teams,
-            wgmma.shared_bytes(how), -(-wgmma.blocks(how, cut.teams, fetching) // how.count),
+            wgmma.shared_bytes(how), wgmma.blocks(how, cut.teams, _fetching(spec)),
         ),
     }[how.kind]  # fmt: skip
     return text.Kernel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.tiles import Tiles
 
 PIXELS = 64
@@ -55,7 +56,9 @@ def shared_bytes(how: Tiles) -> int:
 
 
 def blocks(how: Tiles, teams: int, fetching: bool) -> int:
-    """Return how many blocks, over all tiles of channels, keep every processor filled.
+    """Return how many blocks of each tile of channels keep every processor filled.
+
+    They all run at once: one more would wait for all others to end.
 
     Parameters
     ----------
@@ -70,9 +73,20 @@ def blocks(how: Tiles, teams: int, fetching: bool) -> int:
     -------
     int
     """
+    return max(1, PROCESSORS * _resident(how, teams, fetching) // how.count)
+
+
+def _resident(how: Tiles, teams: int, fetching: bool) -> int:
+    """Return how many blocks a processor holds."""
     room = (SHARED_BYTES + _BLOCK_BYTES) // (shared_bytes(how) + _BLOCK_BYTES)
     groups = min(4, _WARP_GROUPS[how.width]) if fetching else _WARP_GROUPS[how.width]
-    return PROCESSORS * max(1, min(room, groups // teams))
+    return max(1, min(room, groups // teams))
+
+
+def turns(how: Tiles, pixels: int, teams: int, fetching: bool) -> int:
+    """Return how often a processor multiplies a warp group's pixels: what a layer takes."""
+    each = layout.blocks(layout.blocks(pixels, PIXELS * teams), blocks(how, teams, fetching))
+    return each * teams * _resident(how, teams, fetching)
 
 
 _WARP_GROUPS = {128: 4, 64: 6, 32: 8}

@@ -78,3 +78,15 @@ def test_orders_of_weights_make_the_same() -> None:
     second = cases.make(replace(threshold, weight_order="fragments-32"))
     np.testing.assert_array_equal(first.outputs[0], second.outputs[0])
     assert first.inputs[1].shape != second.inputs[1].shape
+
+
+def test_float16_may_be_either_neighbour_of_a_sum_that_is_rounded() -> None:
+    spec = Conv2d(4, 6, 6, 3, 8, (3, 3), steps=(Step("store", dtype="float16"),))
+    case = cases.make(spec)
+    (right,) = case.outputs
+    assert right.dtype == np.float16
+    next_one = np.nextafter(right, np.float16(np.inf))
+    assert not case.difference([next_one])
+    assert case.difference([next_one], tolerance=0.0)
+    far = np.nextafter(np.nextafter(next_one, np.float16(np.inf)), np.float16(np.inf))
+    assert case.difference([far])

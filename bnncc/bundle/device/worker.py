@@ -191,7 +191,7 @@ class Worker:
             known = dict(arrays)
         main, batch = self.place.network(module), self.part["batch"]
         images = [known[f"input_{i}"] for i in range(self.part["inputs"])]
-        call = _bound(main, [self.place.tensor(np.repeat(i, batch, axis=0)) for i in images])
+        call = _bound(main, [self.place.tensor(_repeated(i, batch)) for i in images])
         made = call()
         outputs = [made] if self.part["outputs"] == 1 else list(made)
         self.place.wait()
@@ -199,7 +199,7 @@ class Worker:
             right, mine = known[f"output_{i}"], self.place.array(output)
             where = known.get(f"where_{i}")
             if where is None:
-                wanted = np.repeat(right, batch, axis=0)
+                wanted = _repeated(right, batch)
             else:  # of each image
                 mine = mine.reshape(batch, -1)[:, where]
                 wanted = np.broadcast_to(right, mine.shape)
@@ -231,6 +231,11 @@ class _Shared:
         elif written:
             self._tensors[key] = self._place.filled(self._tensors[key], array)
         return self._tensors[key]
+
+
+def _repeated(images: np.ndarray, batch: int) -> np.ndarray:
+    """Return all images, then all again, and so on: neighbours are others."""
+    return np.tile(images, (batch, *[1] * (images.ndim - 1)))
 
 
 def _bound(function: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
