@@ -81,7 +81,9 @@ def _folder(args: Namespace) -> Path:
 
 
 def _command() -> str:
-    return " ".join(["bnncc", *map(os.fspath, sys.argv[1:])])
+    """Return what was asked; of files elsewhere only their names: records are passed on."""
+    words = map(os.fspath, sys.argv[1:])
+    return " ".join(["bnncc", *(Path(w).name if Path(w).is_absolute() else w for w in words)])
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -22,16 +22,16 @@ _FUNCTION = {
 WARPS = 4
 """Warps of a block."""
 
-BUSY = 8 * 132
-"""Warps that keep a large GPU at work: two for each quarter of 132 processors."""
+BUSY = 8 * text.PROCESSORS
+"""Warps that keep a large GPU at work: two for each quarter of a processor."""
 
 WGMMA_WIDTH = 64
 """Output channels of a tile for ``wgmma``: with 128, registers hold too few warps."""
 
-ROOMY = 32 * 132
+ROOMY = 32 * text.PROCESSORS
 """Warps from which on each takes twice the pixels, where registers allow."""
 
-CROWD = 4 * 132
+CROWD = 4 * text.PROCESSORS
 """Tiles of 64 pixels from which on ``wgmma`` is faster than ``mma`` on an H200."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from bnncc.errors import TargetError
 from bnncc.schedules.cuda import epilogue, text
+from bnncc.schedules.cuda.text import PROCESSORS
 from bnncc.schedules.space import Space
 from bnncc.schedules.space import space as chosen_from
 from bnncc.targets.spec import TargetSpec
@@ -32,19 +33,16 @@ SHARED_BYTES = 48 * 1024
 
 _IMAGE_COLUMNS = 8  # of a filter over an image in planes, at most
 _IMAGE_STEPS = 12  # of 16 numbers of a filter, which registers hold
-_IMAGE_TILES = 2 * 132  # blocks from which on tiles may be larger
-_IMAGE_BLOCKS = 2 * 132  # as many as registers allow
+_IMAGE_TILES = 2 * PROCESSORS  # blocks from which on tiles may be larger
+_IMAGE_BLOCKS = 2 * PROCESSORS  # as many as registers allow
 _IMAGE_BYTES = 48 * 1024  # of shared memory
 _HALF_NUMBERS = 32  # of a chunk
 _HALF_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
 _HALF_PITCH = 20  # words of a pixel in shared memory
-_HALF_BLOCKS = 3 * 132  # as many as registers allow
+_HALF_BLOCKS = 3 * PROCESSORS  # as many as registers allow
 _HALF_BYTES = 64 * 1024  # of shared memory
-_BLOCKS = 2 * 132
+_BLOCKS = 2 * PROCESSORS
 """Blocks that keep a large GPU at work."""
-
-_ENOUGH = 96
-"""Blocks below which smaller ones are faster, though they load more (measured on an H200)."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,14 @@ class Cut:
         return max(buffers, (self.splits - 1) * self.pixels * CHANNELS)
 
 
-CUTS = (Cut(8, 1), Cut(4, 1), Cut(4, 2), Cut(2, 2), Cut(4, 4), Cut(2, 4))
-"""From many pixels in a block to few."""
+EFFORT = {
+    Cut(8, 1): 1.0, Cut(4, 1): 1.12, Cut(4, 2): 1.3,
+    Cut(2, 2): 1.9, Cut(4, 4): 1.6, Cut(2, 4): 2.2,
+}  # fmt: skip
+"""From many pixels in a block to few: the time of one, beside the first (on an H200)."""
+
+_ALONE = 1.3
+"""How much longer a block takes while its processor has no other to go on with."""
 
 
 def fits(spec: Conv2d) -> bool:
@@ -107,7 +111,7 @@ def space(spec: Conv2d, target: TargetSpec) -> Space:
 def cuts(spec: Conv2d) -> list[Cut]:
     """Return what shared memory allows, from many pixels in a block to few."""
     _, chunk, _ = _chunks(spec)
-    return [cut for cut in CUTS if 4 * cut.words(chunk) <= SHARED_BYTES]
+    return [cut for cut in EFFORT if 4 * cut.words(chunk) <= SHARED_BYTES]
 
 
 def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
@@ -120,13 +124,16 @@ def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
 
 
 def default_cut(spec: Conv2d) -> Cut:
-    """Return the largest tiles that leave enough blocks; a batch that is not known is 1."""
+    """Return the cut whose busiest processor is done first; a batch that is not known is 1."""
     height, width = spec.output_hw
     pixels = spec.images * height * width
     tiles = layout.blocks(spec.out_channels, CHANNELS)
-    fitting = cuts(spec)
-    busy = (cut for cut in fitting if layout.blocks(pixels, cut.pixels) * tiles >= _ENOUGH)
-    return next(busy, fitting[-1])
+
+    def time(cut: Cut) -> float:
+        blocks = layout.blocks(layout.blocks(pixels, cut.pixels) * tiles, PROCESSORS)
+        return blocks * cut.pixels * EFFORT[cut] * (_ALONE if blocks == 1 else 1.0)
+
+    return min(cuts(spec), key=time)
 
 
 def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:

@@ -30,7 +30,7 @@ from bnncc.topi_binary.step import output_kinds
 THREADS = 128
 """Threads of a block."""
 
-MANY = 132 * 512
+MANY = text.PROCESSORS * 512
 """Threads that keep a large GPU at work."""
 
 _FLOATS, _BITS = ("common", "floats"), ("common", "bits")

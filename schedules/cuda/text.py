@@ -27,6 +27,9 @@ C_TYPES = {
 
 Constant = int | bool | float
 
+PROCESSORS = 132
+"""Of an H100 or H200 (SXM), for which work is cut. On others the last round is less full."""
+
 HERE = "at.first + Order::offset(i)"
 """In an epilogue: where the parameters of four channels begin. One address serves all of them."""
 

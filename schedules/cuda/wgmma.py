@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bnncc.schedules.cuda.text import PROCESSORS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.tiles import Tiles
 
@@ -16,9 +17,6 @@ ONES = 16
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block, at most; of a processor, 1 KB more for each of its blocks."""
-
-PROCESSORS = 132
-"""Of an H100 or H200 (SXM). On others the last round of blocks is less full."""
 
 _BLOCK_BYTES = 1024
 

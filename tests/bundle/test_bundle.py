@@ -376,6 +376,18 @@ def test_a_torn_last_line_is_left_out(
     assert errors[-1].endswith("2 records of 1 kernels")
 
 
+def test_records_do_not_say_where_files_were(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = timed(ran, tmp_path, default=4.0, good=3.0), tmp_path / "logs"
+    asked = ["tune", "--import", str(path), "--records", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["bnncc", *asked])
+    assert cli.main(asked) == 0
+    (index,) = folder.glob("*/index.json")
+    command = json.loads(index.read_text().splitlines()[0])["command"]
+    assert command == f"bnncc tune --import {path.name} --records logs"
+
+
 def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
     return lambda line: line.update(changes) if "bundle" in line else None
 
