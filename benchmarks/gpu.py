@@ -1,9 +1,9 @@
 """The tables of GPUs: what a bundle of `benchmarks/cuda/build.py` measured elsewhere.
 
-    python benchmarks/gpu.py --json FILE [--bundle RESULTS.json]
+    python benchmarks/gpu.py --json FILE [--bundle RESULTS.json] [--tuned RESULTS.jsonl ...]
 
-Takes the results that the bundle's `report.py` wrote on a machine with a GPU. Without them it
-leaves FILE as it is, for there is nothing to measure here.
+Takes the results that the bundle's `report.py` wrote on a machine with a GPU, and those of bundles
+of `tune_networks.py`. Without either it leaves FILE as it is, for there is nothing to measure here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 BATCHES = (1, 256)
@@ -28,6 +29,10 @@ NETWORKS = {
     "xu_pedersoli_cifar": "CIFAR network of Hubara",
     "khan_vehicle": "vehicle network of Khan",
 }
+_HOW = (
+    "benchmarks/cuda/build.py: medians of CUDA graphs, of several launches of a layer, one of a "
+    "network (3 of PyTorch's)"
+)
 _ENGINES = {"strips": "`popc`", "fragments": "`mma`", "cores": "`wgmma`"}
 
 
@@ -107,7 +112,40 @@ def summary(content: dict[str, Any]) -> str:
     return _markdown(head, *((NETWORKS[name], *found) for name, found in cells.items()))
 
 
+def tuned(content: dict[str, Any]) -> str:
+    """Return how long the best kernel for a layer takes, of what the rule's default takes."""
+    groups: dict[tuple[str, int], list[float]] = {}
+    for row in content["tuned"]:
+        groups.setdefault((row["spec"], row["batch"]), []).append(row["us"] / row["default_us"])
+    rows = (
+        (kind, batch, len(found), f"{geometric_mean(found):.3f}", f"{min(found):.3f}")
+        for (kind, batch), found in sorted(groups.items())
+    )
+    return _markdown(("kernels", "batch", "number", "best / default", "least"), *rows)
+
+
+def _searched(path: Path) -> list[dict[str, Any]]:
+    """Return the best and the default kernel of each layer, of a bundle that tunes."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    layers: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line.get("right") and "label" in line:
+            layers.setdefault(line["part"], []).append(line)
+    found = []
+    for trials in layers.values():
+        best = min(trials, key=lambda line: line["us"])
+        spec = json.loads(best["spec"])
+        (default,) = (line for line in trials if line["default"])
+        found.append({
+            "layer": best["kernel"], "spec": spec["spec"], "batch": spec["n"],
+            "best": best["label"], "us": best["us"],
+            "default": default["label"], "default_us": default["us"],
+        })  # fmt: skip
+    return found
+
+
 TABLES = {
+    "gpu-tuned": (tuned, ["cuda"]),
     "gpu-rates": (rates, ["cuda"]),
     "gpu-layers": (layers, ["cuda"]),
     "gpu-networks": (networks, ["cuda"]),
@@ -119,11 +157,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="results to write")
     parser.add_argument("--bundle", type=Path, help="what a bundle's report.py wrote")
+    parser.add_argument("--tuned", type=Path, nargs="+", default=[], help="what tuning found")
     args = parser.parse_args()
-    if args.bundle is None:
+    if args.bundle is None and not args.tuned:
         print(f"{args.json} stays: only a machine with a GPU renews it", file=sys.stderr)
         return
-    args.json.write_text(json.dumps(json.loads(args.bundle.read_text()), indent=1) + "\n")
+    content = json.loads(args.json.read_text())
+    if args.bundle is not None:
+        found = json.loads(args.bundle.read_text())
+        (*_, last) = found["sessions"]
+        content = {
+            "gpu": last["device"], "torch": last["torch"], "cuda": last["cuda"],
+            "date": last["session"][:10], "target": found["target"], "how": _HOW,
+            "sessions": found["sessions"], "results": found["results"],
+            "tuned": content.get("tuned", []),
+        }  # fmt: skip
+    if args.tuned:
+        content["tuned"] = [row for path in args.tuned for row in _searched(path)]
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

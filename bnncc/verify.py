@@ -311,7 +311,7 @@ def _kernels(
     missing = sum(c.tobytes() not in artifact.library for c in walk.constants())
     lack = f"lib.so lacks {missing} constants of the model" if missing else ""
     rows, unseen = [], ""
-    feeds = [np.ascontiguousarray(arrays[t.name]) for t in network.inputs]
+    feeds = [np.asarray(arrays[t.name], order="C") for t in network.inputs]
     layers = iter(k["layers"] for k in said)
     try:
         for case in walk.cases(feeds):

@@ -136,7 +136,7 @@ def exact(network: Any, target: TargetSpec) -> Iterator[build.Network]:
     artifact = bnncc.compile(network.make(1), target=target, **network.options)
     one = build.Network.of(artifact, network.name)
     for images, times in ((1, 1), (IMAGES, TURNS)):
-        feeds, right = network.case(images)
+        feeds, right = network.case(images, target)
         arrays = {f"input_{i}": feeds[t.name] for i, t in enumerate(artifact.inputs)}
         arrays |= {f"output_{i}": right[t.name] for i, t in enumerate(artifact.outputs)}
         named = replace(one, name=f"{network.name}-{images * times}", relative=network.tolerance)

@@ -142,7 +142,7 @@ class Session:
         if array.dtype.kind == "V":  # NumPy exchanges no bfloat16
             import tvm
 
-            return tvm.runtime.tensor(np.ascontiguousarray(array))
+            return tvm.runtime.tensor(np.asarray(array, order="C"))
         if array.flags.c_contiguous and array.dtype.isnative:
             aligned = array.ctypes.data % ALIGNMENT == 0
             if aligned and (owner is not array or array.flags.writeable):

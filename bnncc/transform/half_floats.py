@@ -35,7 +35,7 @@ from bnncc.transform.physical import KERNEL
 
 KIND = "float16"
 
-_POOLS = ("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool")
+_POOLS = ("AveragePool", "MaxPool")
 _OF_TWO = ("Add", "Sub", "Mul", "Sum")
 
 

@@ -443,3 +443,16 @@ def test_a_decision_that_ends_a_part_has_ties_in_it(operator: str, kind: str) ->
     proto.graph.output[0].type.tensor_type.elem_type = code
     result = verify.verify(proto, compile_model(proto, CompileOptions(threads=1)))
     assert result["verdict"] == "right but for ties", verify.text(result)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int32"])
+def test_inputs_without_dimensions(kind: str) -> None:
+    dtype = getattr(onnx.TensorProto, kind.upper() if kind != "float32" else "FLOAT")
+    inputs = [
+        helper.make_tensor_value_info(name, dtype, shape)
+        for name, shape in (("x", [1, 3]), ("s", []))
+    ]
+    outputs = [helper.make_tensor_value_info("y", dtype, [1, 3])]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "s"], ["y"])], "g", inputs, outputs)
+    scaled = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    assert verify.verify(scaled, compile_model(scaled, CompileOptions()))["verdict"] == "right"

@@ -101,7 +101,7 @@ class Place:
         import torch
 
         carrier = array.view(np.int32) if array.dtype == np.uint32 else array
-        moved = torch.from_numpy(np.ascontiguousarray(carrier)).cuda()
+        moved = torch.from_numpy(np.asarray(carrier, order="C")).cuda()
         return moved.view(torch.uint32) if array.dtype == np.uint32 else moved
 
     def filled(self, tensor: Any, array: np.ndarray) -> Any:
@@ -112,7 +112,7 @@ class Place:
 
         carrier = array.view(np.int32) if array.dtype == np.uint32 else array
         kept = tensor.view(torch.int32) if tensor.dtype == torch.uint32 else tensor
-        kept.copy_(torch.from_numpy(np.ascontiguousarray(carrier)))
+        kept.copy_(torch.from_numpy(np.asarray(carrier, order="C")))
         return tensor
 
     def array(self, tensor: Any) -> np.ndarray:
