@@ -1,8 +1,7 @@
-"""Which points to try next: MetaSchedule's contexts and cost model over a rule's space.
+"""The kernels to tune, and MetaSchedule's contexts for them: strategy, cost model, database.
 
-Spaces are small enough to be listed, so no evolution is needed to find what the cost model likes:
-it ranks the points not tried yet, all of them or a sample with the neighbours of the best. Some are
-chosen at random all the same, to learn from.
+A context holds the definition of its kernel, and its design space annotates that with the choices
+of the rule. What is stored is smaller: `bnncc.records.workload` says why.
 """
 
 from __future__ import annotations
@@ -13,22 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bnncc.records.database import Record, numbers
-from bnncc.records.workload import Workload, arguments, candidate, function, sampler
-from bnncc.schedules.space import Point, Space, text
+from bnncc.records.workload import Workload, arguments, candidate, module, sampler
+from bnncc.schedules.space import Point, Space
 from bnncc.targets.spec import TargetSpec
-
-RANKED = 320
-"""Points that the cost model ranks at a time."""
-
-RANDOM_SHARE = 0.25
-"""Of a batch, chosen at random."""
+from bnncc.tuning.strategy import candidates, key_of, points_of, ranking
 
 WARM_UP = 8
 """Measurements before the cost model is asked."""
 
 
-def tune_context(module: Any, target: Any, space: Any, name: str) -> Any:
-    """Return MetaSchedule's context of a task, with a generator of its space.
+def tune_context(module: Any, target: Any, space: Any, strategy: Any, name: str) -> Any:
+    """Return MetaSchedule's context of a task, with a generator of its space and a strategy.
 
     The constructor of TVM first imports the tensor intrinsics of every GPU, which takes half a
     minute of parsing; none of them is in our spaces.
@@ -36,17 +30,12 @@ def tune_context(module: Any, target: Any, space: Any, name: str) -> Any:
     from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
 
     made = TuneContext.__new__(TuneContext)
-    strategy, threads, seed, logger = None, 1, 1, None
+    threads, seed, logger = 1, 1, None
     made.__init_handle_by_constructor__(
         _ffi_api.TuneContext, module, target, space, strategy, name, threads, seed, logger
     )
     _ffi_api.TuneContextInitialize(made)
     return made
-
-
-def key_of(point: Mapping[str, int]) -> str:
-    """Return a point as text, whatever the order of its choices."""
-    return text(dict(sorted(point.items())))
 
 
 @dataclass
@@ -146,49 +135,16 @@ class Search:
         self._random = random.Random(seed)
         self._target = target
         self._from_default = from_default
-        self._contexts: dict[Workload, tuple[Any, Any, Any]] = {}
+        self._contexts: dict[Workload, tuple[Any, Any]] = {}
         self._model: Any = None
         self._known = 0
 
     def propose(self, task: Task, count: int) -> list[Point]:
         """Return up to `count` points to try next, best first."""
-        first: list[Point] = []
-        default = key_of(task.space.default)
-        if self._from_default and default in task.left:
-            first = [task.left[default]]
-        keys = sorted(task.left.keys() - {key_of(p) for p in first})
-        self._random.shuffle(keys)
-        left = [task.left[key] for key in keys]
-        wanted = count - len(first)
-        if self._known < WARM_UP or not task.times:
-            return first + left[:wanted]
-        at_random = left[: max(1, round(RANDOM_SHARE * wanted))] if wanted > 1 else []
-        taken = {key_of(p) for p in at_random}
-        pool = [p for p in self._near(task) + left if key_of(p) not in taken]
-        pool = list({key_of(p): p for p in pool}.values())[:RANKED]
-        ranked = self._ranked(task, pool)
-        return [*first, *ranked[: wanted - len(at_random)], *at_random][:count]
-
-    def _near(self, task: Task) -> list[Point]:
-        """Return points left that differ from one of the best in one choice."""
-        best = sorted(task.times, key=task.times.__getitem__)[:4]
-        near: list[Point] = []
-        for key in best:
-            point = task.points[key]
-            for name, values in task.space.choices.items():
-                for value in values:
-                    changed = key_of({**point, name: value})
-                    if changed in task.left:
-                        near.append(task.left[changed])
-        return near
-
-    def _ranked(self, task: Task, points: Sequence[Point]) -> list[Point]:
-        if not points:
-            return []
-        context, _, _ = self._context(task)
-        scores = self._model.predict(context, self._candidates(task, points))
-        order = sorted(range(len(points)), key=lambda i: -float(scores[i]))
-        return [points[i] for i in order]
+        context = self._begun(task, count)
+        found = context.generate_measure_candidates() or []
+        context.post_tuning()
+        return [task.left[key_of(point)] for point in points_of(found)]
 
     def learn(self, task: Task, measured: Sequence[tuple[Point, float]]) -> None:
         """Teach the cost model what was measured."""
@@ -202,63 +158,66 @@ class Search:
             self._model = ms.cost_model.XGBModel(
                 extractor=extractor(), num_warmup_samples=1, num_tuning_cores=1
             )
-        context, _, _ = self._context(task)
+        self._known += len(measured)
         results = [ms.runner.RunnerResult([seconds], None) for _, seconds in measured]
-        candidates = self._candidates(task, [point for point, _ in measured])
+        context = self._begun(task, 0)
+        points = [point for point, _ in measured]
+        made = candidates(context.mod, points, self._context(task)[1], _arguments(task))
         try:
-            self._model.update(context, candidates, results)
+            context.notify_runner_results(made, results)
         except Exception:  # without it, points are chosen at random, and nothing is lost
             self._model, self._known = None, 0
-            return
-        self._known += len(measured)
+
+    def _begun(self, task: Task, count: int) -> Any:
+        """Return the context of a task, ready for a batch of `count` points."""
+        context, design = self._context(task)
+        known = self._model if self._known >= WARM_UP or not count else None
+        context.pre_tuning(len(task.left), count, [design], cost_model=known)
+        return context
 
     def workload_line(self, task: Task) -> list[Any]:
         """Return the task's workload as a line of MetaSchedule's database."""
         from tvm.s_tir import meta_schedule as ms
 
-        return numbers(ms.database.Workload(self._context(task)[1]).as_json())
+        return numbers(ms.database.Workload(module(task.workload)).as_json())
 
     def record_line(self, task: Task, point: Point, times: Sequence[float]) -> list[Any]:
         """Return a measurement as a line of MetaSchedule's database, without the workload."""
         from tvm.s_tir import meta_schedule as ms
 
-        context, module, design = self._context(task)
+        context, design = self._context(task)
+        stored = module(task.workload)
         record = ms.database.TuningRecord(
-            candidate(module, point, design).trace,
-            ms.database.Workload(module),
+            candidate(stored, point, design.trace).trace,
+            ms.database.Workload(stored),
             list(times),
             context.target,
             _arguments(task),
         )
         return numbers(record.as_json())
 
-    def _candidates(self, task: Task, points: Sequence[Point]) -> list[Any]:
-        from tvm.s_tir import meta_schedule as ms
-
-        _, module, design = self._context(task)
-        args = _arguments(task)
-        return [ms.MeasureCandidate(candidate(module, p, design), args) for p in points]
-
-    def _context(self, task: Task) -> tuple[Any, Any, Any]:
-        """Return MetaSchedule's context of a task, its module, and the trace of its design."""
+    def _context(self, task: Task) -> tuple[Any, Any]:
+        """Return MetaSchedule's context of a task, and its design space."""
         import tvm
         from tvm.s_tir import meta_schedule as ms
 
         from bnncc.codegen.pipeline import tvm_target
+        from bnncc.topi_binary.definitions import define
 
         if task.workload not in self._contexts:
-            module = tvm.IRModule({"main": function(task.workload)})
             target = tvm_target(self._target)
             plain = dict((target.host if self._target.gpus else target).export())
             plain = {k: v for k, v in plain.items() if k not in ("tag", "keys")}
+            args = _arguments(task)
             context = tune_context(
-                module,
+                tvm.IRModule({"main": define(task.workload.kernel)}),
                 tvm.target.Target({**plain, "num-cores": 1}),
                 ms.space_generator.ScheduleFn(
                     sampler(task.space.choices), sch_rules=[], postprocs=[], mutator_probs={}
                 ),
+                ranking(task, self._random, args, self._from_default),
                 task.workload.name,
             )
-            design = context.generate_design_space()[0].trace
-            self._contexts[task.workload] = context, module, design
+            (design,) = context.generate_design_space()
+            self._contexts[task.workload] = context, design
         return self._contexts[task.workload]

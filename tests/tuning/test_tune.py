@@ -26,7 +26,7 @@ from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
 from bnncc.records import database as records
 from bnncc.records.tools import described
-from bnncc.records.workload import Workload, candidate, function, point_of_trace, sampler
+from bnncc.records.workload import Workload, candidate, module, point_of_trace, sampler
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
@@ -83,24 +83,23 @@ def test_records_are_metaschedules(tuned: Path) -> None:
     log = log_of(tuned)
     assert not log.damaged
     assert len(database) == len(log.records) >= 12
-    module = tvm.IRModule({"main": function(KERNEL)})
-    assert database.has_workload(module)
-    best = database.query_tuning_record(module, tvm.target.Target("llvm"), "main")
+    stored = module(KERNEL)
+    assert database.has_workload(stored)
+    best = database.query_tuning_record(stored, tvm.target.Target("llvm"), "main")
     assert point_of_trace(records.numbers(best.trace.as_json(False))) in [
         record.point for record in log.records
     ]
 
 
 def test_the_trace_says_the_point() -> None:
-    import tvm
     from tvm import s_tir
 
     space = schedules.space_of(KERNEL.kernel, NATIVE)
-    module = tvm.IRModule({"main": function(KERNEL)})
-    design = s_tir.Schedule(module)
+    stored = module(KERNEL)
+    design = s_tir.Schedule(stored)
     sampler(space.choices)(design)
     for point in random.Random(1).sample(list(space.points()), 5):
-        made = candidate(module, point, design.trace)
+        made = candidate(stored, point, design.trace)
         assert point_of_trace(records.numbers(made.trace.as_json(False))) == point
 
 

@@ -1,0 +1,131 @@
+"""Which points to try next, as MetaSchedule's search strategy.
+
+Spaces are small enough to be listed, so no evolution is needed to find what the cost model likes:
+it ranks the points not tried yet, all of them or a sample with the neighbours of the best. Some are
+chosen at random all the same, to learn from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bnncc.records.workload import candidate, point_of_module
+from bnncc.schedules.space import Point, text
+
+if TYPE_CHECKING:
+    from bnncc.tuning.search import Task
+
+RANKED = 320
+"""Points that the cost model ranks at a time."""
+
+RANDOM_SHARE = 0.25
+"""Of a batch, chosen at random."""
+
+
+def key_of(point: Mapping[str, int]) -> str:
+    """Return a point as text, whatever the order of its choices."""
+    return text(dict(sorted(point.items())))
+
+
+def candidates(
+    module: Any, points: Sequence[Point], design: Any, arguments: Sequence[Any]
+) -> list[Any]:
+    """Return what MetaSchedule measures: `module` with the decisions of each point."""
+    from tvm.s_tir import meta_schedule as ms
+
+    made = (candidate(module, point, design.trace) for point in points)
+    return [ms.MeasureCandidate(schedule, arguments) for schedule in made]
+
+
+def points_of(candidates: Iterable[Any]) -> list[dict[str, int]]:
+    """Return what candidates decide."""
+    return [point_of_module(made.sch.mod) for made in candidates]
+
+
+def ranking(task: Task, rng: random.Random, arguments: Sequence[Any], from_default: bool) -> Any:
+    """Return the strategy for a kernel.
+
+    Parameters
+    ----------
+    task : Task
+        Says what was tried and how fast it was.
+    rng : random.Random
+        For all that is random.
+    arguments : sequence of TensorInfo
+        Of the kernel.
+    from_default : bool
+        Whether the rule's default is the first point that is tried.
+
+    Returns
+    -------
+    tvm.s_tir.meta_schedule.search_strategy.SearchStrategy
+        Of each batch, `pre_tuning` says how large it is. Without a cost model all is random.
+    """
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    @derived_object
+    class Ranking(ms.search_strategy.PySearchStrategy):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            self._context = context
+
+        def pre_tuning(
+            self, max_trials: int, num_trials_per_iter: int, design_spaces: Sequence[Any],
+            database: Any = None, cost_model: Any = None,
+        ) -> None:  # fmt: skip
+            self._count, self._model = num_trials_per_iter, cost_model
+            (self._design,) = design_spaces
+
+        def post_tuning(self) -> None:
+            self._model = None
+
+        def generate_measure_candidates(self) -> list[Any] | None:
+            return self._candidates(self._points()) or None
+
+        def notify_runner_results(self, candidates: list[Any], results: list[Any]) -> None:
+            self._model.update(self._context, candidates, results)
+
+        def _points(self) -> list[Point]:
+            default = key_of(task.space.default)
+            first: list[Point] = []
+            if from_default and default in task.left:
+                first = [task.left[default]]
+            keys = sorted(task.left.keys() - {key_of(p) for p in first})
+            rng.shuffle(keys)
+            left = [task.left[key] for key in keys]
+            wanted = self._count - len(first)
+            if self._model is None or not task.times:
+                return first + left[:wanted]
+            at_random = left[: max(1, round(RANDOM_SHARE * wanted))] if wanted > 1 else []
+            taken = {key_of(p) for p in at_random}
+            pool = {key_of(p): p for p in _near(task) + left if key_of(p) not in taken}
+            ranked = self._ranked(list(pool.values())[:RANKED])
+            return [*first, *ranked[: wanted - len(at_random)], *at_random][: self._count]
+
+        def _ranked(self, points: list[Point]) -> list[Point]:
+            if not points:
+                return []
+            scores = self._model.predict(self._context, self._candidates(points))
+            order = sorted(range(len(points)), key=lambda i: -float(scores[i]))
+            return [points[i] for i in order]
+
+        def _candidates(self, points: Sequence[Point]) -> list[Any]:
+            return candidates(self._context.mod, points, self._design, arguments)
+
+    return Ranking()
+
+
+def _near(task: Task) -> list[Point]:
+    """Return points left that differ from one of the best in one choice."""
+    best = sorted(task.times, key=task.times.__getitem__)[:4]
+    near: list[Point] = []
+    for key in best:
+        point = task.points[key]
+        for name, values in task.space.choices.items():
+            for value in values:
+                changed = key_of({**point, name: value})
+                if changed in task.left:
+                    near.append(task.left[changed])
+    return near
