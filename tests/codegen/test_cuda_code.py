@@ -100,14 +100,14 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_
 def instructions_of(sass: str) -> Iterator[str]:
     """Yield the instructions of a kernel, but for the ends of long loops that look like calls.
 
-    For sm_80 to sm_89 ptxas ends a loop of more than 4 KB, not by a jump back on a condition, but
-    by a call of what follows on the opposite one, from which nothing returns, and a jump back.
+    For sm_80 to sm_89 ptxas ends a loop of about 4 KB or more, not by a jump back on a condition,
+    but by a call of what follows on the opposite one, from which nothing returns, and a jump back.
     """
     found = [(int(at, 16), name, rest.strip()) for at, name, rest in _INSTRUCTION.findall(sass)]
     for number, (at, name, rest) in enumerate(found):
         if name == "CALL.REL.NOINC":
             (_, jump, to), (behind, _, _) = found[number + 1 : number + 3]
-            if jump == "BRA" and int(rest, 16) == behind and at - int(to, 16) > 4000:
+            if jump == "BRA" and int(rest, 16) == behind and int(to, 16) < at:
                 continue
         yield name
 
