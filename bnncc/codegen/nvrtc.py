@@ -1,7 +1,8 @@
 """Compile CUDA C++ to machine code for GPUs with NVRTC, which needs neither a GPU nor a driver.
 
-The library is that of the ``nvidia-cuda-nvrtc`` wheel, or of an installed CUDA toolkit. No headers
-are needed: what the text that TVM writes around kernels includes is given here.
+The library is that of the ``nvidia-cuda-nvrtc`` wheel, or of an installed CUDA toolkit, and so are
+headers (``nvidia-cuda-runtime``). Those of the C++ library, which are in neither wheel, are given
+here, as far as the text that TVM writes around kernels needs them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from bnncc.errors import TargetError
 from bnncc.runtime.cuda import MAJOR, open_library, wheel_folders
@@ -21,6 +23,7 @@ _TRIES: tuple[tuple[tuple[str, ...], int], ...] = (((_LESS,), 0), ((_LESS,), 2),
 
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 _STACK = re.compile(r"(\d+) bytes stack frame")
+_TOOLKIT = Path("/usr/local/cuda/include")
 _HEADERS = {
     "cuda/std/cstdint": """#pragma once
 namespace cuda { namespace std {
@@ -28,24 +31,6 @@ typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef 
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 } }
-""",
-    "cuda_fp16.h": """#pragma once
-struct __align__(2) __half {
-  unsigned short bits;
-  __half() = default;
-  __device__ __half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
-  __device__ operator float() const {
-    float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits)); return value;
-  }
-};
-struct __align__(4) __half2 { __half x, y; };
-typedef __half half;
-typedef __half2 half2;
-static __device__ inline float __half2float(half x) { return x; }
-static __device__ inline half __float2half(float x) { return half(x); }
-static __device__ inline half __float2half_rn(float x) { return half(x); }
-static __device__ inline bool __hgt(half a, half b) { return (float)a > (float)b; }
-static __device__ inline bool __hlt(half a, half b) { return (float)a < (float)b; }
 """,
     "cuda/std/type_traits": """#pragma once
 namespace cuda { namespace std {
@@ -108,7 +93,7 @@ def cubin(source: str, arch: str) -> bytes:
     Parameters
     ----------
     source : str
-        CUDA C++ that includes nothing, or what TVM's own text does.
+        CUDA C++ that includes nothing, or headers of CUDA.
     arch : str
         For example ``sm_90a``.
 
@@ -120,7 +105,7 @@ def cubin(source: str, arch: str) -> bytes:
     Raises
     ------
     TargetError
-        If there is no NVRTC, or it does not know the architecture.
+        If there is no NVRTC, it does not know the architecture, or a header of CUDA is missing.
     RuntimeError
         If it refuses the text: its log, shortened.
 
@@ -161,12 +146,18 @@ def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
         ),
     )
     try:
-        options = [f"--gpu-architecture={arch}", *_OPTIONS, *more]
+        places = [f"--include-path={place}" for place in (*wheel_folders("include"), _TOOLKIT)]
+        options = [f"--gpu-architecture={arch}", *_OPTIONS, *places, *more]
         given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
         log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
         if failed and "gpu-architecture" in log:
             raise TargetError(f"NVRTC {MAJOR} has no code for {arch}: {log.splitlines()[-1]}")
+        if failed and (missing := re.search(r'(?:could not|cannot) open source file "([^"]+)"', log)):
+            raise TargetError(
+                f"code for GPUs needs {missing[1]} of CUDA {MAJOR}, which is not installed",
+                hint="`pip install 'bnncc[cuda]'` is enough",
+            )
         if failed:
             raise RuntimeError(f"NVRTC refuses a kernel for {arch}: {log[:2000]}")
         return _fetch(nvrtc, program, "CUBIN"), sum(map(int, _STACK.findall(log)))
