@@ -154,7 +154,7 @@ def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
         if failed and "gpu-architecture" in log:
             raise TargetError(f"NVRTC {MAJOR} has no code for {arch}: {log.splitlines()[-1]}")
         if failed and (
-            missing := re.search(r'(?:could not|cannot) open source file "([^"]+)"', log)
+            missing := re.search(r'(?:could ?|can)not open source file "([^"]+)"', log)
         ):
             raise TargetError(
                 f"code for GPUs needs {missing[1]} of CUDA {MAJOR}, which is not installed",
