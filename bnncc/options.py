@@ -38,22 +38,15 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Uint8Input:
-    """An image input taken as bytes: the network sees ``(pixel - mean) * scale``.
-
-    Attributes
-    ----------
-    name : str
-        The model's input.
-    mean, scale : tuple of float
-        One value, or one per channel.
-    layout : {"nchw", "nhwc"}
-        Of the bytes; the model's own input is NCHW.
-    """
+    """An image input taken as bytes: the network sees ``(pixel - mean) * scale``."""
 
     name: str
+    """The model's input."""
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+    """`mean`, `scale`: one value, or one per channel."""
     layout: str = "nchw"
+    """``nchw`` or ``nhwc``: of the bytes; the model's own input is NCHW."""
 
     def __post_init__(self) -> None:
         for values in (self.mean, self.scale):
@@ -65,24 +58,12 @@ class Uint8Input:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`.
-
-    Attributes
-    ----------
-    input_shapes : mapping of str to tuple
-        Shapes that replace those in the file; a str is a symbolic dimension.
-    threads : int, optional
-        How many threads kernels are cut for, and the self-check uses; by default the CPUs this
-        process may use. 1 makes kernels without any division; other numbers of threads can run
-        what was cut for more than 1, but shares may be less equal.
-    confirm : bool
-        Run the result on the self-check's input, where this machine can, and refuse to return what
-        is wrong.
-    """
+    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`."""
 
     target: str | Path | TargetSpec = "native"
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Shapes that replace those in the file; a str is a symbolic dimension."""
     assume: str = "nothing"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
@@ -94,10 +75,15 @@ class CompileOptions:
     input_transform: InputTransform | None = None
     dump_ir: str | Path | None = None
     threads: int | None = None
+    """How many threads kernels are cut for, and the self-check uses; by default the CPUs this
+    process may use. 1 makes kernels without any division; other numbers of threads can run what
+    was cut for more than 1, but shares may be less equal."""
     seed: int = 0
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
     confirm: bool = True
+    """Run the result on the self-check's input, where this machine can, and refuse to return what
+    is wrong."""
 
     def __post_init__(self) -> None:
         for option, values in (

@@ -191,16 +191,11 @@ class Windowed(Kind):
 
 
 class Convolution(Windowed):
-    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product.
-
-    Attributes
-    ----------
-    out_channels : int
-        Filters.
-    """
+    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product."""
 
     epilogue = True
     out_channels: int
+    """Filters."""
 
     @property
     def operator(self) -> str:

@@ -53,31 +53,21 @@ ORDERS = ("strips", *(f"{kind}-{width}" for kind in ("fragments", "cores") for w
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the filters of a layer are cut.
-
-    Attributes
-    ----------
-    kind : str
-        ``strips``, ``fragments`` or ``cores``.
-    width : int
-        Output channels of a tile.
-    count : int
-        Tiles.
-    run : int
-        Words of a filter.
-    steps : int
-        How many times a kernel loads quads: 1 or 4 quads at a time.
-    rows, columns : tuple of int
-        First output row and column of each border class.
-    """
+    """How the filters of a layer are cut."""
 
     kind: str
+    """``strips``, ``fragments`` or ``cores``."""
     width: int
+    """Output channels of a tile."""
     count: int
+    """Tiles."""
     run: int
+    """Words of a filter."""
     steps: int
+    """How many times a kernel loads quads: 1 or 4 quads at a time."""
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+    """`rows`, `columns`: first output row and column of each border class."""
 
     @property
     def filled(self) -> int:

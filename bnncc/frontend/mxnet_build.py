@@ -18,30 +18,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Builder:
-    """The ONNX nodes made so far.
-
-    Attributes
-    ----------
-    params : mapping of str to ndarray
-        The network's parameters.
-    source : str
-        Where they are from, for messages.
-    variables : set of str
-        Names of the network's variables: parameters, inputs and labels.
-    ranks : dict of str to int
-        Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it.
-    nodes : list of NodeProto
-        In order.
-    stored : dict of str to ndarray
-        Initializers: parameters that are read, and constants.
-    """
+    """The ONNX nodes made so far."""
 
     params: Mapping[str, Array]
+    """The network's parameters."""
     source: str
+    """Where they are from, for messages."""
     variables: set[str] = field(default_factory=set)
+    """Names of the network's variables: parameters, inputs and labels."""
     ranks: dict[str, int] = field(default_factory=dict)
+    """Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    """In order."""
     stored: dict[str, Array] = field(default_factory=dict)
+    """Initializers: parameters that are read, and constants."""
 
     def add(
         self,

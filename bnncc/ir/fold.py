@@ -67,21 +67,14 @@ def fold(graph: Graph) -> Graph:
 
 @dataclass
 class Folder:
-    """Builds a graph node by node.
-
-    Attributes
-    ----------
-    graph : Graph
-        Inputs and constants with their types; nodes are appended.
-    partial : dict of str to tuple
-        What is known of integer vectors that are not constant.
-    small : dict of str to str
-        A tensor that broadcasts to the key and holds the same values.
-    """
+    """Builds a graph node by node."""
 
     graph: Graph
+    """Inputs and constants with their types; nodes are appended."""
     partial: dict[str, Partial] = field(default_factory=dict)
+    """What is known of integer vectors that are not constant."""
     small: dict[str, str] = field(default_factory=dict)
+    """A tensor that broadcasts to the key and holds the same values."""
     _shrunk: dict[str, str] = field(default_factory=dict)
     _budget: int = 0
 

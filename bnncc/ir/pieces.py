@@ -20,24 +20,16 @@ MAX_TABLE = 1 << 26
 
 @dataclass
 class Expression:
-    """Writes what stands for a node as an expression: each call adds a node and names its result.
-
-    Attributes
-    ----------
-    node : Node
-        What the nodes stand for.
-    graph : Graph
-        Gets the constants; the nodes are added to it by who asked for them.
-    nodes : list of Node
-        What was written so far, in the newest opset's form.
-    final : set of int
-        Identities of the nodes that stay as they are.
-    """
+    """Writes what stands for a node: each call adds a node and names its result."""
 
     node: Node
+    """What the nodes stand for."""
     graph: Graph
+    """Gets the constants; the nodes are added to it by who asked for them."""
     nodes: list[Node] = field(default_factory=list)
+    """What was written so far, in the newest opset's form."""
     final: set[int] = field(default_factory=set)
+    """Identities of the nodes that stay as they are."""
 
     @property
     def where(self) -> str:

@@ -30,19 +30,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Spread:
-    """What rounding may make of a tensor.
-
-    Attributes
-    ----------
-    value : ndarray
-        What the graph computes.
-    low, high : ndarray
-        The least and the most that another order of rounding could give.
-    """
+    """What rounding may make of a tensor."""
 
     value: Array
+    """What the graph computes."""
     low: Array
     high: Array
+    """`low`, `high`: the least and the most that another order of rounding could give."""
 
 
 def spread(

@@ -26,18 +26,12 @@ _AFFINE = ("Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization")
 
 @dataclass
 class Relaxed:
-    """What became of the first convolutions.
-
-    Attributes
-    ----------
-    layers : list of str
-        The results of those with rounded operands.
-    kept : dict of str to str
-        Why others that read an input stay in float32, by name.
-    """
+    """What became of the first convolutions."""
 
     layers: list[str] = field(default_factory=list)
+    """The results of those with rounded operands."""
     kept: dict[str, str] = field(default_factory=dict)
+    """Why others that read an input stay in float32, by name."""
 
 
 @dataclass(frozen=True)

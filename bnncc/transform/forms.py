@@ -10,22 +10,14 @@ Held = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor of the physical graph holds a tensor of the logical one.
-
-    Attributes
-    ----------
-    tensor : str
-        The logical tensor.
-    kind : str
-        ``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
-        ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`.
-    values : tuple of float
-        What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one.
-    number : int
-        Of a ``plane``.
-    """
+    """How a tensor of the physical graph holds a tensor of the logical one."""
 
     tensor: str
+    """The logical tensor."""
     kind: str
+    """``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
+    ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`."""
     values: Held = ()
+    """What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one."""
     number: int = 0
+    """Of a ``plane``."""

@@ -34,25 +34,17 @@ TURNS = 3
 
 @dataclass
 class Result:
-    """What a run did.
-
-    Attributes
-    ----------
-    tasks : list of Task
-        Kernels with something to choose, and what is known of them now.
-    trials : int
-        In this run.
-    seconds, measuring : float
-        That it took, and how much of it were measurements.
-    interrupted : bool
-        Whether the user stopped it.
-    """
+    """What a run did."""
 
     tasks: list[Task] = field(default_factory=list)
+    """Kernels with something to choose, and what is known of them now."""
     trials: int = 0
+    """In this run."""
     seconds: float = 0.0
     measuring: float = 0.0
+    """`seconds`, `measuring`: that it took, and how much of it were measurements."""
     interrupted: bool = False
+    """Whether the user stopped it."""
 
 
 def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: int) -> list[Task]:

@@ -67,22 +67,15 @@ def affordable(physical: Graph, model: Graph, macs: int) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a physical graph and its model differ.
-
-    Attributes
-    ----------
-    tensor : str
-        Of the model.
-    node : str
-        The kernel or node that made it.
-    count, size : int
-        How many of its elements are wrong, of how many.
-    """
+    """Where a physical graph and its model differ."""
 
     tensor: str
+    """Of the model."""
     node: str
+    """The kernel or node that made it."""
     count: int
     size: int
+    """`count`, `size`: how many of its elements are wrong, of how many."""
 
 
 def confirm_passes(
