@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.files import read_bytes
 from bnncc.frontend import checks
-from bnncc.frontend.rawfile import read_bytes
 
 MAX_BYTES = 16 << 20
 """Of a network file; the largest real ones take half a megabyte."""

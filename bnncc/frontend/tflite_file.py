@@ -12,8 +12,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import checks
 from bnncc.frontend.flatbuffer import Table
-from bnncc.ir import limits
-from bnncc.ir.graph import Dim
+from bnncc.ir.graph import MAX_RANK, Dim, elements
 
 Array = np.ndarray[Any, Any]
 
@@ -161,13 +160,13 @@ def _tensor(table: Table, index: int, buffers: Sequence[Table], names: set[str])
         raise UnsupportedOp(f"{where}: is stored sparsely; store it densely")
     sizes = [int(d) for d in table.numbers(0, "int32")]
     signature = [int(d) for d in table.numbers(7, "int32")] or sizes
-    if len(sizes) > limits.MAX_RANK or len(signature) != len(sizes):
+    if len(sizes) > MAX_RANK or len(signature) != len(sizes):
         raise ShapeError(
             f"{where}: has {len(sizes)} dimensions and a signature of {len(signature)}, the same "
-            f"number is wanted, at most {limits.MAX_RANK}"
+            f"number is wanted, at most {MAX_RANK}"
         )
     shape = tuple(d if d != -1 else f"dim{k}" for k, d in enumerate(signature))
-    limits.elements(shape, where)
+    elements(shape, where)
     data = _constant(table, _TYPES[kind], sizes, buffers, where)
     return Tensor(name, _TYPES[kind], shape, data, _quantization(table.table(4), sizes, where))
 

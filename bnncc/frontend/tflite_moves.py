@@ -8,8 +8,17 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
-from bnncc.frontend.tflite_operands import Results, Rule, operands, option, options_of, rank_of
-from bnncc.frontend.tflite_writer import LAST, Writer, quantized
+from bnncc.frontend.tflite_writer import (
+    LAST,
+    Results,
+    Rule,
+    Writer,
+    operands,
+    option,
+    options_of,
+    quantized,
+    rank_of,
+)
 
 _END = np.iinfo(np.int64).max
 

@@ -13,8 +13,15 @@ from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
 from bnncc.frontend.tflite_moves import MOVES
 from bnncc.frontend.tflite_names import CODES, NAMES
-from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
-from bnncc.frontend.tflite_writer import Writer, quantized
+from bnncc.frontend.tflite_writer import (
+    Rule,
+    Writer,
+    operands,
+    option,
+    options_of,
+    quantized,
+    rank_of,
+)
 from bnncc.ir.graph import Dim
 
 EXACT = {

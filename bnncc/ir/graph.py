@@ -10,12 +10,13 @@ are added by the passes under names that start with ``bnncc.``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from bnncc.errors import ShapeError
 from bnncc.ir.datatypes import Datatype
 
 Dim = int | str
@@ -79,7 +80,7 @@ class Graph:
     of the weights; for the report."""
     forms: dict[str, Any] = field(default_factory=dict)
     """Of a physical graph: which tensor of the model some of its tensors hold, and how; see
-    `bnncc.transform.forms.Form`."""
+    `bnncc.transform.physical.Form`."""
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:
@@ -179,3 +180,33 @@ def product(dims: tuple[Dim, ...]) -> Dim:
     if not symbols:
         return number
     return "*".join([str(number)] * (number != 1) + symbols)
+
+
+MAX_RANK = 8
+MAX_ELEMENTS = 1 << 29
+"""Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
+
+
+def elements(dims: Iterable[Dim], where: str) -> int:
+    """Return the number of elements, a symbol counting as 1.
+
+    Raises
+    ------
+    ShapeError
+        If a dimension is negative or the tensor is too large.
+    """
+    count = 1
+    shape = list(dims)
+    if len(shape) > 64:
+        raise ShapeError(f"{where}: {len(shape)} dimensions, at most 64 are wanted")
+    for dim in shape:
+        if isinstance(dim, str):
+            continue
+        if dim < 0:
+            raise ShapeError(f"{where}: dimension {dim} is negative in shape {shape}")
+        count *= dim
+    if count > MAX_ELEMENTS or any(isinstance(d, int) and d > MAX_ELEMENTS for d in shape):
+        raise ShapeError(
+            f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
+        )
+    return count

@@ -28,8 +28,7 @@ from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
-from bnncc.transform.forms import Form, Held
-from bnncc.transform.physical import KERNEL
+from bnncc.transform.physical import KERNEL, Form, Held
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 

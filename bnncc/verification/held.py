@@ -9,7 +9,7 @@ import numpy as np
 from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
 from bnncc.runtime.compare import apart
-from bnncc.transform.forms import Form
+from bnncc.transform.physical import Form
 
 Array = np.ndarray[Any, Any]
 

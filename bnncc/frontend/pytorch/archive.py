@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.checks import MAX_CONSTANT_BYTES
-from bnncc.ir.limits import MAX_RANK, elements
+from bnncc.ir.graph import MAX_RANK, elements
 
 Array = np.ndarray[Any, Any]
 
