@@ -14,23 +14,15 @@ from bnncc.input_transforms import InputTransform
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
-SIGN_ZERO = ("exact", "+1", "-1")
-"""Accepted values of `CompileOptions.sign_zero`."""
-
-FLOAT_CONV = ("direct", "filtered", "filtered-2d")
-"""Accepted values of `CompileOptions.float_conv`."""
-
-FIRST_LAYER = ("float32", "bfloat16", "int8", "float16")
-"""Accepted values of `CompileOptions.first_layer`."""
-
-FLOAT_TYPE = ("float32", "float16")
-"""Accepted values of `CompileOptions.float_type`."""
-
-ASSUMPTIONS = ("nothing", "dabnn")
-"""Accepted values of `CompileOptions.assume`."""
-
-FEW_BIT = ("auto", "planes")
-"""Accepted values of `CompileOptions.few_bit`."""
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "assume": ("nothing", "dabnn"),
+    "sign_zero": ("exact", "+1", "-1"),
+    "float_conv": ("direct", "filtered", "filtered-2d"),
+    "first_layer": ("float32", "bfloat16", "int8", "float16"),
+    "float_type": ("float32", "float16"),
+    "few_bit": ("auto", "planes"),
+}
+"""Accepted values of fields of `CompileOptions`."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -86,14 +78,7 @@ class CompileOptions:
     is wrong."""
 
     def __post_init__(self) -> None:
-        for option, values in (
-            ("assume", ASSUMPTIONS),
-            ("sign_zero", SIGN_ZERO),
-            ("float_conv", FLOAT_CONV),
-            ("first_layer", FIRST_LAYER),
-            ("float_type", FLOAT_TYPE),
-            ("few_bit", FEW_BIT),
-        ):
+        for option, values in CHOICES.items():
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
         for name, shape in self.input_shapes.items():

@@ -10,7 +10,7 @@ are added by the passes under names that start with ``bnncc.``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,12 @@ class Graph:
                 if name:
                     table.setdefault(name, []).append(node)
         return table
+
+    def tips(self, names: Collection[str]) -> set[str]:
+        """Return those of `names` that outputs are, or that make something else."""
+        last = {n for n in self.outputs if n in names}
+        made = (i for n in self.nodes if n.outputs[0] not in names for i in n.inputs)
+        return last.union(name for name in made if name in names)
 
     def fresh(self, stem: str) -> str:
         """Return a tensor name not used so far, made from `stem`."""

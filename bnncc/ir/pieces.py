@@ -11,7 +11,7 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 
 MAX_TABLE = 1 << 26
@@ -171,3 +171,11 @@ def view(graph: Graph, name: str, out: str, kind: TensorType) -> Node:
     if (target < 0).sum() > 1:
         return Node(VIEW, [name], [out], {}, out)
     return Node("Reshape", [name, graph.constant(target, f"{out}.shape")], [out], {}, out)
+
+
+def reshape_target(source: tuple[Dim, ...], shape: tuple[Dim, ...]) -> list[int]:
+    """Return what a Reshape is told: 0 where a symbol stays in its place, -1 for other symbols."""
+    return [
+        d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
+        for i, d in enumerate(shape)
+    ]

@@ -17,6 +17,7 @@ from bnncc.ir.magnitude import (
     DECISIONS,
     EXACT_BELOW,
     JUMPS,
+    NORMAL,
     PRODUCTS,
     SUMS,
     ZERO,
@@ -133,7 +134,7 @@ def _around(
         if decides and value.dtype.kind == "f":
             room = near * err
             if relaxed:
-                room = np.where(value == 0, np.maximum(room, _LEAST), room)
+                room = np.where(value == 0, np.maximum(room, NORMAL), room)
             if np.any(room):
                 low = (low - room).astype(value.dtype)
                 high = (high + room).astype(value.dtype)
@@ -172,8 +173,6 @@ def _outcomes(
 
 _MOST_LOOSE = 3
 """Inputs that are looked at in all combinations; the others go with the last of these."""
-
-_LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _size(

@@ -13,6 +13,7 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir.fold import fold
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.infer import COMPARE
+from bnncc.ir.pieces import reshape_target
 from bnncc.trace import Trace
 from bnncc.transform.cancel import cancel
 from bnncc.transform.dense import computed_bias, dense_bias, gemm
@@ -173,10 +174,7 @@ def _reshape(node: Node, state: Walk) -> Result:
     source, target = types[inner.inputs[0]].shape, types[node.outputs[0]].shape
     if source == target:
         return inner.inputs[0]
-    dims = [
-        d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
-        for i, d in enumerate(target)
-    ]
+    dims = reshape_target(source, target)
     if dims.count(-1) > 1:
         return None
     shape = state.graph.constant(np.array(dims, np.int64), f"{node.name}.shape")

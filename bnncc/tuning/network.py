@@ -107,8 +107,6 @@ def tune(
         raise TuningError(f"{model}: {what}")
     if fixed and pattern is None:
         console.result(f"nothing to choose, so not tuned: {', '.join(fixed)}")
-    from bnncc.tuning.network import free_devices
-
     plan = Plan(
         trials=trials,
         time_limit=time_limit,
