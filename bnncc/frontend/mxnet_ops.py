@@ -164,6 +164,10 @@ def _square(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     return [b.add("Mul", [x[0], x[0]], output_of(node), name=node.name)]
 
 
+_COMPARISONS = {
+    **{"Greater": "greater", "GreaterOrEqual": "greater_equal"},
+    **{"Less": "lesser", "LessOrEqual": "lesser_equal"},
+}
 _NAMES: dict[Convert, str] = {
     layers.activation: "Activation",
     layers.batch_norm: "BatchNorm BatchNorm_v1 CuDNNBatchNorm",
@@ -200,20 +204,25 @@ _NAMES: dict[Convert, str] = {
     partial(_plain, "Sum"): "add_n ElementWiseSum",
     partial(_plain, "Max"): "broadcast_maximum _maximum _Maximum",
     partial(_plain, "Min"): "broadcast_minimum _minimum _Minimum",
-    partial(_plain, "Abs"): "abs",
-    partial(_plain, "Ceil"): "ceil",
-    partial(_plain, "Erf"): "erf",
-    partial(_plain, "Exp"): "exp",
-    partial(_plain, "Floor"): "floor",
-    partial(_plain, "Log"): "log",
     partial(_plain, "Neg"): "negative",
-    partial(_plain, "Reciprocal"): "reciprocal",
-    partial(_plain, "Relu"): "relu",
     partial(_plain, "Sigmoid", reads=1): "sigmoid LogisticRegressionOutput",
-    partial(_plain, "Sign"): "sign",
-    partial(_plain, "Softsign"): "softsign",
-    partial(_plain, "Sqrt"): "sqrt",
-    partial(_plain, "Tanh"): "tanh",
+    **{
+        partial(_plain, op): op.lower()
+        for op in (
+            "Abs",
+            "Ceil",
+            "Erf",
+            "Exp",
+            "Floor",
+            "Log",
+            "Reciprocal",
+            "Relu",
+            "Sign",
+            "Softsign",
+            "Sqrt",
+            "Tanh",
+        )
+    },
     partial(_scalar, "Add"): "_plus_scalar _PlusScalar",
     partial(_scalar, "Sub"): "_minus_scalar _MinusScalar",
     partial(_scalar, "Sub", reverse=True): "_rminus_scalar _RMinusScalar",
@@ -223,14 +232,8 @@ _NAMES: dict[Convert, str] = {
     partial(_scalar, "Max"): "_maximum_scalar _MaximumScalar",
     partial(_scalar, "Min"): "_minimum_scalar _MinimumScalar",
     partial(_scalar, "Pow"): "_power_scalar _PowerScalar",
-    partial(_scalar, "Greater", number=True): "_greater_scalar",
-    partial(_scalar, "GreaterOrEqual", number=True): "_greater_equal_scalar",
-    partial(_scalar, "Less", number=True): "_lesser_scalar",
-    partial(_scalar, "LessOrEqual", number=True): "_lesser_equal_scalar",
-    partial(_compared, "Greater"): "broadcast_greater _greater",
-    partial(_compared, "GreaterOrEqual"): "broadcast_greater_equal _greater_equal",
-    partial(_compared, "Less"): "broadcast_lesser _lesser",
-    partial(_compared, "LessOrEqual"): "broadcast_lesser_equal _lesser_equal",
+    **{partial(_scalar, op, number=True): f"_{name}_scalar" for op, name in _COMPARISONS.items()},
+    **{partial(_compared, op): f"broadcast_{name} _{name}" for op, name in _COMPARISONS.items()},
     partial(_reduce, "ReduceMax"): "max",
     partial(_reduce, "ReduceMean"): "mean",
     partial(_reduce, "ReduceMin"): "min",

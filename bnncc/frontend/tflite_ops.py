@@ -282,35 +282,38 @@ def _arg(op: str, writer: Writer, operator: Operator) -> str:
     return writer.cast(found, operator.outputs[0].dtype)
 
 
+_OF_ONE = (
+    *("Abs", "Ceil", "Cos", "Elu", "Exp", "Floor", "Log", "Neg", "Round"),
+    *("Sign", "Sin", "Sqrt", "Tanh"),
+)
+"""Operators of one operand that ONNX calls alike."""
+
 _RULES: dict[str, Rule] = {
     **MOVES,
-    "ABS": partial(_simple, "Abs"),
-    "ADD": partial(_simple, "Add", count=2, activation=True),
+    **{op.upper(): partial(_simple, op) for op in _OF_ONE},
+    **{
+        op.upper(): partial(_simple, op, count=2)
+        for op in ("Equal", "Greater", "Less", "Pow", "PRelu")
+    },
+    **{
+        op.upper(): partial(_simple, op, count=2, activation=True)
+        for op in ("Add", "Div", "Mul", "Sub")
+    },
     "ARG_MAX": partial(_arg, "ArgMax"),
     "ARG_MIN": partial(_arg, "ArgMin"),
     "AVERAGE_POOL_2D": partial(_pool, "AveragePool"),
     "BATCH_MATMUL": _batch_matmul,
     "CAST": _cast,
-    "CEIL": partial(_simple, "Ceil"),
     "CONV_2D": _conv,
-    "COS": partial(_simple, "Cos"),
     "DEPTHWISE_CONV_2D": _depthwise,
     "DEQUANTIZE": _dequantize,
-    "DIV": partial(_simple, "Div", count=2, activation=True),
-    "ELU": partial(_simple, "Elu"),
-    "EQUAL": partial(_simple, "Equal", count=2),
-    "EXP": partial(_simple, "Exp"),
-    "FLOOR": partial(_simple, "Floor"),
     "FULLY_CONNECTED": _dense,
     "GELU": _gelu,
-    "GREATER": partial(_simple, "Greater", count=2),
     "GREATER_EQUAL": partial(_simple, "GreaterOrEqual", count=2),
     "HARD_SWISH": partial(_simple, "HardSwish"),
     "L2_NORMALIZATION": _normalise,
     "LEAKY_RELU": _leaky,
-    "LESS": partial(_simple, "Less", count=2),
     "LESS_EQUAL": partial(_simple, "LessOrEqual", count=2),
-    "LOG": partial(_simple, "Log"),
     "LOGICAL_AND": partial(_simple, "And", count=2),
     "LOGICAL_NOT": partial(_simple, "Not"),
     "LOGICAL_OR": partial(_simple, "Or", count=2),
@@ -320,11 +323,7 @@ _RULES: dict[str, Rule] = {
     "MAX_POOL_2D": partial(_pool, "MaxPool"),
     "MEAN": partial(_reduce, "ReduceMean"),
     "MINIMUM": partial(_simple, "Min", count=2),
-    "MUL": partial(_simple, "Mul", count=2, activation=True),
-    "NEG": partial(_simple, "Neg"),
     "NOT_EQUAL": _not_equal,
-    "POW": partial(_simple, "Pow", count=2),
-    "PRELU": partial(_simple, "PRelu", count=2),
     "QUANTIZE": _quantize,
     "REDUCE_MAX": partial(_reduce, "ReduceMax"),
     "REDUCE_MIN": partial(_reduce, "ReduceMin"),
@@ -333,19 +332,13 @@ _RULES: dict[str, Rule] = {
     "RELU6": partial(_fused, 3),
     "RELU_0_TO_1": _clip01,
     "RELU_N1_TO_1": partial(_fused, 2),
-    "ROUND": partial(_simple, "Round"),
     "RSQRT": _composed("Sqrt", "Reciprocal"),
     "SELECT": partial(_simple, "Where", count=3),
     "SELECT_V2": partial(_simple, "Where", count=3),
-    "SIGN": partial(_simple, "Sign"),
-    "SIN": partial(_simple, "Sin"),
     "SOFTMAX": _softmax,
-    "SQRT": partial(_simple, "Sqrt"),
     "SQUARE": _square,
     "SQUARED_DIFFERENCE": _squared_difference,
-    "SUB": partial(_simple, "Sub", count=2, activation=True),
     "SUM": partial(_reduce, "ReduceSum"),
-    "TANH": partial(_simple, "Tanh"),
 }
 OPERATORS = {CODES[name]: (name, rule) for name, rule in _RULES.items()}
 """Name of each builtin operator, and what writes it, by code."""
