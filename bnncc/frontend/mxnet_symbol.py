@@ -160,11 +160,6 @@ class Attributes:
 def read_symbol(path: Path) -> Symbol:
     """Read a network file.
 
-    Returns
-    -------
-    Symbol
-        Checked.
-
     Raises
     ------
     ModelError

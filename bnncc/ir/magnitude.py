@@ -17,8 +17,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import COARSE, KINDS, ROUND, is_float, spacing
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
-from bnncc.ir.quantized import QUANTIZED_CONV
-from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, QUANTIZED_CONV
 
 Array = np.ndarray[Any, Any]
 

@@ -14,16 +14,17 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric, shaping
 from bnncc.ir.halves import ROUND, round_to
 from bnncc.ir.image_bits import IMAGE_BITS, image_bits
-from bnncc.ir.quantized import QUANTIZED_CONV, quantized_conv
 from bnncc.ir.quantizers import (
     LEVELS,
     MULTI_THRESHOLD,
     QUANT,
+    QUANTIZED_CONV,
     dequantize_linear,
     levels,
     multi_threshold,
     quant,
     quantize_linear,
+    quantized_conv,
 )
 from bnncc.ir.resize import resize
 

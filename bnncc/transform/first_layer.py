@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of
 from bnncc.recognise.operands import pad_of
 from bnncc.topi_binary import quantization

@@ -20,8 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantized import QUANTIZED_CONV
-from bnncc.ir.quantizers import LEVELS
+from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec

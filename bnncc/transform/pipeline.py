@@ -116,11 +116,6 @@ def to_physical(graph: Graph, made: Compilation) -> Graph:
         The logical graph, which is changed.
     made : Compilation
         What was asked; gets what is found out.
-
-    Returns
-    -------
-    Graph
-        The physical graph.
     """
     for step in PASSES:
         with made.trace.timed(step.name):
