@@ -103,17 +103,7 @@ def of(spec: BinaryConv2d) -> Tiles:
 
 
 def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
-    """Pack the weights of `spec` in its order, whichever that is.
-
-    Parameters
-    ----------
-    bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
-        True means +1.
-
-    Returns
-    -------
-    ndarray of uint32, one-dimensional
-    """
+    """Pack weights, as `layout.pack_conv_weight` takes them, in the order of `spec`."""
     if spec.weight_order == sliced_data.ORDER:
         return sliced_data.pack(spec, bits)
     if spec.weight_order not in ORDERS:
