@@ -18,15 +18,10 @@ _COLOURS = {"error": "31", "warning": "33", "hint": "36"}
 
 @dataclass(frozen=True)
 class Console:
-    """Writes messages.
-
-    Attributes
-    ----------
-    verbosity : int
-        Below 0: errors only; 0: warnings and results; above 0: progress too.
-    """
+    """Writes messages."""
 
     verbosity: int = 0
+    """Below 0: errors only; 0: warnings and results; above 0: progress too."""
 
     def error(self, error: BnnccError) -> None:
         """Write an error, and its hint after a blank line."""

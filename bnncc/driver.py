@@ -312,43 +312,29 @@ def _records(options: CompileOptions, target: TargetSpec) -> Records:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A network as calls of kernels that are not scheduled yet.
-
-    Attributes
-    ----------
-    name : str
-        Of the model.
-    module : tvm.IRModule
-        From `bnncc.codegen.pipeline.legalize`.
-    inputs, outputs : list of TensorInfo
-        Of the network.
-    checks : SelfCheck
-        What it is checked on.
-    physical : Graph
-        What the module was made of.
-    layers : list of Layer
-        How each is computed.
-    calls : list of KernelCall
-        In order.
-    warnings : tuple of str
-        What a user should know.
-    compared : Compared
-        Whether the passes were compared with the model.
-    orders : dict of str to str
-        In what order weights of binary layers are, from `orders_of`.
-    """
+    """A network as calls of kernels that are not scheduled yet."""
 
     name: str
+    """Of the model."""
     module: Any
+    """From `bnncc.codegen.pipeline.legalize`."""
     inputs: list[manifest.TensorInfo]
     outputs: list[manifest.TensorInfo]
+    """`inputs`, `outputs`: of the network."""
     checks: SelfCheck
+    """What it is checked on."""
     physical: Graph
+    """What the module was made of."""
     layers: list[report.Layer]
+    """How each is computed."""
     calls: list[KernelCall]
+    """In order."""
     warnings: tuple[str, ...]
+    """What a user should know."""
     compared: report.Compared
+    """Whether the passes were compared with the model."""
     orders: Mapping[str, str]
+    """In what order weights of binary layers are, from `orders_of`."""
 
 
 @dataclass(frozen=True)

@@ -20,25 +20,18 @@ _FORMS = "rgb-threshold:FILE.json, gray-threshold:V or lbp, with :nhwc behind it
 
 @dataclass(frozen=True)
 class InputTransform:
-    """An image input taken as bytes, of which the network sees bits as +1 and -1.
-
-    Attributes
-    ----------
-    kind : {"rgb-threshold", "gray-threshold", "lbp"}
-        Bits are ``x + T > 0`` for each channel, the same for the grey ``0.299 R + 0.587 G +
-        0.114 B``, or three neighbours whose grey is larger (local binary patterns).
-    thresholds : tuple of float
-        T: three, one, or none. They are taken for the decimal numbers they are written as.
-    layout : {"nchw", "nhwc"}
-        Of the bytes.
-    name : str
-        The model's input; may be empty if there is one image.
-    """
+    """An image input taken as bytes, of which the network sees bits as +1 and -1."""
 
     kind: str
+    """``rgb-threshold``, ``gray-threshold`` or ``lbp``: bits are ``x + T > 0`` for each channel,
+    the same for the grey ``0.299 R + 0.587 G + 0.114 B``, or three neighbours whose grey is
+    larger (local binary patterns)."""
     thresholds: tuple[float, ...] = ()
+    """T: three, one, or none. They are taken for the decimal numbers they are written as."""
     layout: str = "nchw"
+    """``nchw`` or ``nhwc``: of the bytes."""
     name: str = ""
+    """The model's input; may be empty if there is one image."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -14,23 +14,15 @@ from bnncc.input_transforms import InputTransform
 if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
-SIGN_ZERO = ("exact", "+1", "-1")
-"""Accepted values of `CompileOptions.sign_zero`."""
-
-FLOAT_CONV = ("direct", "filtered", "filtered-2d")
-"""Accepted values of `CompileOptions.float_conv`."""
-
-FIRST_LAYER = ("float32", "bfloat16", "int8", "float16")
-"""Accepted values of `CompileOptions.first_layer`."""
-
-FLOAT_TYPE = ("float32", "float16")
-"""Accepted values of `CompileOptions.float_type`."""
-
-ASSUMPTIONS = ("nothing", "dabnn")
-"""Accepted values of `CompileOptions.assume`."""
-
-FEW_BIT = ("auto", "planes")
-"""Accepted values of `CompileOptions.few_bit`."""
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "assume": ("nothing", "dabnn"),
+    "sign_zero": ("exact", "+1", "-1"),
+    "float_conv": ("direct", "filtered", "filtered-2d"),
+    "first_layer": ("float32", "bfloat16", "int8", "float16"),
+    "float_type": ("float32", "float16"),
+    "few_bit": ("auto", "planes"),
+}
+"""Accepted values of fields of `CompileOptions`."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -38,22 +30,15 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Uint8Input:
-    """An image input taken as bytes: the network sees ``(pixel - mean) * scale``.
-
-    Attributes
-    ----------
-    name : str
-        The model's input.
-    mean, scale : tuple of float
-        One value, or one per channel.
-    layout : {"nchw", "nhwc"}
-        Of the bytes; the model's own input is NCHW.
-    """
+    """An image input taken as bytes: the network sees ``(pixel - mean) * scale``."""
 
     name: str
+    """The model's input."""
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+    """`mean`, `scale`: one value, or one per channel."""
     layout: str = "nchw"
+    """``nchw`` or ``nhwc``: of the bytes; the model's own input is NCHW."""
 
     def __post_init__(self) -> None:
         for values in (self.mean, self.scale):
@@ -65,24 +50,12 @@ class Uint8Input:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`.
-
-    Attributes
-    ----------
-    input_shapes : mapping of str to tuple
-        Shapes that replace those in the file; a str is a symbolic dimension.
-    threads : int, optional
-        How many threads kernels are cut for, and the self-check uses; by default the CPUs this
-        process may use. 1 makes kernels without any division; other numbers of threads can run
-        what was cut for more than 1, but shares may be less equal.
-    confirm : bool
-        Run the result on the self-check's input, where this machine can, and refuse to return what
-        is wrong.
-    """
+    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`."""
 
     target: str | Path | TargetSpec = "native"
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Shapes that replace those in the file; a str is a symbolic dimension."""
     assume: str = "nothing"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
@@ -94,20 +67,18 @@ class CompileOptions:
     input_transform: InputTransform | None = None
     dump_ir: str | Path | None = None
     threads: int | None = None
+    """How many threads kernels are cut for, and the self-check uses; by default the CPUs this
+    process may use. 1 makes kernels without any division; other numbers of threads can run what
+    was cut for more than 1, but shares may be less equal."""
     seed: int = 0
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
     confirm: bool = True
+    """Run the result on the self-check's input, where this machine can, and refuse to return what
+    is wrong."""
 
     def __post_init__(self) -> None:
-        for option, values in (
-            ("assume", ASSUMPTIONS),
-            ("sign_zero", SIGN_ZERO),
-            ("float_conv", FLOAT_CONV),
-            ("first_layer", FIRST_LAYER),
-            ("float_type", FLOAT_TYPE),
-            ("few_bit", FEW_BIT),
-        ):
+        for option, values in CHOICES.items():
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
         for name, shape in self.input_shapes.items():

@@ -15,39 +15,28 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class Layer:
-    """One Conv, Gemm or MatMul node of the model file.
-
-    Attributes
-    ----------
-    name, op : str
-        As in the file.
-    kind : {"binary", "few_bit", "float"}
-        How it is computed.
-    reason, remedy : str
-        Why it is not binary, and what would change that; empty for binary layers.
-    macs : int
-        Multiply-adds for one batch element (symbolic dimensions count as 1).
-    kernel : str
-        The PrimFunc that computes it.
-    output_shape, weight_shape : tuple
-        As in the file.
-    bits : tuple of int
-        Bits per value of data and weight; 32 for float.
-    assumed : str
-        What the model does not say of it but the user has asked for.
-    """
+    """One Conv, Gemm or MatMul node of the model file."""
 
     name: str
     op: str
+    """`name`, `op`: as in the file."""
     kind: str
+    """``binary``, ``few_bit`` or ``float``: how it is computed."""
     reason: str = ""
     remedy: str = ""
+    """`reason`, `remedy`: why it is not binary, and what would change that; empty for binary
+    layers."""
     macs: int = 0
+    """Multiply-adds for one batch element (symbolic dimensions count as 1)."""
     kernel: str = ""
+    """The PrimFunc that computes it."""
     output_shape: tuple[Dim, ...] = ()
     weight_shape: tuple[Dim, ...] = ()
+    """`output_shape`, `weight_shape`: as in the file."""
     bits: tuple[int, int] = (32, 32)
+    """Bits per value of data and weight; 32 for float."""
     assumed: str = ""
+    """What the model does not say of it but the user has asked for."""
 
 
 @dataclass(frozen=True)
@@ -60,47 +49,33 @@ class KernelArg:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One PrimFunc call of the compiled network.
-
-    Attributes
-    ----------
-    name : str
-        The PrimFunc's symbol in ``lib.so``.
-    layers : tuple of str
-        Names of the layers it computes; empty for glue.
-    macs : int
-        Their multiply-adds.
-    args : tuple of KernelArg
-        All its tensors in call order, as the memory plan gives them.
-    op : str
-        What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ...
-    tuned : bool
-        Whether a tuning record chose its schedule.
-    zeros : tuple of int
-        Which of `args` hold planes of exact zeros, all 0 in the usual case.
-    input_bytes, output_bytes : int
-        Of its activations; what it stores over an input is no output.
-    workspace_bytes : int
-        Scratch memory, of all threads the kernels are cut for.
-    live_bytes : int
-        Everything in use while it runs: scratch memory, its tensors and those that later kernels
-        read, without the network's inputs.
-    bitstream : tuple of int, optional
-        What equations 16 and 17 of BitStream count for a binary convolution.
-    """
+    """One PrimFunc call of the compiled network."""
 
     name: str
+    """The PrimFunc's symbol in ``lib.so``."""
     layers: tuple[str, ...] = ()
+    """Names of the layers it computes; empty for glue."""
     macs: int = 0
+    """Their multiply-adds."""
     args: tuple[KernelArg, ...] = ()
+    """All its tensors in call order, as the memory plan gives them."""
     op: str = ""
+    """What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ..."""
     tuned: bool = False
+    """Whether a tuning record chose its schedule."""
     zeros: tuple[int, ...] = ()
+    """Which of `args` hold planes of exact zeros, all 0 in the usual case."""
     input_bytes: int = 0
     output_bytes: int = 0
+    """`input_bytes`, `output_bytes`: of its activations; what it stores over an input is no
+    output."""
     workspace_bytes: int = 0
+    """Scratch memory, of all threads the kernels are cut for."""
     live_bytes: int = 0
+    """Everything in use while it runs: scratch memory, its tensors and those that later kernels
+    read, without the network's inputs."""
     bitstream: tuple[int, int] | None = None
+    """What equations 16 and 17 of BitStream count for a binary convolution."""
 
 
 @dataclass(frozen=True)
@@ -113,50 +88,35 @@ class SignZero:
 
 @dataclass(frozen=True)
 class Compared:
-    """Whether what the passes made was compared with the model.
-
-    Attributes
-    ----------
-    passes : {"whole", "smaller", "none"}
-        For inputs of its own size, of smaller ones, or not at all.
-    detail : str
-        The smaller inputs, or why not; else empty.
-    """
+    """Whether what the passes made was compared with the model."""
 
     passes: str
+    """``whole``, ``smaller`` or ``none``: for inputs of its own size, of smaller ones, or not at
+    all."""
     detail: str = ""
+    """The smaller inputs, or why not; else empty."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the driver knows when it is done, but for the file itself.
-
-    Attributes
-    ----------
-    layers : tuple of Layer
-        Every Conv, Gemm and MatMul of the file, in its order.
-    kernels : tuple of Kernel
-        In call order.
-    arena_bytes : int
-        Activation memory of the plan (batch 1 where symbolic).
-    binary_bytes, float_bytes : int
-        Constants inside the library: packed weights (planes of few-bit ones too), and all others.
-    sign_zero : tuple of SignZero
-        One per sign whose input can be zero.
-    warnings : tuple of str
-        One line each.
-    compared : Compared
-        What is known of the passes.
-    """
+    """Everything the driver knows when it is done, but for the file itself."""
 
     layers: tuple[Layer, ...]
+    """Every Conv, Gemm and MatMul of the file, in its order."""
     kernels: tuple[Kernel, ...]
+    """In call order."""
     arena_bytes: int
+    """Activation memory of the plan (batch 1 where symbolic)."""
     binary_bytes: int
     float_bytes: int
+    """`binary_bytes`, `float_bytes`: constants inside the library: packed weights (planes of
+    few-bit ones too), and all others."""
     sign_zero: tuple[SignZero, ...] = ()
+    """One per sign whose input can be zero."""
     warnings: tuple[str, ...] = ()
+    """One line each."""
     compared: Compared = Compared("none", "nobody asked")
+    """What is known of the passes."""
 
 
 def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from bnncc.input_transforms import InputTransform
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.halves import is_float
 from bnncc.ir.image_bits import image_bits
-from bnncc.ir.magnitude import coarseness, magnitudes
+from bnncc.ir.magnitude import NORMAL, coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
 from bnncc.recognise.dabnn import assume_dabnn
@@ -50,7 +50,6 @@ Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 _EXAMPLES = 3
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 def verify(
@@ -346,7 +345,7 @@ def _layer(
         for sign in (-1, 1):
             shifted = dict(given)
             for leaf, bound in shaky.items():
-                step = np.where((given[leaf] == 0) & relaxed, np.maximum(bound, _TINY), bound)
+                step = np.where((given[leaf] == 0) & relaxed, np.maximum(bound, NORMAL), bound)
                 shifted[leaf] = (given[leaf] + sign * step).astype(given[leaf].dtype)
             moved.append(runner.run(part.model, shifted)[name].astype(np.float64))
         low = np.minimum(np.minimum(*moved), wanted)

@@ -9,8 +9,7 @@ from tvm import s_tir, tirx
 from bnncc.schedules import epilogue, multithreading
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates.image_bits import image_bits as make_image_bits
-from bnncc.schedules.templates.nchw_elementwise import write_nchw
-from bnncc.schedules.templates.transposed_elementwise import write_transposed
+from bnncc.schedules.templates.planar_elementwise import write_nchw, write_transposed
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table

@@ -24,6 +24,8 @@ from bnncc.topi_binary.spec import Spec
 
 Block = Any
 Loop = Any
+Nest = tuple[list[Loop], list[Loop]]
+"""Loops over results, and over what is reduced."""
 
 MIN_LANES = 4
 """Narrower vectors are left to LLVM."""
@@ -166,9 +168,9 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
         if len(spatial) + len(reduced) < len(loops):
             return
         if spatial and _contiguous(sch, block, spatial[-1]):
-            _tile(sch, block, spatial, reduced, lanes, parallel)
+            _tile(sch, block, (spatial, reduced), lanes, parallel)
         elif _contiguous(sch, block, reduced[-1]):
-            _partial_sums(sch, block, spatial, reduced, lanes, parallel)
+            _partial_sums(sch, block, (spatial, reduced), lanes, parallel)
         elif parallel and spatial:
             sch.parallel(spatial[0])
 
@@ -234,16 +236,9 @@ def _uses(expr: Any, var: tirx.Var) -> bool:
     return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))
 
 
-def _tile(
-    sch: s_tir.Schedule,
-    block: Block,
-    spatial: list[Loop],
-    reduced: list[Loop],
-    lanes: int,
-    parallel: bool,
-) -> None:
+def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
     """Keep rows x vectors of accumulators in registers while the reduction runs."""
-    *outer, last = spatial
+    (*outer, last), reduced = nest
     size = _lanes_of(_extent(sch, last), 4 * lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
@@ -275,14 +270,10 @@ def _tile(
 
 
 def _partial_sums(
-    sch: s_tir.Schedule,
-    block: Block,
-    spatial: list[Loop],
-    reduced: list[Loop],
-    lanes: int,
-    parallel: bool,
+    sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool
 ) -> None:
     """Reduce into one accumulator per lane first."""
+    spatial, reduced = nest
     size = _lanes_of(_extent(sch, reduced[-1]), lanes)
     if not size or _extent(sch, reduced[-1]) < 2 * size:
         if parallel and spatial:

@@ -28,27 +28,18 @@ PAIRS: dict[str, Intrinsic] = {}
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an instruction reads or changes.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Its extents.
-    dtype : str
-        Of an element.
-    strided : bool, default False
-        Whether rows may lie apart in memory; elements of the last axis never do.
-    bounds : (int, int), optional
-        Range of its elements: what a desc says holds for those alone.
-    scope : str, default "global"
-        Where it lies; TVM gives tensors that are ``local`` memory of their own.
-    """
+    """A tensor that an instruction reads or changes."""
 
     shape: tuple[int, ...]
+    """Its extents."""
     dtype: str
+    """Of an element."""
     strided: bool = False
+    """Whether rows may lie apart in memory; elements of the last axis never do."""
     bounds: tuple[int, int] | None = None
+    """Range of its elements: what a desc says holds for those alone."""
     scope: str = "global"
+    """Where it lies; TVM gives tensors that are ``local`` memory of their own."""
 
 
 class Pair:
@@ -100,38 +91,26 @@ class Pair:
 
 @dataclass(frozen=True)
 class Intrinsic(Pair):
-    """One instruction, or a few that belong together, on whole vectors.
-
-    Attributes
-    ----------
-    name : str
-        Instruction set, operation, lanes and type.
-    feature : str
-        The feature of a `TargetSpec` that it needs; empty for any machine.
-    operands : tuple of str
-        Their types: ``uint8x32``, ``float32x16``; ``boolx16`` is the result of a comparison.
-    result : str
-        Its type; without ``x``, one number.
-    desc : callable
-        Takes the number of a lane and one function for each operand, which takes the number of a
-        lane; returns the result in that lane. Scalars only.
-    impl : callable
-        Takes vectors, returns the result.
-    source : str, default ""
-        LLVM code that `impl` calls, where TVM has no word for the instruction. Kernels import it
-        with `imported`.
-    bounds : mapping of int to (int, int)
-        Operands, by number, that must lie in a range: what `desc` says holds for those alone.
-    """
+    """One instruction, or a few that belong together, on whole vectors."""
 
     name: str
+    """Instruction set, operation, lanes and type."""
     feature: str
+    """The feature of a `TargetSpec` that it needs; empty for any machine."""
     operands: tuple[str, ...]
+    """Their types: ``uint8x32``, ``float32x16``; ``boolx16`` is the result of a comparison."""
     result: str
+    """Its type; without ``x``, one number."""
     desc: Callable[..., Expr]
+    """Takes the number of a lane and one function for each operand, which takes the number of a
+    lane; returns the result in that lane. Scalars only."""
     impl: Callable[..., Expr]
+    """Takes vectors, returns the result."""
     source: str = ""
+    """LLVM code that `impl` calls, where TVM has no word for the instruction. Kernels import it
+    with `imported`."""
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Operands, by number, that must lie in a range: what `desc` says holds for those alone."""
 
     def __post_init__(self) -> None:
         """Enter it in `PAIRS`."""
@@ -199,37 +178,26 @@ class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
 
     It changes its last operand in place, which has one axis.
-
-    Attributes
-    ----------
-    name, feature : str
-        As of an `Intrinsic`.
-    operands : tuple of Operand
-        What it reads, then what it changes.
-    lanes : int
-        Extent of the loop in ``desc``.
-    desc : callable
-        Takes the number of a lane (with `terms`, that of a term too) and the buffers; returns which
-        elements of the last one change, and what they become, as pairs.
-    impl : callable
-        Takes the buffers; returns the same for whole vectors.
-    terms : int, default 0
-        Extent of a second loop in ``desc``, over what is added to a lane.
-    fresh : bool, default False
-        Whether the last operand is written without being read.
-    source : str, default ""
-        LLVM code that `impl` calls; a rule has to import it.
     """
 
     name: str
     feature: str
+    """`name`, `feature`: as of an `Intrinsic`."""
     operands: tuple[Operand, ...]
+    """What it reads, then what it changes."""
     lanes: int
+    """Extent of the loop in ``desc``."""
     desc: Callable[..., Sequence[tuple[Expr, Expr]]]
+    """Takes the number of a lane (with `terms`, that of a term too) and the buffers; returns which
+    elements of the last one change, and what they become, as pairs."""
     impl: Callable[..., Sequence[tuple[Expr, Expr]]]
+    """Takes the buffers; returns the same for whole vectors."""
     terms: int = 0
+    """Extent of a second loop in ``desc``, over what is added to a lane."""
     fresh: bool = False
+    """Whether the last operand is written without being read."""
     source: str = ""
+    """LLVM code that `impl` calls; a rule has to import it."""
 
     def __post_init__(self) -> None:
         """Enter it in `TENSOR_PAIRS`."""

@@ -25,37 +25,26 @@ from bnncc.topi_binary.spec import (
 
 @dataclass(frozen=True)
 class Row:
-    """Where the functions for a kind of kernel are, each as ``file:name``.
-
-    Attributes
-    ----------
-    template : str
-        Writes the kernel anew: takes spec, target, number of threads and a point of the space, and
-        returns a function. Where there is one, the definition is not what runs yet, or not always.
-    space : str
-        Takes the first three, and returns what can be chosen.
-    apply : str
-        The rule. Takes the definition and what a template takes, and returns the definition,
-        scheduled; or None, if the kernel is one for the template.
-    rate : str
-        Takes spec and target, and returns how many products vectors of 512 bits make in a
-        microsecond; for kinds that have products.
-    gpu : str
-        Takes the name of a function for GPUs, the spec and perhaps a cut, and returns a kernel.
-        Empty if there is none.
-    gpu_space : str
-        Takes spec and target, and returns what can be chosen there.
-    gpu_cut : str
-        Makes a cut of a point of that space.
-    """
+    """Where the functions for a kind of kernel are, each as ``file:name``."""
 
     template: str = ""
+    """Writes the kernel anew: takes spec, target, number of threads and a point of the space, and
+    returns a function. Where there is one, the definition is not what runs yet, or not always."""
     space: str = "space:no_choice"
+    """Takes the first three, and returns what can be chosen."""
     apply: str = ""
+    """The rule. Takes the definition and what a template takes, and returns the definition,
+    scheduled; or None, if the kernel is one for the template."""
     rate: str = ""
+    """Takes spec and target, and returns how many products vectors of 512 bits make in a
+    microsecond; for kinds that have products."""
     gpu: str = ""
+    """Takes the name of a function for GPUs, the spec and perhaps a cut, and returns a kernel.
+    Empty if there is none."""
     gpu_space: str = "space:no_choice"
+    """Takes spec and target, and returns what can be chosen there."""
     gpu_cut: str = ""
+    """Makes a cut of a point of that space."""
 
 
 _ROWS = {

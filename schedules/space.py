@@ -28,21 +28,14 @@ def _anything(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of one kernel.
-
-    Attributes
-    ----------
-    choices : mapping of str to tuple of int
-        What each can be, in ascending order; 0 and 1 where it is a question.
-    default : mapping of str to int
-        What the rule chooses by itself.
-    fits : callable
-        Whether values go together.
-    """
+    """The choices of one kernel."""
 
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """What each can be, in ascending order; 0 and 1 where it is a question."""
     default: Point = field(default_factory=dict)
+    """What the rule chooses by itself."""
     fits: Callable[[Point], bool] = _anything
+    """Whether values go together."""
 
     def points(self) -> Iterator[dict[str, int]]:
         """Yield every point, the default first.

@@ -7,63 +7,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """One kind of machine that bnncc can make code for.
-
-    Attributes
-    ----------
-    name : str
-        What the user calls it.
-    kind : str
-        TVM's code generator, ``llvm`` or ``cuda``.
-    mcpu : str
-        LLVM's name of the processor; for GPUs, that of the machine they are in.
-    mattr : tuple of str, default ()
-        Features added to (``+x``) or taken from (``-x``) those of `mcpu`.
-    triple : str, default ""
-        LLVM's target triple; empty for the machine that compiles.
-    features : tuple of str, default ()
-        CPU features, spelled as in Linux' ``/proc/cpuinfo``, without which the code does not run.
-    vector_bits : int, default 128
-        Width of a vector register.
-    vector_registers : int, default 16
-        How many there are.
-    popcount : str, default "bytes"
-        How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
-        ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
-        ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
-        ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count,
-        summed by the dot product of Armv8.2).
-    float_abi : str, default ""
-        ``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm).
-    base : str, default ""
-        The target of the catalog that this one was made from, if it is none itself.
-    l1_bytes : int, default 32768
-        First-level data cache of a core.
-    l2_bytes : int, default 1048576
-        Second-level cache of a core.
-    gpus : tuple of str, default ()
-        NVIDIA's architectures that the code is for, for example ``sm_80``.
-    engine : str, default ""
-        How a GPU multiplies bits: ``simt`` (in ordinary threads), ``mma`` (tensor cores),
-        ``wgmma`` (those of sm_90a), or ``int8`` (tensor cores that have no products of bits; as
-        ``mma``, with operands that take more registers).
-    """
+    """One kind of machine that bnncc can make code for."""
 
     name: str
+    """What the user calls it."""
     kind: str
+    """TVM's code generator, ``llvm`` or ``cuda``."""
     mcpu: str
+    """LLVM's name of the processor; for GPUs, that of the machine they are in."""
     mattr: tuple[str, ...] = ()
+    """Features added to (``+x``) or taken from (``-x``) those of `mcpu`."""
     triple: str = ""
+    """LLVM's target triple; empty for the machine that compiles."""
     features: tuple[str, ...] = ()
+    """CPU features, spelled as in Linux' ``/proc/cpuinfo``, without which the code does not run."""
     vector_bits: int = 128
+    """Width of a vector register."""
     vector_registers: int = 16
+    """How many there are."""
     popcount: str = "bytes"
+    """How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
+    ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
+    ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
+    ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
+    by the dot product of Armv8.2)."""
     float_abi: str = ""
+    """``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm)."""
     base: str = ""
+    """The target of the catalog that this one was made from, if it is none itself."""
     l1_bytes: int = 32 * 1024
+    """First-level data cache of a core."""
     l2_bytes: int = 1024 * 1024
+    """Second-level cache of a core."""
     gpus: tuple[str, ...] = ()
+    """NVIDIA's architectures that the code is for, for example ``sm_80``."""
     engine: str = ""
+    """How a GPU multiplies bits: ``simt`` (in ordinary threads), ``mma`` (tensor cores), ``wgmma``
+    (those of sm_90a), or ``int8`` (tensor cores that have no products of bits; as ``mma``, with
+    operands that take more registers)."""
 
     @property
     def family(self) -> str:

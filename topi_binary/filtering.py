@@ -53,43 +53,28 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """The matrices of ``y = inverse ((G w) * (forward d))``.
-
-    Attributes
-    ----------
-    forward : Matrix, shape (points, points)
-        For the data, integers.
-    kernel : Matrix, shape (points, taps)
-        For the weights.
-    inverse : Matrix, shape (outputs, points)
-        For the products.
-    """
+    """The matrices of ``y = inverse ((G w) * (forward d))``."""
 
     forward: Matrix
+    """Shape (points, points): for the data, integers."""
     kernel: Matrix
+    """Shape (points, taps): for the weights."""
     inverse: Matrix
+    """Shape (outputs, points): for the products."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of a convolution, cut into parts.
-
-    Attributes
-    ----------
-    parts : tuple of tuple of int
-        Taps of each part: kernel columns (or rows), `stride` apart.
-    stride : int
-        Of the convolution.
-    taps : int
-        Of the longest part.
-    outputs : int
-        Outputs of one tile.
-    """
+    """One direction of a convolution, cut into parts."""
 
     parts: tuple[tuple[int, ...], ...]
+    """Taps of each part: kernel columns (or rows), `stride` apart."""
     stride: int
+    """Of the convolution."""
     taps: int
+    """Of the longest part."""
     outputs: int
+    """Outputs of one tile."""
 
     @property
     def points(self) -> int:

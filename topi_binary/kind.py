@@ -6,6 +6,7 @@ that nobody else asks what kind a spec is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from bnncc.topi_binary import layout
@@ -190,17 +191,23 @@ class Windowed(Kind):
         return self.window_hw
 
 
+@dataclass(frozen=True)
 class Convolution(Windowed):
-    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product.
-
-    Attributes
-    ----------
-    out_channels : int
-        Filters.
-    """
+    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product."""
 
     epilogue = True
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
     out_channels: int
+    """Filters."""
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """top, left, bottom, right"""
 
     @property
     def operator(self) -> str:

@@ -57,16 +57,6 @@ class BinaryConv2d(Convolution):
     oracle = "binary:binary_conv2d"
     exact = True
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
-    out_channels: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    dilations: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """top, left, bottom, right"""
     pad_value: int = 0
     groups: int = 1
     mode: str = "xor"
@@ -124,15 +114,6 @@ class FewBitConv2d(Convolution):
     oracle = "few_bit:few_bit_conv2d"
     exact = True
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
-    out_channels: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    dilations: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
     """With more than one, groups fill whole words of data and whole vectors of outputs; or each
     channel is a group of its own, and its levels are floats."""
@@ -191,15 +172,6 @@ class Conv2d(Convolution):
     definition = "conv2d:conv2d"
     oracle = "floats:conv2d"
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
-    out_channels: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    dilations: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
     data_layout: str = "NHWC"
     steps: tuple[Step, ...] = ()

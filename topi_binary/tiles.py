@@ -53,31 +53,21 @@ ORDERS = ("strips", *(f"{kind}-{width}" for kind in ("fragments", "cores") for w
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the filters of a layer are cut.
-
-    Attributes
-    ----------
-    kind : str
-        ``strips``, ``fragments`` or ``cores``.
-    width : int
-        Output channels of a tile.
-    count : int
-        Tiles.
-    run : int
-        Words of a filter.
-    steps : int
-        How many times a kernel loads quads: 1 or 4 quads at a time.
-    rows, columns : tuple of int
-        First output row and column of each border class.
-    """
+    """How the filters of a layer are cut."""
 
     kind: str
+    """``strips``, ``fragments`` or ``cores``."""
     width: int
+    """Output channels of a tile."""
     count: int
+    """Tiles."""
     run: int
+    """Words of a filter."""
     steps: int
+    """How many times a kernel loads quads: 1 or 4 quads at a time."""
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+    """`rows`, `columns`: first output row and column of each border class."""
 
     @property
     def filled(self) -> int:
@@ -113,17 +103,7 @@ def of(spec: BinaryConv2d) -> Tiles:
 
 
 def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
-    """Pack the weights of `spec` in its order, whichever that is.
-
-    Parameters
-    ----------
-    bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
-        True means +1.
-
-    Returns
-    -------
-    ndarray of uint32, one-dimensional
-    """
+    """Pack weights, as `layout.pack_conv_weight` takes them, in the order of `spec`."""
     if spec.weight_order == sliced_data.ORDER:
         return sliced_data.pack(spec, bits)
     if spec.weight_order not in ORDERS:

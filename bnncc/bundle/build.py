@@ -57,91 +57,60 @@ _TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of several kernels for the same.
-
-    Attributes
-    ----------
-    spec : str
-        JSON of the kernel's spec.
-    point : mapping of str to int
-        Of its space.
-    library : Path
-        Where it is built, with the kernel as ``main``.
-    label : str
-        What it is called beside the others.
-    default : bool
-        Whether it is what the rules choose.
-    threads : int
-        That share it.
-    """
+    """One of several kernels for the same."""
 
     spec: str
+    """JSON of the kernel's spec."""
     point: Mapping[str, int]
+    """Of its space."""
     library: Path
+    """Where it is built, with the kernel as ``main``."""
     label: str
+    """What it is called beside the others."""
     default: bool = False
+    """Whether it is what the rules choose."""
     threads: int = 1
+    """That share it."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernels that compute the same, to be checked and timed in turns.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    candidates : sequence of Candidate
-        To choose from.
-    case : mapping of str to ndarray
-        From `bnncc.tuning.cases.kept`, or a whole case.
-    digest : str
-        Of what is right.
-    macs : int
-        Products in a call.
-    tolerance : float
-        Of the largest value: how far floats may be off.
-    """
+    """Kernels that compute the same, to be checked and timed in turns."""
 
     name: str
+    """For people."""
     candidates: Sequence[Candidate]
+    """To choose from."""
     case: Mapping[str, np.ndarray]
+    """From `bnncc.tuning.cases.kept`, or a whole case."""
     digest: str
+    """Of what is right."""
     macs: int = 0
+    """Products in a call."""
     tolerance: float = TOLERANCE
+    """Of the largest value: how far floats may be off."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network, to be checked and timed, and each of its kernels alone.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    library : bytes
-        ``lib.so`` of its artifact.
-    check : bytes
-        Arrays ``input_0`` and so on, ``output_0`` and so on, of one image, as ``.npz``; where
-        there is ``where_0``, the output has those values at these places.
-    kernels : sequence of mapping
-        Of its report.
-    inputs, outputs : int
-        How many there are.
-    batch : int
-        How often inputs and outputs of `check` are repeated.
-    relative : float
-        How far outputs may be off, of the largest value.
-    """
+    """A network, to be checked and timed, and each of its kernels alone."""
 
     name: str
+    """For people."""
     library: bytes
+    """``lib.so`` of its artifact."""
     check: bytes
+    """Arrays ``input_0`` and so on, ``output_0`` and so on, of one image, as ``.npz``; where there
+    is ``where_0``, the output has those values at these places."""
     kernels: Sequence[Mapping[str, Any]]
+    """Of its report."""
     inputs: int
     outputs: int
+    """`inputs`, `outputs`: how many there are."""
     batch: int = 1
+    """How often inputs and outputs of `check` are repeated."""
     relative: float = TOLERANCE
+    """How far outputs may be off, of the largest value."""
 
     @classmethod
     def of(cls, artifact: Artifact, name: str, number: int = 0) -> Network:
@@ -176,30 +145,20 @@ class Network:
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle.
-
-    Attributes
-    ----------
-    kernels : sequence of Kernel
-        To be compared.
-    networks : sequence of Network
-        To be timed.
-    scripts : mapping of str to Path
-        Programs that run there as parts of their own, by part; they print JSON lines.
-    files : sequence of Path
-        That these programs need.
-    report : Path or None
-        Program that is shown the results at the end.
-    more : mapping
-        Entries of the index for those programs.
-    """
+    """What goes into a bundle."""
 
     kernels: Sequence[Kernel] = ()
+    """To be compared."""
     networks: Sequence[Network] = ()
+    """To be timed."""
     scripts: Mapping[str, Path] = field(default_factory=dict)
+    """Programs that run there as parts of their own, by part; they print JSON lines."""
     files: Sequence[Path] = ()
+    """That these programs need."""
     report: Path | None = None
+    """Program that is shown the results at the end."""
     more: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of the index for those programs."""
 
 
 def check(folder: Path, target: TargetSpec) -> None:

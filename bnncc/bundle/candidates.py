@@ -27,21 +27,14 @@ BUILD_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of one of the kernels of a layer.
-
-    Attributes
-    ----------
-    task : Task
-        The kernel.
-    point : mapping of str to int
-        Of its space.
-    default : bool
-        Whether the rules choose this kernel and this point.
-    """
+    """A point of one of the kernels of a layer."""
 
     task: Task
+    """The kernel."""
     point: Point
+    """Of its space."""
     default: bool = False
+    """Whether the rules choose this kernel and this point."""
 
 
 def layers_of(

@@ -26,25 +26,17 @@ from bnncc.tuning.tuner import tasks_of
 
 @dataclass
 class Imported:
-    """What an import did.
-
-    Attributes
-    ----------
-    folder : Path
-        Of the target's records.
-    records : int
-        Written.
-    kernels : list of dict
-        Of each that was timed: ``kernel``, ``candidates``, ``failed``, ``default_us``, ``best_us``,
-        ``best``.
-    warnings : list of str
-        Kernels that were passed over, and why.
-    """
+    """What an import did."""
 
     folder: Path
+    """Of the target's records."""
     records: int = 0
+    """Written."""
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Of each that was timed: ``kernel``, ``candidates``, ``failed``, ``default_us``, ``best_us``,
+    ``best``."""
     warnings: list[str] = field(default_factory=list)
+    """Kernels that were passed over, and why."""
 
 
 def take(results: Results, folder: Path, *, target: TargetSpec | None, command: str) -> Imported:

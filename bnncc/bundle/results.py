@@ -15,34 +15,23 @@ from bnncc.errors import TuningError, UsageError
 
 @dataclass
 class Results:
-    """A file of results.
-
-    Attributes
-    ----------
-    path : Path
-        Where it is.
-    target, family : str
-        What was run, by name; and whose records serve it.
-    tvm : str
-        Version of the runtime there.
-    sessions : list of dict
-        When it ran, on which device, with which versions.
-    kernels : dict of str to list of dict
-        What is said of each candidate, by part.
-    networks : dict of str to dict
-        What is said of a network and its kernels, by key, by the digest of its library.
-    warnings : list of str
-        What was passed over.
-    """
+    """A file of results."""
 
     path: Path
+    """Where it is."""
     target: str
     family: str
+    """`target`, `family`: what was run, by name; and whose records serve it."""
     tvm: str
+    """Version of the runtime there."""
     sessions: list[dict[str, Any]] = field(default_factory=list)
+    """When it ran, on which device, with which versions."""
     kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What is said of each candidate, by part."""
     networks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """What is said of a network and its kernels, by key, by the digest of its library."""
     warnings: list[str] = field(default_factory=list)
+    """What was passed over."""
 
     @property
     def device(self) -> str:

@@ -59,11 +59,6 @@ def bundle(
     preload : tuple of str
         Modules that the processes which build import first.
 
-    Returns
-    -------
-    dict
-        For JSON.
-
     Raises
     ------
     TuningError

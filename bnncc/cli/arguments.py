@@ -10,16 +10,7 @@ from typing import Any, NoReturn
 from bnncc.console import Console
 from bnncc.errors import BnnccError
 from bnncc.input_transforms import parse_input_transform
-from bnncc.options import (
-    ASSUMPTIONS,
-    FEW_BIT,
-    FIRST_LAYER,
-    FLOAT_CONV,
-    FLOAT_TYPE,
-    SIGN_ZERO,
-    parse_input_shape,
-    parse_input_uint8,
-)
+from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,6 +88,20 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
+_CHOICES = {
+    "assume": "what the model implies: dabnn puts signs before convolutions with binary weights",
+    "sign_zero": "sign of an exact zero where the model says 0, or NaN as x / |x| does",
+    "float_conv": "how float convolutions may be computed: with all products, or fewer, rounding "
+    "more",
+    "few_bit": "how few-bit layers are computed: the way that should be fastest, or as bit planes; "
+    "all give the same numbers",
+    "first_layer": "what data and weights of convolutions that read an input are rounded to",
+    "float_type": "what float tensors between kernels are on a GPU, and what convolutions of them "
+    "multiply",
+}
+"""What the `CHOICES` of `CompileOptions` are for."""
+
+
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Add what a compilation may be asked."""
     group = parser.add_argument_group("model")
@@ -128,49 +133,9 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "rgb-threshold:FILE.json|gray-threshold:V|lbp",
         option(parse_input_transform),
     )
-    add(
-        group,
-        "--assume",
-        "what the model implies: dabnn puts signs before convolutions with binary weights",
-        choices=ASSUMPTIONS,
-        default="nothing",
-    )
-    add(
-        group,
-        "--sign-zero",
-        "sign of an exact zero where the model says 0, or NaN as x / |x| does",
-        choices=SIGN_ZERO,
-        default="exact",
-    )
-    add(
-        group,
-        "--float-conv",
-        "how float convolutions may be computed: with all products, or fewer, rounding more",
-        choices=FLOAT_CONV,
-        default="filtered",
-    )
-    add(
-        group,
-        "--few-bit",
-        "how few-bit layers are computed: the way that should be fastest, or as bit planes; "
-        "all give the same numbers",
-        choices=FEW_BIT,
-        default="auto",
-    )
-    add(
-        group,
-        "--first-layer",
-        "what data and weights of convolutions that read an input are rounded to",
-        choices=FIRST_LAYER,
-        default="float32",
-    )
-    add(
-        group,
-        "--float-type",
-        "what float tensors between kernels are on a GPU, and what convolutions of them multiply",
-        choices=FLOAT_TYPE,
-        default="float32",
-    )
+    for name, text in _CHOICES.items():
+        default = getattr(CompileOptions, name)
+        add(group, f"--{name.replace('_', '-')}", text, choices=CHOICES[name], default=default)
     add(
         group,
         "--check-finite",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.errors import UsageError
-from bnncc.options import CompileOptions
+from bnncc.options import CHOICES, CompileOptions
 
 
 def options_of(args: Namespace) -> CompileOptions:
@@ -21,12 +21,7 @@ def options_of(args: Namespace) -> CompileOptions:
         target=args.target,
         params=args.params,
         input_shapes=dict(args.input_shape),
-        assume=args.assume,
-        sign_zero=args.sign_zero,
-        float_conv=args.float_conv,
-        first_layer=args.first_layer,
-        float_type=args.float_type,
-        few_bit=args.few_bit,
+        **{name: getattr(args, name) for name in CHOICES},
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
         input_transform=args.input_transform,

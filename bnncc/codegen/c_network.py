@@ -31,18 +31,12 @@ from bnncc.targets.spec import TargetSpec
 
 @dataclass(frozen=True)
 class CNetwork:
-    """A compiled network of C, from `driver.compile_c`.
-
-    Attributes
-    ----------
-    files : dict of str to bytes
-        From `make`.
-    content : dict
-        What was compiled how, but for the size of the file.
-    """
+    """A compiled network of C, from `driver.compile_c`."""
 
     files: dict[str, bytes]
+    """From `make`."""
     content: dict[str, Any]
+    """What was compiled how, but for the size of the file."""
 
     @property
     def report(self) -> dict[str, Any]:

@@ -35,28 +35,19 @@ PLACES = ".at"
 
 @dataclass
 class Order:
-    """The calls of a network, with an expression in C for every tensor.
-
-    Attributes
-    ----------
-    calls : list of (kernel, list of expression)
-        In order.
-    kernels : dict of str to tuple of str
-        C types of the tensors of each kernel.
-    copies : list of (to, from, bytes)
-        Outputs that no kernel writes in place.
-    weights : list of ndarray
-        Constants, in the order of the file.
-    arena, weight_bytes : int
-        Sizes.
-    """
+    """The calls of a network, with an expression in C for every tensor."""
 
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    """In order."""
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """C types of the tensors of each kernel."""
     copies: list[tuple[str, str, int]] = field(default_factory=list)
+    """Outputs that no kernel writes in place."""
     weights: list[np.ndarray] = field(default_factory=list)
+    """Constants, in the order of the file."""
     arena: int = 0
     weight_bytes: int = 0
+    """`arena`, `weight_bytes`: sizes."""
 
 
 @dataclass(frozen=True)

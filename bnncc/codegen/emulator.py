@@ -249,11 +249,7 @@ class Library:
         for register, value in zip(self._regs, values, strict=True):
             uc.reg_write(register, value)
         self._run(f"__tvm_ffi_{name}", count)
-        if self._uc.reg_read(self._regs[0]) & 0xFFFFFFFF:
-            raise RuntimeError("the kernel returned an error")
-        for array, (_, data) in zip(arrays, made, strict=True):
-            raw = bytes(uc.mem_read(data, array.nbytes))
-            array[...] = np.frombuffer(raw, array.dtype).reshape(array.shape)
+        self._read_back(arrays, [data for _, data in made])
 
     def call_bare(self, name: str, arrays: list[np.ndarray]) -> None:
         """Call a function that takes nothing but pointers, and returns 0."""
@@ -263,9 +259,12 @@ class Library:
         for register, value in zip(self._regs, made, strict=False):
             self._uc.reg_write(register, value)
         self._run(name, False, stack)
+        self._read_back(arrays, made)
+
+    def _read_back(self, arrays: list[np.ndarray], places: list[int]) -> None:
         if self._uc.reg_read(self._regs[0]) & 0xFFFFFFFF:
             raise RuntimeError("the kernel returned an error")
-        for array, data in zip(arrays, made, strict=True):
+        for array, data in zip(arrays, places, strict=True):
             raw = bytes(self._uc.mem_read(data, array.nbytes))
             array[...] = np.frombuffer(raw, array.dtype).reshape(array.shape)
 

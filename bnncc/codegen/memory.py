@@ -34,18 +34,12 @@ _noted = threading.local()
 
 @dataclass(frozen=True)
 class Scratch:
-    """Scratch memory of one kernel.
-
-    Attributes
-    ----------
-    shared : int
-        Bytes allocated once.
-    per_thread : int
-        Bytes that each thread allocates.
-    """
+    """Scratch memory of one kernel."""
 
     shared: int = 0
+    """Bytes allocated once."""
     per_thread: int = 0
+    """Bytes that each thread allocates."""
 
     def total(self, threads: int) -> int:
         """Return the bytes for `threads` threads."""
@@ -54,38 +48,26 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Call:
-    """Activations of one kernel call, in bytes (symbolic dimensions as 1).
-
-    Attributes
-    ----------
-    name : str
-        The kernel.
-    inputs, outputs : int
-        Of its tensors, without constants; what is stored over an input is none of its outputs.
-    live : int
-        Of all storages in use while it runs, without the network's inputs.
-    """
+    """Activations of one kernel call, in bytes (symbolic dimensions as 1)."""
 
     name: str
+    """The kernel."""
     inputs: int
     outputs: int
+    """`inputs`, `outputs`: of its tensors, without constants; what is stored over an input is none
+    of its outputs."""
     live: int
+    """Of all storages in use while it runs, without the network's inputs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The static plan of one network.
-
-    Attributes
-    ----------
-    calls : tuple of Call
-        In call order.
-    arena : int
-        Bytes of all storages.
-    """
+    """The static plan of one network."""
 
     calls: tuple[Call, ...]
+    """In call order."""
     arena: int
+    """Bytes of all storages."""
 
 
 def plan(module: tvm.IRModule) -> Plan:

@@ -153,9 +153,7 @@ def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
         log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
         if failed and "gpu-architecture" in log:
             raise TargetError(f"NVRTC {MAJOR} has no code for {arch}: {log.splitlines()[-1]}")
-        if failed and (
-            missing := re.search(r'(?:could ?|can)not open source file "([^"]+)"', log)
-        ):
+        if failed and (missing := re.search(r'(?:could ?|can)not open source file "([^"]+)"', log)):
             raise TargetError(
                 f"code for GPUs needs {missing[1]} of CUDA {MAJOR}, which is not installed",
                 hint="`pip install 'bnncc[cuda]'` is enough",

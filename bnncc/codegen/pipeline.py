@@ -26,21 +26,14 @@ SPEC = "bnncc.spec"
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One PrimFunc call of the network, in call order.
-
-    Attributes
-    ----------
-    name : str
-        The PrimFunc.
-    spec : str
-        JSON of its spec; empty for what TVM legalized.
-    args : tuple of (shape, dtype)
-        All tensors in call order, outputs last; str dimensions are symbolic.
-    """
+    """One PrimFunc call of the network, in call order."""
 
     name: str
+    """The PrimFunc."""
     spec: str
+    """JSON of its spec; empty for what TVM legalized."""
     args: tuple[tuple[tuple[int | str, ...], str], ...]
+    """Shapes and types of all tensors in call order, outputs last; str dimensions are symbolic."""
 
 
 def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:

@@ -73,21 +73,14 @@ def window(node: Node) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What an Im2Col makes columns of.
-
-    Attributes
-    ----------
-    image : str
-        Padded, channels first.
-    window : dict
-        Attributes of a Conv on it.
-    channels : int
-        Of the image.
-    """
+    """What an Im2Col makes columns of."""
 
     image: str
+    """Padded, channels first."""
     window: dict[str, Any]
+    """Attributes of a Conv on it."""
     channels: int
+    """Of the image."""
 
 
 def im2col(write: Expression) -> tuple[str, Columns]:

@@ -26,19 +26,13 @@ MAX_VERSIONS = {**dict.fromkeys(QONNX, 2), **dict.fromkeys(CHANNELS_LAST, MAX_OP
 
 @dataclass(frozen=True)
 class Schema:
-    """What an operator takes.
-
-    Attributes
-    ----------
-    inputs : tuple of int
-        The numbers of inputs it may have.
-    required, optional : mapping of str to tuple of int
-        By attribute, the types it may have in the file.
-    """
+    """What an operator takes."""
 
     inputs: tuple[int, ...]
+    """The numbers of inputs it may have."""
     required: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """`required`, `optional`: by attribute, the types it may have in the file."""
 
 
 _MODE = {"rounding_mode": (_STRING,)}

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from bnncc.errors import ModelError
 from bnncc.frontend import checks
-from bnncc.ir import limits
+from bnncc.ir.graph import elements
 
 
 def to_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.ndarray[Any, Any]:
@@ -57,7 +57,7 @@ def _read(tensor: onnx.TensorProto, folder: Path, where: str) -> bytes:
     except ValueError as error:
         raise ModelError(f"{where}: offset and length of external data are not numbers") from error
     path = _inside(location, folder, where)
-    needed = checks.stored_bytes(tensor.data_type, limits.elements(tensor.dims, where))
+    needed = checks.stored_bytes(tensor.data_type, elements(tensor.dims, where))
     try:
         status = path.stat()
     except (OSError, ValueError) as error:

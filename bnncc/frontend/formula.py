@@ -11,17 +11,6 @@ from typing import Any
 class Number:
     """A tensor in a formula; what it is combined with is of its type, or a number.
 
-    Attributes
-    ----------
-    emit : callable
-        Writes a node: takes an operator, its inputs and attributes, returns the result.
-    constant : callable
-        Returns the name of a constant: takes a number and a type.
-    name : Any
-        Of the tensor, as `emit` takes it.
-    dtype : str
-        Its type.
-
     Examples
     --------
     >>> def emit(op, inputs, **attrs):
@@ -34,9 +23,13 @@ class Number:
     """
 
     emit: Callable[..., str]
+    """Writes a node: takes an operator, its inputs and attributes, returns the result."""
     constant: Callable[[Any, str], str]
+    """Returns the name of a constant: takes a number and a type."""
     name: Any
+    """Of the tensor, as `emit` takes it."""
     dtype: str
+    """Its type."""
 
     def __call__(self, op: str, *others: Any, **attrs: Any) -> Number:
         """Return what an operator makes of it and others."""

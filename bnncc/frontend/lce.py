@@ -24,8 +24,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.flatbuffer import flex_map
 from bnncc.frontend.tflite_file import Network, Operator, Quantization, Tensor
-from bnncc.frontend.tflite_operands import Rule
-from bnncc.frontend.tflite_writer import WORD_BITS, Writer, activation_range, words
+from bnncc.frontend.tflite_writer import WORD_BITS, Rule, Writer, activation_range, words
 
 Array = np.ndarray[Any, Any]
 

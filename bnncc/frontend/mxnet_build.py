@@ -18,30 +18,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Builder:
-    """The ONNX nodes made so far.
-
-    Attributes
-    ----------
-    params : mapping of str to ndarray
-        The network's parameters.
-    source : str
-        Where they are from, for messages.
-    variables : set of str
-        Names of the network's variables: parameters, inputs and labels.
-    ranks : dict of str to int
-        Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it.
-    nodes : list of NodeProto
-        In order.
-    stored : dict of str to ndarray
-        Initializers: parameters that are read, and constants.
-    """
+    """The ONNX nodes made so far."""
 
     params: Mapping[str, Array]
+    """The network's parameters."""
     source: str
+    """Where they are from, for messages."""
     variables: set[str] = field(default_factory=set)
+    """Names of the network's variables: parameters, inputs and labels."""
     ranks: dict[str, int] = field(default_factory=dict)
+    """Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    """In order."""
     stored: dict[str, Array] = field(default_factory=dict)
+    """Initializers: parameters that are read, and constants."""
 
     def add(
         self,
@@ -127,15 +117,11 @@ class Builder:
         self, inputs: Mapping[str, Sequence[int | str]], outputs: Sequence[str], name: str
     ) -> onnx.ModelProto:
         """Return the model that computes `outputs`; nodes they do not need are left out."""
-        live, kept = set(outputs), []
-        for node in reversed(self.nodes):
-            if live.intersection(node.output):
-                kept.append(node)
-                live.update(i for i in node.input if i)
+        live, kept = self._needed(outputs)
         read = {n: self.params[n] for n in self.variables & live if n in self.params}
         stored = {**read, **{n: v for n, v in self.stored.items() if n in live}}
         graph = helper.make_graph(
-            kept[::-1],
+            kept,
             name,
             [helper.make_tensor_value_info(n, 1, list(s)) for n, s in inputs.items()],
             [onnx.ValueInfoProto(name=o) for o in outputs],
@@ -147,11 +133,17 @@ class Builder:
 
     def free(self, outputs: Sequence[str]) -> list[str]:
         """Return the variables without a value that `outputs` depend on."""
-        live = set(outputs)
+        live, _ = self._needed(outputs)
+        return sorted(n for n in self.variables & live if n not in self.params)
+
+    def _needed(self, outputs: Sequence[str]) -> tuple[set[str], list[onnx.NodeProto]]:
+        """Return the tensors that `outputs` depend on, and the nodes that make them."""
+        live, kept = set(outputs), []
         for node in reversed(self.nodes):
             if live.intersection(node.output):
+                kept.append(node)
                 live.update(i for i in node.input if i)
-        return sorted(n for n in self.variables & live if n not in self.params)
+        return live, kept[::-1]
 
 
 def _float32(value: Array) -> Array:

@@ -8,6 +8,7 @@ the caller, so that none is passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,37 +29,36 @@ def _identity(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     return [b.add("Identity", x[:1], output_of(node))]
 
 
-def _plain(op: str, reads: int | None = None) -> Convert:
-    """Return what writes a node as one ONNX operator of its first tensors."""
-
-    def convert(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-        node.attrs.text("num_args", "")
-        return [b.add(op, x[:reads], output_of(node), name=node.name)]
-
-    return convert
+def _plain(
+    op: str, b: Builder, node: SymbolNode, x: Sequence[str], *, reads: int | None = None
+) -> list[str]:
+    """Write a node as one ONNX operator of its first tensors."""
+    node.attrs.text("num_args", "")
+    return [b.add(op, x[:reads], output_of(node), name=node.name)]
 
 
-def _scalar(op: str, *, reverse: bool = False, number: bool = False) -> Convert:
-    """Return what writes an operator with a number; `number` makes truth values 0 and 1."""
+def _scalar(
+    op: str,
+    b: Builder,
+    node: SymbolNode,
+    x: Sequence[str],
+    *,
+    reverse: bool = False,
+    number: bool = False,
+) -> list[str]:
+    """Write an operator with a number; `number` makes truth values 0 and 1."""
+    node.attrs.text("is_int", "")
+    value = b.constant(node.attrs.number("scalar"), f"{node.name}.scalar")
+    operands = [value, x[0]] if reverse else [x[0], value]
+    if not number:
+        return [b.add(op, operands, output_of(node), name=node.name)]
+    truth = b.add(op, operands, f"{node.name}.truth")
+    return [b.add("Cast", [truth], output_of(node), to=1)]
 
-    def convert(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-        node.attrs.text("is_int", "")
-        value = b.constant(node.attrs.number("scalar"), f"{node.name}.scalar")
-        operands = [value, x[0]] if reverse else [x[0], value]
-        if not number:
-            return [b.add(op, operands, output_of(node), name=node.name)]
-        truth = b.add(op, operands, f"{node.name}.truth")
-        return [b.add("Cast", [truth], output_of(node), to=1)]
 
-    return convert
-
-
-def _compared(op: str) -> Convert:
-    def convert(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-        truth = b.add(op, x, f"{node.name}.truth")
-        return [b.add("Cast", [truth], output_of(node), to=1)]
-
-    return convert
+def _compared(op: str, b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
+    truth = b.add(op, x, f"{node.name}.truth")
+    return [b.add("Cast", [truth], output_of(node), to=1)]
 
 
 def _flatten(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
@@ -127,32 +127,26 @@ def _pad(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     return [b.add("Pad", [x[0], sizes, *fill], output_of(node), name=node.name, mode=mode)]
 
 
-def _reduce(op: str) -> Convert:
-    def convert(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-        a, rank = node.attrs, b.rank(x[0])
-        axes, keep = a.integers("axis", ()), a.flag("keepdims", False)
-        if a.flag("exclude", False):
-            given = {axis % rank for axis in axes}
-            axes = tuple(axis for axis in range(rank) if axis not in given)
-        inputs = [x[0], axes_of(b, node, axes)] if axes else list(x[:1])
-        left = rank if keep else rank - len(axes) if axes else 0
-        return [b.add(op, inputs, output_of(node), name=node.name, keepdims=int(keep), rank=left)]
-
-    return convert
+def _reduce(op: str, b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
+    a, rank = node.attrs, b.rank(x[0])
+    axes, keep = a.integers("axis", ()), a.flag("keepdims", False)
+    if a.flag("exclude", False):
+        given = {axis % rank for axis in axes}
+        axes = tuple(axis for axis in range(rank) if axis not in given)
+    inputs = [x[0], axes_of(b, node, axes)] if axes else list(x[:1])
+    left = rank if keep else rank - len(axes) if axes else 0
+    return [b.add(op, inputs, output_of(node), name=node.name, keepdims=int(keep), rank=left)]
 
 
-def _softmax_axis(op: str) -> Convert:
-    def convert(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-        a = node.attrs
-        axis, heat = a.integer("axis", -1), a.number("temperature", 1.0)
-        if a.flag("use_length", False):
-            raise UnsupportedOp(f"{node.where}: `use_length`")
-        tip = x[0]
-        if heat != 1:
-            tip = b.add("Div", [tip, b.constant(heat, f"{node.name}.heat")], f"{node.name}.cooled")
-        return [b.add(op, [tip], output_of(node), name=node.name, axis=axis)]
-
-    return convert
+def _softmax_axis(op: str, b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
+    a = node.attrs
+    axis, heat = a.integer("axis", -1), a.number("temperature", 1.0)
+    if a.flag("use_length", False):
+        raise UnsupportedOp(f"{node.where}: `use_length`")
+    tip = x[0]
+    if heat != 1:
+        tip = b.add("Div", [tip, b.constant(heat, f"{node.name}.heat")], f"{node.name}.cooled")
+    return [b.add(op, [tip], output_of(node), name=node.name, axis=axis)]
 
 
 def _det_sign(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
@@ -170,6 +164,10 @@ def _square(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     return [b.add("Mul", [x[0], x[0]], output_of(node), name=node.name)]
 
 
+_COMPARISONS = {
+    **{"Greater": "greater", "GreaterOrEqual": "greater_equal"},
+    **{"Less": "lesser", "LessOrEqual": "lesser_equal"},
+}
 _NAMES: dict[Convert, str] = {
     layers.activation: "Activation",
     layers.batch_norm: "BatchNorm BatchNorm_v1 CuDNNBatchNorm",
@@ -199,50 +197,49 @@ _NAMES: dict[Convert, str] = {
     bmxnet.activation: "QActivation",
     bmxnet.convolution: "QConvolution QConvolution_v1",
     bmxnet.fully_connected: "QFullyConnected",
-    _plain("Add"): "elemwise_add broadcast_add broadcast_plus _plus _add _Plus _grad_add",
-    _plain("Sub"): "elemwise_sub broadcast_sub broadcast_minus _minus _sub _Minus",
-    _plain("Mul"): "elemwise_mul broadcast_mul _mul _Mul",
-    _plain("Div"): "elemwise_div broadcast_div _div _Div",
-    _plain("Sum"): "add_n ElementWiseSum",
-    _plain("Max"): "broadcast_maximum _maximum _Maximum",
-    _plain("Min"): "broadcast_minimum _minimum _Minimum",
-    _plain("Abs"): "abs",
-    _plain("Ceil"): "ceil",
-    _plain("Erf"): "erf",
-    _plain("Exp"): "exp",
-    _plain("Floor"): "floor",
-    _plain("Log"): "log",
-    _plain("Neg"): "negative",
-    _plain("Reciprocal"): "reciprocal",
-    _plain("Relu"): "relu",
-    _plain("Sigmoid", 1): "sigmoid LogisticRegressionOutput",
-    _plain("Sign"): "sign",
-    _plain("Softsign"): "softsign",
-    _plain("Sqrt"): "sqrt",
-    _plain("Tanh"): "tanh",
-    _scalar("Add"): "_plus_scalar _PlusScalar",
-    _scalar("Sub"): "_minus_scalar _MinusScalar",
-    _scalar("Sub", reverse=True): "_rminus_scalar _RMinusScalar",
-    _scalar("Mul"): "_mul_scalar _MulScalar",
-    _scalar("Div"): "_div_scalar _DivScalar",
-    _scalar("Div", reverse=True): "_rdiv_scalar _RDivScalar",
-    _scalar("Max"): "_maximum_scalar _MaximumScalar",
-    _scalar("Min"): "_minimum_scalar _MinimumScalar",
-    _scalar("Pow"): "_power_scalar _PowerScalar",
-    _scalar("Greater", number=True): "_greater_scalar",
-    _scalar("GreaterOrEqual", number=True): "_greater_equal_scalar",
-    _scalar("Less", number=True): "_lesser_scalar",
-    _scalar("LessOrEqual", number=True): "_lesser_equal_scalar",
-    _compared("Greater"): "broadcast_greater _greater",
-    _compared("GreaterOrEqual"): "broadcast_greater_equal _greater_equal",
-    _compared("Less"): "broadcast_lesser _lesser",
-    _compared("LessOrEqual"): "broadcast_lesser_equal _lesser_equal",
-    _reduce("ReduceMax"): "max",
-    _reduce("ReduceMean"): "mean",
-    _reduce("ReduceMin"): "min",
-    _reduce("ReduceSum"): "sum",
-    _softmax_axis("LogSoftmax"): "log_softmax",
-    _softmax_axis("Softmax"): "softmax",
+    partial(_plain, "Add"): "elemwise_add broadcast_add broadcast_plus _plus _add _Plus _grad_add",
+    partial(_plain, "Sub"): "elemwise_sub broadcast_sub broadcast_minus _minus _sub _Minus",
+    partial(_plain, "Mul"): "elemwise_mul broadcast_mul _mul _Mul",
+    partial(_plain, "Div"): "elemwise_div broadcast_div _div _Div",
+    partial(_plain, "Sum"): "add_n ElementWiseSum",
+    partial(_plain, "Max"): "broadcast_maximum _maximum _Maximum",
+    partial(_plain, "Min"): "broadcast_minimum _minimum _Minimum",
+    partial(_plain, "Neg"): "negative",
+    partial(_plain, "Sigmoid", reads=1): "sigmoid LogisticRegressionOutput",
+    **{
+        partial(_plain, op): op.lower()
+        for op in (
+            "Abs",
+            "Ceil",
+            "Erf",
+            "Exp",
+            "Floor",
+            "Log",
+            "Reciprocal",
+            "Relu",
+            "Sign",
+            "Softsign",
+            "Sqrt",
+            "Tanh",
+        )
+    },
+    partial(_scalar, "Add"): "_plus_scalar _PlusScalar",
+    partial(_scalar, "Sub"): "_minus_scalar _MinusScalar",
+    partial(_scalar, "Sub", reverse=True): "_rminus_scalar _RMinusScalar",
+    partial(_scalar, "Mul"): "_mul_scalar _MulScalar",
+    partial(_scalar, "Div"): "_div_scalar _DivScalar",
+    partial(_scalar, "Div", reverse=True): "_rdiv_scalar _RDivScalar",
+    partial(_scalar, "Max"): "_maximum_scalar _MaximumScalar",
+    partial(_scalar, "Min"): "_minimum_scalar _MinimumScalar",
+    partial(_scalar, "Pow"): "_power_scalar _PowerScalar",
+    **{partial(_scalar, op, number=True): f"_{name}_scalar" for op, name in _COMPARISONS.items()},
+    **{partial(_compared, op): f"broadcast_{name} _{name}" for op, name in _COMPARISONS.items()},
+    partial(_reduce, "ReduceMax"): "max",
+    partial(_reduce, "ReduceMean"): "mean",
+    partial(_reduce, "ReduceMin"): "min",
+    partial(_reduce, "ReduceSum"): "sum",
+    partial(_softmax_axis, "LogSoftmax"): "log_softmax",
+    partial(_softmax_axis, "Softmax"): "softmax",
 }
 
 OPERATORS: dict[str, Convert] = {

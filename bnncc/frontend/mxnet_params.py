@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, UnsupportedOp
-from bnncc.frontend.rawfile import read_bytes
-from bnncc.ir import limits
+from bnncc.files import read_bytes
+from bnncc.ir.graph import elements
 
 Array = np.ndarray[Any, Any]
 
@@ -130,6 +130,6 @@ class _Reader:
         if kind not in _DTYPES:
             raise UnsupportedOp(f"{where} has type {kind}, which bnncc does not know")
         dtype = np.dtype(_DTYPES[kind])
-        count = limits.elements(shape, where)
+        count = elements(shape, where)
         start = self._take(count * dtype.itemsize, where)
         return np.frombuffer(self._data, dtype, count, start).reshape(shape)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.files import read_bytes
 from bnncc.frontend import checks
-from bnncc.frontend.rawfile import read_bytes
 
 MAX_BYTES = 16 << 20
 """Of a network file; the largest real ones take half a megabyte."""
@@ -31,24 +31,16 @@ _IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class SymbolNode:
-    """A node of the file.
-
-    Attributes
-    ----------
-    op : str
-        MXNet's operator; ``null`` for a variable.
-    name : str
-        As in the file.
-    inputs : tuple of (int, int)
-        Number of a node before this one, and of its output.
-    attrs : Attributes
-        What the file says of it.
-    """
+    """A node of the file."""
 
     op: str
+    """MXNet's operator; ``null`` for a variable."""
     name: str
+    """As in the file."""
     inputs: tuple[tuple[int, int], ...]
+    """Number of a node before this one, and of its output."""
     attrs: Attributes
+    """What the file says of it."""
 
     @property
     def where(self) -> str:
@@ -58,34 +50,22 @@ class SymbolNode:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A network file.
-
-    Attributes
-    ----------
-    nodes : tuple of SymbolNode
-        Each after those that it reads.
-    heads : tuple of (int, int)
-        The outputs.
-    """
+    """A network file."""
 
     nodes: tuple[SymbolNode, ...]
+    """Each after those that it reads."""
     heads: tuple[tuple[int, int], ...]
+    """The outputs."""
 
 
 @dataclass
 class Attributes:
-    """Attributes of one node; each method reads one, with its default where it is not given.
-
-    Attributes
-    ----------
-    where : str
-        The node, for messages.
-    values : dict of str to str
-        As in the file.
-    """
+    """Attributes of one node; each method reads one, with its default where it is not given."""
 
     where: str
+    """The node, for messages."""
     values: dict[str, str]
+    """As in the file."""
     _read: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None, choices: Sequence[str] = ()) -> str:
@@ -179,11 +159,6 @@ class Attributes:
 
 def read_symbol(path: Path) -> Symbol:
     """Read a network file.
-
-    Returns
-    -------
-    Symbol
-        Checked.
 
     Raises
     ------

@@ -26,24 +26,16 @@ CARRIERS = {**_WHOLE, **dict.fromkeys(NARROW_FLOATS, "uint8")}
 
 @dataclass(frozen=True)
 class _Format:
-    """The numbers of a narrow float.
-
-    Attributes
-    ----------
-    values : ndarray of float64
-        Those of 0 or more that are finite, by code.
-    sign : int
-        The bit of the sign, 0 if there is none.
-    infinite : bool
-        Whether the code behind the largest number is infinity.
-    nan : int
-        A code of NaN, -1 if there is none.
-    """
+    """The numbers of a narrow float."""
 
     values: np.ndarray
+    """float64: those of 0 or more that are finite, by code."""
     sign: int
+    """The bit of the sign, 0 if there is none."""
     infinite: bool
+    """Whether the code behind the largest number is infinity."""
     nan: int
+    """A code of NaN, -1 if there is none."""
 
 
 def _format(dtype: str) -> _Format:

@@ -21,9 +21,8 @@ from bnncc.frontend.inline import inline, local_functions
 from bnncc.frontend.narrow import CARRIERS
 from bnncc.frontend.reader import Reader, graph_nodes
 from bnncc.frontend.text import check_text
-from bnncc.ir import limits
 from bnncc.ir.fold import Folder
-from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
 
 
 def load(
@@ -130,7 +129,7 @@ def _initializers(
     for tensor in proto.initializer:
         where = f"initializer `{tensor.name}`"
         checks.check_tensor(tensor, where)
-        total += checks.stored_bytes(tensor.data_type, limits.elements(tensor.dims, where))
+        total += checks.stored_bytes(tensor.data_type, elements(tensor.dims, where))
         if total > checks.MAX_CONSTANT_BYTES:
             raise ShapeError(
                 f"{where}: the initializers need more than {checks.MAX_CONSTANT_BYTES} bytes"
@@ -172,9 +171,9 @@ def _inputs(
         shape = _shape(kind, where, batch, value.name) if kind.HasField("shape") else ()
         if given is not None:
             shape = _given(given, shape if kind.HasField("shape") else None, where)
-        limits.elements(shape, where)
-        if len(shape) > limits.MAX_RANK:
-            raise ShapeError(f"{where}: has {len(shape)} axes, at most {limits.MAX_RANK}")
+        elements(shape, where)
+        if len(shape) > MAX_RANK:
+            raise ShapeError(f"{where}: has {len(shape)} axes, at most {MAX_RANK}")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
         graph.types[value.name] = TensorType(shape, dtype)
         graph.inputs.append(value.name)

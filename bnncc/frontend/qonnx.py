@@ -22,8 +22,7 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.channels_last import FIRST, LAST, bipolar, matches
 from bnncc.ir.graph import Node
 from bnncc.ir.pieces import Expression, Reader
-from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, ROUNDING, integer_range
-from bnncc.ir.rounding import PLAIN
+from bnncc.ir.quantizers import MULTI_THRESHOLD, PLAIN, QUANT, ROUNDING, integer_range
 from bnncc.ir.shaperules import broadcast
 
 Array = np.ndarray[Any, Any]

@@ -114,24 +114,16 @@ def _attribute(attribute: onnx.AttributeProto, where: str) -> Any:
 
 @dataclass
 class Reader:
-    """Adds nodes of a file to a graph.
-
-    Attributes
-    ----------
-    graph : Graph
-        Holds inputs and constants with their types; nodes are added.
-    local : mapping
-        The model's own functions.
-    folder : Path or None
-        Where external data lies.
-    source : Folder
-        Types and folds each node.
-    """
+    """Adds nodes of a file to a graph."""
 
     graph: Graph
+    """Holds inputs and constants with their types; nodes are added."""
     local: Functions
+    """The model's own functions."""
     folder: Path | None
+    """Where external data lies."""
     source: Folder
+    """Types and folds each node."""
     _sequences: dict[str, list[str]] = field(default_factory=dict)
     _twins: dict[str, str] = field(default_factory=dict)
     _lowered: dict[str, Columns] = field(default_factory=dict)

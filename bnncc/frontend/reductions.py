@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -71,15 +72,12 @@ def _of_bool(write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
     return write.cast(write.as_is(write.node.op, number, *inputs[1:], **keep), "bool")
 
 
-def _wider(wide: str) -> Callable[[Expression, list[str], dict[str, int]], str]:
-    def rule(write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
-        dtype = write.type().dtype
-        if not dtype.startswith(("int", "uint")):
-            return ""
-        number = write.cast(inputs[0], wide)
-        return write.cast(write(write.node.op, number, *inputs[1:], **keep), dtype)
-
-    return rule
+def _wider(wide: str, write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
+    dtype = write.type().dtype
+    if not dtype.startswith(("int", "uint")):
+        return ""
+    number = write.cast(inputs[0], wide)
+    return write.cast(write(write.node.op, number, *inputs[1:], **keep), dtype)
 
 
 def _mean(write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
@@ -95,7 +93,7 @@ def _mean(write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
 def _log_sum_exp(write: Expression, inputs: list[str], keep: dict[str, int]) -> str:
     dtype = write.type().dtype
     if dtype.startswith(("int", "uint")):
-        return _wider("float64")(write, inputs, keep)
+        return _wider("float64", write, inputs, keep)
     limit = _LARGEST.get(dtype, float(np.finfo(np.float32).max) * 0.99)
     bounds = (write.constant(v, dtype) for v in (-limit, limit))
     top = write("ReduceMax", *inputs, keepdims=1)
@@ -155,8 +153,8 @@ def _root(write: Expression, total: str, dtype: str) -> str:
 
 
 _SPECIAL: dict[str, Callable[[Expression, list[str], dict[str, int]], str]] = {
-    "ReduceL2": _wider("float64"),
-    "ReduceLogSum": _wider("float64"),
+    "ReduceL2": partial(_wider, "float64"),
+    "ReduceLogSum": partial(_wider, "float64"),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": _of_bool,
     "ReduceMean": _mean,

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 
 from bnncc.errors import BnnccError
+from bnncc.files import read_bytes
 from bnncc.frontend import lce, tflite_ops
 from bnncc.frontend.checks import refuse_unknown
-from bnncc.frontend.rawfile import read_bytes
 from bnncc.frontend.tflite_file import CUSTOM, IDENTIFIER, Network, Operator, Tensor, parse
 from bnncc.frontend.tflite_writer import Writer, quantized
 

@@ -12,8 +12,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend import checks
 from bnncc.frontend.flatbuffer import Table
-from bnncc.ir import limits
-from bnncc.ir.graph import Dim
+from bnncc.ir.graph import MAX_RANK, Dim, elements
 
 Array = np.ndarray[Any, Any]
 
@@ -35,21 +34,14 @@ _OLD_CODES = 127
 
 @dataclass(frozen=True)
 class Quantization:
-    """What the integers of a tensor stand for: ``scale * (q - zero_point)``.
-
-    Attributes
-    ----------
-    scale : ndarray of float32
-        One, or one per index of `axis`.
-    zero_point : ndarray of int64
-        As many.
-    axis : int
-        Of scales that differ.
-    """
+    """What the integers of a tensor stand for: ``scale * (q - zero_point)``."""
 
     scale: Array
+    """float32: one, or one per index of `axis`."""
     zero_point: Array
+    """int64: as many."""
     axis: int
+    """Of scales that differ."""
 
     def same(self, other: Quantization | None) -> bool:
         """Whether integers mean the same under both."""
@@ -62,73 +54,48 @@ class Quantization:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of the file.
-
-    Attributes
-    ----------
-    name : str
-        Unique; the file's name where that is.
-    dtype : str
-        NumPy's name.
-    shape : tuple of int or str
-        A str is a dimension that is only known at run time.
-    data : ndarray or None
-        The value of a constant.
-    quantization : Quantization or None
-        Of integers that stand for real numbers.
-    """
+    """A tensor of the file."""
 
     name: str
+    """Unique; the file's name where that is."""
     dtype: str
+    """NumPy's name."""
     shape: tuple[Dim, ...]
+    """A str is a dimension that is only known at run time."""
     data: Array | None = None
+    """The value of a constant."""
     quantization: Quantization | None = None
+    """Of integers that stand for real numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """An operator of the file.
-
-    Attributes
-    ----------
-    code : int
-        Of a builtin operator.
-    op : str
-        Name of a custom operator, else empty.
-    inputs, outputs : tuple of Tensor
-        An absent input is None.
-    options : Table or None
-        Of a builtin operator.
-    custom : bytes
-        Options of a custom one.
-    """
+    """An operator of the file."""
 
     code: int
+    """Of a builtin operator."""
     op: str
+    """Name of a custom operator, else empty."""
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
+    """`inputs`, `outputs`: an absent input is None."""
     options: Table | None
+    """Of a builtin operator."""
     custom: bytes
+    """Options of a custom one."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The one graph of a file.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of Tensor
-        In the file's order.
-    operators : tuple of Operator
-        In the order they run in.
-    size : int
-        Bytes of the file.
-    """
+    """The one graph of a file."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    """`inputs`, `outputs`: in the file's order."""
     operators: tuple[Operator, ...]
+    """In the order they run in."""
     size: int
+    """Bytes of the file."""
 
 
 def parse(data: bytes) -> Network:
@@ -193,13 +160,13 @@ def _tensor(table: Table, index: int, buffers: Sequence[Table], names: set[str])
         raise UnsupportedOp(f"{where}: is stored sparsely; store it densely")
     sizes = [int(d) for d in table.numbers(0, "int32")]
     signature = [int(d) for d in table.numbers(7, "int32")] or sizes
-    if len(sizes) > limits.MAX_RANK or len(signature) != len(sizes):
+    if len(sizes) > MAX_RANK or len(signature) != len(sizes):
         raise ShapeError(
             f"{where}: has {len(sizes)} dimensions and a signature of {len(signature)}, the same "
-            f"number is wanted, at most {limits.MAX_RANK}"
+            f"number is wanted, at most {MAX_RANK}"
         )
     shape = tuple(d if d != -1 else f"dim{k}" for k, d in enumerate(signature))
-    limits.elements(shape, where)
+    elements(shape, where)
     data = _constant(table, _TYPES[kind], sizes, buffers, where)
     return Tensor(name, _TYPES[kind], shape, data, _quantization(table.table(4), sizes, where))
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
-from bnncc.frontend.tflite_operands import Results, Rule, operands, option, options_of, rank_of
-from bnncc.frontend.tflite_writer import LAST, Writer, quantized
+from bnncc.frontend.tflite_writer import (
+    LAST,
+    Results,
+    Rule,
+    Writer,
+    operands,
+    option,
+    options_of,
+    quantized,
+    rank_of,
+)
 
 _END = np.iinfo(np.int64).max
 
 
-def _blocks(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        (x,) = operands(writer, operator, 1)
-        writer.image(x)
-        size = int(option(operator, 0, "int32"))
-        made = writer.node(op, writer.first(writer.read(x)), blocksize=size)
-        return writer.node("Transpose", made, perm=LAST)
-
-    return rule
+def _blocks(op: str, writer: Writer, operator: Operator) -> str:
+    (x,) = operands(writer, operator, 1)
+    writer.image(x)
+    size = int(option(operator, 0, "int32"))
+    made = writer.node(op, writer.first(writer.read(x)), blocksize=size)
+    return writer.node("Transpose", made, perm=LAST)
 
 
 def _int64(writer: Writer, tensor: Tensor, what: str) -> str:
@@ -58,20 +66,17 @@ def _transpose(writer: Writer, operator: Operator) -> str:
     return writer.node("Transpose", writer.read(x), perm=order)
 
 
-def _pad(mode: str = "constant") -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        x, pads, value = operands(writer, operator, 2, 3)
-        both = writer.ints(pads, "padding")
-        if mode == "reflect" and option(operator, 0, "int8"):
-            raise writer.fail("symmetric padding is not supported", "use mode REFLECT")
-        if mode == "constant" and value is None and quantized(x) and x.quantization is not None:
-            value_name = writer.constant(float(x.quantization.zero_point[0]))
-        else:
-            value_name = "" if value is None else writer.read(value)
-        inputs = [writer.read(x), writer.constant(both[::2] + both[1::2]), value_name]
-        return writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
-
-    return rule
+def _pad(writer: Writer, operator: Operator, *, mode: str = "constant") -> str:
+    x, pads, value = operands(writer, operator, 2, 3)
+    both = writer.ints(pads, "padding")
+    if mode == "reflect" and option(operator, 0, "int8"):
+        raise writer.fail("symmetric padding is not supported", "use mode REFLECT")
+    if mode == "constant" and value is None and quantized(x) and x.quantization is not None:
+        value_name = writer.constant(float(x.quantization.zero_point[0]))
+    else:
+        value_name = "" if value is None else writer.read(value)
+    inputs = [writer.read(x), writer.constant(both[::2] + both[1::2]), value_name]
+    return writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
 
 
 def _concat(writer: Writer, operator: Operator) -> str:
@@ -177,12 +182,9 @@ def _unpack(writer: Writer, operator: Operator) -> Results:
     return [writer.node("Squeeze", part, writer.constant([axis])) for part in parts]
 
 
-def _sized(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        x, sizes = operands(writer, operator, 2)
-        return writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
-
-    return rule
+def _sized(op: str, writer: Writer, operator: Operator) -> str:
+    x, sizes = operands(writer, operator, 2)
+    return writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
 
 
 def _shape(writer: Writer, operator: Operator) -> str:
@@ -191,24 +193,24 @@ def _shape(writer: Writer, operator: Operator) -> str:
 
 
 MOVES: dict[str, Rule] = {
-    "BROADCAST_TO": _sized("Expand"),
+    "BROADCAST_TO": partial(_sized, "Expand"),
     "CONCATENATION": _concat,
-    "DEPTH_TO_SPACE": _blocks("DepthToSpace"),
+    "DEPTH_TO_SPACE": partial(_blocks, "DepthToSpace"),
     "EXPAND_DIMS": _expand_dims,
     "GATHER": _gather,
-    "MIRROR_PAD": _pad("reflect"),
+    "MIRROR_PAD": partial(_pad, mode="reflect"),
     "PACK": _pack,
-    "PAD": _pad(),
-    "PADV2": _pad(),
+    "PAD": _pad,
+    "PADV2": _pad,
     "RESHAPE": _reshape,
     "SHAPE": _shape,
     "SLICE": _slice,
-    "SPACE_TO_DEPTH": _blocks("SpaceToDepth"),
+    "SPACE_TO_DEPTH": partial(_blocks, "SpaceToDepth"),
     "SPLIT": _split,
     "SPLIT_V": _split_v,
     "SQUEEZE": _squeeze,
     "STRIDED_SLICE": _strided_slice,
-    "TILE": _sized("Tile"),
+    "TILE": partial(_sized, "Tile"),
     "TRANSPOSE": _transpose,
     "UNPACK": _unpack,
 }

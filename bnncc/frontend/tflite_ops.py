@@ -6,14 +6,22 @@ behind them, which passes then move out of the way.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.tflite_file import Operator, Tensor
 from bnncc.frontend.tflite_moves import MOVES
 from bnncc.frontend.tflite_names import CODES, NAMES
-from bnncc.frontend.tflite_operands import Rule, operands, option, options_of, rank_of
-from bnncc.frontend.tflite_writer import Writer, quantized
+from bnncc.frontend.tflite_writer import (
+    Rule,
+    Writer,
+    operands,
+    option,
+    options_of,
+    quantized,
+    rank_of,
+)
 from bnncc.ir.graph import Dim
 
 EXACT = {
@@ -98,21 +106,18 @@ def _convolve(
     return writer.activated(made, code)
 
 
-def _pool(kind: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        (x,) = operands(writer, operator, 1)
-        writer.image(x)
-        options = options_of(writer, operator)
-        attrs = _window(writer, operator, (1, 2, 1, 2))
-        del attrs["dilations"]
-        kernel = [options.scalar(4, "int32"), options.scalar(3, "int32")]
-        if min(kernel) < 1:
-            raise ModelError(f"{writer.where}: its window is {kernel}")
-        made = writer.node(kind, writer.first(writer.read(x)), kernel_shape=kernel, **attrs)
-        code = options.scalar(5, "int8")
-        return writer.activated(writer.last(made), code)
-
-    return rule
+def _pool(kind: str, writer: Writer, operator: Operator) -> str:
+    (x,) = operands(writer, operator, 1)
+    writer.image(x)
+    options = options_of(writer, operator)
+    attrs = _window(writer, operator, (1, 2, 1, 2))
+    del attrs["dilations"]
+    kernel = [options.scalar(4, "int32"), options.scalar(3, "int32")]
+    if min(kernel) < 1:
+        raise ModelError(f"{writer.where}: its window is {kernel}")
+    made = writer.node(kind, writer.first(writer.read(x)), kernel_shape=kernel, **attrs)
+    code = options.scalar(5, "int8")
+    return writer.activated(writer.last(made), code)
 
 
 def _dense(writer: Writer, operator: Operator) -> str:
@@ -152,23 +157,24 @@ def _batch_matmul(writer: Writer, operator: Operator) -> str:
 # --------------------------------------------------------------------------------- elementwise
 
 
-def _simple(op: str, count: int = 1, activation: bool = False, **attrs: Any) -> Rule:
+def _simple(
+    op: str,
+    writer: Writer,
+    operator: Operator,
+    *,
+    count: int = 1,
+    activation: bool = False,
+    **attrs: Any,
+) -> str:
     """Stand for an operator that ONNX has as it is."""
-
-    def rule(writer: Writer, operator: Operator) -> str:
-        made = writer.node(op, *map(writer.read, operands(writer, operator, count)), **attrs)
-        code = option(operator, 0, "int8") if activation else 0
-        return writer.activated(made, code)
-
-    return rule
+    made = writer.node(op, *map(writer.read, operands(writer, operator, count)), **attrs)
+    code = option(operator, 0, "int8") if activation else 0
+    return writer.activated(made, code)
 
 
-def _fused(code: int) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        (x,) = operands(writer, operator, 1)
-        return writer.activated(writer.read(x), code)
-
-    return rule
+def _fused(code: int, writer: Writer, operator: Operator) -> str:
+    (x,) = operands(writer, operator, 1)
+    return writer.activated(writer.read(x), code)
 
 
 def _clip01(writer: Writer, operator: Operator) -> str:
@@ -262,90 +268,77 @@ def _dequantize(writer: Writer, operator: Operator) -> str:
 # ------------------------------------------------------------------------------------ reductions
 
 
-def _reduce(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        x, axes = operands(writer, operator, 2)
-        listed = writer.constant(writer.ints(axes, "axes"))
-        keep = int(option(operator, 0, "bool", False))
-        return writer.node(op, writer.read(x), listed, keepdims=keep)
-
-    return rule
+def _reduce(op: str, writer: Writer, operator: Operator) -> str:
+    x, axes = operands(writer, operator, 2)
+    listed = writer.constant(writer.ints(axes, "axes"))
+    keep = int(option(operator, 0, "bool", False))
+    return writer.node(op, writer.read(x), listed, keepdims=keep)
 
 
-def _arg(op: str) -> Rule:
-    def rule(writer: Writer, operator: Operator) -> str:
-        x, axis = operands(writer, operator, 2)
-        (number,) = writer.ints(axis, "axis")[:1] or [0]
-        found = writer.node(op, writer.read(x), axis=number, keepdims=0)
-        return writer.cast(found, operator.outputs[0].dtype)
+def _arg(op: str, writer: Writer, operator: Operator) -> str:
+    x, axis = operands(writer, operator, 2)
+    (number,) = writer.ints(axis, "axis")[:1] or [0]
+    found = writer.node(op, writer.read(x), axis=number, keepdims=0)
+    return writer.cast(found, operator.outputs[0].dtype)
 
-    return rule
 
+_OF_ONE = (
+    *("Abs", "Ceil", "Cos", "Elu", "Exp", "Floor", "Log", "Neg", "Round"),
+    *("Sign", "Sin", "Sqrt", "Tanh"),
+)
+"""Operators of one operand that ONNX calls alike."""
 
 _RULES: dict[str, Rule] = {
     **MOVES,
-    "ABS": _simple("Abs"),
-    "ADD": _simple("Add", 2, activation=True),
-    "ARG_MAX": _arg("ArgMax"),
-    "ARG_MIN": _arg("ArgMin"),
-    "AVERAGE_POOL_2D": _pool("AveragePool"),
+    **{op.upper(): partial(_simple, op) for op in _OF_ONE},
+    **{
+        op.upper(): partial(_simple, op, count=2)
+        for op in ("Equal", "Greater", "Less", "Pow", "PRelu")
+    },
+    **{
+        op.upper(): partial(_simple, op, count=2, activation=True)
+        for op in ("Add", "Div", "Mul", "Sub")
+    },
+    "ARG_MAX": partial(_arg, "ArgMax"),
+    "ARG_MIN": partial(_arg, "ArgMin"),
+    "AVERAGE_POOL_2D": partial(_pool, "AveragePool"),
     "BATCH_MATMUL": _batch_matmul,
     "CAST": _cast,
-    "CEIL": _simple("Ceil"),
     "CONV_2D": _conv,
-    "COS": _simple("Cos"),
     "DEPTHWISE_CONV_2D": _depthwise,
     "DEQUANTIZE": _dequantize,
-    "DIV": _simple("Div", 2, activation=True),
-    "ELU": _simple("Elu"),
-    "EQUAL": _simple("Equal", 2),
-    "EXP": _simple("Exp"),
-    "FLOOR": _simple("Floor"),
     "FULLY_CONNECTED": _dense,
     "GELU": _gelu,
-    "GREATER": _simple("Greater", 2),
-    "GREATER_EQUAL": _simple("GreaterOrEqual", 2),
-    "HARD_SWISH": _simple("HardSwish"),
+    "GREATER_EQUAL": partial(_simple, "GreaterOrEqual", count=2),
+    "HARD_SWISH": partial(_simple, "HardSwish"),
     "L2_NORMALIZATION": _normalise,
     "LEAKY_RELU": _leaky,
-    "LESS": _simple("Less", 2),
-    "LESS_EQUAL": _simple("LessOrEqual", 2),
-    "LOG": _simple("Log"),
-    "LOGICAL_AND": _simple("And", 2),
-    "LOGICAL_NOT": _simple("Not"),
-    "LOGICAL_OR": _simple("Or", 2),
-    "LOGISTIC": _simple("Sigmoid"),
-    "LOG_SOFTMAX": _simple("LogSoftmax", axis=-1),
-    "MAXIMUM": _simple("Max", 2),
-    "MAX_POOL_2D": _pool("MaxPool"),
-    "MEAN": _reduce("ReduceMean"),
-    "MINIMUM": _simple("Min", 2),
-    "MUL": _simple("Mul", 2, activation=True),
-    "NEG": _simple("Neg"),
+    "LESS_EQUAL": partial(_simple, "LessOrEqual", count=2),
+    "LOGICAL_AND": partial(_simple, "And", count=2),
+    "LOGICAL_NOT": partial(_simple, "Not"),
+    "LOGICAL_OR": partial(_simple, "Or", count=2),
+    "LOGISTIC": partial(_simple, "Sigmoid"),
+    "LOG_SOFTMAX": partial(_simple, "LogSoftmax", axis=-1),
+    "MAXIMUM": partial(_simple, "Max", count=2),
+    "MAX_POOL_2D": partial(_pool, "MaxPool"),
+    "MEAN": partial(_reduce, "ReduceMean"),
+    "MINIMUM": partial(_simple, "Min", count=2),
     "NOT_EQUAL": _not_equal,
-    "POW": _simple("Pow", 2),
-    "PRELU": _simple("PRelu", 2),
     "QUANTIZE": _quantize,
-    "REDUCE_MAX": _reduce("ReduceMax"),
-    "REDUCE_MIN": _reduce("ReduceMin"),
-    "REDUCE_PROD": _reduce("ReduceProd"),
-    "RELU": _fused(1),
-    "RELU6": _fused(3),
+    "REDUCE_MAX": partial(_reduce, "ReduceMax"),
+    "REDUCE_MIN": partial(_reduce, "ReduceMin"),
+    "REDUCE_PROD": partial(_reduce, "ReduceProd"),
+    "RELU": partial(_fused, 1),
+    "RELU6": partial(_fused, 3),
     "RELU_0_TO_1": _clip01,
-    "RELU_N1_TO_1": _fused(2),
-    "ROUND": _simple("Round"),
+    "RELU_N1_TO_1": partial(_fused, 2),
     "RSQRT": _composed("Sqrt", "Reciprocal"),
-    "SELECT": _simple("Where", 3),
-    "SELECT_V2": _simple("Where", 3),
-    "SIGN": _simple("Sign"),
-    "SIN": _simple("Sin"),
+    "SELECT": partial(_simple, "Where", count=3),
+    "SELECT_V2": partial(_simple, "Where", count=3),
     "SOFTMAX": _softmax,
-    "SQRT": _simple("Sqrt"),
     "SQUARE": _square,
     "SQUARED_DIFFERENCE": _squared_difference,
-    "SUB": _simple("Sub", 2, activation=True),
-    "SUM": _reduce("ReduceSum"),
-    "TANH": _simple("Tanh"),
+    "SUM": partial(_reduce, "ReduceSum"),
 }
 OPERATORS = {CODES[name]: (name, rule) for name, rule in _RULES.items()}
 """Name of each builtin operator, and what writes it, by code."""

@@ -18,22 +18,15 @@ _FIXED = re.compile(r"FIXED<(\d+),(-?\d+)>")
 
 @dataclass(frozen=True)
 class Datatype:
-    """The numbers ``low``, ``low + step``, ..., `count` of them.
-
-    Attributes
-    ----------
-    name : str
-        As in the file: ``BIPOLAR``, ``BINARY``, ``TERNARY``, ``UINT4``, ``INT2``, ``FIXED<8,4>``.
-    low, step : float
-        The smallest, and the distance of neighbours.
-    count : int
-        How many there are.
-    """
+    """The numbers ``low``, ``low + step``, ..., `count` of them."""
 
     name: str
+    """As in the file: ``BIPOLAR``, ``BINARY``, ``TERNARY``, ``UINT4``, ``INT2``, ``FIXED<8,4>``."""
     low: float
     step: float
+    """`low`, `step`: the smallest, and the distance of neighbours."""
     count: int
+    """How many there are."""
 
     def holds(self, values: np.ndarray) -> np.ndarray:
         """Return where `values` are of this type."""

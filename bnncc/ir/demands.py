@@ -30,25 +30,17 @@ MARK = "bnncc check: "
 
 @dataclass(frozen=True)
 class Demand:
-    """What one operand of a node must hold.
-
-    Attributes
-    ----------
-    node : Node
-        Which node.
-    position : int
-        Of the operand among its inputs.
-    sizes : tuple of int or str
-        Indices are below this; several if the operand's last axis holds one for each of them.
-        Empty for a divisor, which must not be 0.
-    wraps : bool
-        Whether indices from ``-size`` on count from the end.
-    """
+    """What one operand of a node must hold."""
 
     node: Node
+    """Which node."""
     position: int
+    """Of the operand among its inputs."""
     sizes: tuple[Dim, ...] = ()
+    """Indices are below this; several if the operand's last axis holds one for each of them. Empty
+    for a divisor, which must not be 0."""
     wraps: bool = True
+    """Whether indices from ``-size`` on count from the end."""
 
     @property
     def operand(self) -> str:
@@ -222,19 +214,13 @@ def _of_node(
 
 @dataclass(frozen=True)
 class Limits:
-    """What values of an integer input are allowed.
-
-    Attributes
-    ----------
-    low, high : int or None
-        The least and the greatest; None if there is no limit.
-    nonzero : bool
-        Whether 0 is not.
-    """
+    """What values of an integer input are allowed."""
 
     low: int | None = None
     high: int | None = None
+    """`low`, `high`: the least and the greatest; None if there is no limit."""
     nonzero: bool = False
+    """Whether 0 is not."""
 
     def __str__(self) -> str:
         span = f"{self.low} .. {self.high}" if self.low is not None else ""

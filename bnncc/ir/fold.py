@@ -23,6 +23,7 @@ from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
 from bnncc.ir.nodechecks import check_node
 from bnncc.ir.operators import FUNCTIONS
+from bnncc.ir.pieces import reshape_target
 from bnncc.ir.shaperules import Partial, broadcast
 
 Array = np.ndarray[Any, Any]
@@ -67,21 +68,14 @@ def fold(graph: Graph) -> Graph:
 
 @dataclass
 class Folder:
-    """Builds a graph node by node.
-
-    Attributes
-    ----------
-    graph : Graph
-        Inputs and constants with their types; nodes are appended.
-    partial : dict of str to tuple
-        What is known of integer vectors that are not constant.
-    small : dict of str to str
-        A tensor that broadcasts to the key and holds the same values.
-    """
+    """Builds a graph node by node."""
 
     graph: Graph
+    """Inputs and constants with their types; nodes are appended."""
     partial: dict[str, Partial] = field(default_factory=dict)
+    """What is known of integer vectors that are not constant."""
     small: dict[str, str] = field(default_factory=dict)
+    """A tensor that broadcasts to the key and holds the same values."""
     _shrunk: dict[str, str] = field(default_factory=dict)
     _budget: int = 0
 
@@ -275,10 +269,7 @@ class Folder:
         if node.op == "Reshape":
             shape = graph.types[node.outputs[0]].shape
             source = graph.types[node.inputs[0]].shape
-            dims = [
-                d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
-                for i, d in enumerate(shape)
-            ]
+            dims = reshape_target(source, shape)
             if dims.count(-1) <= 1 and not any(d == 0 for d in shape):
                 target = np.array(dims, np.int64)
                 old = graph.constants.get(node.inputs[1])

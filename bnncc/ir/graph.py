@@ -10,12 +10,13 @@ are added by the passes under names that start with ``bnncc.``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from bnncc.errors import ShapeError
 from bnncc.ir.datatypes import Datatype
 
 Dim = int | str
@@ -24,18 +25,12 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and dtype of a tensor.
-
-    Attributes
-    ----------
-    shape : tuple of int or str
-        A str is a symbolic dimension.
-    dtype : str
-        NumPy's name: ``float32``, ``int64``, ``bool``, ...
-    """
+    """Shape and dtype of a tensor."""
 
     shape: tuple[Dim, ...]
+    """A str is a symbolic dimension."""
     dtype: str
+    """NumPy's name: ``float32``, ``int64``, ``bool``, ..."""
 
     @property
     def static(self) -> bool:
@@ -45,68 +40,47 @@ class TensorType:
 
 @dataclass(eq=False)
 class Node:
-    """One operator application.
-
-    Attributes
-    ----------
-    op : str
-        ONNX operator name (default domain), ``domain::Op`` of another domain, or ``bnncc.Op``.
-    inputs, outputs : list of str
-        Tensor names; an absent optional input or output is ``""``.
-    attrs : dict
-        Attribute values as Python ints, floats, strings, lists, NumPy arrays or frozen dataclasses.
-    name : str
-        The node's name in the file, or a stand-in made from its first output; for messages.
-    covers : tuple of str
-        Names of the Conv/Gemm/MatMul nodes of the file that this node computes; for reports.
-    """
+    """One operator application."""
 
     op: str
+    """ONNX operator name (default domain), ``domain::Op`` of another domain, or ``bnncc.Op``."""
     inputs: list[str]
     outputs: list[str]
+    """`inputs`, `outputs`: tensor names; an absent optional input or output is ``""``."""
     attrs: dict[str, Any] = field(default_factory=dict)
+    """Attribute values as Python ints, floats, strings, lists, NumPy arrays or frozen
+    dataclasses."""
     name: str = ""
+    """The node's name in the file, or a stand-in made from its first output; for messages."""
     covers: tuple[str, ...] = ()
+    """Names of the Conv/Gemm/MatMul nodes of the file that this node computes; for reports."""
 
 
 @dataclass(eq=False)
 class Graph:
-    """A dataflow graph in topological order.
-
-    Attributes
-    ----------
-    nodes : list of Node
-        Every node after the producers of its inputs.
-    inputs, outputs : list of str
-        Tensor names, in the file's order.
-    constants : dict of str to ndarray
-        Initializers and folded values.
-    types : dict of str to TensorType
-        Of every input, constant and node output.
-    source : str
-        What to call the model in messages (the file name).
-    sign_zero : dict of str to str
-        By sign node: what becomes of exact zeros in front of it; for the report.
-    datatypes : dict of str to Datatype
-        Of the inputs that are declared to hold few values.
-    in_file : dict of str to tuple
-        By name, what layers that were rewritten are in the file: operator, shapes of the result and
-        of the weights; for the report.
-    forms : dict of str to tuple of Form
-        Of a physical graph: which tensor of the model some of its tensors hold, and how; see
-        `bnncc.transform.forms.Form`.
-    """
+    """A dataflow graph in topological order."""
 
     nodes: list[Node]
+    """Every node after the producers of its inputs."""
     inputs: list[str]
     outputs: list[str]
+    """`inputs`, `outputs`: tensor names, in the file's order."""
     constants: dict[str, np.ndarray]
+    """Initializers and folded values."""
     types: dict[str, TensorType]
+    """Of every input, constant and node output."""
     source: str = "model"
+    """What to call the model in messages (the file name)."""
     sign_zero: dict[str, str] = field(default_factory=dict)
+    """By sign node: what becomes of exact zeros in front of it; for the report."""
     datatypes: dict[str, Datatype] = field(default_factory=dict)
+    """Of the inputs that are declared to hold few values."""
     in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
+    """By name, what layers that were rewritten are in the file: operator, shapes of the result and
+    of the weights; for the report."""
     forms: dict[str, Any] = field(default_factory=dict)
+    """Of a physical graph: which tensor of the model some of its tensors hold, and how; see
+    `bnncc.transform.physical.Form`."""
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:
@@ -121,6 +95,12 @@ class Graph:
                 if name:
                     table.setdefault(name, []).append(node)
         return table
+
+    def tips(self, names: Collection[str]) -> set[str]:
+        """Return those of `names` that outputs are, or that make something else."""
+        last = {n for n in self.outputs if n in names}
+        made = (i for n in self.nodes if n.outputs[0] not in names for i in n.inputs)
+        return last.union(name for name in made if name in names)
 
     def fresh(self, stem: str) -> str:
         """Return a tensor name not used so far, made from `stem`."""
@@ -206,3 +186,33 @@ def product(dims: tuple[Dim, ...]) -> Dim:
     if not symbols:
         return number
     return "*".join([str(number)] * (number != 1) + symbols)
+
+
+MAX_RANK = 8
+MAX_ELEMENTS = 1 << 29
+"""Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
+
+
+def elements(dims: Iterable[Dim], where: str) -> int:
+    """Return the number of elements, a symbol counting as 1.
+
+    Raises
+    ------
+    ShapeError
+        If a dimension is negative or the tensor is too large.
+    """
+    count = 1
+    shape = list(dims)
+    if len(shape) > 64:
+        raise ShapeError(f"{where}: {len(shape)} dimensions, at most 64 are wanted")
+    for dim in shape:
+        if isinstance(dim, str):
+            continue
+        if dim < 0:
+            raise ShapeError(f"{where}: dimension {dim} is negative in shape {shape}")
+        count *= dim
+    if count > MAX_ELEMENTS or any(isinstance(d, int) and d > MAX_ELEMENTS for d in shape):
+        raise ShapeError(
+            f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
+        )
+    return count

@@ -17,9 +17,8 @@ from onnx import TensorProto, helper
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.evaluate import OPSET, make_attribute
-from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
 from bnncc.ir.halves import ROUND
-from bnncc.ir.limits import MAX_RANK, elements
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.ir.shaperules import RULES, Partial, broadcast, dynamic
 

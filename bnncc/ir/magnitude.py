@@ -17,8 +17,7 @@ from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import COARSE, KINDS, ROUND, is_float, spacing
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
-from bnncc.ir.quantized import QUANTIZED_CONV
-from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, QUANTIZED_CONV
 
 Array = np.ndarray[Any, Any]
 
@@ -46,8 +45,8 @@ SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"
 
 
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
-_NORMAL = float(np.finfo(np.float32).smallest_normal)
-"""What is less is rounded as far as that is."""
+NORMAL = float(np.finfo(np.float32).smallest_normal)
+"""The least number that every processor tells from 0; what is less is rounded as far as that is."""
 
 
 def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -133,7 +132,7 @@ def magnitude(
     rule = _RULES.get(node.op)
     if rule is not None:
         size = rule(node, ins, errs, out)
-        return np.where(size > 0, np.maximum(size, _NORMAL), size) if np.any(size) else size
+        return np.where(size > 0, np.maximum(size, NORMAL), size) if np.any(size) else size
     if node.op in _MOVES or node.op in ("Pad", "Cast"):
         return _moved(node, ins, errs, out, index)
     if node.op in SUMS:

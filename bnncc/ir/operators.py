@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,17 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric, shaping
 from bnncc.ir.halves import ROUND, round_to
 from bnncc.ir.image_bits import IMAGE_BITS, image_bits
-from bnncc.ir.quantized import QUANTIZED_CONV, quantized_conv
 from bnncc.ir.quantizers import (
     LEVELS,
     MULTI_THRESHOLD,
     QUANT,
+    QUANTIZED_CONV,
     dequantize_linear,
     levels,
     multi_threshold,
     quant,
     quantize_linear,
+    quantized_conv,
 )
 from bnncc.ir.resize import resize
 
@@ -41,14 +43,13 @@ def _binary(function: Callable[[Array, Array], Array]) -> Function:
     return lambda attrs, ins, _: [np.asarray(function(ins[0], ins[1]))]
 
 
-def _variadic(function: Callable[[Array, Array], Array]) -> Function:
-    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-        total = ins[0]
-        for other in ins[1:]:
-            total = function(total, other)
-        return [np.asarray(total)]
-
-    return run
+def _variadic(
+    function: Callable[[Array, Array], Array], attrs: dict[str, Any], ins: list[Any], _: int
+) -> list[Array]:
+    total = ins[0]
+    for other in ins[1:]:
+        total = function(total, other)
+    return [np.asarray(total)]
 
 
 def _like(x: Array, value: float) -> Any:
@@ -152,16 +153,15 @@ def _log_softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 # ------------------------------------------------------------------------- reductions and products
 
 
-def _reduce(function: Callable[..., Any]) -> Function:
-    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-        x = ins[0]
-        axes = ins[1].tolist() if len(ins) > 1 and ins[1] is not None else []
-        keep = bool(attrs.get("keepdims", 1))
-        every = None if not attrs.get("noop_with_empty_axes") else ()  # of no axis: only its map
-        result = function(x, tuple(axes) if axes else every, keep)
-        return [np.asarray(result).astype(x.dtype)]
-
-    return run
+def _reduce(
+    function: Callable[..., Any], attrs: dict[str, Any], ins: list[Any], _: int
+) -> list[Array]:
+    x = ins[0]
+    axes = ins[1].tolist() if len(ins) > 1 and ins[1] is not None else []
+    keep = bool(attrs.get("keepdims", 1))
+    every = None if not attrs.get("noop_with_empty_axes") else ()  # of no axis: only its map
+    result = function(x, tuple(axes) if axes else every, keep)
+    return [np.asarray(result).astype(x.dtype)]
 
 
 def _wide(x: Array) -> Array:
@@ -182,16 +182,15 @@ def _extreme(
     return function(x, axes, keepdims=keep, initial=initial)
 
 
-def _arg(function: Callable[..., Any]) -> Function:
-    def run(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-        x, axis = ins[0], attrs.get("axis", 0)
-        if attrs.get("select_last_index"):
-            result = x.shape[axis] - 1 - function(np.flip(x, axis), axis)
-        else:
-            result = function(x, axis)
-        return [np.expand_dims(result, axis) if attrs.get("keepdims", 1) else result]
-
-    return run
+def _arg(
+    function: Callable[..., Any], attrs: dict[str, Any], ins: list[Any], _: int
+) -> list[Array]:
+    x, axis = ins[0], attrs.get("axis", 0)
+    if attrs.get("select_last_index"):
+        result = x.shape[axis] - 1 - function(np.flip(x, axis), axis)
+    else:
+        result = function(x, axis)
+    return [np.expand_dims(result, axis) if attrs.get("keepdims", 1) else result]
 
 
 def _biased(function: Callable[..., Array]) -> Function:
@@ -295,7 +294,7 @@ FUNCTIONS: dict[str, Function] = {
     **{op: _unary(f) for op, f in _UNARY.items()},
     **{op: _binary(f) for op, f in _BINARY.items()},
     **{
-        f"Reduce{op}": _reduce(f)
+        f"Reduce{op}": partial(_reduce, f)
         for op, f in {
             "L1": lambda x, axes, keep: np.sum(np.abs(_wide(x)), axes, keepdims=keep),
             "L2": lambda x, axes, keep: np.sqrt(np.sum(_wide(x) ** 2, axes, keepdims=keep)),
@@ -307,8 +306,8 @@ FUNCTIONS: dict[str, Function] = {
             "SumSquare": lambda x, axes, keep: np.sum(_wide(x) ** 2, axes, keepdims=keep),
         }.items()
     },
-    "ArgMax": _arg(np.argmax),
-    "ArgMin": _arg(np.argmin),
+    "ArgMax": partial(_arg, np.argmax),
+    "ArgMin": partial(_arg, np.argmin),
     "AveragePool": lambda attrs, ins, _: [numeric.average_pool(ins[0], attrs)],
     "BatchNormalization": lambda attrs, ins, _: [numeric.batch_norm(ins, attrs)],
     "Cast": _cast,
@@ -335,10 +334,10 @@ FUNCTIONS: dict[str, Function] = {
     "LeakyRelu": _leaky,
     "LogSoftmax": _log_softmax,
     "MatMul": _matmul,
-    "Max": _variadic(np.maximum),
+    "Max": partial(_variadic, np.maximum),
     "MaxPool": _max_pool,
     "Mean": _mean_of,
-    "Min": _variadic(np.minimum),
+    "Min": partial(_variadic, np.minimum),
     "Mod": _modulo,
     "Pad": shaping.pad,
     "Pow": _power,
@@ -353,7 +352,7 @@ FUNCTIONS: dict[str, Function] = {
     "SpaceToDepth": shaping.space_to_depth,
     "Split": shaping.split,
     "Squeeze": shaping.squeeze,
-    "Sum": _variadic(np.add),
+    "Sum": partial(_variadic, np.add),
     "Tile": lambda attrs, ins, _: [np.tile(ins[0], ins[1].tolist())],
     "Transpose": shaping.transpose,
     "Unsqueeze": shaping.unsqueeze,

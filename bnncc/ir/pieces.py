@@ -11,7 +11,7 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 
 MAX_TABLE = 1 << 26
@@ -20,24 +20,16 @@ MAX_TABLE = 1 << 26
 
 @dataclass
 class Expression:
-    """Writes what stands for a node as an expression: each call adds a node and names its result.
-
-    Attributes
-    ----------
-    node : Node
-        What the nodes stand for.
-    graph : Graph
-        Gets the constants; the nodes are added to it by who asked for them.
-    nodes : list of Node
-        What was written so far, in the newest opset's form.
-    final : set of int
-        Identities of the nodes that stay as they are.
-    """
+    """Writes what stands for a node: each call adds a node and names its result."""
 
     node: Node
+    """What the nodes stand for."""
     graph: Graph
+    """Gets the constants; the nodes are added to it by who asked for them."""
     nodes: list[Node] = field(default_factory=list)
+    """What was written so far, in the newest opset's form."""
     final: set[int] = field(default_factory=set)
+    """Identities of the nodes that stay as they are."""
 
     @property
     def where(self) -> str:
@@ -179,3 +171,11 @@ def view(graph: Graph, name: str, out: str, kind: TensorType) -> Node:
     if (target < 0).sum() > 1:
         return Node(VIEW, [name], [out], {}, out)
     return Node("Reshape", [name, graph.constant(target, f"{out}.shape")], [out], {}, out)
+
+
+def reshape_target(source: tuple[Dim, ...], shape: tuple[Dim, ...]) -> list[int]:
+    """Return what a Reshape is told: 0 where a symbol stays in its place, -1 for other symbols."""
+    return [
+        d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
+        for i, d in enumerate(shape)
+    ]

@@ -15,6 +15,9 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import UnsupportedOp
+from bnncc.ir import numeric
+from bnncc.ir.pieces import Expression
+from bnncc.topi_binary import quantization
 
 Array = np.ndarray[Any, Any]
 
@@ -175,3 +178,48 @@ def _limits(kind: Any) -> tuple[float, float]:
     except ValueError:
         raise UnsupportedOp(f"QuantizeLinear to {np.dtype(kind).name} is not supported") from None
     return float(info.min), float(info.max)
+
+
+PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
+"""The modes that are an operator of ONNX."""
+
+
+def rounded(write: Expression, mode: str, x: str) -> str:
+    """Return `x`, rounded as the mode of `bnncc.ir.quantizers.ROUNDING` says."""
+    if mode in PLAIN:
+        return write(PLAIN[mode], x)
+    sign, size = write("Sign", x), write("Abs", x)
+    if mode.startswith("HALF"):
+        # 0.5 itself would bring the float before a half to the next whole number.
+        half = float(np.nextafter(np.float32(0.5), np.float32(0))) if mode == "HALF_UP" else -0.5
+        size = write("Add", size, write.constant(half))
+    whole = write("Ceil" if mode in ("UP", "HALF_DOWN") else "Floor", size)
+    return write("Mul", sign, whole)
+
+
+QUANTIZED_CONV = "bnncc.QuantizedConv"
+"""Operator that `transform.first_layer` puts in place of a Conv: data, rounded weights; attributes
+of Conv, ``operands``, ``scale`` and ``bias`` (float64, of each filter) and ``zero_points`` (for
+bytes: what stands for 0 in each channel)."""
+
+
+def quantized_conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `QUANTIZED_CONV`: sums in float64, which are exact for integers."""
+    data, weight = ins[:2]
+    units = np.ones(data.shape[0])
+    if attrs["zero_points"]:
+        rounded = data.astype(np.float64) - np.array(attrs["zero_points"]).reshape(1, -1, 1, 1)
+    elif attrs["operands"] == "float16":
+        with np.errstate(over="ignore"):
+            rounded = data.astype(np.float16).astype(np.float64)
+    elif attrs["operands"] == "bfloat16":
+        rounded = quantization.to_bfloat16(data).astype(np.float64)
+    else:
+        top = np.abs(data).max(axis=(1, 2, 3), initial=np.float32(0))
+        top = np.maximum(top, np.float32(quantization.SMALLEST))
+        factor = (np.float32(quantization.LEVELS) / top).reshape(-1, 1, 1, 1)
+        rounded = np.rint(data * factor).astype(np.float64)
+        units = (top / np.float32(quantization.LEVELS)).astype(np.float64)
+    sums = numeric.convolve(rounded, weight.astype(np.float64), attrs)
+    scale, bias = (np.asarray(attrs[k]).reshape(1, -1, 1, 1) for k in ("scale", "bias"))
+    return [(sums * units.reshape(-1, 1, 1, 1) * scale + bias).astype(np.float32)]

@@ -27,18 +27,13 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a graph.
-
-    Attributes
-    ----------
-    graph : Graph
-        Its tensors have the names of the whole graph's.
-    boxes : dict of str to Box
-        Which part of the whole's each input and output is; outputs may be more than was asked for.
-    """
+    """A part of a graph."""
 
     graph: Graph
+    """Its tensors have the names of the whole graph's."""
     boxes: dict[str, Box]
+    """Which part of the whole's each input and output is; outputs may be more than was asked
+    for."""
 
     def of(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of `graph`, of those of the whole."""

@@ -19,24 +19,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Taps:
-    """How one axis is resized.
-
-    Attributes
-    ----------
-    axis : int
-        Of the tensor.
-    index : ndarray of int64, shape (outputs, taps)
-        Positions that are read.
-    weight : ndarray of float64, shape (outputs, taps)
-        What they count.
-    outside : ndarray of bool, shape (outputs,)
-        Where the extrapolation value stands instead.
-    """
+    """How one axis is resized."""
 
     axis: int
+    """Of the tensor."""
     index: Array
+    """int64, shape (outputs, taps): positions that are read."""
     weight: Array
+    """float64, shape (outputs, taps): what they count."""
     outside: Array
+    """bool, shape (outputs,): where the extrapolation value stands instead."""
 
     @property
     def plain(self) -> bool:

@@ -17,6 +17,7 @@ from bnncc.ir.magnitude import (
     DECISIONS,
     EXACT_BELOW,
     JUMPS,
+    NORMAL,
     PRODUCTS,
     SUMS,
     ZERO,
@@ -30,19 +31,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Spread:
-    """What rounding may make of a tensor.
-
-    Attributes
-    ----------
-    value : ndarray
-        What the graph computes.
-    low, high : ndarray
-        The least and the most that another order of rounding could give.
-    """
+    """What rounding may make of a tensor."""
 
     value: Array
+    """What the graph computes."""
     low: Array
     high: Array
+    """`low`, `high`: the least and the most that another order of rounding could give."""
 
 
 def spread(
@@ -139,7 +134,7 @@ def _around(
         if decides and value.dtype.kind == "f":
             room = near * err
             if relaxed:
-                room = np.where(value == 0, np.maximum(room, _LEAST), room)
+                room = np.where(value == 0, np.maximum(room, NORMAL), room)
             if np.any(room):
                 low = (low - room).astype(value.dtype)
                 high = (high + room).astype(value.dtype)
@@ -178,8 +173,6 @@ def _outcomes(
 
 _MOST_LOOSE = 3
 """Inputs that are looked at in all combinations; the others go with the last of these."""
-
-_LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _size(

@@ -14,7 +14,7 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
-from bnncc.ir.magnitude import JUMPS, walked
+from bnncc.ir.magnitude import JUMPS, NORMAL, PRODUCTS, walked
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
@@ -23,7 +23,6 @@ Array = np.ndarray[Any, Any]
 TIE = 8 * float(np.finfo(np.float32).eps)
 """A value is tied within this many times the sum of its terms."""
 
-_TINY = float(np.finfo(np.float32).tiny)
 _STEPS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "QuantizeLinear", "Cast", "Not", "IsNaN", "IsInf",
     QUANT, MULTI_THRESHOLD, LEVELS,
@@ -46,7 +45,6 @@ _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "GatherElements", "GatherND", "Concat", "MaxPool", "GlobalMaxPool", "AveragePool",
     "GlobalAveragePool", "ReduceMax", "ReduceMean", "ReduceSum", "Pad",
 }  # fmt: skip
-_PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 
 def tied(
@@ -91,7 +89,7 @@ def tied(
             if name and mask.any():
                 masks[name] = np.broadcast_to(masks[name], mask.shape) | mask
         if any(e.any() for e in errs) or zeros:
-            bounds = [near * e + _TINY * (e > 0) for e in errs]  # what is less is not rounded so
+            bounds = [near * e + NORMAL * (e > 0) for e in errs]  # what is less is not rounded so
             for k, mask in enumerate(_decided(node, ins, bounds, outs, zeros)):
                 name = node.outputs[k]
                 if name and mask.any():
@@ -140,7 +138,7 @@ def _decided(
         return []
     step = np.asarray(bounds[0])
     if zeros and node.op == "Sign":
-        step = np.where(first == 0, np.maximum(step, _TINY), step)
+        step = np.where(first == 0, np.maximum(step, NORMAL), step)
     mask = np.zeros(outs[0].shape, bool)
     for sign in (-1, 1):
         moved = (first + sign * step).astype(first.dtype)
@@ -193,7 +191,7 @@ def _spread(
         if node.op in ("ReduceSum", "ReduceMean"):
             node = Node("ReduceMax", node.inputs, node.outputs, node.attrs, node.name)
         return np.asarray(evaluate_node(node, given)[index] != 0)
-    if node.op in _PRODUCTS:
+    if node.op in PRODUCTS:
         attrs = {k: v for k, v in node.attrs.items() if k not in ("alpha", "beta")}
         plain = Node(node.op, node.inputs, node.outputs, attrs, node.name)
         total = np.zeros(out.shape)

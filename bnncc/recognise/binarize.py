@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise import transposed
 from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source

@@ -71,24 +71,16 @@ def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 @dataclass(frozen=True)
 class Weights:
-    """Filters as integers.
-
-    Attributes
-    ----------
-    whole : ndarray of int64, shape (out_channels, ...)
-        What is multiplied.
-    scale : ndarray of float64, shape (out_channels,)
-        What one is worth.
-    odd : bool
-        Whether all are odd: sums of signs times powers of two.
-    bits : int
-        Planes that hold them: signs if odd, else two's complement.
-    """
+    """Filters as integers."""
 
     whole: np.ndarray
+    """int64, shape (out_channels, ...): what is multiplied."""
     scale: np.ndarray
+    """float64, shape (out_channels,): what one is worth."""
     odd: bool
+    """Whether all are odd: sums of signs times powers of two."""
     bits: int
+    """Planes that hold them: signs if odd, else two's complement."""
 
     @property
     def complement_bits(self) -> int:

@@ -34,19 +34,13 @@ REMAPS = {"Neg", "Mul", "Add", "Sub", "Div", "Clip", "Relu"}
 
 @dataclass(frozen=True)
 class Lattice:
-    """Evenly spaced values, by level.
-
-    Attributes
-    ----------
-    values : tuple of float
-        Of level 0, 1, ...; rising or falling.
-    signs : bool, default False
-        Whether its planes are those of signs: one for the two values, and one that says where the
-        middle of three is, which a kernel may prove not to occur.
-    """
+    """Evenly spaced values, by level."""
 
     values: tuple[float, ...]
+    """Of level 0, 1, ...; rising or falling."""
     signs: bool = False
+    """Whether its planes are those of signs: one for the two values, and one that says where the
+    middle of three is, which a kernel may prove not to occur."""
 
     @property
     def lo(self) -> float:

@@ -19,13 +19,11 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.magnitude import NORMAL
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.recognise.affine import channel_vector
 
 Array = np.ndarray[Any, Any]
-
-NORMAL = float(np.finfo(np.float32).tiny)
-"""The least number that every processor tells from 0: some take those nearer to it for 0."""
 
 _RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND))
 _ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div"))

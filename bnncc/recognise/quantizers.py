@@ -56,17 +56,14 @@ def recognise_quantizers(graph: Graph) -> None:
     """
     found = _find(graph)
     uneven = unevenness(graph)
-    consumers = graph.consumers()
+    tips = graph.tips(found)
     nodes: list[Node] = []
     for node in graph.nodes:
         out = node.outputs[0]
-        entry = found.get(out)
-        readers = consumers.get(out, [])
-        tip = out in graph.outputs or any(r.outputs[0] not in found for r in readers)
-        kind = graph.types[out]
+        entry, kind = found.get(out), graph.types[out]
         usable = kind.dtype == "float32" and entry is not None and _fits(entry[1], kind)
         held = None if entry is None else even(entry[1].values, uneven.get(out, UNEVEN))
-        if entry is None or not tip or not usable or held is None:
+        if entry is None or out not in tips or not usable or held is None:
             nodes.append(node)
             continue
         chain, steps = entry

@@ -68,16 +68,11 @@ def recognise_ramps(graph: Graph) -> None:
     ramps = find_ramps(graph)
     if not ramps:
         return
-    consumers = graph.consumers()
+    tips = graph.tips(ramps)
     nodes: list[Node] = []
     for node in graph.nodes:
         out = node.outputs[0]
-        readers = consumers.get(out, [])
-        last = out in graph.outputs or any(r.outputs[0] not in ramps for r in readers)
-        if out not in ramps or not last:
-            nodes.append(node)
-            continue
-        nodes += _clipped(node, ramps[out], graph)
+        nodes += _clipped(node, ramps[out], graph) if out in tips else [node]
     graph.nodes = nodes
     graph.prune()
 

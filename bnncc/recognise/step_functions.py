@@ -45,21 +45,14 @@ _SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}
 
 @dataclass(frozen=True)
 class StepFunction:
-    """A piecewise constant function of one source tensor.
-
-    Attributes
-    ----------
-    source : str
-        The real tensor.
-    cuts : ndarray, shape (count,)
-        Where pieces begin but the first, ascending: a piece holds its cut.
-    values : ndarray, shape (count + 1,)
-        On each piece; neighbours differ.
-    """
+    """A piecewise constant function of one source tensor."""
 
     source: str
+    """The real tensor."""
     cuts: Array
+    """Shape (count,): where pieces begin but the first, ascending: a piece holds its cut."""
     values: Array
+    """Shape (count + 1,): on each piece; neighbours differ."""
 
 
 def analyse(graph: Graph) -> dict[str, StepFunction]:

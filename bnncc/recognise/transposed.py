@@ -41,24 +41,16 @@ _ALIKE = {
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase along one axis, as an ordinary convolution of stride 1.
-
-    Attributes
-    ----------
-    taps : tuple of int
-        Of the transposed kernel, in the order in which the convolution has them.
-    dilation : int
-        Of the convolution.
-    pads : tuple of int
-        At the beginning and at the end.
-    start : int
-        The first of its outputs that is one of the phase.
-    """
+    """One phase along one axis, as an ordinary convolution of stride 1."""
 
     taps: tuple[int, ...]
+    """Of the transposed kernel, in the order in which the convolution has them."""
     dilation: int
+    """Of the convolution."""
     pads: tuple[int, int]
+    """At the beginning and at the end."""
     start: int
+    """The first of its outputs that is one of the phase."""
 
 
 def phases(

@@ -35,49 +35,32 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement.
-
-    Attributes
-    ----------
-    workload : Workload
-        Of what.
-    point : mapping of str to int
-        Of which point of its space.
-    seconds : float
-        Mean of the times on record.
-    line : int
-        Where, counted from 0.
-    """
+    """One measurement."""
 
     workload: Workload
+    """Of what."""
     point: Mapping[str, int]
+    """Of which point of its space."""
     seconds: float
+    """Mean of the times on record."""
     line: int
+    """Where, counted from 0."""
 
 
 @dataclass
 class Log:
-    """What is in one folder of one target.
-
-    Attributes
-    ----------
-    folder : Path
-        Where.
-    workloads : list of Workload or None
-        By line; None where the line is not one that this version understands.
-    records : list of Record
-        In the order of their lines, of workloads that are understood.
-    index : list of dict
-        Sessions, and what was said of workloads.
-    damaged : list of str
-        What could not be read, one line each.
-    """
+    """What is in one folder of one target."""
 
     folder: Path
+    """Where."""
     workloads: list[Workload | None] = field(default_factory=list)
+    """By line; None where the line is not one that this version understands."""
     records: list[Record] = field(default_factory=list)
+    """In the order of their lines, of workloads that are understood."""
     index: list[dict[str, Any]] = field(default_factory=list)
+    """Sessions, and what was said of workloads."""
     damaged: list[str] = field(default_factory=list)
+    """What could not be read, one line each."""
 
     def best(self) -> dict[Workload, Record]:
         """Return the best record of each workload; of a point measured again, the last counts."""

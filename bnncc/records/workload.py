@@ -36,18 +36,12 @@ _THREADS_TEXT = re.compile(rb'"data": "bnncc\.threads=(\d+)"')
 
 @dataclass(frozen=True)
 class Workload:
-    """What is tuned: a kernel, for one thread or for several.
-
-    Attributes
-    ----------
-    spec : str
-        JSON of the kernel's spec, with `BATCH` for a symbolic batch.
-    threads : int
-        How many threads share it.
-    """
+    """What is tuned: a kernel, for one thread or for several."""
 
     spec: str
+    """JSON of the kernel's spec, with `BATCH` for a symbolic batch."""
     threads: int = 1
+    """How many threads share it."""
 
     @classmethod
     def of(cls, spec: Spec | str, threads: int = 1) -> Workload:

@@ -60,24 +60,16 @@ the Apache License 2.0.
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was made.
-
-    Attributes
-    ----------
-    arch : str
-        Architecture of the device.
-    tvm : str
-        Version of its TVM.
-    glibc : str
-        Least version of the C library it needs.
-    size : int
-        Bytes of all files.
-    """
+    """A kit that was made."""
 
     arch: str
+    """Architecture of the device."""
     tvm: str
+    """Version of its TVM."""
     glibc: str
+    """Least version of the C library it needs."""
     size: int
+    """Bytes of all files."""
 
 
 def make(

@@ -32,27 +32,18 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output.
-
-    Attributes
-    ----------
-    name : str
-        As in the model.
-    shape : tuple of int or str
-        A str is a symbolic dimension.
-    dtype : str
-        NumPy's name.
-    datatype : str
-        Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty.
-    limits : Limits
-        Of an input of integers that are indices or divisors.
-    """
+    """An input or output."""
 
     name: str
+    """As in the model."""
     shape: tuple[Dim, ...]
+    """A str is a symbolic dimension."""
     dtype: str
+    """NumPy's name."""
     datatype: str = ""
+    """Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty."""
     limits: Limits = NO_LIMITS
+    """Of an input of integers that are indices or divisors."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> TensorInfo:
@@ -178,24 +169,16 @@ def check(content: Any, path: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What an artifact has to fit.
-
-    Attributes
-    ----------
-    name : str
-        As messages call it.
-    arch : str
-        As `bnncc.targets.host.normal_arch` has it.
-    features : frozenset of str
-        Of its processor.
-    tvm : str
-        Version of its TVM; empty if unknown.
-    """
+    """What an artifact has to fit."""
 
     name: str
+    """As messages call it."""
     arch: str
+    """As `bnncc.targets.host.normal_arch` has it."""
     features: frozenset[str]
+    """Of its processor."""
     tvm: str
+    """Version of its TVM; empty if unknown."""
 
 
 def this_machine() -> Machine:

@@ -50,26 +50,18 @@ _DEFAULT_INTEGERS = (-128, 127)
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values of one input come from.
-
-    Attributes
-    ----------
-    center, scale : float
-        Mean and standard deviation of ordinary floats.
-    points : tuple of float
-        Where something in the network changes.
-    low, high : int
-        Of integers, both included.
-    nonzero : bool
-        Whether integers may not be 0.
-    """
+    """Where the values of one input come from."""
 
     center: float = 0.0
     scale: float = 1.0
+    """`center`, `scale`: mean and standard deviation of ordinary floats."""
     points: tuple[float, ...] = ()
+    """Where something in the network changes."""
     low: int = _DEFAULT_INTEGERS[0]
     high: int = _DEFAULT_INTEGERS[1]
+    """`low`, `high`: of integers, both included."""
     nonzero: bool = False
+    """Whether integers may not be 0."""
 
     @classmethod
     def of(cls, dtype: str, limits: Limits = NO_LIMITS, **fields: Any) -> Source:
@@ -86,31 +78,22 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Inputs, and the right outputs for them.
-
-    Attributes
-    ----------
-    inputs, outputs : dict of str to ndarray
-        By name.
-    style : str
-        One of `STYLES`, if the inputs can be drawn again.
-    seed : int
-        To draw them from.
-    sure : dict of str to ndarray of bool, optional
-        Which elements of `outputs` are to be compared; by default all.
-    places : dict of str to tuple of slice, optional
-        Of outputs that are too costly to know as a whole: which part `outputs` has.
-    coarse : dict of str to float
-        How far outputs that depend on tensors of half precision may be apart, of the largest value.
-    """
+    """Inputs, and the right outputs for them."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    """`inputs`, `outputs`: by name."""
     style: str = ""
+    """One of `STYLES`, if the inputs can be drawn again."""
     seed: int = 0
+    """To draw them from."""
     sure: Mapping[str, Array] | None = None
+    """Which elements of `outputs` are to be compared; by default all."""
     places: Mapping[str, tuple[slice, ...]] | None = None
+    """Of outputs that are too costly to know as a whole: which part `outputs` has."""
     coarse: Mapping[str, float] = field(default_factory=dict)
+    """How far outputs that depend on tensors of half precision may be apart, of the largest
+    value."""
 
     def part(self, name: str, made: Array) -> Array:
         """Return what is compared of an output."""
@@ -119,30 +102,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is stored of an output.
-
-    Attributes
-    ----------
-    name : str
-        Of the output.
-    values : ndarray
-        All, or those at `where` in its flattened form.
-    where : ndarray or None
-        Places; None if `values` are all.
-    shape : tuple of int
-        Of the output.
-    top : float
-        Its largest finite magnitude.
-    relative : float
-        How far floats may be apart, of that.
-    """
+    """What is stored of an output."""
 
     name: str
+    """Of the output."""
     values: Array
+    """All, or those at `where` in its flattened form."""
     where: Array | None
+    """Places; None if `values` are all."""
     shape: tuple[int, ...]
+    """Of the output."""
     top: float
+    """Its largest finite magnitude."""
     relative: float = RELATIVE
+    """How far floats may be apart, of that."""
 
     def compare(self, made: Array) -> dict[str, Any]:
         """Return ``name``, whether `made` is ``right``, and the largest ``difference``."""
@@ -157,21 +130,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Stored:
-    """A check as it is in an artifact.
-
-    Attributes
-    ----------
-    inputs : dict of str to ndarray
-        Drawn again.
-    expected : tuple of Expected
-        In the order of the outputs.
-    style : str
-        One of `STYLES`, or empty.
-    """
+    """A check as it is in an artifact."""
 
     inputs: dict[str, Array]
+    """Drawn again."""
     expected: tuple[Expected, ...] = field(default=())
+    """In the order of the outputs."""
     style: str = ""
+    """One of `STYLES`, or empty."""
 
 
 def draw(

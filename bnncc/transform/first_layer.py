@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of
 from bnncc.recognise.operands import pad_of
 from bnncc.topi_binary import quantization
@@ -26,18 +26,12 @@ _AFFINE = ("Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization")
 
 @dataclass
 class Relaxed:
-    """What became of the first convolutions.
-
-    Attributes
-    ----------
-    layers : list of str
-        The results of those with rounded operands.
-    kept : dict of str to str
-        Why others that read an input stay in float32, by name.
-    """
+    """What became of the first convolutions."""
 
     layers: list[str] = field(default_factory=list)
+    """The results of those with rounded operands."""
     kept: dict[str, str] = field(default_factory=dict)
+    """Why others that read an input stay in float32, by name."""
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,13 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.quantized import QUANTIZED_CONV
-from bnncc.ir.quantizers import LEVELS
+from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.layout import pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
-from bnncc.transform import grouped
 from bnncc.transform.byte_signs import write_image_bits
 from bnncc.transform.groups import realise
 from bnncc.transform.interleave import interleave
@@ -37,9 +35,14 @@ from bnncc.transform.kinds import Kinds
 from bnncc.transform.level_routes import ROUTED, LevelRouter
 from bnncc.transform.level_steps import wanted_forms
 from bnncc.transform.physical import Physical
-from bnncc.transform.product_kernels import start_product
 from bnncc.transform.routes import Router
-from bnncc.transform.starts import start_few_bit, start_image, start_quantized
+from bnncc.transform.starts import (
+    grouped_operands,
+    start_few_bit,
+    start_image,
+    start_product,
+    start_quantized,
+)
 
 DECISIONS = {"bnncc.Sign", LEVELS}
 """Operators that make bits of numbers."""
@@ -255,7 +258,7 @@ class _Fuser:
             a["pads"], a["pad_value"], int(a["groups"]), a["mode"], planes.zero is not None,
             rank=rank,
         )  # fmt: skip
-        spec, inputs = grouped.operands(spec, inputs, data, self.physical)
+        spec, inputs = grouped_operands(spec, inputs, data, self.physical)
         return Group(
             spec, inputs, np.asarray(a["scale"]), np.asarray(a["bias"]), node.outputs[0],
             node.name, node.covers, bits, out_rank, step=a["step"], first=a["first"],

@@ -23,7 +23,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import COARSE, ROUND
 from bnncc.ir.magnitude import coarseness
-from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.schedules import with_half_operands
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quantization

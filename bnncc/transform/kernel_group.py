@@ -25,74 +25,52 @@ Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happens to the value of a group.
-
-    Attributes
-    ----------
-    kind : str
-        ``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
-        ``levels``, ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but
-        ``apply``).
-    tensor : str
-        The logical tensor concerned: the result of a node, the sign's output, the one to store.
-    node : Node or None
-        The graph node, if there is one.
-    layouts : tuple of str
-        For ``store``: the layouts wanted; for ``levels``: the forms, see `step.FORMS`.
-    operand : str
-        For ``tensor``: which input of the node is the group's value.
-    """
+    """One thing that happens to the value of a group."""
 
     kind: str
+    """``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
+    ``levels``, ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but
+    ``apply``)."""
     tensor: str
+    """The logical tensor concerned: the result of a node, the sign's output, the one to store."""
     node: Node | None = None
+    """The graph node, if there is one."""
     layouts: tuple[str, ...] = ()
+    """For ``store``: the layouts wanted; for ``levels``: the forms, see `step.FORMS`."""
     operand: str = ""
+    """For ``tensor``: which input of the node is the group's value."""
 
 
 @dataclass(eq=False)
 class Group:
-    """An anchor and what is fused into it.
-
-    Attributes
-    ----------
-    spec : Anchor
-        Without steps.
-    inputs : list of str
-        Physical inputs of the anchor; the weight of a binary layer is packed at `realise`.
-    scale, offset : ndarray of float64, shape (channels,)
-        The tip starts as ``scale * raw + offset``, `raw` being the exact sum of a binary or few-bit
-        layer, else the anchor's value.
-    tip : str
-        The logical tensor the value stands for at present.
-    bits : ndarray of bool or None
-        Constant weights of a binary layer.
-    top : int
-        For an anchor with integer accumulators: a bound of their magnitude.
-    dot : tuple or None
-        For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and exact.
-    step, first : int and ndarray, or 0
-        For a binary layer: `raw` is ``step * dot + first``.
-    rank : int
-        Of the logical tensors: 2 also where a convolution covers a whole image and gives rows.
-    pool : Pool2d or None
-        What the event ``pool`` stands for.
-    """
+    """An anchor and what is fused into it."""
 
     spec: Anchor
+    """Without steps."""
     inputs: list[str]
+    """Physical inputs of the anchor; the weight of a binary layer is packed at `realise`."""
     scale: np.ndarray
     offset: np.ndarray
+    """`scale`, `offset` (float64, shape (channels,)): the tip starts as ``scale * raw + offset``,
+    `raw` being the exact sum of a binary or few-bit layer, else the anchor's value."""
     tip: str
+    """The logical tensor the value stands for at present."""
     name: str
     covers: tuple[str, ...] = ()
     bits: np.ndarray | None = None
+    """bool: constant weights of a binary layer."""
     rank: int = 4
+    """Of the logical tensors: 2 also where a convolution covers a whole image and gives rows."""
     pool: Pool2d | None = None
+    """What the event ``pool`` stands for."""
     top: int = 0
+    """For an anchor with integer accumulators: a bound of their magnitude."""
     dot: tuple[int, np.ndarray] | None = None
+    """For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and
+    exact."""
     step: int = 1
     first: np.ndarray | int = 0
+    """`step`, `first`: for a binary layer: `raw` is ``step * dot + first``."""
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.image_bits import IMAGE_BITS
-from bnncc.ir.quantized import QUANTIZED_CONV
-from bnncc.ir.quantizers import LEVELS
+from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of, has_constant_form
 from bnncc.recognise.few_bit import FEW_BIT_CONV
 from bnncc.recognise.products import BINARY_PRODUCT

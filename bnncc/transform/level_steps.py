@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.magnitude import NORMAL
 from bnncc.recognise.few_bit import FEW_BIT_CONV
 from bnncc.recognise.lattice import exact_line, sign_values
-from bnncc.recognise.monotone import NORMAL, direction, first_reached
+from bnncc.recognise.monotone import direction, first_reached
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step, plane_count

@@ -2,7 +2,8 @@
 
 A logical tensor of the ONNX graph can exist in several physical forms at once: float in the file's
 layout (``NCHW``, also used for every rank but 4), float ``NHWC``, and planes of bits. `Physical`
-knows which exist, makes missing ones, and appends kernel nodes.
+knows which exist, makes missing ones, and appends kernel nodes; a `Form` says what a tensor of the
+physical graph stands for, and how it holds that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,25 @@ from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import BinaryConv2d, ConcatBits, Elementwise, SliceBits, Spec
 from bnncc.topi_binary.step import Step
-from bnncc.transform.forms import Form, Held
+
+Held = tuple[float, ...]
+"""What bits or levels stand for, by number."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor of the physical graph holds a tensor of the logical one."""
+
+    tensor: str
+    """The logical tensor."""
+    kind: str
+    """``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
+    ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`."""
+    values: Held = ()
+    """What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one."""
+    number: int = 0
+    """Of a ``plane``."""
+
 
 KERNEL = "bnncc.Kernel"
 """Operator name of a fused kernel; its attribute ``spec`` says all."""

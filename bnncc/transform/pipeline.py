@@ -36,46 +36,30 @@ from bnncc.transform.simplify import simplify
 
 @dataclass
 class Compilation:
-    """What passes know besides the graph, and what they find out.
-
-    Attributes
-    ----------
-    options : CompileOptions
-        What was asked.
-    target : TargetSpec
-        The machine.
-    records : Recorded or None
-        What measurements say of the orders of weights.
-    trace : Trace
-        Takes the graph and the time after each pass.
-    layers : list of Layer
-        What became of each convolution and dense layer, for the report.
-    """
+    """What passes know besides the graph, and what they find out."""
 
     options: CompileOptions
+    """What was asked."""
     target: TargetSpec
+    """The machine."""
     records: Recorded | None = None
+    """What measurements say of the orders of weights."""
     trace: Trace = field(default_factory=Trace)
+    """Takes the graph and the time after each pass."""
     layers: list[Layer] = field(default_factory=list)
+    """What became of each convolution and dense layer, for the report."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One step from the logical graph to the physical one.
-
-    Attributes
-    ----------
-    name : str
-        In dumps and tables of times.
-    run : callable
-        Changes the graph in place, or returns the graph that takes its place.
-    why : str
-        What it is for.
-    """
+    """One step from the logical graph to the physical one."""
 
     name: str
+    """In dumps and tables of times."""
     run: Callable[[Graph, Compilation], object]
+    """Changes the graph in place, or returns the graph that takes its place."""
     why: str
+    """What it is for."""
 
 
 def _binarize(graph: Graph, made: Compilation) -> None:
@@ -132,11 +116,6 @@ def to_physical(graph: Graph, made: Compilation) -> Graph:
         The logical graph, which is changed.
     made : Compilation
         What was asked; gets what is found out.
-
-    Returns
-    -------
-    Graph
-        The physical graph.
     """
     for step in PASSES:
         with made.trace.timed(step.name):

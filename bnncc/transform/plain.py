@@ -14,8 +14,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND, rounds_integer_sums
 from bnncc.ir.infer import infer_into
 from bnncc.ir.pieces import Expression
-from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range
-from bnncc.ir.rounding import rounded
+from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range, rounded
 
 
 def write_plain(graph: Graph) -> None:

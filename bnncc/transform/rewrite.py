@@ -16,21 +16,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Walk:
-    """State of a forward walk.
-
-    Attributes
-    ----------
-    graph : Graph
-        Under rewriting.
-    made : dict of str to Node
-        Producers of the tensors seen so far.
-    alias : dict of str to str
-        Tensors replaced by others.
-    """
+    """State of a forward walk."""
 
     graph: Graph
+    """Under rewriting."""
     made: dict[str, Node] = field(default_factory=dict)
+    """Producers of the tensors seen so far."""
     alias: dict[str, str] = field(default_factory=dict)
+    """Tensors replaced by others."""
 
     def value(self, name: str) -> Array | None:
         """Return a constant's value, or None."""

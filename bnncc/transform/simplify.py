@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir.fold import fold
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.infer import COMPARE
+from bnncc.ir.pieces import reshape_target
 from bnncc.trace import Trace
 from bnncc.transform.cancel import cancel
 from bnncc.transform.dense import computed_bias, dense_bias, gemm
@@ -172,10 +174,7 @@ def _reshape(node: Node, state: Walk) -> Result:
     source, target = types[inner.inputs[0]].shape, types[node.outputs[0]].shape
     if source == target:
         return inner.inputs[0]
-    dims = [
-        d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
-        for i, d in enumerate(target)
-    ]
+    dims = reshape_target(source, target)
     if dims.count(-1) > 1:
         return None
     shape = state.graph.constant(np.array(dims, np.int64), f"{node.name}.shape")
@@ -209,21 +208,17 @@ def _single(node: Node, state: Walk) -> Result:
     return None
 
 
-def _neutral(value: int, sides: tuple[int, ...]) -> Callable[[Node, Walk], Result]:
+def _neutral(value: int, sides: tuple[int, ...], node: Node, state: Walk) -> Result:
     """Drop an operand whose elements all are the operator's neutral one."""
-
-    def rule(node: Node, state: Walk) -> Result:
-        for side in sides:
-            constant = state.value(node.inputs[side])
-            other = node.inputs[1 - side]
-            types = state.graph.types
-            if constant is None or types[other] != types[node.outputs[0]]:
-                continue
-            if constant.size and (constant == value).all():
-                return other
-        return None
-
-    return rule
+    for side in sides:
+        constant = state.value(node.inputs[side])
+        other = node.inputs[1 - side]
+        types = state.graph.types
+        if constant is None or types[other] != types[node.outputs[0]]:
+            continue
+        if constant.size and (constant == value).all():
+            return other
+    return None
 
 
 def _slice(node: Node, state: Walk) -> Result:
@@ -331,7 +326,7 @@ def _batch_norm(node: Node, state: Walk) -> Result:
 
 
 _RULES: dict[str, Callable[[Node, Walk], Result]] = {
-    "Add": _neutral(0, (0, 1)),
+    "Add": partial(_neutral, 0, (0, 1)),
     "ArgMax": larger_of_two,
     "ArgMin": larger_of_two,
     "AveragePool": _unpooled,
@@ -341,7 +336,7 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Concat": _single,
     "Conv": computed_bias,
     "ConvTranspose": computed_bias,
-    "Div": _neutral(1, (1,)),
+    "Div": partial(_neutral, 1, (1,)),
     "Expand": _if_same_type,
     "Flatten": _reshape,
     "Gemm": gemm,
@@ -352,11 +347,11 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "MaxPool": _unpooled,
     "Mean": _single,
     "Min": _bound,
-    "Mul": _neutral(1, (0, 1)),
+    "Mul": partial(_neutral, 1, (0, 1)),
     "Neg": _neg,
     "Not": _not,
     "Pad": _pad,
-    "Pow": _neutral(1, (1,)),
+    "Pow": partial(_neutral, 1, (1,)),
     "Relu": _twice,
     "Reshape": _reshape,
     "Round": _twice,
@@ -364,7 +359,7 @@ _RULES: dict[str, Callable[[Node, Walk], Result]] = {
     "Slice": _slice,
     "Split": lambda node, state: node.inputs[0] if len(node.outputs) == 1 else None,
     "Squeeze": _reshape,
-    "Sub": _neutral(0, (1,)),
+    "Sub": partial(_neutral, 0, (1,)),
     "Sum": _single,
     "Tile": _if_same_type,
     "Transpose": transpose,

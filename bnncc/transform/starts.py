@@ -1,18 +1,21 @@
-"""Start kernels of quantized and few-bit layers: their specs, data and weights."""
+"""Start kernels of layers that are not plain: their specs, data and weights."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.recognise.few_bit import starts_of
-from bnncc.schedules import with_packed_operands
+from bnncc.schedules import with_packed_operands, with_weight_order
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data, quantization
+from bnncc.topi_binary import few_bit_data, quantization, sliced_data
 from bnncc.topi_binary.build import input_types
-from bnncc.topi_binary.spec import Conv2d, Elementwise
+from bnncc.topi_binary.layout import WORD_BITS, words
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, WeightsOfRows
 from bnncc.transform.kernel_group import Group
-from bnncc.transform.physical import Physical
+from bnncc.transform.physical import Physical, Planes
 
 
 def start_few_bit(node: Node, graph: Graph, physical: Physical) -> Group:
@@ -65,3 +68,86 @@ def start_image(node: Node, physical: Physical) -> Group:
     inputs = [physical.float(data, layout)]
     ones, zeros = np.ones(channels), np.zeros(channels)
     return Group(spec, inputs, ones, zeros, node.outputs[0], node.name, rank=rank)
+
+
+def start_product(node: Node, physical: Physical) -> Group:
+    """Start the group of a `products.BINARY_PRODUCT`: its second operand becomes weights first.
+
+    `physical`: the graph being built; gets what makes weights of the second operand.
+
+    Returns
+    -------
+    Group
+        A convolution of one image for each matrix.
+    """
+    a = node.attrs
+    left, right = (physical.bits(i) for i in node.inputs)
+    batch, rows, columns = a["batch"], int(a["rows"]), int(a["columns"])
+    depth = int(physical.source.types[node.inputs[0]].shape[1])
+    spec = BinaryConv2d(
+        batch, 1, rows, depth, columns, (1, 1), mode=a["mode"], ternary=left.zero is not None,
+        per_image=True, weight_zeros=right.zero is not None,
+    )  # fmt: skip
+    data = [left.sign, left.zero] if left.zero else [left.sign]
+    inputs = [physical.reshape(p, (batch, 1, rows, words(depth))) for p in data]
+    inputs += _weights(physical, right, WeightsOfRows(batch, columns, depth, a["mode"] == "and"))
+    scale, bias = np.full(columns, a["scale"]), np.zeros(columns)
+    return Group(spec, inputs, scale, bias, node.outputs[0], node.name, node.covers, rank=2)
+
+
+def _weights(physical: Physical, planes: Planes, spec: WeightsOfRows) -> list[str]:
+    """Return weights: sign plane, zero plane, start values."""
+    shape: tuple[Dim, ...] = (spec.n, spec.rows, words(spec.channels))
+    signs = [physical.graph.fresh(f"{planes.sign}.{k}") for k in ("weight", "start")]
+    signs = signs[: 1 + spec.count]
+    physical.kernel(spec, [physical.reshape(planes.sign, shape)], signs, planes.sign)
+    if planes.zero is None:
+        return signs
+    zero = physical.graph.fresh(f"{planes.zero}.weight")
+    plain = WeightsOfRows(spec.n, spec.rows, spec.channels)
+    physical.kernel(plain, [physical.reshape(planes.zero, shape)], [zero], planes.zero)
+    return [signs[0], zero, *signs[1:]]
+
+
+def grouped_operands(
+    spec: BinaryConv2d, planes: list[str], name: str, physical: Physical
+) -> tuple[BinaryConv2d, list[str]]:
+    """Bring data into the form that the kernel of a layer in groups reads.
+
+    Small groups are computed in bit slices, on planes as they are (`topi_binary.sliced_data`);
+    where a group has more channels out than in, its channels are repeated. Everywhere else each
+    group is moved to words of its own.
+
+    Parameters
+    ----------
+    spec : BinaryConv2d
+        The layer, in any number of groups.
+    planes : list of str
+        Its data: the sign plane, perhaps the zero plane.
+    name : str
+        The logical tensor that they are.
+
+    Returns
+    -------
+    BinaryConv2d
+        With the channels that are read. The order of weights says whether in bit slices; which
+        other one it is, is decided when they are packed.
+    list of str
+        The planes to read.
+    """
+    target = physical.target
+    depth, made = spec.channels // spec.groups, spec.out_channels // spec.groups
+    if spec.groups > 1 and target is not None and made % depth == 0:
+        groups = spec.out_channels // depth
+        repeated = replace(spec, channels=spec.out_channels, groups=groups)
+        chosen = with_weight_order(repeated, target)
+        if chosen.weight_order == sliced_data.ORDER:
+            index = [g * depth + j % depth for g in range(spec.groups) for j in range(made)]
+            return chosen, [physical.pick(plane, name, tuple(index)) for plane in planes]
+    if spec.groups > 1 and depth % WORD_BITS:
+        held = words(depth) * WORD_BITS
+        index = [
+            g * depth + i if i < depth else -1 for g in range(spec.groups) for i in range(held)
+        ]
+        planes = [physical.pick(plane, name, tuple(index)) for plane in planes]
+    return with_weight_order(spec, target) if target is not None else spec, planes

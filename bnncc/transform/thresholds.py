@@ -25,19 +25,14 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Planes:
-    """What a sign gives for every attainable dot product of every channel.
-
-    Attributes
-    ----------
-    dots : ndarray of int64, shape (D,)
-        Attainable dot products, ascending.
-    ge, gt : ndarray of bool, shape (D, channels)
-        Whether the value in front of the sign is >= 0, > 0.
-    """
+    """What a sign gives for every attainable dot product of every channel."""
 
     dots: np.ndarray
+    """int64, shape (D,): attainable dot products, ascending."""
     ge: np.ndarray
     gt: np.ndarray
+    """`ge`, `gt` (bool, shape (D, channels)): whether the value in front of the sign is >= 0,
+    and whether it is > 0."""
 
     @property
     def zero_attainable(self) -> bool:
@@ -47,16 +42,12 @@ class Planes:
 
 @dataclass(frozen=True)
 class Direction:
-    """Which way each channel's step goes with the dot product.
-
-    Attributes
-    ----------
-    up, down : ndarray of bool, shape (channels,)
-        Neither is set for constant channels; both are set where it is not a single step.
-    """
+    """Which way each channel's step goes with the dot product."""
 
     up: np.ndarray
     down: np.ndarray
+    """`up`, `down` (bool, shape (channels,)): neither is set for constant channels; both are set
+    where it is not a single step."""
 
     @property
     def single(self) -> bool:

@@ -1,4 +1,4 @@
-"""Check and time one kernel's library: here, or on a device."""
+"""Check and time one kernel's library: here, on a device, or in an emulated processor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.errors import TuningError
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import Case, empty_outputs
@@ -40,11 +41,6 @@ def checked(
         Brings an array to where the kernel runs.
     call : callable
         Runs it on such arrays.
-
-    Returns
-    -------
-    list
-        Its arguments.
 
     Raises
     ------
@@ -190,3 +186,34 @@ class OnDevice(_Clock):
 
         with self.device.speaking("sending inputs"):
             return tvm.runtime.tensor(array, self.device.cpu)
+
+
+UNIT = 1e-6
+"""Of one instruction, in the field that MetaSchedule has for seconds."""
+
+
+class Instructions:
+    """Runs libraries in unicorn: a stand-in for Arm hardware that is not there.
+
+    What a kernel costs is how many instructions it executes, not time: a real processor hides some
+    of them and waits for others. Records made so are in a folder of their own,
+    ``TARGET.instructions``, and count only where none was measured by the clock.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from bnncc.codegen.emulator import Library
+        except ImportError as error:
+            raise TuningError(
+                f"counting instructions needs an emulator: {error}",
+                hint="pip install unicorn pyelftools",
+            ) from error
+        self._library = Library
+
+    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+        """Check one kernel; return its instructions times `UNIT`, for which one run is enough."""
+        emulated = self._library(library.read_bytes())
+        checked(
+            spec, case, np.ascontiguousarray, lambda args: emulated.call("main", args, count=True)
+        )
+        return [emulated.instructions * UNIT]

@@ -50,20 +50,14 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a kernel, and its outputs.
-
-    Attributes
-    ----------
-    inputs, outputs : list of ndarray
-        In the kernel's order.
-    unsure : list of ndarray or None
-        For each output, the bits, or which floats, rounding may make something else; None where
-        there are none.
-    """
+    """Inputs of a kernel, and its outputs."""
 
     inputs: list[Array]
     outputs: list[Array]
+    """`inputs`, `outputs`: in the kernel's order."""
     unsure: list[Array | None]
+    """For each output, the bits, or which floats, rounding may make something else; None where
+    there are none."""
 
     def arrays(self) -> dict[str, Array]:
         """Return everything by name, for a file."""

@@ -12,9 +12,10 @@ import numpy as np
 
 from bnncc import driver
 from bnncc.console import Console
-from bnncc.errors import TuningError, UsageError
+from bnncc.errors import DeviceError, TuningError, UsageError
 from bnncc.options import CompileOptions
 from bnncc.records.workload import Workload
+from bnncc.remote import connection
 from bnncc.runtime import runner
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
@@ -106,8 +107,6 @@ def tune(
         raise TuningError(f"{model}: {what}")
     if fixed and pattern is None:
         console.result(f"nothing to choose, so not tuned: {', '.join(fixed)}")
-    from bnncc.tuning.devices import free_devices
-
     plan = Plan(
         trials=trials,
         time_limit=time_limit,
@@ -209,3 +208,31 @@ def text(result: dict[str, Any], folder: Path) -> str:
         before, after = result["network"]["before_us"], result["network"]["after_us"]
         line += f"; network {before:.2f} us before, {after:.2f} us after"
     return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
+
+
+def free_devices(device: dict[str, Any] | None) -> int:
+    """Return how many processes can measure at a time.
+
+    `device`: arguments of `bnncc.remote.connect`; None for this machine, where it is one.
+
+    Returns
+    -------
+    int
+        All devices that a tracker knows of the kind, busy or not.
+
+    Raises
+    ------
+    DeviceError
+        If the tracker knows none, or is not there.
+    """
+    if device is None or device.get("tracker") is None:
+        return 1
+    address = connection.parse_address(str(device["tracker"]))
+    keys = connection.summary(address)
+    count = keys.count(str(device["key"]))
+    if not count:
+        raise DeviceError(
+            f"tracker {address} has no device with key `{device['key']}`",
+            hint=f"it has: {', '.join(sorted(set(keys))) or 'none'}",
+        )
+    return count

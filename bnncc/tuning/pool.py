@@ -30,30 +30,20 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """What workers are for.
-
-    Attributes
-    ----------
-    target : TargetSpec
-        The machine that kernels are for.
-    device : dict or None
-        Arguments of `bnncc.remote.connect`; None to measure here.
-    threads : int
-        That kernels use.
-    preload : tuple of str
-        Modules that workers import first.
-    method : {"clock", "instructions", "none"}
-        What is measured.
-    prefix : tuple of str
-        Command that starts the worker's command, such as ``("taskset", "-c", "1")``.
-    """
+    """What workers are for."""
 
     target: TargetSpec
+    """The machine that kernels are for."""
     device: dict[str, Any] | None = None
+    """Arguments of `bnncc.remote.connect`; None to measure here."""
     threads: int = 1
+    """That kernels use."""
     preload: tuple[str, ...] = ()
+    """Modules that workers import first."""
     method: str = "clock"
+    """``clock``, ``instructions`` or ``none``: what is measured."""
     prefix: tuple[str, ...] = ()
+    """Command that starts the worker's command, such as ``("taskset", "-c", "1")``."""
 
 
 @dataclass

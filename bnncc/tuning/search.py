@@ -40,36 +40,24 @@ def tune_context(module: Any, target: Any, space: Any, strategy: Any, name: str)
 
 @dataclass
 class Task:
-    """The search for one kernel.
-
-    Attributes
-    ----------
-    workload : Workload
-        The kernel.
-    weight : int
-        How often the network runs it.
-    space : Space
-        What can be chosen.
-    times : dict of str to float
-        Seconds of the points measured, by `key_of`.
-    points : dict of str to mapping
-        Those points.
-    kernels : dict of str to str
-        The first point that made a kernel, by the kernel's hash.
-    failed : dict of str to str
-        Points that failed, and how.
-    trials : int
-        Points built and measured, those that failed included.
-    """
+    """The search for one kernel."""
 
     workload: Workload
+    """The kernel."""
     weight: int
+    """How often the network runs it."""
     space: Space
+    """What can be chosen."""
     times: dict[str, float] = field(default_factory=dict)
+    """Seconds of the points measured, by `key_of`."""
     points: dict[str, Point] = field(default_factory=dict)
+    """Those points."""
     kernels: dict[str, str] = field(default_factory=dict)
+    """The first point that made a kernel, by the kernel's hash."""
     failed: dict[str, str] = field(default_factory=dict)
+    """Points that failed, and how."""
     trials: int = 0
+    """Points built and measured, those that failed included."""
 
     def __post_init__(self) -> None:
         self.all = list(self.space.points())

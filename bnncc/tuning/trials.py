@@ -26,52 +26,36 @@ CASE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How to tune.
-
-    Attributes
-    ----------
-    trials : int
-        In all, those of earlier runs in the same folder included.
-    each : int or None
-        Trials of every kernel, one after the other, instead of `trials` by their share of the time.
-    time_limit : float or None
-        Seconds after which no batch is begun.
-    jobs : int
-        Kernels built at a time.
-    measurers : int
-        Kernels measured at a time: 1, or as many as there are devices.
-    batch : int
-        Trials of one kernel at a time.
-    build_seconds, measure_seconds : float
-        After which a kernel is given up.
-    repeat_seconds : float
-        That timing of one kernel takes, more or less.
-    seed : int
-        Of the search.
-    from_default : bool
-        Whether the rule's default is each kernel's first trial.
-    lock : Path or None
-        File that is locked while kernels are measured, for machines where others measure too.
-    command : str
-        For the index.
-    device : str
-        Whose times they are, for the index.
-    """
+    """How to tune."""
 
     trials: int = 512
+    """In all, those of earlier runs in the same folder included."""
     each: int | None = None
+    """Trials of every kernel, one after the other, instead of `trials` by their share of the
+    time."""
     time_limit: float | None = None
+    """Seconds after which no batch is begun."""
     jobs: int = 1
+    """Kernels built at a time."""
     measurers: int = 1
+    """Kernels measured at a time: 1, or as many as there are devices."""
     batch: int = BATCH
+    """Trials of one kernel at a time."""
     build_seconds: float = 60.0
     measure_seconds: float = 30.0
+    """`build_seconds`, `measure_seconds`: after which a kernel is given up."""
     repeat_seconds: float = 0.03
+    """That timing of one kernel takes, more or less."""
     seed: int = 0
+    """Of the search."""
     from_default: bool = True
+    """Whether the rule's default is each kernel's first trial."""
     lock: Path | None = None
+    """File that is locked while kernels are measured, for machines where others measure too."""
     command: str = ""
+    """For the index."""
     device: str = ""
+    """Whose times they are, for the index."""
 
 
 class Same:

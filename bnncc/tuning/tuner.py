@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,6 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.progress import Progress
 from bnncc.tuning.search import Search, Task
 from bnncc.tuning.strategy import key_of
 from bnncc.tuning.trials import Plan, Same, Trials
@@ -35,25 +35,17 @@ TURNS = 3
 
 @dataclass
 class Result:
-    """What a run did.
-
-    Attributes
-    ----------
-    tasks : list of Task
-        Kernels with something to choose, and what is known of them now.
-    trials : int
-        In this run.
-    seconds, measuring : float
-        That it took, and how much of it were measurements.
-    interrupted : bool
-        Whether the user stopped it.
-    """
+    """What a run did."""
 
     tasks: list[Task] = field(default_factory=list)
+    """Kernels with something to choose, and what is known of them now."""
     trials: int = 0
+    """In this run."""
     seconds: float = 0.0
     measuring: float = 0.0
+    """`seconds`, `measuring`: that it took, and how much of it were measurements."""
     interrupted: bool = False
+    """Whether the user stopped it."""
 
 
 def tasks_of(kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: int) -> list[Task]:
@@ -329,3 +321,68 @@ def summary(result: Result) -> dict[str, Any]:
             for task in result.tasks
         ],
     }
+
+
+WIDTH = 24
+"""Characters of the bar."""
+
+
+class Progress:
+    """Shows trials done, the kernel at hand with its best so far, and the time left.
+
+    Parameters
+    ----------
+    total : int
+        Trials that are wanted.
+    until : float or None
+        `time.monotonic` when it ends in any case.
+    unit : str
+        ``s`` if seconds are measured, else what is counted.
+    """
+
+    def __init__(self, console: Console, total: int, until: float | None, unit: str) -> None:
+        self.console, self.total, self.until, self.unit = console, total, until, unit
+        self.started = time.monotonic()
+        self.bar = sys.stderr.isatty() and console.verbosity >= 0
+        self.first: int | None = None
+
+    def show(self, done: int, task: Task) -> None:
+        """Say how far it is after a batch for `task`."""
+        if self.first is None:
+            self.first = done
+        text = f"{done}/{self.total} {task.workload.name}: {self.best(task)}, {self._left(done)}"
+        if self.bar:
+            filled = WIDTH * done // max(1, self.total)
+            bar = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {text}"
+            print(f"\r\x1b[K{bar[:118]}", end="", file=sys.stderr, flush=True)
+        else:
+            self.console.result(text)
+
+    def end(self, tasks: Sequence[Task]) -> None:
+        """Leave the best of every kernel on the screen."""
+        if self.bar:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        for task in tasks:
+            self.console.result(f"{task.workload.name}: {self.best(task)}, {task.trials} trials")
+
+    def best(self, task: Task) -> str:
+        """Return the best so far of `task`, beside the default."""
+        if task.best is None:
+            return "nothing measured"
+        text = self.amount(task.best[1])
+        if task.default is not None and task.default > task.best[1]:
+            text += f" ({100 * (1 - task.best[1] / task.default):.1f} % less than the default)"
+        return text
+
+    def amount(self, value: float) -> str:
+        """Return what was measured with its unit."""
+        return f"{value * 1e6:.2f} us" if self.unit == "s" else f"{value * 1e6:,.0f} {self.unit}"
+
+    def _left(self, done: int) -> str:
+        now, made = time.monotonic(), done - (self.first or 0)
+        if made <= 0:
+            return "time left unknown"
+        seconds = (now - self.started) / made * max(0, self.total - done)
+        if self.until is not None:
+            seconds = min(seconds, max(0.0, self.until - now))
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"

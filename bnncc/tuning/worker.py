@@ -119,9 +119,7 @@ def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: boo
     from bnncc.tuning import bench
 
     if method == "instructions":
-        from bnncc.tuning.standin import Instructions
-
-        return Instructions()
+        return bench.Instructions()
     if method == "none":
         return None
     if on_gpu:

@@ -28,8 +28,7 @@ from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import step_outputs
-from bnncc.transform.forms import Form, Held
-from bnncc.transform.physical import KERNEL
+from bnncc.transform.physical import KERNEL, Form, Held
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 
@@ -67,22 +66,15 @@ def affordable(physical: Graph, model: Graph, macs: int) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a physical graph and its model differ.
-
-    Attributes
-    ----------
-    tensor : str
-        Of the model.
-    node : str
-        The kernel or node that made it.
-    count, size : int
-        How many of its elements are wrong, of how many.
-    """
+    """Where a physical graph and its model differ."""
 
     tensor: str
+    """Of the model."""
     node: str
+    """The kernel or node that made it."""
     count: int
     size: int
+    """`count`, `size`: how many of its elements are wrong, of how many."""
 
 
 def confirm_passes(

@@ -9,7 +9,8 @@ import numpy as np
 from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
 from bnncc.runtime.compare import apart
-from bnncc.transform.forms import Form
+from bnncc.topi_binary.reference import bits_to_words
+from bnncc.transform.physical import Form
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +46,7 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     level = np.moveaxis(level, 1, -1) if value.ndim == 4 else level
     stored = code(level, form)
     if form.kind in _BITS:
-        return _words(stored.astype(bool)), off
+        return bits_to_words(stored.astype(bool)), off
     kind = _UNITS[form.kind]
     wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
     wide[..., : level.shape[-1]] = stored
@@ -131,11 +132,3 @@ def differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> A
     if np.array_equal(value.view(np.uint32), right.view(np.uint32)):
         return np.zeros(shape, bool)
     return codes(value, form, shape) != codes(right, form, shape)
-
-
-def _words(bits: Array) -> Array:
-    """Pack the last axis, 32 to a word, the first in the lowest bit."""
-    count = -(-bits.shape[-1] // 32) * 32
-    full = np.zeros((*bits.shape[:-1], count), bool)
-    full[..., : bits.shape[-1]] = bits
-    return np.packbits(full, axis=-1, bitorder="little").view("<u4")

@@ -19,6 +19,7 @@ from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
+from bnncc.ir.magnitude import NORMAL
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, integer_range
 from bnncc.runtime.manifest import TensorInfo
@@ -34,7 +35,6 @@ _SMALLEST = 1e-6
 _NARROWER = ((0, 126), (0, 15), (0, 3), (0, 1), (0, 0), (1, 1))
 """Ranges tried where a graph cannot be evaluated on ordinary integers."""
 
-_TINY = float(np.finfo(np.float32).tiny)
 _ULPS = 64 * float(np.finfo(np.float32).eps)
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "Pad", "Concat", "MaxPool", "GlobalMaxPool", "Dropout", "Cast", "Resize",
@@ -158,8 +158,8 @@ def _around(way: _Way, place: float) -> list[float]:
     x = (place - way.offset) / way.slope
     near = np.float32(x)
     if way.exact and float(near) == x:
-        if abs(near) < _TINY:  # what is less, some processors take for 0
-            return [-_TINY, 0.0, _TINY]
+        if abs(near) < NORMAL:  # what is less, some processors take for 0
+            return [-NORMAL, 0.0, NORMAL]
         return [float(near), *(float(np.nextafter(near, np.float32(d))) for d in (-np.inf, np.inf))]
     slack = _ULPS * (abs(x) + (abs(way.offset) + abs(place)) / abs(way.slope))
     return [x - slack, x + slack]

@@ -43,33 +43,22 @@ class NotFollowed(VerificationError):
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One call of a kernel.
-
-    Attributes
-    ----------
-    name : str
-        The kernel.
-    inputs : list of ndarray
-        In its order.
-    extra : list of int
-        Further arguments: what symbols stand for.
-    over : list of int
-        For each output, which input it is stored over; -1 where it has an argument of its own.
-    outputs : list of ndarray
-        What is right.
-    compute : callable
-        Makes right outputs of other inputs.
-    meaningful : list of (ndarray or None)
-        For each output, which elements mean something; None where all do.
-    """
+    """One call of a kernel."""
 
     name: str
+    """The kernel."""
     inputs: list[Array]
+    """In its order."""
     extra: list[int]
+    """Further arguments: what symbols stand for."""
     over: list[int]
+    """For each output, which input it is stored over; -1 where it has an argument of its own."""
     outputs: list[Array]
+    """What is right."""
     compute: Compute
+    """Makes right outputs of other inputs."""
     meaningful: list[Array | None]
+    """For each output, which elements mean something; None where all do."""
 
     def differences(self, made: Sequence[Array]) -> tuple[int, float]:
         """Compare what the kernel made with what is right.

@@ -32,15 +32,10 @@ PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "XnorPopcountMatMul"))
 
 @dataclass
 class Reference:
-    """Runs models with the best runtime that takes them.
-
-    Attributes
-    ----------
-    used : dict of str to int
-        How many models each runtime ran.
-    """
+    """Runs models with the best runtime that takes them."""
 
     used: dict[str, int] = field(default_factory=dict)
+    """How many models each runtime ran."""
 
     def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run `model`; return its outputs by name."""
@@ -187,27 +182,18 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 @dataclass(frozen=True)
 class Segment:
-    """The part of a model between some tensors and one that depends on them.
-
-    Attributes
-    ----------
-    model : ModelProto
-        Inputs are `leaves`, the output is `tensor`.
-    tensor : str
-        What it computes.
-    leaves : tuple of str
-        What it computes it from.
-    ops : tuple of str
-        Types of its nodes.
-    node : str
-        Name of its Conv, Gemm or MatMul, else of its last node.
-    """
+    """The part of a model between some tensors and one that depends on them."""
 
     model: onnx.ModelProto
+    """Inputs are `leaves`, the output is `tensor`."""
     tensor: str
+    """What it computes."""
     leaves: tuple[str, ...]
+    """What it computes it from."""
     ops: tuple[str, ...]
+    """Types of its nodes."""
     node: str
+    """Name of its Conv, Gemm or MatMul, else of its last node."""
 
 
 class Splitter:

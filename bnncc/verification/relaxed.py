@@ -22,28 +22,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Evaluates a model, or a part of it, as `--first-layer` and `--float-type` have it.
-
-    Attributes
-    ----------
-    operands, float_type : str
-        The options' values.
-    pixels : dict of str to ndarray
-        Inputs taken as bytes.
-    images : tuple of Uint8Input
-        What they stand for.
-    data : frozenset of str
-        Tensors of the model that rounded convolutions read: bytes may not exist in this form.
-    whole : frozenset of str
-        Outputs of the whole model: what lies between kernels is rounded where all of them are.
-    """
+    """Evaluates a model, or a part of it, as `--first-layer` and `--float-type` have it."""
 
     operands: str
     float_type: str
+    """`operands`, `float_type`: the options' values."""
     pixels: Mapping[str, Array]
+    """Inputs taken as bytes."""
     images: tuple[Uint8Input, ...]
+    """What they stand for."""
     data: frozenset[str] = frozenset()
+    """Tensors of the model that rounded convolutions read: bytes may not exist in this form."""
     whole: frozenset[str] = frozenset()
+    """Outputs of the whole model: what lies between kernels is rounded where all of them are."""
 
     @classmethod
     def of(

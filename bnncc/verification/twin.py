@@ -25,21 +25,14 @@ _SIDE = 32
 
 @dataclass(frozen=True)
 class Twin:
-    """A network for smaller inputs.
-
-    Attributes
-    ----------
-    graph : Graph
-        Its constants are those of the large one.
-    feeds : dict of str to ndarray
-        Inputs.
-    values : dict of str to ndarray
-        All tensors, for `feeds`.
-    """
+    """A network for smaller inputs."""
 
     graph: Graph
+    """Its constants are those of the large one."""
     feeds: dict[str, Array]
+    """Inputs."""
     values: dict[str, Array]
+    """All tensors, for `feeds`."""
 
     @property
     def sizes(self) -> str:

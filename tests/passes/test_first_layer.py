@@ -12,7 +12,7 @@ import bnncc
 from bnncc import report, verify
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.quantized import QUANTIZED_CONV
+from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.options import Uint8Input
 from bnncc.topi_binary.quantization import to_bfloat16
 from bnncc.transform.first_layer import relax_first_layer

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
-from bnncc.options import FLOAT_CONV
+from bnncc.options import CHOICES
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, reference
@@ -162,7 +162,7 @@ def test_threads_change_nothing(method: str, pool: RowPool | None) -> None:
 
 def test_spec_travels_as_json() -> None:
     assert from_json(to_json(STEM)) == STEM
-    assert FLOAT_CONV == filtering.METHODS
+    assert CHOICES["float_conv"] == filtering.METHODS
 
 
 @pytest.mark.parametrize("outputs", [2, 3, 4])

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
-from bnncc.options import FIRST_LAYER
+from bnncc.options import CHOICES
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, quantization, reference
@@ -204,7 +204,7 @@ def test_threads_change_nothing(operands: str, pool: RowPool | None) -> None:
 def test_spec_travels_as_json() -> None:
     spec = replace(STEM, zero_points=(1, 2, 3), packed=4)
     assert from_json(to_json(spec)) == spec
-    assert FIRST_LAYER == quantization.FORMATS
+    assert CHOICES["first_layer"] == quantization.FORMATS
 
 
 def test_rounding_to_bfloat16() -> None:

@@ -19,7 +19,7 @@ from bnncc.records.workload import Workload
 from bnncc.remote.connection import parse_address, summary
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning.devices import free_devices
+from bnncc.tuning.network import free_devices
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, tasks_of

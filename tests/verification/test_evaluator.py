@@ -15,8 +15,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.topi_binary.build import aliases
-from bnncc.transform.forms import Form
-from bnncc.transform.physical import KERNEL
+from bnncc.transform.physical import KERNEL, Form
 from bnncc.transform.pipeline import Compilation
 from bnncc.verification import confirm_passes, held
 from bnncc.verification.confirm_passes import compare_passes

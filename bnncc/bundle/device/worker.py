@@ -280,11 +280,6 @@ def main(root: Path, names: Sequence[str], skip: Sequence[str], until: float) ->
         What is done, or has failed: ``PART:KEY``.
     until : float
         `time.monotonic` after which nothing is begun.
-
-    Returns
-    -------
-    int
-        Exit code.
     """
 
     def say(**line: Any) -> None:

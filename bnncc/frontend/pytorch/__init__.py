@@ -14,11 +14,11 @@ from typing import Any
 import onnx
 
 from bnncc.errors import BnnccError, ModelError, UnsupportedOp
+from bnncc.files import read_bytes
 from bnncc.frontend.pytorch import capture
 from bnncc.frontend.pytorch.archive import EXPORT, ZIP_MAGIC
 from bnncc.frontend.pytorch.capture import is_torch
 from bnncc.frontend.pytorch.convert import is_known, to_onnx
-from bnncc.frontend.rawfile import read_bytes
 
 __all__ = ["is_pt2", "is_torch", "read", "read_module"]
 

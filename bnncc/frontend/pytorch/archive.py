@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.checks import MAX_CONSTANT_BYTES
-from bnncc.ir.limits import MAX_RANK, elements
+from bnncc.ir.graph import MAX_RANK, elements
 
 Array = np.ndarray[Any, Any]
 
@@ -68,25 +68,17 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Payload:
-    """Where a tensor's bytes are.
-
-    Attributes
-    ----------
-    entry : str
-        Name within the archive, without its root.
-    dtype : dtype
-        Of an element.
-    shape, strides : tuple of int
-        Strides in elements.
-    offset : int
-        Of the first element.
-    """
+    """Where a tensor's bytes are."""
 
     entry: str
+    """Name within the archive, without its root."""
     dtype: np.dtype[Any]
+    """Of an element."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    """`shape`, `strides`: strides in elements."""
     offset: int
+    """Of the first element."""
 
 
 class Archive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -78,47 +79,35 @@ def formula(function: Callable[..., Number], *names: str) -> Rule:
     return rule
 
 
-def unary(op: str, **attrs: Any) -> Rule:
-    """Return the rule of an operator that ONNX has for the result's own type."""
-
-    def rule(site: Site) -> Name:
-        first = site.cast(site.value(site.first()), site.out.dtype)
-        return site.emit(op, [first], **attrs)
-
-    return rule
+def unary(op: str, site: Site, **attrs: Any) -> Name:
+    """Write an operator that ONNX has for the result's own type."""
+    first = site.cast(site.value(site.first()), site.out.dtype)
+    return site.emit(op, [first], **attrs)
 
 
-def binary(op: str) -> Rule:
-    """Return the rule of arithmetic on two operands, the second times ``alpha``."""
-
-    def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
-        if dtype == "bool":
-            return site.emit(_OF_BOOLS[op], [self, other])
-        alpha = site.get("alpha", 1)
-        if alpha != 1:
-            other = site.emit("Mul", [other, site.operand(alpha, dtype)])
-        return site.emit(op, [self, other])
-
-    return rule
+def binary(op: str, site: Site) -> Name:
+    """Write arithmetic on two operands, the second times ``alpha``."""
+    dtype = site.out.dtype
+    self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
+    if dtype == "bool":
+        return site.emit(_OF_BOOLS[op], [self, other])
+    alpha = site.get("alpha", 1)
+    if alpha != 1:
+        other = site.emit("Mul", [other, site.operand(alpha, dtype)])
+    return site.emit(op, [self, other])
 
 
 _OF_BOOLS = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
 
 
-def compare(op: str) -> Rule:
-    """Return the rule of a comparison."""
-
-    def rule(site: Site) -> Name:
-        self, other = site.get("self"), site.get("other")
-        dtype = promoted(site, self, other)
-        if dtype == "bool" and op != "Equal":
-            dtype = "int32"
-        made = site.emit(op, [site.operand(self, dtype), site.operand(other, dtype)])
-        return site.emit("Not", [made]) if site.call.target.startswith("ne.") else made
-
-    return rule
+def compare(op: str, site: Site) -> Name:
+    """Write a comparison."""
+    self, other = site.get("self"), site.get("other")
+    dtype = promoted(site, self, other)
+    if dtype == "bool" and op != "Equal":
+        dtype = "int32"
+    made = site.emit(op, [site.operand(self, dtype), site.operand(other, dtype)])
+    return site.emit("Not", [made]) if site.call.target.startswith("ne.") else made
 
 
 def _rsub(site: Site) -> Name:
@@ -167,25 +156,21 @@ def _pow(site: Site) -> Name:
     return site.emit("Pow", [base, site.operand(power, dtype)])
 
 
-def _clamp(least: float | None = None, most: float | None = None) -> Rule:
-    """Return the rule of bounds of tensors or of numbers, by default `least` and `most`."""
-
-    def rule(site: Site) -> Name:
-        x, dtype = _float(site), site.out.dtype
-        low, high = (
-            site.get("min", site.get("min_val", least)),
-            site.get("max", site.get("max_val", most)),
-        )
-        if not isinstance(low, Ref) and not isinstance(high, Ref):
-            ends = ["" if b is None or math.isinf(b) else site.const(b, dtype) for b in (low, high)]
-            return site.emit("Clip", [x, *ends])
-        if low is not None:
-            x = site.emit("Max", [x, site.operand(low, dtype)])
-        if high is not None:
-            x = site.emit("Min", [x, site.operand(high, dtype)])
-        return x
-
-    return rule
+def _clamp(site: Site, *, least: float | None = None, most: float | None = None) -> Name:
+    """Write bounds that are tensors or numbers, by default `least` and `most`."""
+    x, dtype = _float(site), site.out.dtype
+    low, high = (
+        site.get("min", site.get("min_val", least)),
+        site.get("max", site.get("max_val", most)),
+    )
+    if not isinstance(low, Ref) and not isinstance(high, Ref):
+        ends = ["" if b is None or math.isinf(b) else site.const(b, dtype) for b in (low, high)]
+        return site.emit("Clip", [x, *ends])
+    if low is not None:
+        x = site.emit("Max", [x, site.operand(low, dtype)])
+    if high is not None:
+        x = site.emit("Min", [x, site.operand(high, dtype)])
+    return x
 
 
 def _sign_of(x: Number) -> Number:
@@ -210,7 +195,7 @@ def _elu(site: Site) -> Name:
 
 
 def _alpha(op: str, key: str, default: float) -> Rule:
-    """Return the rule of an activation, whose ``alpha`` the argument `key` is."""
+    """Write an activation, whose ``alpha`` the argument `key` is."""
     return lambda site: site.emit(op, [_float(site)], alpha=float(site.get(key, default)))
 
 
@@ -234,24 +219,18 @@ def _remainder(one: Number, two: Number) -> Number:
     return rest.choose(_falls_short(rest, two), rest + two, rest)
 
 
-def _logical(op: str) -> Rule:
-    def rule(site: Site) -> Name:
-        return site.emit(op, [site.operand(site.get(k), "bool") for k in ("self", "other")])
-
-    return rule
+def _logical(op: str, site: Site) -> Name:
+    return site.emit(op, [site.operand(site.get(k), "bool") for k in ("self", "other")])
 
 
 def _not(site: Site) -> Name:
     return site.emit("Not", [site.cast(site.tensor("self"), "bool")])
 
 
-def _bitwise(op: str, logical: str) -> Rule:
-    def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        operands = [site.operand(site.get(k), dtype) for k in ("self", "other")]
-        return site.emit(logical if dtype == "bool" else op, operands)
-
-    return rule
+def _bitwise(op: str, logical: str, site: Site) -> Name:
+    dtype = site.out.dtype
+    operands = [site.operand(site.get(k), dtype) for k in ("self", "other")]
+    return site.emit(logical if dtype == "bool" else op, operands)
 
 
 def _bitwise_not(site: Site) -> Name:
@@ -259,28 +238,20 @@ def _bitwise_not(site: Site) -> Name:
     return site.emit("Not" if x.dtype == "bool" else "BitwiseNot", [x])
 
 
-def _addc(op: str) -> Rule:
+def _addc(op: str, site: Site) -> Name:
     """``self + value * (tensor1 op tensor2)``."""
-
-    def rule(site: Site) -> Name:
-        one, two, x = (site.number(k) for k in ("tensor1", "tensor2", "self"))
-        term = one(op, two)
-        if site.get("value", 1) != 1:
-            term = term * site.number("value")
-        return (x + term).name
-
-    return rule
+    one, two, x = (site.number(k) for k in ("tensor1", "tensor2", "self"))
+    term = one(op, two)
+    if site.get("value", 1) != 1:
+        term = term * site.number("value")
+    return (x + term).name
 
 
-def _logarithm(base: float) -> Rule:
-    """Return the rule of a logarithm: of a power of the base, it is a whole number."""
-
-    def rule(site: Site) -> Name:
-        wide = site.cast(site.tensor("self"), "float64")
-        made = site.emit("Div", [site.emit("Log", [wide]), site.const(math.log(base), "float64")])
-        return site.cast(made, site.out.dtype, "float64")
-
-    return rule
+def _logarithm(base: float, site: Site) -> Name:
+    """Write a logarithm: of a power of the base, it is a whole number."""
+    wide = site.cast(site.tensor("self"), "float64")
+    made = site.emit("Div", [site.emit("Log", [wide]), site.const(math.log(base), "float64")])
+    return site.cast(made, site.out.dtype, "float64")
 
 
 def _logit(site: Site) -> Name:
@@ -295,12 +266,9 @@ def _glu(site: Site) -> Name:
     return site.emit("Mul", [parts[0], site.emit("Sigmoid", [parts[1]])])
 
 
-def _shrink(soft: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        width = float(site.get("lambd", 0.5))
-        return site.emit("Shrink", [_float(site)], lambd=width, bias=width if soft else 0.0)
-
-    return rule
+def _shrink(site: Site, *, soft: bool) -> Name:
+    width = float(site.get("lambd", 0.5))
+    return site.emit("Shrink", [_float(site)], lambd=width, bias=width if soft else 0.0)
 
 
 def _rrelu(site: Site) -> Name:
@@ -352,12 +320,9 @@ def _is_finite(site: Site) -> Name:
     return known.name
 
 
-def _infinite(positive: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        signs = {"detect_positive": int(positive), "detect_negative": int(not positive)}
-        return site.emit("IsInf", [site.tensor("self")], **signs)
-
-    return rule
+def _infinite(site: Site, *, positive: bool) -> Name:
+    signs = {"detect_positive": int(positive), "detect_negative": int(not positive)}
+    return site.emit("IsInf", [site.tensor("self")], **signs)
 
 
 def _numbers(site: Site) -> Name:
@@ -379,19 +344,15 @@ def _of_numbers(one: Number, two: Number, op: str) -> Number:
     return made.choose(one("IsNaN"), two, made)
 
 
-def _shift(left: bool) -> Rule:
-    """Return the rule of a shift of integers: arithmetic, so that a right one rounds down."""
-
-    def rule(site: Site) -> Name:
-        dtype = site.out.dtype
-        x, count = site.number("self"), site.get("other")
-        if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:
-            raise site.refuse("shifts by what is no number from 0 to the bits of its type")
-        factor = x.of(1 << count)
-        made = x * factor if left else floor_divided(x, factor)
-        return made.name
-
-    return rule
+def _shift(left: bool, site: Site) -> Name:
+    """Write a shift of integers: arithmetic, so that a right one rounds down."""
+    dtype = site.out.dtype
+    x, count = site.number("self"), site.get("other")
+    if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:
+        raise site.refuse("shifts by what is no number from 0 to the bits of its type")
+    factor = x.of(1 << count)
+    made = x * factor if left else floor_divided(x, factor)
+    return made.name
 
 
 _UNARY = {
@@ -444,7 +405,7 @@ _SIDES, _OPERANDS = ("left", "right"), ("Tensor", "Scalar")
 _SHIFTED = ("Tensor", "Tensor_Scalar")
 
 RULES: dict[str, Rule] = {
-    **{f"{name}.default": unary(op) for name, op in _UNARY.items()},
+    **{f"{name}.default": partial(unary, op) for name, op in _UNARY.items()},
     **{f"{name}.default": formula(one) for name, one in _FORMULAS.items()},
     **{name: formula(two, "self", "other") for name, two in _OF_TWO.items()},
     **dict.fromkeys(
@@ -454,55 +415,63 @@ RULES: dict[str, Rule] = {
     "threshold.default": formula(
         lambda x, limit, value: x.choose(x > limit, x, value), "self", "threshold", "value"
     ),
-    **{f"{name}.{k}": binary(op) for name, op in _BINARY.items() for k in ("Tensor", "Scalar")},
-    **{f"{name}.{k}": compare(op) for name, op in _COMPARE.items() for k in ("Tensor", "Scalar")},
-    **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp()),
-    **{f"clamp_{k}.{form}": _clamp() for k in ("min", "max") for form in ("default", "Tensor")},
+    **{
+        f"{name}.{k}": partial(binary, op)
+        for name, op in _BINARY.items()
+        for k in ("Tensor", "Scalar")
+    },
+    **{
+        f"{name}.{k}": partial(compare, op)
+        for name, op in _COMPARE.items()
+        for k in ("Tensor", "Scalar")
+    },
+    **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp),
+    **{f"clamp_{k}.{form}": _clamp for k in ("min", "max") for form in ("default", "Tensor")},
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
     **dict.fromkeys(("true_divide.Tensor", "divide.Tensor", "floor_divide.default"), _divide),
     **dict.fromkeys(("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), _pow),
     **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), _rsub),
     **dict.fromkeys(("prelu.default", "_prelu_kernel.default"), _prelu),
     **{
-        f"{name}.{form}": _bitwise(f"Bitwise{k.title()}", k.title())
+        f"{name}.{form}": partial(_bitwise, f"Bitwise{k.title()}", k.title())
         for k in ("and", "or", "xor")
         for name in (f"bitwise_{k}", f"__{k}__")
         for form in ("Tensor", "Scalar")
     },
-    **{f"logical_{k}.default": _logical(k.title()) for k in ("and", "or", "xor")},
-    **{f"__{k[0]}shift__.{f}": _shift(k == "left") for k in _SIDES for f in _OPERANDS},
-    **{f"bitwise_{k}_shift.{f}": _shift(k == "left") for k in _SIDES for f in _SHIFTED},
+    **{f"logical_{k}.default": partial(_logical, k.title()) for k in ("and", "or", "xor")},
+    **{f"__{k[0]}shift__.{f}": partial(_shift, k == "left") for k in _SIDES for f in _OPERANDS},
+    **{f"bitwise_{k}_shift.{f}": partial(_shift, k == "left") for k in _SIDES for f in _SHIFTED},
     "floor_divide.Scalar": _divide,
     "glu.default": _glu,
-    "hardshrink.default": _shrink(soft=False),
+    "hardshrink.default": partial(_shrink, soft=False),
     "heaviside.default": _heaviside,
     "isclose.default": _is_close,
     "isfinite.default": _is_finite,
-    "isneginf.default": _infinite(positive=False),
-    "isposinf.default": _infinite(positive=True),
-    "log10.default": _logarithm(10),
-    "log2.default": _logarithm(2),
+    "isneginf.default": partial(_infinite, positive=False),
+    "isposinf.default": partial(_infinite, positive=True),
+    "log10.default": partial(_logarithm, 10),
+    "log2.default": partial(_logarithm, 2),
     "logit.default": _logit,
-    "max.other": binary("Max"),
-    "min.other": binary("Min"),
+    "max.other": partial(binary, "Max"),
+    "min.other": partial(binary, "Min"),
     "nan_to_num.default": _numbers,
     "round.decimals": _round,
     "rrelu.default": _rrelu,
-    "softshrink.default": _shrink(soft=True),
-    "addcdiv.default": _addc("Div"),
-    "addcmul.default": _addc("Mul"),
+    "softshrink.default": partial(_shrink, soft=True),
+    "addcdiv.default": partial(_addc, "Div"),
+    "addcmul.default": partial(_addc, "Mul"),
     "bitwise_not.default": _bitwise_not,
     "celu.default": _alpha("Celu", "alpha", 1.0),
     "elu.default": _elu,
     "gelu.default": _gelu,
-    "hardsigmoid.default": unary("HardSigmoid", alpha=1 / 6, beta=0.5),
-    "hardtanh.default": _clamp(-1.0, 1.0),
+    "hardsigmoid.default": partial(unary, "HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hardtanh.default": partial(_clamp, least=-1.0, most=1.0),
     "isinf.default": lambda site: site.emit("IsInf", [site.tensor("self")]),
     "isnan.default": lambda site: site.emit("IsNaN", [site.tensor("self")]),
     "leaky_relu.default": _alpha("LeakyRelu", "negative_slope", 0.01),
     "logical_not.default": _not,
-    "maximum.default": binary("Max"),
-    "minimum.default": binary("Min"),
-    "relu6.default": _clamp(0, 6),
+    "maximum.default": partial(binary, "Max"),
+    "minimum.default": partial(binary, "Min"),
+    "relu6.default": partial(_clamp, least=0, most=6),
     "softplus.default": _softplus,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -103,13 +104,10 @@ def _weight_norm(site: Site) -> list[Any]:
     return [site.emit("Mul", [v, site.emit("Div", [g, norm])]), norm]
 
 
-def _softmax(op: str) -> Rule:
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        data = site.cast(x, site.out.dtype)
-        return site.emit(op, [data], axis=site.axis("dim", x.rank, -1))
-
-    return rule
+def _softmax(op: str, site: Site) -> Name:
+    x = site.tensor("self")
+    data = site.cast(x, site.out.dtype)
+    return site.emit(op, [data], axis=site.axis("dim", x.rank, -1))
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -173,30 +171,26 @@ def _average_pool(site: Site) -> Name:
     return site.emit("Mul", [made, site.const(math.prod(kernel) / divisor, x.dtype)])
 
 
-def _adaptive(op: str) -> Rule:
-    """Return the rule of a pool to a given size."""
-
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        rank = _pool_rank(site)
-        wanted = site.get("output_size")
-        wanted = wanted if isinstance(wanted, list) else [wanted]
-        wanted = wanted * rank if len(wanted) == 1 else wanted
-        if all(n == 1 for n in wanted) and x.rank == rank + 2:
-            return site.emit(f"Global{op}", [x])
-        sizes = x.shape[-rank:]
-        kernel = []
-        for have, want in zip(sizes, wanted, strict=True):
-            if not isinstance(have, int) or not isinstance(want, int):
-                raise site.refuse(f"pools {list(sizes)} to {wanted}, which is dynamic")
-            if have % want:
-                return resizing.adaptive(site, op, x, wanted)
-            kernel.append(have // want)
-        return batched(
-            site, x, rank, lambda data: site.emit(op, [data], kernel_shape=kernel, strides=kernel)
-        )
-
-    return rule
+def _adaptive(op: str, site: Site) -> Name:
+    """Write a pool to a given size."""
+    x = site.tensor("self")
+    rank = _pool_rank(site)
+    wanted = site.get("output_size")
+    wanted = wanted if isinstance(wanted, list) else [wanted]
+    wanted = wanted * rank if len(wanted) == 1 else wanted
+    if all(n == 1 for n in wanted) and x.rank == rank + 2:
+        return site.emit(f"Global{op}", [x])
+    sizes = x.shape[-rank:]
+    kernel = []
+    for have, want in zip(sizes, wanted, strict=True):
+        if not isinstance(have, int) or not isinstance(want, int):
+            raise site.refuse(f"pools {list(sizes)} to {wanted}, which is dynamic")
+        if have % want:
+            return resizing.adaptive(site, op, x, wanted)
+        kernel.append(have // want)
+    return batched(
+        site, x, rank, lambda data: site.emit(op, [data], kernel_shape=kernel, strides=kernel)
+    )
 
 
 # --------------------------------------------------------------------------------------------- pads
@@ -234,13 +228,13 @@ RULES: dict[str, Rule] = {
     **{f"max_pool{k}d_with_indices.default": _max_pool for k in _POOLS},
     **{f"avg_pool{k}d.default": _average_pool for k in _POOLS},
     **{
-        f"{u}adaptive_avg_pool{k}d.default": _adaptive("AveragePool")
+        f"{u}adaptive_avg_pool{k}d.default": partial(_adaptive, "AveragePool")
         for k in _POOLS
         for u in ("", "_")
     },
-    **{f"adaptive_max_pool{k}d.default": _adaptive("MaxPool") for k in _POOLS},
-    **dict.fromkeys(("softmax.int", "_softmax.default"), _softmax("Softmax")),
-    **dict.fromkeys(("log_softmax.int", "_log_softmax.default"), _softmax("LogSoftmax")),
+    **{f"adaptive_max_pool{k}d.default": partial(_adaptive, "MaxPool") for k in _POOLS},
+    **dict.fromkeys(("softmax.int", "_softmax.default"), partial(_softmax, "Softmax")),
+    **dict.fromkeys(("log_softmax.int", "_log_softmax.default"), partial(_softmax, "LogSoftmax")),
     **dict.fromkeys(("pad.default", "constant_pad_nd.default"), _pad),
     **{f"{name}_pad{k}d.default": _pad for name in ("reflection", "replication") for k in _POOLS},
     **dict.fromkeys(("_weight_norm.default", "_weight_norm_interface.default"), _weight_norm),

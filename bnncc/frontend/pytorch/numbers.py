@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,18 @@ def _dropout(site: Site) -> Name:
     return same(site)
 
 
-def _full(number: Any) -> Rule:
-    """Return the rule of a tensor of one number: `number`, or the argument of that name."""
-
-    def rule(site: Site) -> Name:
-        given = site.get(number) if isinstance(number, str) else number
-        first = site.first()
-        if isinstance(first, Ref) and site.call.target.partition(".")[0].endswith("_like"):
-            shape = site.shape_of(site.value(first))
-        else:
-            shape = site.shape(site.get("size", []))
-        dtype = site.out.dtype
-        if isinstance(given, Ref):
-            return site.emit("Expand", [site.operand(given, dtype), shape])
-        return site.filled(shape, given, dtype)
-
-    return rule
+def _full(number: Any, site: Site) -> Name:
+    """Write a tensor of one number: `number`, or the argument of that name."""
+    given = site.get(number) if isinstance(number, str) else number
+    first = site.first()
+    if isinstance(first, Ref) and site.call.target.partition(".")[0].endswith("_like"):
+        shape = site.shape_of(site.value(first))
+    else:
+        shape = site.shape(site.get("size", []))
+    dtype = site.out.dtype
+    if isinstance(given, Ref):
+        return site.emit("Expand", [site.operand(given, dtype), shape])
+    return site.filled(shape, given, dtype)
 
 
 def _fill(site: Site) -> Name:
@@ -100,8 +97,8 @@ _TO = ("to.dtype", "to.dtype_layout", "to.device", "to.other", "to.prim_Device",
 _WHERE = ("where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther")
 
 RULES: dict[str, Rule] = {
-    **{f"{name}.default": _full(number) for name, number in _FULL.items()},
-    "empty.memory_format": _full(0),
+    **{f"{name}.default": partial(_full, number) for name, number in _FULL.items()},
+    "empty.memory_format": partial(_full, 0),
     **{f"{name}.default": same for name in _SAME},
     **dict.fromkeys(_TO, _to),
     "_to_copy.default": _to,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -213,37 +214,33 @@ def _neutral(kind: str, dtype: str) -> Any:
     return info.min if kind == "max" else info.max
 
 
-def _scatter(reduce: str | None = None) -> Rule:
-    """Return the rule of ``scatter`` and its kin, by elements along an axis."""
-
-    def rule(site: Site) -> Name:
-        x, index = site.tensor("self"), site.tensor("index")
-        axis = site.axis("dim", x.rank)
-        how = site.get("reduce", reduce)
-        if how is not None and how not in (*_REDUCE, "mean"):
-            raise site.refuse(f"`reduce` is {str(how)[:20]}")
-        source = site.get("src", site.get("value"))
-        updates = _updates(site, source, index, x.dtype)
-        if x.rank == 0:
-            return site.reshape(updates, [])
-        data: Name = x
-        if not site.get("include_self", True):
-            kind = "add" if how == "mean" else _REDUCE[str(how)]
-            start = site.filled(site.shape_of(index), _neutral(kind, x.dtype), x.dtype)
-            data = site.emit("ScatterElements", [data, index, start], axis=axis)
-        if how != "mean":
-            reduction = _REDUCE[how] if how else None
-            inputs = [data, index, updates]
-            return site.emit("ScatterElements", inputs, axis=axis, reduction=reduction)
-        if x.dtype not in FLOATS:
-            raise site.refuse("the mean of integers")
-        total = site.emit("ScatterElements", [data, index, updates], axis=axis, reduction="add")
-        ones = site.filled(site.shape_of(index), 1, x.dtype)
-        whole = site.filled(site.shape_of(x), int(site.get("include_self", True)), x.dtype)
-        count = site.emit("ScatterElements", [whole, index, ones], axis=axis, reduction="add")
-        return site.emit("Div", [total, site.emit("Max", [count, site.const(1, x.dtype)])])
-
-    return rule
+def _scatter(site: Site, *, reduce: str | None = None) -> Name:
+    """Write ``scatter`` and its kin, by elements along an axis."""
+    x, index = site.tensor("self"), site.tensor("index")
+    axis = site.axis("dim", x.rank)
+    how = site.get("reduce", reduce)
+    if how is not None and how not in (*_REDUCE, "mean"):
+        raise site.refuse(f"`reduce` is {str(how)[:20]}")
+    source = site.get("src", site.get("value"))
+    updates = _updates(site, source, index, x.dtype)
+    if x.rank == 0:
+        return site.reshape(updates, [])
+    data: Name = x
+    if not site.get("include_self", True):
+        kind = "add" if how == "mean" else _REDUCE[str(how)]
+        start = site.filled(site.shape_of(index), _neutral(kind, x.dtype), x.dtype)
+        data = site.emit("ScatterElements", [data, index, start], axis=axis)
+    if how != "mean":
+        reduction = _REDUCE[how] if how else None
+        inputs = [data, index, updates]
+        return site.emit("ScatterElements", inputs, axis=axis, reduction=reduction)
+    if x.dtype not in FLOATS:
+        raise site.refuse("the mean of integers")
+    total = site.emit("ScatterElements", [data, index, updates], axis=axis, reduction="add")
+    ones = site.filled(site.shape_of(index), 1, x.dtype)
+    whole = site.filled(site.shape_of(x), int(site.get("include_self", True)), x.dtype)
+    count = site.emit("ScatterElements", [whole, index, ones], axis=axis, reduction="add")
+    return site.emit("Div", [total, site.emit("Max", [count, site.const(1, x.dtype)])])
 
 
 def _updates(site: Site, source: Any, index: Value, dtype: str) -> Name:
@@ -260,32 +257,28 @@ def _updates(site: Site, source: Any, index: Value, dtype: str) -> Name:
     return name
 
 
-def _index_along(op: str) -> Rule:
-    """Return the rule of ``index_add``, ``index_copy`` and ``index_fill``."""
-
-    def rule(site: Site) -> Name:
-        x, index = site.tensor("self"), site.tensor("index")
-        axis = site.axis("dim", x.rank)
-        if x.rank == 0:
-            raise site.refuse("a tensor without axes")
-        place: Name = site.cast(index, "int64")
-        column = site.reshape(place, [-1, *[1] * (x.rank - 1 - axis)])
-        if op == "fill":
-            picked = site.emit("Gather", [x, site.reshape(place, [-1])], axis=axis)
-            shape = site.emit("Shape", [picked])
-            value = site.reshape(site.operand(site.get("value"), x.dtype), [])
-            source: Name = site.emit("Expand", [value, shape])
-        else:
-            given = site.tensor("source")
-            source = site.cast(given, x.dtype)
-            shape = site.shape_of(given)
-            if site.get("alpha", 1) != 1:
-                source = site.emit("Mul", [source, site.operand(site.get("alpha"), x.dtype)])
-        wide = site.emit("Expand", [column, shape])
-        reduction = "add" if op == "add" else None
-        return site.emit("ScatterElements", [x, wide, source], axis=axis, reduction=reduction)
-
-    return rule
+def _index_along(op: str, site: Site) -> Name:
+    """Write ``index_add``, ``index_copy`` and ``index_fill``."""
+    x, index = site.tensor("self"), site.tensor("index")
+    axis = site.axis("dim", x.rank)
+    if x.rank == 0:
+        raise site.refuse("a tensor without axes")
+    place: Name = site.cast(index, "int64")
+    column = site.reshape(place, [-1, *[1] * (x.rank - 1 - axis)])
+    if op == "fill":
+        picked = site.emit("Gather", [x, site.reshape(place, [-1])], axis=axis)
+        shape = site.emit("Shape", [picked])
+        value = site.reshape(site.operand(site.get("value"), x.dtype), [])
+        source: Name = site.emit("Expand", [value, shape])
+    else:
+        given = site.tensor("source")
+        source = site.cast(given, x.dtype)
+        shape = site.shape_of(given)
+        if site.get("alpha", 1) != 1:
+            source = site.emit("Mul", [source, site.operand(site.get("alpha"), x.dtype)])
+    wide = site.emit("Expand", [column, shape])
+    reduction = "add" if op == "add" else None
+    return site.emit("ScatterElements", [x, wide, source], axis=axis, reduction=reduction)
 
 
 def _scatter_part(site: Site) -> Name:
@@ -432,17 +425,13 @@ def _sorted(site: Site, x: Value, axis: int, descending: bool) -> list[Any]:
     return _ordered_by(site, x, size, axis, descending)
 
 
-def _sort(part: int | None) -> Rule:
-    """Return the rule of sorting; `part` says whether values or indices alone are wanted."""
-
-    def rule(site: Site) -> Name | list[Any]:
-        x = site.tensor("self")
-        default = 0 if site.call.target.startswith("msort") else -1
-        axis = site.axis("dim", x.rank, default)
-        made = _sorted(site, x, axis, bool(site.get("descending", False)))
-        return made if part is None else made[part]
-
-    return rule
+def _sort(part: int | None, site: Site) -> Name | list[Any]:
+    """Write sorting; `part` says whether values or indices alone are wanted."""
+    x = site.tensor("self")
+    default = 0 if site.call.target.startswith("msort") else -1
+    axis = site.axis("dim", x.rank, default)
+    made = _sorted(site, x, axis, bool(site.get("descending", False)))
+    return made if part is None else made[part]
 
 
 def _ranked(site: Site, x: Value, axis: int, rank: int, keep: bool) -> list[Any]:
@@ -520,33 +509,26 @@ def _prefixes(site: Site, x: Value, axis: int, outside: Any) -> tuple[Name, int]
     ), axis + 1
 
 
-def _cumulated(op: str, outside: Any) -> Rule:
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        if x.rank == 0:
-            return x
-        x = site.typed(x, site.out.dtype)
-        rows, axis = _prefixes(site, x, site.axis("dim", x.rank), outside)
-        return site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
-
-    return rule
+def _cumulated(op: str, outside: Any, site: Site) -> Name:
+    x = site.tensor("self")
+    if x.rank == 0:
+        return x
+    x = site.typed(x, site.out.dtype)
+    rows, axis = _prefixes(site, x, site.axis("dim", x.rank), outside)
+    return site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
 
 
-def _cumulated_extreme(op: str, place: str) -> Rule:
-    """Return the rule of ``cummax`` and ``cummin``: of equal values, the last counts."""
-
-    def rule(site: Site) -> list[Any]:
-        x = site.tensor("self")
-        if x.rank == 0:
-            return [x, site.const(0, "int64")]
-        kind = "max" if op == "ReduceMax" else "min"
-        rows, axis = _prefixes(site, x, site.axis("dim", x.rank), _neutral(kind, x.dtype))
-        values = site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
-        if x.dtype not in FLOATS:
-            raise site.refuse("of integers, of which none is beyond all others")
-        return [values, site.emit(place, [rows], axis=axis, keepdims=0, select_last_index=1)]
-
-    return rule
+def _cumulated_extreme(op: str, place: str, site: Site) -> list[Any]:
+    """Write ``cummax`` and ``cummin``: of equal values, the last counts."""
+    x = site.tensor("self")
+    if x.rank == 0:
+        return [x, site.const(0, "int64")]
+    kind = "max" if op == "ReduceMax" else "min"
+    rows, axis = _prefixes(site, x, site.axis("dim", x.rank), _neutral(kind, x.dtype))
+    values = site.emit(op, [rows, site.ints_const([axis])], keepdims=0)
+    if x.dtype not in FLOATS:
+        raise site.refuse("of integers, of which none is beyond all others")
+    return [values, site.emit(place, [rows], axis=axis, keepdims=0, select_last_index=1)]
 
 
 def _repeated(site: Site) -> Name:
@@ -568,21 +550,21 @@ def _repeated(site: Site) -> Name:
 
 
 RULES: dict[str, Rule] = {
-    **{f"scatter.{k}": _scatter() for k in ("src", "value", "reduce", "value_reduce")},
-    **{f"sort.{k}": _sort(None) for k in ("default", "stable")},
-    **{f"argsort.{k}": _sort(1) for k in ("default", "stable")},
+    **{f"scatter.{k}": _scatter for k in ("src", "value", "reduce", "value_reduce")},
+    **{f"sort.{k}": partial(_sort, None) for k in ("default", "stable")},
+    **{f"argsort.{k}": partial(_sort, 1) for k in ("default", "stable")},
     **{f"median.{k}": _median for k in ("default", "dim")},
     **{f"bucketize.{k}": _buckets for k in ("Tensor", "Scalar")},
     **{f"searchsorted.{k}": _buckets for k in ("Tensor", "Scalar")},
-    **{f"index_fill.int_{k}": _index_along("fill") for k in ("Scalar", "Tensor")},
+    **{f"index_fill.int_{k}": partial(_index_along, "fill") for k in ("Scalar", "Tensor")},
     **{f"repeat_interleave.{k}": _repeated for k in ("self_int", "self_Tensor")},
     **{f"{k}_scatter.default": _scatter_part for k in ("select", "slice")},
     **dict.fromkeys(("diagonal.default", "diagonal_copy.default"), _diagonal),
     **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), _index),
     **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
-    "cummax.default": _cumulated_extreme("ReduceMax", "ArgMax"),
-    "cummin.default": _cumulated_extreme("ReduceMin", "ArgMin"),
-    "cumprod.default": _cumulated("ReduceProd", 1),
+    "cummax.default": partial(_cumulated_extreme, "ReduceMax", "ArgMax"),
+    "cummin.default": partial(_cumulated_extreme, "ReduceMin", "ArgMin"),
+    "cumprod.default": partial(_cumulated, "ReduceProd", 1),
     "diag.default": _diag,
     "diag_embed.default": _diag_embed,
     "diagonal_scatter.default": _diagonal_scatter,
@@ -590,16 +572,16 @@ RULES: dict[str, Rule] = {
     "embedding_bag.padding_idx": _embedding_bag,
     "embedding.default": _embedding,
     "gather.default": _gather,
-    "index_add.default": _index_along("add"),
-    "index_copy.default": _index_along("copy"),
+    "index_add.default": partial(_index_along, "add"),
+    "index_copy.default": partial(_index_along, "copy"),
     "index_select.default": _index_select,
     "kthvalue.default": _kth,
-    "logcumsumexp.default": _cumulated("ReduceLogSumExp", -math.inf),
+    "logcumsumexp.default": partial(_cumulated, "ReduceLogSumExp", -math.inf),
     "masked_scatter.default": _masked_scatter,
-    "msort.default": _sort(0),
+    "msort.default": partial(_sort, 0),
     "one_hot.default": _one_hot,
-    "scatter_add.default": _scatter("add"),
-    "scatter_reduce.two": _scatter(),
+    "scatter_add.default": partial(_scatter, reduce="add"),
+    "scatter_reduce.two": _scatter,
     "take.default": _take,
     "topk.default": _top_k,
 }

@@ -19,52 +19,34 @@ class Ref:
 
 @dataclass(frozen=True)
 class Meta:
-    """Type of a tensor as torch saw it.
-
-    Attributes
-    ----------
-    dtype : str
-        NumPy's name; empty for types that cannot be compiled.
-    shape : tuple of int or str
-        A str is a symbol, or an expression of symbols.
-    contiguous : bool
-        Whether its strides are those of a freshly made tensor, as far as is known.
-    """
+    """Type of a tensor as torch saw it."""
 
     dtype: str
+    """NumPy's name; empty for types that cannot be compiled."""
     shape: tuple[Dim, ...]
+    """A str is a symbol, or an expression of symbols."""
     contiguous: bool = True
+    """Whether its strides are those of a freshly made tensor, as far as is known."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator of the program.
-
-    Attributes
-    ----------
-    target : str
-        ``conv2d.default`` for ATen's operators, other namespaces in full.
-    args : dict of str to value
-        By the operator's own argument names; `Ref`, number, string, dtype, None or lists of them.
-    outputs : tuple of str
-        Names of results; empty for one that nothing uses.
-    name : str
-        Of the node.
-    module : str
-        Path of the module it is called in, as ``layer1.0.conv1``.
-    leaf : bool
-        Whether that module is one of torch's own.
-    line : str
-        Where in the user's code, as ``net.py:20``.
-    """
+    """One operator of the program."""
 
     target: str
+    """``conv2d.default`` for ATen's operators, other namespaces in full."""
     args: Mapping[str, Any]
+    """By the operator's own argument names; `Ref`, number, string, dtype, None or lists of them."""
     outputs: tuple[str, ...]
+    """Names of results; empty for one that nothing uses."""
     name: str
+    """Of the node."""
     module: str = ""
+    """Path of the module it is called in, as ``layer1.0.conv1``."""
     leaf: bool = False
+    """Whether that module is one of torch's own."""
     line: str = ""
+    """Where in the user's code, as ``net.py:20``."""
 
     @property
     def where(self) -> str:
@@ -88,30 +70,20 @@ def references(value: Any) -> list[Ref]:
 
 @dataclass
 class Program:
-    """An exported program.
-
-    Attributes
-    ----------
-    calls : list of Call
-        In order.
-    inputs : list of str
-        User inputs.
-    outputs : list of Ref or number or None
-        What the program returns.
-    stored : dict of str to str
-        What stands for a parameter, buffer or constant, and the parameter's name.
-    metas : dict of str to Meta
-        Of every tensor.
-    mutated : set of str
-        Stored values that change from call to call.
-    """
+    """An exported program."""
 
     calls: list[Call]
+    """In order."""
     inputs: list[str]
+    """User inputs."""
     outputs: list[Any]
+    """What the program returns."""
     stored: dict[str, str]
+    """What stands for a parameter, buffer or constant, and the parameter's name."""
     metas: dict[str, Meta]
+    """Of every tensor."""
     mutated: set[str] = field(default_factory=set)
+    """Stored values that change from call to call."""
 
 
 def check_order(program: Program) -> None:

@@ -10,6 +10,7 @@ with numbers ``fake_quantize`` takes the reciprocal in float32, ``quantize_per_t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,12 @@ def _parts(site: Site, per_channel: bool) -> tuple[Value, Any, Name, Name]:
     return x, scale, _parameter(site, scale, x.rank, axis), _parameter(site, zero, x.rank, axis)
 
 
-def _fake(per_channel: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        x, given, scale, zero = _parts(site, per_channel)
-        data = site.cast(x, _FLOAT)
-        whole = _whole(site, data, scale, zero, given)
-        made = site.emit("Mul", [site.emit("Sub", [whole, zero]), scale])
-        return site.cast(made, site.out.dtype, _FLOAT)  # no mask: it is for gradients
-
-    return rule
+def _fake(per_channel: bool, site: Site) -> Name:
+    x, given, scale, zero = _parts(site, per_channel)
+    data = site.cast(x, _FLOAT)
+    whole = _whole(site, data, scale, zero, given)
+    made = site.emit("Mul", [site.emit("Sub", [whole, zero]), scale])
+    return site.cast(made, site.out.dtype, _FLOAT)  # no mask: it is for gradients
 
 
 def _observed(site: Site) -> Name | list[Any]:
@@ -87,7 +85,7 @@ def _observed(site: Site) -> Name | list[Any]:
     lowest = site.stored("running_min")
     if lowest is None or not np.isfinite(lowest).all():
         raise site.refuse("has seen no data", hint="run the model on data, observing, first")
-    return _fake(bool(site.get("per_row_fake_quant", False)))(site)
+    return _fake(bool(site.get("per_row_fake_quant", False)), site)
 
 
 def _quantize(per_channel: bool) -> Rule:
@@ -110,12 +108,12 @@ def _dequantize(per_channel: bool) -> Rule:
 
 _FAKE = "fake_quantize_per_"
 RULES: dict[str, Rule] = {
-    f"{_FAKE}tensor_affine.default": _fake(False),
-    f"{_FAKE}tensor_affine.tensor_qparams": _fake(False),
-    f"{_FAKE}tensor_affine_cachemask.default": _fake(False),
-    f"_{_FAKE}tensor_affine_cachemask_tensor_qparams.default": _fake(False),
-    f"{_FAKE}channel_affine.default": _fake(True),
-    f"{_FAKE}channel_affine_cachemask.default": _fake(True),
+    f"{_FAKE}tensor_affine.default": partial(_fake, False),
+    f"{_FAKE}tensor_affine.tensor_qparams": partial(_fake, False),
+    f"{_FAKE}tensor_affine_cachemask.default": partial(_fake, False),
+    f"_{_FAKE}tensor_affine_cachemask_tensor_qparams.default": partial(_fake, False),
+    f"{_FAKE}channel_affine.default": partial(_fake, True),
+    f"{_FAKE}channel_affine_cachemask.default": partial(_fake, True),
     "fused_moving_avg_obs_fake_quant.default": _observed,
     **{
         f"{_DECOMPOSED}{kind}quantize_per_tensor.{form}": rule(False)

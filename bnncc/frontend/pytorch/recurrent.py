@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
@@ -23,42 +24,38 @@ class _Layer(NamedTuple):
     initial: Sequence[Name]
 
 
-def _layers(op: str, activation: str = "") -> Rule:
-    """Return the rule of stacked layers over a sequence."""
-
-    def rule(site: Site) -> list[Any]:
-        if "data" in site.call.args:
-            raise site.refuse("reads a packed sequence", hint="pass padded sequences")
-        if site.get("dropout"):
-            site.refuse_training("train")
-        x: Name = site.tensor("input")
-        states = site.get("hx")
-        states = [site.value(s) for s in (states if isinstance(states, list) else [states])]
-        params = [site.value(p) for p in site.get("params")]
-        several = bool(site.get("bidirectional"))
-        count, directions = site.get("num_layers"), 2 if several else 1
-        each = len(params) // (count * directions)
-        if each * count * directions != len(params) or each not in (2, 3, 4, 5):
-            raise site.refuse(f"{len(params)} weights for {count} layers")
-        first = bool(site.get("batch_first"))
-        if first:
-            x = site.transpose(x, [1, 0, 2])
-        biased = bool(site.get("has_biases"))
-        layer = _projected if each in (3, 5) else _layer
-        lasts: list[list[Name]] = [[] for _ in states]
-        for k in range(count):
-            at = k * directions
-            weights = [params[(at + d) * each : (at + d + 1) * each] for d in range(directions)]
-            initial = [s if count == 1 else site.slice(s, 0, at, at + directions) for s in states]
-            x, *ends = layer(site, _Layer(op, activation, x, weights, biased, initial))
-            for last, end in zip(lasts, ends, strict=True):
-                last.append(end)
-        if first:
-            x = site.transpose(x, [1, 0, 2])
-        ends = [e[0] if count == 1 else site.emit("Concat", e, axis=0) for e in lasts]
-        return [x, *ends]
-
-    return rule
+def _layers(op: str, site: Site, *, activation: str = "") -> list[Any]:
+    """Write stacked layers over a sequence."""
+    if "data" in site.call.args:
+        raise site.refuse("reads a packed sequence", hint="pass padded sequences")
+    if site.get("dropout"):
+        site.refuse_training("train")
+    x: Name = site.tensor("input")
+    states = site.get("hx")
+    states = [site.value(s) for s in (states if isinstance(states, list) else [states])]
+    params = [site.value(p) for p in site.get("params")]
+    several = bool(site.get("bidirectional"))
+    count, directions = site.get("num_layers"), 2 if several else 1
+    each = len(params) // (count * directions)
+    if each * count * directions != len(params) or each not in (2, 3, 4, 5):
+        raise site.refuse(f"{len(params)} weights for {count} layers")
+    first = bool(site.get("batch_first"))
+    if first:
+        x = site.transpose(x, [1, 0, 2])
+    biased = bool(site.get("has_biases"))
+    layer = _projected if each in (3, 5) else _layer
+    lasts: list[list[Name]] = [[] for _ in states]
+    for k in range(count):
+        at = k * directions
+        weights = [params[(at + d) * each : (at + d + 1) * each] for d in range(directions)]
+        initial = [s if count == 1 else site.slice(s, 0, at, at + directions) for s in states]
+        x, *ends = layer(site, _Layer(op, activation, x, weights, biased, initial))
+        for last, end in zip(lasts, ends, strict=True):
+            last.append(end)
+    if first:
+        x = site.transpose(x, [1, 0, 2])
+    ends = [e[0] if count == 1 else site.emit("Concat", e, axis=0) for e in lasts]
+    return [x, *ends]
 
 
 def _layer(site: Site, layer: _Layer) -> list[Name]:
@@ -172,31 +169,27 @@ def _gru_cell(site: Site, x: Name, states: Sequence[Name], weights: Sequence[Nam
     return site.emit("Add", [new, site.emit("Mul", [update, site.emit("Sub", [h, new])])])
 
 
-def _plain_cell(activation: str) -> Callable[..., Name]:
-    def cell(site: Site, x: Name, states: Sequence[Name], weights: Sequence[Name]) -> Name:
-        return site.emit(activation, [site.emit("Add", _sums(site, x, states[0], weights))])
+def _plain_cell(
+    activation: str, site: Site, x: Name, states: Sequence[Name], weights: Sequence[Name]
+) -> Name:
+    return site.emit(activation, [site.emit("Add", _sums(site, x, states[0], weights))])
 
-    return cell
 
-
-def _cell(step: Callable[..., Any]) -> Rule:
-    def rule(site: Site) -> Name | list[Any]:
-        states = site.get("hx")
-        states = [site.value(s) for s in (states if isinstance(states, list) else [states])]
-        weights = [site.optional(k) for k in ("w_ih", "w_hh", "b_ih", "b_hh")]
-        return step(site, site.tensor("input"), states, weights)
-
-    return rule
+def _cell(step: Callable[..., Any], site: Site) -> Name | list[Any]:
+    states = site.get("hx")
+    states = [site.value(s) for s in (states if isinstance(states, list) else [states])]
+    weights = [site.optional(k) for k in ("w_ih", "w_hh", "b_ih", "b_hh")]
+    return step(site, site.tensor("input"), states, weights)
 
 
 RULES: dict[str, Rule] = {
-    **{f"lstm.{k}": _layers("LSTM") for k in ("input", "data")},
-    **{f"gru.{k}": _layers("GRU") for k in ("input", "data")},
-    **{f"rnn_tanh.{k}": _layers("RNN", "Tanh") for k in ("input", "data")},
-    **{f"rnn_relu.{k}": _layers("RNN", "Relu") for k in ("input", "data")},
-    "gru_cell.default": _cell(_gru_cell),
-    "lstm_cell.default": _cell(_lstm_cell),
-    "rnn_relu_cell.default": _cell(_plain_cell("Relu")),
-    "rnn_tanh_cell.default": _cell(_plain_cell("Tanh")),
+    **{f"lstm.{k}": partial(_layers, "LSTM") for k in ("input", "data")},
+    **{f"gru.{k}": partial(_layers, "GRU") for k in ("input", "data")},
+    **{f"rnn_tanh.{k}": partial(_layers, "RNN", activation="Tanh") for k in ("input", "data")},
+    **{f"rnn_relu.{k}": partial(_layers, "RNN", activation="Relu") for k in ("input", "data")},
+    "gru_cell.default": partial(_cell, _gru_cell),
+    "lstm_cell.default": partial(_cell, _lstm_cell),
+    "rnn_relu_cell.default": partial(_cell, partial(_plain_cell, "Relu")),
+    "rnn_tanh_cell.default": partial(_cell, partial(_plain_cell, "Tanh")),
 }
 """What becomes of each operator."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site
@@ -14,14 +15,10 @@ def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
     return [d % max(1, rank) for d in (given if isinstance(given, list) else [given])]
 
 
-def reduce(op: str) -> Rule:
-    """Return the rule of a reduction along axes, by default along all."""
-
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        return _reduced(site, op, site.cast(x, site.out.dtype), _axes(site, x.rank))
-
-    return rule
+def reduce(op: str, site: Site) -> Name:
+    """Write a reduction along axes, by default along all."""
+    x = site.tensor("self")
+    return _reduced(site, op, site.cast(x, site.out.dtype), _axes(site, x.rank))
 
 
 def _reduced(site: Site, op: str, x: Name, axes: list[int], keep: bool | None = None) -> Name:
@@ -31,68 +28,53 @@ def _reduced(site: Site, op: str, x: Name, axes: list[int], keep: bool | None = 
     return site.emit(op, [x, site.ints_const(axes)], keepdims=int(keep))
 
 
-def _extreme(op: str, place: str) -> Rule:
+def _extreme(op: str, place: str, site: Site) -> list[Any]:
     """``max.dim`` and ``min.dim``: values and indices."""
-
-    def rule(site: Site) -> list[Any]:
-        x = site.tensor("self")
-        axis = site.axis("dim", x.rank)
-        keep = bool(site.get("keepdim", False))
-        values = _reduced(site, op, x, [axis], keep)
-        return [values, site.emit(place, [x], axis=axis, keepdims=int(keep))]
-
-    return rule
+    x = site.tensor("self")
+    axis = site.axis("dim", x.rank)
+    keep = bool(site.get("keepdim", False))
+    values = _reduced(site, op, x, [axis], keep)
+    return [values, site.emit(place, [x], axis=axis, keepdims=int(keep))]
 
 
-def _place(op: str) -> Rule:
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        if site.get("dim") is None:
-            flat = site.reshape(x, [-1])
-            return site.emit(op, [flat], axis=0, keepdims=0)
-        axis = site.axis("dim", x.rank)
-        return site.emit(op, [x], axis=axis, keepdims=int(site.get("keepdim", False)))
-
-    return rule
+def _place(op: str, site: Site) -> Name:
+    x = site.tensor("self")
+    if site.get("dim") is None:
+        flat = site.reshape(x, [-1])
+        return site.emit(op, [flat], axis=0, keepdims=0)
+    axis = site.axis("dim", x.rank)
+    return site.emit(op, [x], axis=axis, keepdims=int(site.get("keepdim", False)))
 
 
-def _variance(root: bool) -> Rule:
-    """Return the rule of a variance, or of its root; also with the mean."""
-
-    def rule(site: Site) -> Name | list[Any]:
-        x = site.tensor("self")
-        axes = _axes(site, x.rank)
-        correction = site.get("correction", 1)
-        if "unbiased" in site.call.args:
-            correction = int(site.get("unbiased"))
-        correction = 1 if correction is None else correction
-        sizes = [x.shape[a] for a in axes]
-        if not all(isinstance(n, int) for n in sizes):
-            raise site.refuse("along a dynamic axis")
-        count = math.prod(n for n in sizes if isinstance(n, int))
-        mean = _reduced(site, "ReduceMean", x, axes, keep=True)
-        off = site.emit("Sub", [x, mean])
-        total = _reduced(site, "ReduceSum", site.emit("Mul", [off, off]), axes)
-        made = site.emit("Div", [total, site.const(max(count - correction, 0), x.dtype)])
-        made = site.emit("Sqrt", [made]) if root else made
-        if len(site.call.outputs) < 2:
-            return made
-        keep = bool(site.get("keepdim", False))
-        return [made, mean if keep else site.emit("Squeeze", [mean, site.ints_const(axes)])]
-
-    return rule
+def _variance(site: Site, *, root: bool) -> Name | list[Any]:
+    """Write a variance, or of its root; also with the mean."""
+    x = site.tensor("self")
+    axes = _axes(site, x.rank)
+    correction = site.get("correction", 1)
+    if "unbiased" in site.call.args:
+        correction = int(site.get("unbiased"))
+    correction = 1 if correction is None else correction
+    sizes = [x.shape[a] for a in axes]
+    if not all(isinstance(n, int) for n in sizes):
+        raise site.refuse("along a dynamic axis")
+    count = math.prod(n for n in sizes if isinstance(n, int))
+    mean = _reduced(site, "ReduceMean", x, axes, keep=True)
+    off = site.emit("Sub", [x, mean])
+    total = _reduced(site, "ReduceSum", site.emit("Mul", [off, off]), axes)
+    made = site.emit("Div", [total, site.const(max(count - correction, 0), x.dtype)])
+    made = site.emit("Sqrt", [made]) if root else made
+    if len(site.call.outputs) < 2:
+        return made
+    keep = bool(site.get("keepdim", False))
+    return [made, mean if keep else site.emit("Squeeze", [mean, site.ints_const(axes)])]
 
 
-def _any(op: str) -> Rule:
+def _any(op: str, site: Site) -> Name:
     """Whether any value, or each, is not 0."""
-
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        truth = site.cast(site.cast(x, "bool"), "int32", "bool")
-        made = _reduced(site, op, truth, _axes(site, x.rank))
-        return site.cast(made, "bool", "int32")
-
-    return rule
+    x = site.tensor("self")
+    truth = site.cast(site.cast(x, "bool"), "int32", "bool")
+    made = _reduced(site, op, truth, _axes(site, x.rank))
+    return site.cast(made, "bool", "int32")
 
 
 def _norm(site: Site) -> Name:
@@ -121,21 +103,17 @@ def _cumsum(site: Site) -> Name:
     return site.emit("CumSum", [site.cast(x, site.out.dtype), axis])
 
 
-def _without_nan(op: str) -> Rule:
-    """Return the rule of ``nansum`` and ``nanmean``."""
-
-    def rule(site: Site) -> Name:
-        x, dtype = site.tensor("self"), site.out.dtype
-        data, axes = site.cast(x, dtype), _axes(site, x.rank)
-        none = site.emit("IsNaN", [data])
-        kept = site.emit("Where", [none, site.const(0, dtype), data])
-        total = _reduced(site, "ReduceSum", kept, axes)
-        if op == "sum":
-            return total
-        some = site.cast(site.emit("Not", [none]), dtype, "bool")
-        return site.emit("Div", [total, _reduced(site, "ReduceSum", some, axes)])
-
-    return rule
+def _without_nan(op: str, site: Site) -> Name:
+    """Write ``nansum`` and ``nanmean``."""
+    x, dtype = site.tensor("self"), site.out.dtype
+    data, axes = site.cast(x, dtype), _axes(site, x.rank)
+    none = site.emit("IsNaN", [data])
+    kept = site.emit("Where", [none, site.const(0, dtype), data])
+    total = _reduced(site, "ReduceSum", kept, axes)
+    if op == "sum":
+        return total
+    some = site.cast(site.emit("Not", [none]), dtype, "bool")
+    return site.emit("Div", [total, _reduced(site, "ReduceSum", some, axes)])
 
 
 def _count_nonzero(site: Site) -> Name:
@@ -170,22 +148,22 @@ _REDUCTIONS = {
 }
 
 RULES: dict[str, Rule] = {
-    **{name: reduce(op) for name, op in _REDUCTIONS.items()},
-    **{f"var.{k}": _variance(root=False) for k in ("default", "dim", "correction")},
-    **{f"std.{k}": _variance(root=True) for k in ("default", "dim", "correction")},
+    **{name: partial(reduce, op) for name, op in _REDUCTIONS.items()},
+    **{f"var.{k}": partial(_variance, root=False) for k in ("default", "dim", "correction")},
+    **{f"std.{k}": partial(_variance, root=True) for k in ("default", "dim", "correction")},
     **dict.fromkeys(("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar"), _norm),
-    **{f"any.{k}": _any("ReduceMax") for k in ("default", "dim", "dims")},
-    **{f"all.{k}": _any("ReduceMin") for k in ("default", "dim", "dims")},
-    **{f"var_mean.{k}": _variance(root=False) for k in ("default", "dim", "correction")},
-    **{f"std_mean.{k}": _variance(root=True) for k in ("default", "dim", "correction")},
+    **{f"any.{k}": partial(_any, "ReduceMax") for k in ("default", "dim", "dims")},
+    **{f"all.{k}": partial(_any, "ReduceMin") for k in ("default", "dim", "dims")},
+    **{f"var_mean.{k}": partial(_variance, root=False) for k in ("default", "dim", "correction")},
+    **{f"std_mean.{k}": partial(_variance, root=True) for k in ("default", "dim", "correction")},
     **{f"count_nonzero.{k}": _count_nonzero for k in ("default", "dim_IntList")},
     "aminmax.default": _both_extremes,
-    "nanmean.default": _without_nan("mean"),
-    "nansum.default": _without_nan("sum"),
+    "nanmean.default": partial(_without_nan, "mean"),
+    "nansum.default": partial(_without_nan, "sum"),
     "trace.default": _trace,
-    "argmax.default": _place("ArgMax"),
-    "argmin.default": _place("ArgMin"),
+    "argmax.default": partial(_place, "ArgMax"),
+    "argmin.default": partial(_place, "ArgMin"),
     "cumsum.default": _cumsum,
-    "max.dim": _extreme("ReduceMax", "ArgMax"),
-    "min.dim": _extreme("ReduceMin", "ArgMin"),
+    "max.dim": partial(_extreme, "ReduceMax", "ArgMax"),
+    "min.dim": partial(_extreme, "ReduceMin", "ArgMin"),
 }

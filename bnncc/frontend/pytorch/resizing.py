@@ -6,6 +6,7 @@ ONNX's formulas are equal on paper, but an index is a rounded number.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,55 +48,47 @@ def _places(have: int, want: int, factor: float | None, exact: bool) -> np.ndarr
     return np.minimum(np.floor(places).astype(np.int64), have - 1)
 
 
-def _nearest(exact: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        x, sizes, factors = _target(site)
-        known = [(h, w) for h, w in zip(x.shape[2:], sizes, strict=True)]
-        attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        if not all(isinstance(h, int) and isinstance(w, int) for h, w in known):
-            if not all(f is not None and f == int(f) for f in factors):
-                raise site.refuse("to a dynamic size, by what is no whole factor")
-            scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
-            return site.emit("Resize", [x, "", scales], mode="nearest", **attrs)
-        places = [
-            _places(int(h), int(w), f, exact) for (h, w), f in zip(known, factors, strict=True)
-        ]
-        times = [max(1, int(w) // int(h)) for h, w in known]
-        whole = all(
-            np.array_equal(p, np.repeat(np.arange(int(h)), t))
-            for p, t, (h, _) in zip(places, times, known, strict=True)
-        )
-        if whole:
-            scales = site.const([1, 1, *times], "float32")
-            return site.emit("Resize", [x, "", scales], mode="nearest", **attrs)
-        made: Name = x
-        for axis, (place, (have, _)) in enumerate(zip(places, known, strict=True), 2):
-            if not np.array_equal(place, np.arange(int(have))):
-                made = site.emit("Gather", [made, site.ints_const(place.tolist())], axis=axis)
-        return made
-
-    return rule
+def _nearest(site: Site, *, exact: bool) -> Name:
+    x, sizes, factors = _target(site)
+    known = [(h, w) for h, w in zip(x.shape[2:], sizes, strict=True)]
+    attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if not all(isinstance(h, int) and isinstance(w, int) for h, w in known):
+        if not all(f is not None and f == int(f) for f in factors):
+            raise site.refuse("to a dynamic size, by what is no whole factor")
+        scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
+        return site.emit("Resize", [x, "", scales], mode="nearest", **attrs)
+    places = [_places(int(h), int(w), f, exact) for (h, w), f in zip(known, factors, strict=True)]
+    times = [max(1, int(w) // int(h)) for h, w in known]
+    whole = all(
+        np.array_equal(p, np.repeat(np.arange(int(h)), t))
+        for p, t, (h, _) in zip(places, times, known, strict=True)
+    )
+    if whole:
+        scales = site.const([1, 1, *times], "float32")
+        return site.emit("Resize", [x, "", scales], mode="nearest", **attrs)
+    made: Name = x
+    for axis, (place, (have, _)) in enumerate(zip(places, known, strict=True), 2):
+        if not np.array_equal(place, np.arange(int(have))):
+            made = site.emit("Gather", [made, site.ints_const(place.tolist())], axis=axis)
+    return made
 
 
-def _smooth(mode: str) -> Rule:
-    def rule(site: Site) -> Name:
-        x, sizes, factors = _target(site)
-        corners = bool(site.get("align_corners"))
-        kind = "align_corners" if corners else "half_pixel"
-        attrs: dict[str, Any] = {
-            "mode": mode,
-            "coordinate_transformation_mode": kind,
-            "cubic_coeff_a": -0.75,
-        }
-        if all(f is not None for f in factors) and not corners:
-            scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
-            return site.emit("Resize", [x, "", scales], **attrs)
-        if not all(isinstance(n, int) for n in sizes) or not isinstance(x.shape[1], int):
-            raise site.refuse("to a dynamic size")
-        wanted = site.ints_const(list(sizes))
-        return site.emit("Resize", [x, "", "", wanted], axes=list(range(2, x.rank)), **attrs)
-
-    return rule
+def _smooth(mode: str, site: Site) -> Name:
+    x, sizes, factors = _target(site)
+    corners = bool(site.get("align_corners"))
+    kind = "align_corners" if corners else "half_pixel"
+    attrs: dict[str, Any] = {
+        "mode": mode,
+        "coordinate_transformation_mode": kind,
+        "cubic_coeff_a": -0.75,
+    }
+    if all(f is not None for f in factors) and not corners:
+        scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
+        return site.emit("Resize", [x, "", scales], **attrs)
+    if not all(isinstance(n, int) for n in sizes) or not isinstance(x.shape[1], int):
+        raise site.refuse("to a dynamic size")
+    wanted = site.ints_const(list(sizes))
+    return site.emit("Resize", [x, "", "", wanted], axes=list(range(2, x.rank)), **attrs)
 
 
 # ----------------------------------------------------------------------------------- antialiasing
@@ -134,25 +127,22 @@ def _mixture(have: int, want: int, factor: float | None, corners: bool, cubic: b
     return matrix
 
 
-def _antialiased(cubic: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        x, sizes, factors = _target(site)
-        corners = bool(site.get("align_corners"))
-        made: Name = x
-        for axis in (3, 2):
-            have, want = x.shape[axis], sizes[axis - 2]
-            if not isinstance(have, int) or not isinstance(want, int):
-                raise site.refuse("to a dynamic size")
-            matrix = _mixture(have, want, factors[axis - 2], corners, cubic)
-            if have == want and np.array_equal(matrix, np.eye(have)):
-                continue
-            if axis == 3:
-                made = site.emit("MatMul", [made, site.const(matrix.T, x.dtype)])
-            else:
-                made = site.emit("MatMul", [site.const(matrix, x.dtype), made])
-        return made
-
-    return rule
+def _antialiased(site: Site, *, cubic: bool) -> Name:
+    x, sizes, factors = _target(site)
+    corners = bool(site.get("align_corners"))
+    made: Name = x
+    for axis in (3, 2):
+        have, want = x.shape[axis], sizes[axis - 2]
+        if not isinstance(have, int) or not isinstance(want, int):
+            raise site.refuse("to a dynamic size")
+        matrix = _mixture(have, want, factors[axis - 2], corners, cubic)
+        if have == want and np.array_equal(matrix, np.eye(have)):
+            continue
+        if axis == 3:
+            made = site.emit("MatMul", [made, site.const(matrix.T, x.dtype)])
+        else:
+            made = site.emit("MatMul", [site.const(matrix, x.dtype), made])
+    return made
 
 
 # -------------------------------------------------------------------------------------------- grids
@@ -249,11 +239,15 @@ _SMOOTH = {
 _FORMS = ("vec", "default")
 
 RULES: dict[str, Rule] = {
-    **{f"upsample_nearest{k}d.{f}": _nearest(exact=False) for k in _POOLS for f in _FORMS},
-    **{f"_upsample_nearest_exact{k}d.{f}": _nearest(exact=True) for k in _POOLS for f in _FORMS},
-    **{f"{name}.{f}": _smooth(mode) for name, mode in _SMOOTH.items() for f in _FORMS},
-    **{f"_upsample_bilinear2d_aa.{f}": _antialiased(cubic=False) for f in _FORMS},
-    **{f"_upsample_bicubic2d_aa.{f}": _antialiased(cubic=True) for f in _FORMS},
+    **{f"upsample_nearest{k}d.{f}": partial(_nearest, exact=False) for k in _POOLS for f in _FORMS},
+    **{
+        f"_upsample_nearest_exact{k}d.{f}": partial(_nearest, exact=True)
+        for k in _POOLS
+        for f in _FORMS
+    },
+    **{f"{name}.{f}": partial(_smooth, mode) for name, mode in _SMOOTH.items() for f in _FORMS},
+    **{f"_upsample_bilinear2d_aa.{f}": partial(_antialiased, cubic=False) for f in _FORMS},
+    **{f"_upsample_bicubic2d_aa.{f}": partial(_antialiased, cubic=True) for f in _FORMS},
     **{f"{name}.default": _grid_sample for name in ("grid_sampler", "grid_sampler_2d")},
     "affine_grid_generator.default": _affine_grid,
     "grid_sampler_3d.default": _grid_sample,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,11 +222,8 @@ def _ref(value: Any, names: Mapping[str, str]) -> Any:
     return Ref(names[value["name"]])
 
 
-def _symbol(key: str) -> Rule:
-    def rule(value: Any, names: Mapping[str, str]) -> Any:
-        return _number(value[key]) if key in value else Ref(names[value["as_name"]])
-
-    return rule
+def _symbol(key: str, value: Any, names: Mapping[str, str]) -> Any:
+    return _number(value[key]) if key in value else Ref(names[value["as_name"]])
 
 
 def _optional(value: Any, names: Mapping[str, str]) -> Any:
@@ -242,11 +240,8 @@ def _float(value: Any, names: Mapping[str, str]) -> Any:
     return _number(value)
 
 
-def _many(rule: Rule) -> Rule:
-    def many(value: Any, names: Mapping[str, str]) -> Any:
-        return [rule(item, names) for item in value]
-
-    return many
+def _many(rule: Rule, value: Any, names: Mapping[str, str]) -> Any:
+    return [rule(item, names) for item in value]
 
 
 def _none(value: Any, names: Mapping[str, str]) -> Any:
@@ -262,23 +257,23 @@ def _dtype(value: Any, names: Mapping[str, str]) -> Any:
 _ARGUMENTS: Mapping[str, Rule] = {
     "as_none": _none,
     "as_tensor": _ref,
-    "as_tensors": _many(_ref),
+    "as_tensors": partial(_many, _ref),
     "as_optional_tensor": _optional,
-    "as_optional_tensors": _many(_optional),
+    "as_optional_tensors": partial(_many, _optional),
     "as_int": _plain,
-    "as_ints": _many(_plain),
+    "as_ints": partial(_many, _plain),
     "as_float": _float,
-    "as_floats": _many(_float),
+    "as_floats": partial(_many, _float),
     "as_bool": _plain,
-    "as_bools": _many(_plain),
+    "as_bools": partial(_many, _plain),
     "as_string": _plain,
-    "as_strings": _many(_plain),
-    "as_sym_int": _symbol("as_int"),
-    "as_sym_ints": _many(_symbol("as_int")),
-    "as_sym_float": _symbol("as_float"),
-    "as_sym_floats": _many(_symbol("as_float")),
-    "as_sym_bool": _symbol("as_bool"),
-    "as_sym_bools": _many(_symbol("as_bool")),
+    "as_strings": partial(_many, _plain),
+    "as_sym_int": partial(_symbol, "as_int"),
+    "as_sym_ints": partial(_many, partial(_symbol, "as_int")),
+    "as_sym_float": partial(_symbol, "as_float"),
+    "as_sym_floats": partial(_many, partial(_symbol, "as_float")),
+    "as_sym_bool": partial(_symbol, "as_bool"),
+    "as_sym_bools": partial(_many, partial(_symbol, "as_bool")),
     "as_scalar_type": _dtype,
     "as_memory_format": _none,
     "as_layout": _none,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,16 +84,12 @@ def _t(site: Site) -> Name:
     return _swapped(site, x, 0, 1) if x.rank == 2 else x
 
 
-def _turned(last: bool) -> Rule:
+def _turned(site: Site, *, last: bool) -> Name:
     """``x.mT`` swaps the last two axes, ``x.T`` all of them."""
-
-    def rule(site: Site) -> Name:
-        x = site.tensor("self")
-        if last:
-            return _swapped(site, x, x.rank - 2, x.rank - 1)
-        return site.transpose(x, list(range(x.rank))[::-1])
-
-    return rule
+    x = site.tensor("self")
+    if last:
+        return _swapped(site, x, x.rank - 2, x.rank - 1)
+    return site.transpose(x, list(range(x.rank))[::-1])
 
 
 def _movedim(site: Site) -> Name:
@@ -125,16 +122,12 @@ def _ravel(site: Site) -> Name:
     return site.reshape(site.tensor("self"), [-1])
 
 
-def _made_of_numbers(make: Callable[[Site], Any]) -> Rule:
-    """Return the rule of a tensor that depends on numbers alone."""
-
-    def rule(site: Site) -> Name:
-        value = make(site)
-        if value.size > MAX_PARAMETER:
-            raise site.refuse(f"has {value.size} elements, at most {MAX_PARAMETER} can be made")
-        return site.const(value, site.out.dtype)
-
-    return rule
+def _made_of_numbers(make: Callable[[Site], Any], site: Site) -> Name:
+    """Write a tensor that depends on numbers alone."""
+    value = make(site)
+    if value.size > MAX_PARAMETER:
+        raise site.refuse(f"has {value.size} elements, at most {MAX_PARAMETER} can be made")
+    return site.const(value, site.out.dtype)
 
 
 def _int(site: Site, key: str, default: int | None = None) -> int:
@@ -161,16 +154,13 @@ def _linspace(site: Site) -> Any:
     return np.linspace(start, end, steps)
 
 
-def _triangle_places(upper: bool) -> Callable[[Site], Any]:
-    def make(site: Site) -> Any:
-        rows, columns = _int(site, "row"), _int(site, "col")
-        if rows * columns > MAX_PARAMETER:
-            raise site.refuse(f"of {rows} x {columns} elements")
-        mask = np.ones((rows, columns), bool)
-        offset = _int(site, "offset", 0)
-        return np.stack(np.nonzero(np.triu(mask, offset) if upper else np.tril(mask, offset)))
-
-    return make
+def _triangle_places(site: Site, *, upper: bool) -> Any:
+    rows, columns = _int(site, "row"), _int(site, "col")
+    if rows * columns > MAX_PARAMETER:
+        raise site.refuse(f"of {rows} x {columns} elements")
+    mask = np.ones((rows, columns), bool)
+    offset = _int(site, "offset", 0)
+    return np.stack(np.nonzero(np.triu(mask, offset) if upper else np.tril(mask, offset)))
 
 
 def _expand(site: Site) -> Name:
@@ -321,12 +311,9 @@ def _channel_shuffle(site: Site) -> Name:
     return site.reshape(turned, [0, channels, *rest])
 
 
-def _triangle(upper: int) -> Rule:
-    def rule(site: Site) -> Name:
-        k = site.const(site.get("diagonal", 0), "int64")
-        return site.emit("Trilu", [site.tensor("self"), k], upper=upper)
-
-    return rule
+def _triangle(upper: int, site: Site) -> Name:
+    k = site.const(site.get("diagonal", 0), "int64")
+    return site.emit("Trilu", [site.tensor("self"), k], upper=upper)
 
 
 # --------------------------------------------------------------------------------- shape arithmetic
@@ -342,17 +329,13 @@ def _numel(site: Site) -> Name:
     return site.reshape(site.emit("Size", [site.value(site.first())]), [1])
 
 
-def _number(op: str) -> Rule:
-    """Return the rule of an operator on sizes."""
-
-    def rule(site: Site) -> Name:
-        operands = [
-            site.value(a) if isinstance(a, Ref) else site.ints_const([a])
-            for a in site.call.args.values()
-        ]
-        return site.emit(op, operands)
-
-    return rule
+def _number(op: str, site: Site) -> Name:
+    """Write an operator on sizes."""
+    operands = [
+        site.value(a) if isinstance(a, Ref) else site.ints_const([a])
+        for a in site.call.args.values()
+    ]
+    return site.emit(op, operands)
 
 
 _NUMBERS = {
@@ -381,21 +364,21 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("channel_shuffle.default", "native_channel_shuffle.default"), _channel_shuffle
     ),
-    **{name: _number(op) for name, op in _NUMBERS.items()},
+    **{name: partial(_number, op) for name, op in _NUMBERS.items()},
     "expand_as.default": _expand_as,
     "flatten.using_ints": _flatten,
     "flip.default": _flip,
     "as_strided.default": _as_strided,
-    **dict.fromkeys(("eye.default", "eye.m"), _made_of_numbers(_eye)),
-    "linspace.default": _made_of_numbers(_linspace),
+    **dict.fromkeys(("eye.default", "eye.m"), partial(_made_of_numbers, _eye)),
+    "linspace.default": partial(_made_of_numbers, _linspace),
     "ravel.default": _ravel,
-    "tril_indices.default": _made_of_numbers(_triangle_places(upper=False)),
-    "triu_indices.default": _made_of_numbers(_triangle_places(upper=True)),
+    "tril_indices.default": partial(_made_of_numbers, partial(_triangle_places, upper=False)),
+    "triu_indices.default": partial(_made_of_numbers, partial(_triangle_places, upper=True)),
     "movedim.intlist": _movedim,
-    "mT.default": _turned(last=True),
+    "mT.default": partial(_turned, last=True),
     "movedim.int": _movedim,
     "narrow.default": _narrow,
-    "numpy_T.default": _turned(last=False),
+    "numpy_T.default": partial(_turned, last=False),
     "pixel_shuffle.default": _pixel_shuffle,
     "pixel_unshuffle.default": _pixel_unshuffle,
     "roll.default": _roll,
@@ -403,8 +386,8 @@ RULES: dict[str, Rule] = {
     "sym_numel.default": _numel,
     "sym_size.int": _size,
     "t.default": _t,
-    "tril.default": _triangle(0),
-    "triu.default": _triangle(1),
+    "tril.default": partial(_triangle, 0),
+    "triu.default": partial(_triangle, 1),
     "unbind.int": _unbind,
     "unflatten.int": _unflatten,
 }

@@ -12,8 +12,7 @@ from onnx import helper
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
-from bnncc.ir.graph import Dim
-from bnncc.ir.limits import elements
+from bnncc.ir.graph import Dim, elements
 
 
 class Value(NamedTuple):
