@@ -219,6 +219,11 @@ class Conv2d(Convolution):
     """Of data that are numbers; ``float16`` on GPUs."""
 
     @property
+    def shared(self) -> bool:
+        """Whether all lanes of a vector of output channels multiply the same datum."""
+        return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
+
+    @property
     def unpooled(self) -> Conv2d:
         """The convolution alone, without pooling and steps."""
         return dataclasses.replace(self, pool=None, steps=())

@@ -1,0 +1,105 @@
+"""Direct float convolution and dense layers: a tile of columns and vectors of channels in registers.
+
+Lanes are output channels. A datum is broadcast against the weights of a vector, or lanes load data
+of their own where each channel is a group. The sums of a tile stay in registers over the whole
+reduction, and the epilogue takes them from there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges
+from bnncc.schedules.pooling import in_registers
+from bnncc.schedules.space import Point
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, flattened, segments
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
+
+
+def direct(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a float convolution with its epilogue, but not those with a ring of rows."""
+    if spec.pool is not None or spec.method != "direct" or spec.operands != "float32":
+        return None
+    flat, vectors = flattened(spec), point["vectors"]
+    parallel = bool(point.get("divide", 0))
+    per_group = flat.out_channels // flat.groups
+    while flat.shared and flat.groups > 1 and per_group // LANES % vectors:
+        vectors -= 1
+    nests = []
+    for group in groups(flat.out_channels, vectors, apart=not flat.shared):
+        parts = [
+            _tiles(func, flat, target, group, segment, point, parallel)
+            for segment in segments(flat, point["columns"])
+        ]
+        nests.append(ranges.joined(parts, 1 if parallel else 3))
+    return multithreading.one_region(ranges.joined(nests, 0))
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point, parallel: bool,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels."""
+    vectors = len(group.lanes)
+    lanes = LANES if spec.shared else group.lanes[-1]
+    rest = group.lanes[-1] < LANES
+    # 1 normalise
+    columns = (segment.start, segment.width * segment.tiles)
+    cut = {"sum": {2: columns, 3: (group.first * LANES, group.count * vectors * lanes)}}
+    if vectors > rest:
+        cut["out"] = {2: columns, 3: (group.first, group.count * (vectors - rest))}
+    if rest:
+        cut["out_last"] = {2: columns}
+    sch = s_tir.Schedule(ranges.part(func, cut))
+    # 2 tile
+    order = "nhow" if point["rows_outside"] else "nohw"
+    names = [name for name in epilogue.BLOCKS if name in cut]
+    tiles = []
+    for name in names:
+        n, h, w, o = sch.get_loops(name)
+        tile, column = sch.split(w, [segment.tiles, segment.width])
+        outer, vector = sch.split(o, [group.count, None])
+        at = {"n": n, "h": h, "o": outer, "w": tile}
+        sch.reorder(*(at[axis] for axis in order), column, vector)
+        for loop in (column, vector):
+            sch.unroll(loop)
+        tiles.append(tile)
+    if len(names) > 1:
+        sch.merge(*tiles)
+    # 3 stage
+    shared = sch.get_loops(names[0])
+    sch.compute_at("sum", shared[3], preserve_unit_loops=True)
+    if parallel:
+        sch.parallel(sch.fuse(*shared[:3]))
+    _sums(sch, vectors, lanes, point)
+    # 5 vectorize
+    for name in names:
+        epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _sums(sch: s_tir.Schedule, vectors: int, lanes: int, point: Point) -> None:
+    """Schedule the sums of a tile: taps of a row inside of the loop over channels, or outside."""
+    *_, column, channel, kh, kw, c = sch.get_loops("sum")
+    vector, lane = sch.split(channel, [vectors, lanes])
+    body: list[Any] = [vector, column]
+    reduced = [kh, kw, c]
+    if point["kw_inside"]:
+        reduced, body = [kh, c], [kw, *body]
+    if point["unroll"] > 1 and int(sch.get(c).extent) % point["unroll"] == 0:
+        _, part = sch.split(c, [None, point["unroll"]])
+        reduced[-1], body = _, [part, *body]
+    sch.reorder(*reduced, *body, lane)
+    if not point["kw_inside"]:
+        sch.unroll(kw)
+    in_registers(sch, [*body, lane])
+    start = sch.decompose_reduction("sum", kh)
+    in_registers(sch, sch.get_loops(start)[-3:])
+    channel_tiles.mark(sch, kh, 0)
