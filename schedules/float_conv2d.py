@@ -27,8 +27,10 @@ def direct(
     """Schedule a float convolution with its epilogue, but not those with a ring of rows."""
     if spec.pool is not None or spec.method != "direct" or spec.operands != "float32":
         return None
-    flat, vectors = flattened(spec), point["vectors"]
-    parallel = bool(point.get("divide", 0))
+    parallel, vectors = bool(point.get("divide", 0)), point["vectors"]
+    rows = _flat_rows(spec, point["columns"], vectors, threads) if parallel else 1
+    flat = flattened(spec, rows)
+    func = _laid(func, rows) if rows > 1 else func
     per_group = flat.out_channels // flat.groups
     while flat.shared and flat.groups > 1 and per_group // LANES % vectors:
         vectors -= 1
@@ -42,6 +44,29 @@ def direct(
     return multithreading.one_region(ranges.joined(nests, 0))
 
 
+def _laid(func: tirx.PrimFunc, rows: int) -> tirx.PrimFunc:
+    """Lay the pixels of one long row in several."""
+    sch = s_tir.Schedule(func)
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        _, h, w, *_ = sch.get_loops(block)
+        sch.fuse(h, sch.split(w, [rows, None])[0])
+    return sch.mod["main"]
+
+
+def _flat_rows(spec: Conv2d, columns: int, vectors: int, threads: int) -> int:
+    """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
+    flat = flattened(spec)
+    width = flat.output_hw[1]
+    if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
+        return 1
+    images = spec.images
+    blocks = images * -(-spec.out_channels // (LANES * vectors))
+    fitting = [r for r in range(1, width // columns + 1) if width % r == 0]
+    return next(
+        (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
+    )
+
+
 def _tiles(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
     point: Point, parallel: bool,
@@ -52,7 +77,7 @@ def _tiles(
     rest = group.lanes[-1] < LANES
     # 1 normalise
     columns = (segment.start, segment.width * segment.tiles)
-    cut = {"sum": {2: columns, 3: (group.first * LANES, group.count * vectors * lanes)}}
+    cut = {"operand": {}, "sum": {2: columns, 3: (group.first * LANES, group.count * vectors * lanes)}}
     if vectors > rest:
         cut["out"] = {2: columns, 3: (group.first, group.count * (vectors - rest))}
     if rest:
@@ -78,14 +103,16 @@ def _tiles(
     sch.compute_at("sum", shared[3], preserve_unit_loops=True)
     if parallel:
         sch.parallel(sch.fuse(*shared[:3]))
-    _sums(sch, vectors, lanes, point)
+    _sums(sch, spec, vectors, lanes, point)
     # 5 vectorize
     for name in names:
         epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 
-def _sums(sch: s_tir.Schedule, vectors: int, lanes: int, point: Point) -> None:
+def _sums(
+    sch: s_tir.Schedule, spec: Conv2d, vectors: int, lanes: int, point: Point
+) -> None:
     """Schedule the sums of a tile: taps of a row inside of the loop over channels, or outside."""
     *_, column, channel, kh, kw, c = sch.get_loops("sum")
     vector, lane = sch.split(channel, [vectors, lanes])
@@ -100,6 +127,10 @@ def _sums(sch: s_tir.Schedule, vectors: int, lanes: int, point: Point) -> None:
     if not point["kw_inside"]:
         sch.unroll(kw)
     in_registers(sch, [*body, lane])
+    if spec.collected:
+        sch.compute_at("operand", body[-1], preserve_unit_loops=True)
+        *_, lane, _, _, _ = sch.get_loops("operand")
+        sch.unroll(lane)
     start = sch.decompose_reduction("sum", kh)
     in_registers(sch, sch.get_loops(start)[-3:])
     channel_tiles.mark(sch, kh, 0)

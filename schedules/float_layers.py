@@ -220,20 +220,6 @@ def _chunks(spec: Conv2d, threads: int) -> int:
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
 
-def _flat_rows(spec: Conv2d, columns: int, vectors: int, threads: int) -> int:
-    """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
-    flat = flattened(spec)
-    width = flat.output_hw[1]
-    if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
-        return 1
-    images = spec.images
-    blocks = images * -(-spec.out_channels // (layout.LANES * vectors))
-    fitting = [r for r in range(1, width // columns + 1) if width % r == 0]
-    return next(
-        (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
-    )
-
-
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
     flat = flattened(spec)
@@ -248,8 +234,9 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
             vectors = 2 if budget >= 8 and layout.blocks(spec.channels) >= FAR_BLOCKS else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
             return _tile(columns, vectors, rows_outside=True)
-        columns = min(7, budget) if spec.groups == spec.channels else 1
-        return _tile(columns, 1)
+        if spec.groups == spec.channels:
+            return _tile(min(7, budget), 1)
+        return _tile(2, 1, kw_inside=2 * spec.kernel[1] <= MAX_GATHERED)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)

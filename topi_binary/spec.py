@@ -224,6 +224,11 @@ class Conv2d(Convolution):
         return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
 
     @property
+    def collected(self) -> bool:
+        """Whether lanes have data that are no neighbours, or neighbours the same datum."""
+        return not self.shared and self.out_channels > self.groups
+
+    @property
     def unpooled(self) -> Conv2d:
         """The convolution alone, without pooling and steps."""
         return dataclasses.replace(self, pool=None, steps=())

@@ -69,14 +69,24 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
     # Lanes beyond the last channel have weights too, of which nobody takes the sums.
     extents = (*extents[:3], layout.blocks(spec.out_channels) * LANES) if spec.shared else extents
 
-    def step(total: Expr, *i: Expr) -> Expr:
+    def datum(*i: Expr) -> Expr:
         n, h, w, o, kh, kw, c = i
-        first = c if spec.groups == 1 else o // per_out * depth + c
-        datum = data[tuple(pixel(spec, n, *place(spec, h, w, kh, kw), first))]
+        there = place(spec, h, w, kh, kw)
+        if spec.collected:
+            there = clamped(spec, *there)
+        return data[tuple(pixel(spec, n, *there, c if spec.groups == 1 else o // per_out * depth + c))]
+
+    def step(total: Expr, *i: Expr) -> Expr:
+        *_, o, kh, kw, c = i
         number = (kh * spec.kernel[1] + kw) * depth + c
-        product = as_float32(spec, datum) * weight[lane_major(spec.out_channels, run, o, number)]
+        product = as_float32(spec, read(*i)) * weight[lane_major(spec.out_channels, run, o, number)]
         return total + product
 
+    read = datum
+    if spec.collected:
+        every = (*extents, *spec.kernel, depth)
+        operand = compute("operand", buffer("operand", every, spec.dtype), every, datum)
+        read = lambda *i: operand[i]
     value, tests = buffer("sum", extents, "float32"), partial(tests_inside, spec)
     return accumulate("sum", value, extents, (*spec.kernel, depth), T.float32(0), step, tests=tests)
 
