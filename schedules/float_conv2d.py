@@ -92,8 +92,8 @@ def _tiles(
         tile, column = sch.split(w, [segment.tiles, segment.width])
         outer, vector = sch.split(o, [group.count, None])
         at = {"n": n, "h": h, "o": outer, "w": tile}
-        sch.reorder(*(at[axis] for axis in order), column, vector)
-        for loop in (column, vector):
+        sch.reorder(*(at[axis] for axis in order), vector, column)
+        for loop in (vector, column):
             sch.unroll(loop)
         tiles.append(tile)
     if len(names) > 1:
