@@ -107,6 +107,14 @@ def sums(
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
+def in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
+    """Unroll loops, and make vectors of the last."""
+    *unrolled, lane = tile
+    for loop in unrolled:
+        sch.unroll(loop)
+    sch.vectorize(lane)
+
+
 def mark(sch: s_tir.Schedule, loop: Any, axis: int) -> None:
     """Have `bounded` leave out taps of a loop, which of the axes that a block reduces is given."""
     sch.annotate(loop, _TAPS, axis)

@@ -1,22 +1,23 @@
-"""Direct float convolution and dense layers: a tile of columns and vectors of channels in registers.
+"""Float convolution and dense layers: a tile of columns and vectors of channels in registers.
 
 Lanes are output channels. A datum is broadcast against the weights of a vector, or lanes load data
 of their own where each channel is a group. The sums of a tile stay in registers over the whole
-reduction, and the epilogue takes them from there.
+reduction, and the epilogue takes them from there. Ranges of columns whose taps lie alike are
+scheduled alone: rows outside the image are left out by the bounds of a loop, columns by tests that
+are known there.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges
-from bnncc.schedules.pooling import in_registers
+from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, flattened, segments
+from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
@@ -24,7 +25,7 @@ from bnncc.topi_binary.spec import Conv2d
 def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a float convolution with its epilogue, but not those with a ring of rows."""
+    """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
     if spec.pool is not None or spec.method != "direct" or spec.operands != "float32":
         return None
     parallel, vectors = bool(point.get("divide", 0)), point["vectors"]
@@ -72,12 +73,12 @@ def _tiles(
     point: Point, parallel: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
-    vectors = len(group.lanes)
+    vectors, rest = len(group.lanes), group.lanes[-1] < LANES
     lanes = LANES if spec.shared else group.lanes[-1]
-    rest = group.lanes[-1] < LANES
     # 1 normalise
     columns = (segment.start, segment.width * segment.tiles)
-    cut = {"operand": {}, "sum": {2: columns, 3: (group.first * LANES, group.count * vectors * lanes)}}
+    channels = (group.first * LANES, group.count * vectors * lanes)
+    cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
     if vectors > rest:
         cut["out"] = {2: columns, 3: (group.first, group.count * (vectors - rest))}
     if rest:
@@ -91,46 +92,41 @@ def _tiles(
         n, h, w, o = sch.get_loops(name)
         tile, column = sch.split(w, [segment.tiles, segment.width])
         outer, vector = sch.split(o, [group.count, None])
-        at = {"n": n, "h": h, "o": outer, "w": tile}
-        sch.reorder(*(at[axis] for axis in order), vector, column)
+        outside = {"n": n, "h": h, "o": outer, "w": tile}
+        sch.reorder(*(outside[axis] for axis in order), vector, column)
         for loop in (vector, column):
             sch.unroll(loop)
         tiles.append(tile)
     if len(names) > 1:
         sch.merge(*tiles)
     # 3 stage
-    shared = sch.get_loops(names[0])
-    sch.compute_at("sum", shared[3], preserve_unit_loops=True)
+    *image, tile = sch.get_loops(names[0])[:4]
+    sch.compute_at("sum", tile, preserve_unit_loops=True)
+    # 5 vectorize, unroll, parallel
     if parallel:
-        sch.parallel(sch.fuse(*shared[:3]))
-    _sums(sch, spec, vectors, lanes, point)
-    # 5 vectorize
+        sch.parallel(sch.fuse(*image))
+    _sums(sch, spec, (vectors, lanes), point)
     for name in names:
         epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 
-def _sums(
-    sch: s_tir.Schedule, spec: Conv2d, vectors: int, lanes: int, point: Point
-) -> None:
-    """Schedule the sums of a tile: taps of a row inside of the loop over channels, or outside."""
+def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Point) -> None:
+    """Schedule the sums of a tile of vectors and lanes."""
     *_, column, channel, kh, kw, c = sch.get_loops("sum")
-    vector, lane = sch.split(channel, [vectors, lanes])
-    body: list[Any] = [vector, column]
-    reduced = [kh, kw, c]
+    vector, lane = sch.split(channel, [*cells])
+    taps, body = [kw], [vector, column]
     if point["kw_inside"]:
-        reduced, body = [kh, c], [kw, *body]
-    if point["unroll"] > 1 and int(sch.get(c).extent) % point["unroll"] == 0:
-        _, part = sch.split(c, [None, point["unroll"]])
-        reduced[-1], body = _, [part, *body]
-    sch.reorder(*reduced, *body, lane)
-    if not point["kw_inside"]:
-        sch.unroll(kw)
-    in_registers(sch, [*body, lane])
+        taps, body = [], [kw, *body]
+    if point["unroll"] > 1 and spec.channels // spec.groups % point["unroll"] == 0:
+        c, part = sch.split(c, [None, point["unroll"]])
+        body = [part, *body]
+    sch.reorder(kh, *taps, c, *body, lane)
+    channel_tiles.in_registers(sch, [*taps, *body, lane])
     if spec.collected:
-        sch.compute_at("operand", body[-1], preserve_unit_loops=True)
+        sch.compute_at("operand", column, preserve_unit_loops=True)
         *_, lane, _, _, _ = sch.get_loops("operand")
         sch.unroll(lane)
     start = sch.decompose_reduction("sum", kh)
-    in_registers(sch, sch.get_loops(start)[-3:])
+    channel_tiles.in_registers(sch, sch.get_loops(start)[-3:])
     channel_tiles.mark(sch, kh, 0)

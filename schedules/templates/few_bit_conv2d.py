@@ -29,9 +29,10 @@ from bnncc.schedules.intrin_portable import (
 from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named, whole
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, const, load
-from bnncc.schedules.templates.window import flattened, segments
+from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.definitions.place import Place
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d

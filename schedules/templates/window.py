@@ -8,7 +8,6 @@ from typing import NamedTuple
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, bind, const
-from bnncc.topi_binary.definitions.taps import flattened as flattened
 from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
 from bnncc.topi_binary.spec import taps_inside as taps_inside

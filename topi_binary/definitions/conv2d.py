@@ -72,21 +72,22 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
     def datum(*i: Expr) -> Expr:
         n, h, w, o, kh, kw, c = i
         there = place(spec, h, w, kh, kw)
-        if spec.collected:
+        if spec.collected:  # with no test: it is a block of its own
             there = clamped(spec, *there)
-        return data[tuple(pixel(spec, n, *there, c if spec.groups == 1 else o // per_out * depth + c))]
+        channel = c if spec.groups == 1 else o // per_out * depth + c
+        return as_float32(spec, data[tuple(pixel(spec, n, *there, channel))])
+
+    operand: Any = None
+    if spec.collected:
+        every = (*extents, *spec.kernel, depth)
+        operand = compute("operand", buffer("operand", every, "float32"), every, datum)
 
     def step(total: Expr, *i: Expr) -> Expr:
         *_, o, kh, kw, c = i
         number = (kh * spec.kernel[1] + kw) * depth + c
-        product = as_float32(spec, read(*i)) * weight[lane_major(spec.out_channels, run, o, number)]
-        return total + product
+        one = datum(*i) if operand is None else operand[i]
+        return total + one * weight[lane_major(spec.out_channels, run, o, number)]
 
-    read = datum
-    if spec.collected:
-        every = (*extents, *spec.kernel, depth)
-        operand = compute("operand", buffer("operand", every, spec.dtype), every, datum)
-        read = lambda *i: operand[i]
     value, tests = buffer("sum", extents, "float32"), partial(tests_inside, spec)
     return accumulate("sum", value, extents, (*spec.kernel, depth), T.float32(0), step, tests=tests)
 
