@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges
+from bnncc.schedules import channel_tiles, epilogue, generic, multithreading, ranges
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group, groups
@@ -26,8 +26,11 @@ def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
-    if spec.pool is not None or spec.method != "direct" or spec.operands != "float32":
+    if spec.method != "direct" or spec.operands != "float32":
         return None
+    if spec.pool is not None:  # no pass pools other groups in their kernel
+        ringed = spec.groups == 1 or spec.depthwise
+        return None if ringed else generic.schedule(func, target, threads)
     parallel, vectors = bool(point.get("divide", 0)), point["vectors"]
     rows = _flat_rows(spec, point["columns"], vectors, threads) if parallel else 1
     flat = flattened(spec, rows)

@@ -224,7 +224,7 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     if not spec.shared:
         # Each lane has data of its own: nothing is shared between vectors, and collecting data that
         # are not neighbours in memory is most of the code.
-        if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
+        if spec.depthwise:
             vectors = 2 if budget >= 8 and layout.blocks(spec.channels) >= FAR_BLOCKS else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
             return _tile(columns, vectors, rows_outside=True)

@@ -224,6 +224,12 @@ class Conv2d(Convolution):
         return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
 
     @property
+    def depthwise(self) -> bool:
+        """Whether each channel is a group of its own, beside the next."""
+        alone = 1 < self.groups == self.channels == self.out_channels
+        return alone and self.data_layout == "NHWC"
+
+    @property
     def collected(self) -> bool:
         """Whether lanes have data that are no neighbours, or neighbours the same datum."""
         return not self.shared and self.out_channels > self.groups

@@ -1,12 +1,12 @@
 """Float convolution whose rows are pooled: a register tile of output columns times channel vectors.
 
 The lanes of a vector are `LANES` output channels. Each datum is read as it lies in the tensor, NHWC
-or NCHW, and broadcast against them; where every channel is a group of its own, lanes load data as a
-vector instead. A tile of columns x vectors of accumulators stays in registers while the reduction
-runs outside it, and the ring of rows (`line_buffer`) takes the accumulators from there. Taps
-outside the image are skipped: rows by the bounds of the loop, columns by leaving them out of the
-code of the tiles at the border. The blocks are those of `channel_tiles`. Without pooling there is
-no ring, and `schedules.float_conv2d` schedules the definition.
+or NCHW, and broadcast against them; of a depthwise layer, lanes load data as a vector instead. A
+tile of columns x vectors of accumulators stays in registers while the reduction runs outside it,
+and the ring of rows (`line_buffer`) takes the accumulators from there. Taps outside the image are
+skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles at the
+border. The blocks are those of `channel_tiles`. Without pooling, and with other groups, there is no
+ring, and `schedules.float_conv2d` schedules the definition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair
-from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES, fused_multiply_add
+from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES
 from bnncc.schedules.templates.channel_tiles import (
     At,
     Group,
@@ -26,16 +26,10 @@ from bnncc.schedules.templates.channel_tiles import (
     groups,
     named,
 )
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    const,
-    flat,
-    gather,
-    ramp,
-    splat,
-)
+from bnncc.schedules.templates.kernel import Expr
 from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.window import segments
+from bnncc.topi_binary.definitions.taps import pixel as pixel_of
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
@@ -76,27 +70,19 @@ class Kernel:
             self.spec, (self.data, self.weight, *_) = spec.unpooled, kernel.inputs
             self.rows = Rows(kernel, spec, chunks=chunks, parallel=parallel)
             self.depth = spec.channels // spec.groups
-            self.per_group = spec.out_channels // spec.groups
-            alone = self.depth == self.per_group == 1 and spec.data_layout == "NHWC"
-            self.depthwise = not spec.shared and alone
-            while spec.shared and spec.groups > 1 and self.per_group // LANES % vectors:
-                vectors -= 1
             self.rows.declare(vectors)
-            channels = groups(spec.out_channels, vectors, self.depthwise)
+            channels = groups(spec.out_channels, vectors, spec.depthwise)
             self.ranges = named(channels, segments(self.spec, columns, self.rows.unit))
             with T.sblock("root"):
                 T.reads()
                 T.writes()
-                self.memory = flat(self.data)
                 with self.rows.strips() as strip:
                     self.rows.each(strip, self.ranges, self._range)
         self.func = kernel.func
 
-    def pair(self, group: Group) -> TensorPair | None:
+    def pair(self, group: Group) -> TensorPair:
         """Return what computes a product in a tile of channels."""
-        if self.spec.shared:
-            return MULTIPLY_ADD
-        return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.depthwise else None
+        return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.spec.depthwise else MULTIPLY_ADD
 
     def _range(self, part: Range) -> None:
         self.rows.take(part, part.sums(self.spec, self.depth, partial(self._product, part)))
@@ -113,41 +99,7 @@ class Kernel:
         if lanes[-1] < lanes[0]:  # no condition: TVM cannot tell the extent of a region by it
             last = (pixel.block - part.group.first) // (len(lanes) - 1)
             step = lanes[0] - last * (lanes[0] - lanes[-1])
-        first = pixel.block * (LANES * size) + tap * step
-        weight = At(self.weight, [first])
-        if spec.shared:
-            group = 0 if spec.groups == 1 else pixel.block * LANES // self.per_group
-            datum = At(self.data, self._at(pixel.n, y, x, group * self.depth + channel))
-            return Product(MULTIPLY_ADD, (datum, weight))
-        if self.depthwise:
-            data = At(self.data, self._at(pixel.n, y, x, pixel.block * LANES))
-            return Product(MULTIPLY_ADD_LANES[lanes[-1]], (data, weight))
-        return Product(
-            None,
-            (),
-            lambda total: total.store(
-                fused_multiply_add(
-                    self._gathered(pixel, (y, x), channel, lanes), weight.load(), total.load()
-                )
-            ),
-        )
-
-    def _gathered(
-        self, pixel: Pixel, at: tuple[Expr, Expr], channel: Expr, lanes: tuple[int, ...]
-    ) -> Expr:
-        """Return data of which each lane has its own."""
-        spec = self.spec
-        channels = ramp(T.Cast("int64", pixel.block) * LANES)
-        if lanes[-1] < LANES:
-            channels = T.min(channels, splat(const(spec.out_channels - 1)))
-        if self.per_group > 1:
-            channels = T.floordiv(channels, splat(const(self.per_group)))
-        where = channels * splat(const(self.depth)) + splat(T.Cast("int64", channel))
-        place = self._at(pixel.n, *at, where)
-        axis = 1 if spec.data_layout == "NCHW" else 3
-        return gather(self.memory, self.data.shape, place, axis)
-
-    def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
-        if self.spec.data_layout == "NCHW":
-            return [n, channel, y, x]
-        return [n, y, x, channel]
+        weight = At(self.weight, [pixel.block * (LANES * size) + tap * step])
+        first = pixel.block * LANES if spec.depthwise else channel
+        datum = At(self.data, pixel_of(spec, pixel.n, y, x, first))
+        return Product(self.pair(part.group), (datum, weight))
