@@ -53,7 +53,7 @@ def outer(
 
 
 def sums(
-    sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
+    sch: s_tir.Schedule, name: str, pair: TensorPair, kw_inside: bool = True,
     unroll: int = 1, under: bool = False, order: str = "kow", rolled: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
@@ -64,8 +64,8 @@ def sums(
         Of the function.
     name : str
         What the names of the blocks end with.
-    pair : TensorPair or None
-        What computes a product, where that is a loop over lanes.
+    pair : TensorPair
+        What computes a product.
     kw_inside : bool, default True
         Whether the taps of a row are unrolled inside the loop over words, or outside.
     unroll : int, default 1
@@ -102,7 +102,7 @@ def sums(
             sch.unroll(loop)
     mark(sch, kh, 0)
     # 4 tensorize
-    if pair is not None and pair.lanes > 1:
+    if pair.lanes > 1:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
 

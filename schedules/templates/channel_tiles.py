@@ -118,28 +118,16 @@ class At:
         return self._buffer[tuple(where)]
 
 
-@dataclass(frozen=True)
-class Product:
-    """What is added for one tap.
+class Product(NamedTuple):
+    """What is added for one tap."""
 
-    Attributes
-    ----------
-    pair : TensorPair or None
-        Whose ``desc`` says what: the loop over lanes that a schedule replaces.
-    operands : tuple of At
-        What it reads, besides the sum.
-    add : callable, optional
-        Without a pair: takes where the sums of a vector are, and changes them.
-    """
-
-    pair: TensorPair | None
+    pair: TensorPair
+    """Whose ``desc`` says what: the loop over lanes that a schedule replaces."""
     operands: tuple[At, ...]
-    add: Callable[[At], None] | None = None
+    """What it reads, besides the sum."""
 
     def regions(self) -> list[Expr]:
-        """Return what is read besides the sum; without a pair nothing is said."""
-        if self.pair is None:
-            return []
+        """Return what is read besides the sum."""
         kinds = self.pair.operands[:-1]
         return [at.region(kind.shape[0]) for at, kind in zip(self.operands, kinds, strict=True)]
 
@@ -254,10 +242,6 @@ class Range:
         return acc
 
     def _add(self, made: Product, acc: Buffer, total: At) -> None:
-        if made.pair is None:
-            assert made.add is not None
-            made.add(total)
-            return
         if made.pair.lanes == 1:  # TVM drops such a loop, and does not find it again
             for place, value in made.pair.impl(*made.operands, total):
                 T.buffer_store(acc, value, total.index(place))
