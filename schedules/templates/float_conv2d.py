@@ -15,10 +15,9 @@ from functools import partial
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES
 from bnncc.schedules.templates.channel_tiles import (
-    At,
     Group,
     Pixel,
     Product,
@@ -99,7 +98,7 @@ class Kernel:
         if lanes[-1] < lanes[0]:  # no condition: TVM cannot tell the extent of a region by it
             last = (pixel.block - part.group.first) // (len(lanes) - 1)
             step = lanes[0] - last * (lanes[0] - lanes[-1])
-        weight = At(self.weight, [pixel.block * (LANES * size) + tap * step])
+        weight = Window(self.weight, pixel.block * (LANES * size) + tap * step)
         first = pixel.block * LANES if spec.depthwise else channel
-        datum = At(self.data, pixel_of(spec, pixel.n, y, x, first))
+        datum = Window(self.data, *pixel_of(spec, pixel.n, y, x, first))
         return Product(self.pair(part.group), (datum, weight))
