@@ -31,51 +31,31 @@ def direct(
     if spec.pool is not None:  # no pass pools other groups in their kernel
         ringed = spec.groups == 1 or spec.depthwise
         return None if ringed else generic.schedule(func, target, threads)
-    parallel, vectors = bool(point.get("divide", 0)), point["vectors"]
-    rows = _flat_rows(spec, point["columns"], vectors, threads) if parallel else 1
-    flat = flattened(spec, rows)
-    func = _laid(func, rows) if rows > 1 else func
+    flat, columns, vectors = flattened(spec), point["columns"], point["vectors"]
     per_group = flat.out_channels // flat.groups
     while flat.shared and flat.groups > 1 and per_group // LANES % vectors:
         vectors -= 1
+    divided = 0
+    if point.get("divide", 0):
+        # One long row of pixels has too few tiles of channels for some numbers of threads.
+        blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
+        long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
+        divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
     nests = []
     for group in groups(flat.out_channels, vectors, apart=not flat.shared):
         parts = [
-            _tiles(func, flat, target, group, segment, point, parallel)
-            for segment in segments(flat, point["columns"])
+            _tiles(func, flat, target, group, segment, point, divided)
+            for segment in segments(flat, columns)
         ]
-        nests.append(ranges.joined(parts, 1 if parallel else 3))
+        nests.append(ranges.joined(parts, {0: 3, 3: 1, 4: 0}[divided]))
     return multithreading.one_region(ranges.joined(nests, 0))
-
-
-def _laid(func: tirx.PrimFunc, rows: int) -> tirx.PrimFunc:
-    """Lay the pixels of one long row in several."""
-    sch = s_tir.Schedule(func)
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        _, h, w, *_ = sch.get_loops(block)
-        sch.fuse(h, sch.split(w, [rows, None])[0])
-    return sch.mod["main"]
-
-
-def _flat_rows(spec: Conv2d, columns: int, vectors: int, threads: int) -> int:
-    """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
-    flat = flattened(spec)
-    width = flat.output_hw[1]
-    if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
-        return 1
-    images = spec.images
-    blocks = images * -(-spec.out_channels // (LANES * vectors))
-    fitting = [r for r in range(1, width // columns + 1) if width % r == 0]
-    return next(
-        (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
-    )
 
 
 def _tiles(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point, parallel: bool,
+    point: Point, divided: int,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of columns and vectors of channels."""
+    """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
     vectors, rest = len(group.lanes), group.lanes[-1] < LANES
     lanes = LANES if spec.shared else group.lanes[-1]
     # 1 normalise
@@ -103,11 +83,11 @@ def _tiles(
     if len(names) > 1:
         sch.merge(*tiles)
     # 3 stage
-    *image, tile = sch.get_loops(names[0])[:4]
-    sch.compute_at("sum", tile, preserve_unit_loops=True)
+    outer = sch.get_loops(names[0])[:4]
+    sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
-    if parallel:
-        sch.parallel(sch.fuse(*image))
+    if divided:
+        sch.parallel(sch.fuse(*outer[:divided]))
     _sums(sch, spec, (vectors, lanes), point)
     for name in names:
         epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)

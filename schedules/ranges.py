@@ -56,10 +56,7 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
     first = {loops[i].loop_var: loops[i].loop_var + int64(bounds[i][0]) for i in bounds}
-    values = [
-        tvm_ffi.structural_map(value, (tirx.Var, partial(_found, first)))
-        for value in realize.iter_values
-    ]
+    values = [first.get(value, value) for value in realize.iter_values]
     made: tirx.Stmt = s_tir.SBlockRealize(values, realize.predicate, realize.block)
     for number, loop in reversed([*enumerate(loops)]):
         extent = int64(bounds[number][1]) if number in bounds else loop.extent
@@ -101,7 +98,7 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     return parts[0].with_body(_root(roots[0], [*views, made], tensors))
 
 
-def _found(same: Mapping[tirx.Var, Any], var: tirx.Var) -> Any:
+def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
     return same.get(var, var)
 
 

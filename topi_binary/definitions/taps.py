@@ -77,8 +77,8 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     return number
 
 
-def flattened(spec: Flat, rows: int = 1) -> Flat:
-    """Return `spec` with its pixels in `rows` long rows, if its kernel only looks at one pixel.
+def flattened(spec: Flat) -> Flat:
+    """Return `spec` with its pixels in one long row, if its kernel only looks at one pixel.
 
     The images of a dense layer's batch are pixels too, so that weights are read once for several.
     """
@@ -93,4 +93,4 @@ def flattened(spec: Flat, rows: int = 1) -> Flat:
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not pointwise or planar or getattr(spec, "pool", None) is not None:
         return spec
-    return replace(spec, height=rows, width=spec.height * spec.width // rows)
+    return replace(spec, height=1, width=spec.height * spec.width)
