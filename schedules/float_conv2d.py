@@ -47,7 +47,9 @@ def direct(
             _tiles(func, flat, target, group, segment, point, divided)
             for segment in segments(flat, columns)
         ]
-        nests.append(ranges.joined(parts, {0: 3, 3: 1, 4: 0}[divided]))
+        # Loops that threads share are one; columns of two widths are loops of their own.
+        common = 1 if divided else 3
+        nests += parts if divided == 4 else [ranges.joined(parts, common)]
     return multithreading.one_region(ranges.joined(nests, 0))
 
 
