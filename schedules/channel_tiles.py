@@ -6,7 +6,7 @@ Each vector of weights is loaded once for a tile, each datum is broadcast from m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ def outer(
 
 
 def sums(
-    sch: s_tir.Schedule, name: str, pair: TensorPair | None, kw_inside: bool = True,
+    sch: s_tir.Schedule, name: str, pair: TensorPair, kw_inside: bool = True,
     unroll: int = 1, under: bool = False, order: str = "kow", rolled: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
@@ -64,8 +64,8 @@ def sums(
         Of the function.
     name : str
         What the names of the blocks end with.
-    pair : TensorPair or None
-        What computes a product, where that is a loop over lanes.
+    pair : TensorPair
+        What computes a product.
     kw_inside : bool, default True
         Whether the taps of a row are unrolled inside the loop over words, or outside.
     unroll : int, default 1
@@ -102,9 +102,17 @@ def sums(
             sch.unroll(loop)
     mark(sch, kh, 0)
     # 4 tensorize
-    if pair is not None and pair.lanes > 1:
+    if pair.lanes > 1:
         block = sch.get_sblock(f"product_{name}")
         sch.tensorize(sch.get_loops(block)[-1], pair.register())
+
+
+def in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
+    """Unroll loops, and make vectors of the last."""
+    *unrolled, lane = tile
+    for loop in unrolled:
+        sch.unroll(loop)
+    sch.vectorize(lane)
 
 
 def mark(sch: s_tir.Schedule, loop: Any, axis: int) -> None:
@@ -133,9 +141,8 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         blocks: list[Any] = []
         tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, blocks.append), order="pre")
-        realize, block = blocks[0], blocks[0].block
-        reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == _REDUCED]
-        number = reduced[int(loop.annotations[_TAPS])]
+        realize, reduced = next((b, axes) for b in blocks if (axes := _reduced(b.block)))
+        block, number = realize.block, reduced[int(loop.annotations[_TAPS])]
         tap, test = block.iter_vars[number].var, block.body
         values = {
             axis.var: value
@@ -149,23 +156,30 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             low, high = (bound, high) if isinstance(test.condition, tirx.GE) else (low, bound)
             test = test.then_case
         if not test.same_as(block.body):
-            values[tap] = loop.loop_var + low
-            replaced = partial(_replaced, realize, number, values.values(), test)
-            body = tvm_ffi.structural_map(body, (s_tir.SBlockRealize, replaced))
+            tap = loop.loop_var
+
+            def moved(var: tirx.Var) -> Any:
+                return var + low if var.same_as(tap) else var
+
+            replaced = partial(_replaced, block, number, test)
+            body = tvm_ffi.structural_map(body, (s_tir.SBlock, replaced))
+            body = tvm_ffi.structural_map(body, (tirx.Var, moved))
         return tirx.For(loop.loop_var, loop.min, high - low, loop.kind, body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, bounds)))
 
 
-def _replaced(old: Any, number: int, values: Iterable[Any], body: Any, node: Any) -> Any:
-    if not node.same_as(old):
-        return node
-    block = node.block
+def _reduced(block: Any) -> list[int]:
+    return [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == _REDUCED]
+
+
+def _replaced(old: Any, number: int, body: Any, block: Any) -> Any:
+    if not block.same_as(old):
+        return block
     # No reduction any more: TVM would allocate sums outside of all loops that its value depends on.
     iters = [*block.iter_vars]
     iters[number] = tirx.IterVar(iters[number].dom, iters[number].var, tirx.IterVar.DataPar)
-    made = s_tir.SBlock(
+    return s_tir.SBlock(
         iters, block.reads, block.writes, block.name_hint, body, block.init,
         block.alloc_buffers, block.match_buffers, block.annotations,
     )  # fmt: skip
-    return s_tir.SBlockRealize(list(values), node.predicate, made)

@@ -9,9 +9,9 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.schedules.templates import few_bit_conv2d
-from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import FewBitConv2d
 
 MAX_TILE = 14

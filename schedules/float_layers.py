@@ -1,7 +1,7 @@
 """Float convolution and dense layers: how many registers each tile takes.
 
-The kernels are written as tiles already (`templates.float_conv2d` and beside it); a rule
-here chooses the sizes from the registers and caches of the target and writes them again.
+Sizes are chosen from the registers and caches of the target. `float_conv2d` schedules definitions;
+kernels with a ring of rows are written as tiles already (`templates`), and scheduled here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
 from bnncc.schedules.templates.line_buffer import Rows
-from bnncc.schedules.templates.window import flattened
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import Conv2d
 
 MAX_UNROLLED = 256
@@ -78,7 +78,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Tile a float convolution or dense layer as `point` says."""
+    """Tile a float convolution with a ring of rows as `point` says."""
     parallel = bool(point.get("divide", 0))
     chunks = point.get("chunks", 1) if parallel else 1
     columns, vectors = point["columns"], point["vectors"]
@@ -103,20 +103,14 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         if pair.source:
             sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
         return channel_tiles.bounded(sch.mod["main"])
-    flat_rows = _flat_rows(spec, columns, vectors, threads) if parallel else 1
-    # 1 normalise: write the definition in ranges, borders apart from the rest
-    written = float_conv2d.Kernel(spec, columns, vectors, chunks, parallel, flat_rows)
+    written = float_conv2d.Kernel(spec, columns, vectors, chunks, parallel)
     sch = s_tir.Schedule(written.func)
     unroll = point["unroll"] if written.depth % point["unroll"] == 0 else 1
     for group, ranges in written.ranges:
-        names = [name for name, _ in ranges]
-        if spec.pool is None:
-            order = "nhow" if point["rows_outside"] else "nohw"
-            channel_tiles.outer(sch, names, order, 3, parallel)
-        for name in names:
+        for name, _ in ranges:
             channel_tiles.sums(sch, name, written.pair(group), bool(point["kw_inside"]), unroll)
     _pooled(sch, written.rows)
-    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
+    return channel_tiles.bounded(sch.mod["main"])
 
 
 def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
@@ -162,7 +156,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
         )
     depth = spec.channels // spec.groups
     width = flattened(spec.unpooled).output_hw[1]
-    gathered = spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES > 0
+    gathered = not spec.shared
 
     def fits(point: Point) -> bool:
         body = point["columns"] * point["vectors"] * point["unroll"]
@@ -220,20 +214,6 @@ def _chunks(spec: Conv2d, threads: int) -> int:
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
 
 
-def _flat_rows(spec: Conv2d, columns: int, vectors: int, threads: int) -> int:
-    """Return into how many rows to lay the pixels of a pointwise layer, for equal shares."""
-    flat = flattened(spec)
-    width = flat.output_hw[1]
-    if spec.rank == 2 or (flat.height, flat.width) == (spec.height, spec.width):
-        return 1
-    images = spec.images
-    blocks = images * -(-spec.out_channels // (layout.LANES * vectors))
-    fitting = [r for r in range(1, width // columns + 1) if width % r == 0]
-    return next(
-        (r for r in fitting if multithreading.balanced(r * blocks, threads)), max([1, *fitting])
-    )
-
-
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
     flat = flattened(spec)
@@ -241,15 +221,16 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     per_vector = target.registers_per_vector(layout.LANES)
     budget = _budget(target)
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
-    if spec.groups > 1 and spec.out_channels // spec.groups % layout.LANES:
+    if not spec.shared:
         # Each lane has data of its own: nothing is shared between vectors, and collecting data that
         # are not neighbours in memory is most of the code.
-        if spec.groups == spec.channels == spec.out_channels and spec.data_layout == "NHWC":
+        if spec.depthwise:
             vectors = 2 if budget >= 8 and layout.blocks(spec.channels) >= FAR_BLOCKS else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
             return _tile(columns, vectors, rows_outside=True)
-        columns = min(7, budget) if spec.groups == spec.channels else 1
-        return _tile(columns, 1)
+        if spec.groups == spec.channels:
+            return _tile(min(7, budget), 1)
+        return _tile(2, 1, kw_inside=2 * spec.kernel[1] <= MAX_GATHERED)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = max(1, budget // vectors)

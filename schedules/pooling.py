@@ -103,7 +103,7 @@ def _floats(
     if spec.kind != "max":
         sch.compute_at("mean", outer, preserve_unit_loops=True)
         *_, column, channel = sch.get_loops("mean")
-        _in_registers(sch, [column, *sch.split(channel, [vectors, lanes])])
+        channel_tiles.in_registers(sch, [column, *sch.split(channel, [vectors, lanes])])
     sch.compute_at("pooled", outer, preserve_unit_loops=True)
     *_, column, channel, kh, kw = sch.get_loops("pooled")
     vector, lane = sch.split(channel, [vectors, lanes])
@@ -121,19 +121,12 @@ def _taps(sch: s_tir.Schedule, name: str, kh: Any, kw: Any, tile: Sequence[Any])
     rolled = int(sch.get(kw).extent) > UNROLLED_TAPS
     if not rolled:
         sch.unroll(kw)
-    _in_registers(sch, tile)
+    channel_tiles.in_registers(sch, tile)
     start = sch.decompose_reduction(name, kh)
-    _in_registers(sch, sch.get_loops(start)[-len(tile) :])
+    channel_tiles.in_registers(sch, sch.get_loops(start)[-len(tile) :])
     channel_tiles.mark(sch, kh, 0)
     if rolled:
         channel_tiles.mark(sch, kw, 1)
-
-
-def _in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
-    *unrolled, lane = tile
-    for loop in unrolled:
-        sch.unroll(loop)
-    sch.vectorize(lane)
 
 
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
@@ -173,7 +166,7 @@ def _words(
     tile, column = sch.split(w, [segment.tiles, segment.width])
     vector, lane = sch.split(c, [count, lanes])
     sch.reorder(tile, vector, column, lane)
-    _in_registers(sch, [column, lane])
+    channel_tiles.in_registers(sch, [column, lane])
     # 3 stage
     sch.compute_at("held", vector, preserve_unit_loops=True)
     *_, column, lane, kh, kw = sch.get_loops("held")

@@ -58,8 +58,8 @@ _ROWS = {
     ),
     ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),
     Conv2d: Row(
-        "float_layers:conv2d", "float_layers:conv2d_space", rate="multithreading:floats",
-        gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
+        "float_layers:conv2d", "float_layers:conv2d_space", "float_conv2d:direct",
+        rate="multithreading:floats", gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
         gpu_cut="cuda.float_tiles:Cut",
     ),
     Elementwise: Row(

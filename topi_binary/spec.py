@@ -191,6 +191,22 @@ class Conv2d(Convolution):
     """Of data that are numbers; ``float16`` on GPUs."""
 
     @property
+    def shared(self) -> bool:
+        """Whether all lanes of a vector of output channels multiply the same datum."""
+        return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is a group of its own, beside the next."""
+        alone = 1 < self.groups == self.channels == self.out_channels
+        return alone and self.data_layout == "NHWC"
+
+    @property
+    def collected(self) -> bool:
+        """Whether lanes have data that are no neighbours, or neighbours the same datum."""
+        return not self.shared and self.out_channels > self.groups
+
+    @property
     def unpooled(self) -> Conv2d:
         """The convolution alone, without pooling and steps."""
         return dataclasses.replace(self, pool=None, steps=())

@@ -207,6 +207,8 @@ class _Fuser:
         spec, tip = group.spec, group.tip
         if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4 or self.on_gpu:
             return None
+        if spec.groups > 1 and not spec.depthwise:
+            return None
         readers = self.consumers.get(tip, [])
         if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
             return None

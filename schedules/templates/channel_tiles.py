@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
 from bnncc.topi_binary.definitions.taps import tap_bounds
@@ -77,69 +77,16 @@ class Pixel(NamedTuple):
     """Which vector."""
 
 
-class At:
-    """Part of a tensor as an operand of a `TensorPair`: elements from a place on.
+class Product(NamedTuple):
+    """What is added for one tap."""
 
-    Parameters
-    ----------
-    buffer : Buffer
-        The tensor.
-    place : sequence of Expr
-        Index of the first element.
-    """
-
-    def __init__(self, buffer: Buffer, place: Sequence[Expr]) -> None:
-        self._buffer, (*self._outer, self._first) = buffer, place
-
-    def __getitem__(self, number: Expr) -> Expr:
-        """Return one element."""
-        return self._buffer[tuple(self.index(number))]
-
-    def index(self, number: Expr) -> list[Expr]:
-        """Return the place of one element."""
-        return [*self._outer, self._first + number]
-
-    def vector(self, first: Expr = 0, lanes: int = LANES) -> list[Expr]:
-        """Return the place of `lanes` elements from `first` on."""
-        start = self._first + first
-        return [*self._outer, T.Ramp(start, 1, lanes) if lanes > 1 else start]
-
-    def load(self, first: Expr = 0, lanes: int = LANES) -> Expr:
-        """Return these elements."""
-        return self._buffer[tuple(self.vector(first, lanes))]
-
-    def store(self, value: Expr, first: Expr = 0, lanes: int = LANES) -> None:
-        """Set these elements."""
-        T.buffer_store(self._buffer, value, self.vector(first, lanes))
-
-    def region(self, size: int) -> Expr:
-        """Return so many elements, for ``T.reads``."""
-        where = [*self._outer, slice(self._first, self._first + size)]
-        return self._buffer[tuple(where)]
-
-
-@dataclass(frozen=True)
-class Product:
-    """What is added for one tap.
-
-    Attributes
-    ----------
-    pair : TensorPair or None
-        Whose ``desc`` says what: the loop over lanes that a schedule replaces.
-    operands : tuple of At
-        What it reads, besides the sum.
-    add : callable, optional
-        Without a pair: takes where the sums of a vector are, and changes them.
-    """
-
-    pair: TensorPair | None
-    operands: tuple[At, ...]
-    add: Callable[[At], None] | None = None
+    pair: TensorPair
+    """Whose ``desc`` says what: the loop over lanes that a schedule replaces."""
+    operands: tuple[Window, ...]
+    """What it reads, besides the sum."""
 
     def regions(self) -> list[Expr]:
-        """Return what is read besides the sum; without a pair nothing is said."""
-        if self.pair is None:
-            return []
+        """Return what is read besides the sum."""
         kinds = self.pair.operands[:-1]
         return [at.region(kind.shape[0]) for at, kind in zip(self.operands, kinds, strict=True)]
 
@@ -238,14 +185,14 @@ class Range:
             axes = T.axis.remap("S" * len(extents) + "RRR", list(loops))
             *tile, column, vector, kh, kw, word = axes
             pixel = self.pixel(tile, column, vector)
-            total = At(acc, [*tile, column, vector * LANES])
+            total = Window(acc, *tile, column, vector * LANES)
             made = product(pixel, kh, kw, word)
             T.reads(*([total.region(LANES)] if begun else []), *made.regions())
             T.writes(total.region(LANES))
             if not begun:
                 with T.init(), T.vectorized(0, LANES) as lane:
                     first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
-                    T.buffer_store(acc, first, total.index(lane))
+                    T.buffer_store(acc, first, list(total.index(lane)))
             with ExitStack() as stack:
                 for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():
                     stack.enter_context(T.If(test))
@@ -253,19 +200,15 @@ class Range:
                 self._add(made, acc, total)
         return acc
 
-    def _add(self, made: Product, acc: Buffer, total: At) -> None:
-        if made.pair is None:
-            assert made.add is not None
-            made.add(total)
-            return
+    def _add(self, made: Product, acc: Buffer, total: Window) -> None:
         if made.pair.lanes == 1:  # TVM drops such a loop, and does not find it again
             for place, value in made.pair.impl(*made.operands, total):
-                T.buffer_store(acc, value, total.index(place))
+                T.buffer_store(acc, value, list(total.index(place)))
             return
         with T.serial(0, made.pair.lanes) as loop, T.sblock(f"product_{self.name}"):
             lane = T.axis.spatial(made.pair.lanes, loop)
             for place, value in made.pair.desc(lane, *made.operands, total):
-                T.buffer_store(acc, value, total.index(place))
+                T.buffer_store(acc, value, list(total.index(place)))
 
     def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
         """Return the tests that a tap is in the image, but for those that always hold."""
@@ -303,7 +246,7 @@ class Range:
 
     def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
-        return At(acc, [*tile, column, vector * LANES]).load(0, LANES)
+        return acc[tuple([*tile, column, T.Ramp(vector * LANES, 1, LANES)])]
 
 
 def whole(

@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.intrin_portable import (
     AND_POPCOUNT,
     DOT_ADD,
@@ -26,12 +26,13 @@ from bnncc.schedules.intrin_portable import (
     MULTIPLY_ADD_LANES,
     XOR_POPCOUNT,
 )
-from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named, whole
+from bnncc.schedules.templates.channel_tiles import Pixel, Product, Range, groups, named, whole
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, const, load
-from bnncc.schedules.templates.window import flattened, segments
+from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.definitions.place import Place
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -145,7 +146,7 @@ class Kernel:
             if spec.method in NUMBERS:
                 channel = channel * few_bit_data.PER_WORD[spec.form]
         place = [pixel.n, channel] if spec.rank == 2 else [pixel.n, y, x, channel]
-        return Product(pair, (At(data, place), At(self.weight, [first])))
+        return Product(pair, (Window(data, *place), Window(self.weight, first)))
 
     def _sums_of_planes(self, part: Range) -> Any:
         """Write the products of all pairs of planes, from the highest significance down."""
@@ -157,11 +158,11 @@ class Kernel:
             end = f"{part.name}_{next(numbers)}"
             with T.unroll(columns) as i, T.unroll(vectors) as j, T.sblock(f"{name}_{end}"):
                 column, vector = T.axis.remap("SS", [i, j])
-                total = At(acc, [column, vector * LANES])
+                total = Window(acc, column, vector * LANES)
                 T.reads(*([total.region(LANES)] if name == "double" else []))
                 T.writes(total.region(LANES))
                 with T.vectorized(0, LANES) as lane:
-                    T.buffer_store(acc, value(total[lane]), total.index(lane))
+                    T.buffer_store(acc, value(total[lane]), list(total.index(lane)))
 
         def terms(data: Any, plane: Expr, sign: int) -> None:
             name = f"{part.name}_of_{next(numbers)}"

@@ -1,11 +1,12 @@
-"""Float convolution and dense layer: a register tile of output columns times channel vectors.
+"""Float convolution whose rows are pooled: a register tile of output columns times channel vectors.
 
 The lanes of a vector are `LANES` output channels. Each datum is read as it lies in the tensor, NHWC
-or NCHW, and broadcast against them; where every channel is a group of its own, lanes load data as a
-vector instead. A tile of columns x vectors of accumulators stays in registers while the reduction
-runs outside it, and the epilogue takes the accumulators from there. Taps outside the image are
-skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles
-at the border. The blocks are those of `channel_tiles`.
+or NCHW, and broadcast against them; of a depthwise layer, lanes load data as a vector instead. A
+tile of columns x vectors of accumulators stays in registers while the reduction runs outside it,
+and the ring of rows (`line_buffer`) takes the accumulators from there. Taps outside the image are
+skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles at the
+border. The blocks are those of `channel_tiles`. Without pooling, and with other groups, there is no
+ring, and `schedules.float_conv2d` schedules the definition.
 """
 
 from __future__ import annotations
@@ -14,35 +15,27 @@ from functools import partial
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import TensorPair
-from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES, fused_multiply_add
+from bnncc.schedules.intrin import TensorPair, Window
+from bnncc.schedules.intrin_portable import MULTIPLY_ADD, MULTIPLY_ADD_LANES
 from bnncc.schedules.templates.channel_tiles import (
-    At,
     Group,
     Pixel,
     Product,
     Range,
     groups,
     named,
-    whole,
 )
-from bnncc.schedules.templates.kernel import (
-    Expr,
-    const,
-    flat,
-    gather,
-    ramp,
-    splat,
-)
+from bnncc.schedules.templates.kernel import Expr
 from bnncc.schedules.templates.line_buffer import Rows
-from bnncc.schedules.templates.window import flattened, segments
+from bnncc.schedules.templates.window import segments
+from bnncc.topi_binary.definitions.taps import pixel as pixel_of
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 
 
 class Kernel:
-    """A float convolution with its epilogue.
+    """A float convolution with pooling and epilogue.
 
     ``out[n, y, x, o] = epilogue(sum data[n, y * s - p + i * d, ...] * weight[o, i, j, c])``.
 
@@ -53,11 +46,9 @@ class Kernel:
     columns, vectors : int
         Output columns, and vectors of output channels, of a tile.
     chunks : int
-        Pieces of each image, if its rows are pooled.
+        Pieces of each image.
     parallel : bool
-        Whether images and their pieces are then divided among threads.
-    flat_rows : int
-        Into how many rows the pixels of a layer that looks at one at a time are laid.
+        Whether images and their pieces are divided among threads.
 
     Attributes
     ----------
@@ -72,48 +63,25 @@ class Kernel:
     """
 
     def __init__(
-        self, spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool, flat_rows: int
+        self, spec: Conv2d, columns: int, vectors: int, chunks: int, parallel: bool
     ) -> None:
         with Operator(spec) as kernel:
-            flat = flattened(spec, flat_rows)
-            if flat is not spec:
-                kernel.reshape(flat)
-            self.spec, (self.data, self.weight, *_) = flat.unpooled, kernel.inputs
-            self.rows = Rows(kernel, flat, chunks=chunks, parallel=parallel)
-            self.depth = flat.channels // flat.groups
-            self.per_group = flat.out_channels // flat.groups
-            # Whether all lanes of a vector read the same datum.
-            self.shared = flat.groups == 1 or self.per_group % LANES == 0
-            alone = self.depth == self.per_group == 1 and flat.data_layout == "NHWC"
-            self.depthwise = not self.shared and alone
-            while self.shared and flat.groups > 1 and self.per_group // LANES % vectors:
-                vectors -= 1
+            self.spec, (self.data, self.weight, *_) = spec.unpooled, kernel.inputs
+            self.rows = Rows(kernel, spec, chunks=chunks, parallel=parallel)
+            self.depth = spec.channels // spec.groups
             self.rows.declare(vectors)
-            channels = groups(flat.out_channels, vectors, self.depthwise)
+            channels = groups(spec.out_channels, vectors, spec.depthwise)
             self.ranges = named(channels, segments(self.spec, columns, self.rows.unit))
-            self._write(kernel.n)
-        self.func = kernel.func
-
-    def pair(self, group: Group) -> TensorPair | None:
-        """Return what computes a product in a tile of channels."""
-        if self.shared:
-            return MULTIPLY_ADD
-        return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.depthwise else None
-
-    def _write(self, n: Expr) -> None:
-        """Write the blocks; with pooling, inside of the loops that hand its rows on."""
-        with T.sblock("root"):
-            T.reads()
-            T.writes()
-            self.memory = flat(self.data)
-            if self.rows.spec.pool is not None:
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
                 with self.rows.strips() as strip:
                     self.rows.each(strip, self.ranges, self._range)
-                return
-            height, outputs = self.spec.window_hw[0], self.rows.outputs
-            for part, mine in whole(self.ranges, n, height, outputs):
-                self.rows.outputs = mine
-                self._range(part)
+        self.func = kernel.func
+
+    def pair(self, group: Group) -> TensorPair:
+        """Return what computes a product in a tile of channels."""
+        return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.spec.depthwise else MULTIPLY_ADD
 
     def _range(self, part: Range) -> None:
         self.rows.take(part, part.sums(self.spec, self.depth, partial(self._product, part)))
@@ -130,43 +98,7 @@ class Kernel:
         if lanes[-1] < lanes[0]:  # no condition: TVM cannot tell the extent of a region by it
             last = (pixel.block - part.group.first) // (len(lanes) - 1)
             step = lanes[0] - last * (lanes[0] - lanes[-1])
-        first = pixel.block * (LANES * size) + tap * step
-        weight = At(self.weight, [first])
-        if self.shared:
-            group = 0 if spec.groups == 1 else pixel.block * LANES // self.per_group
-            datum = At(self.data, self._at(pixel.n, y, x, group * self.depth + channel))
-            return Product(MULTIPLY_ADD, (datum, weight))
-        if self.depthwise:
-            data = At(self.data, self._at(pixel.n, y, x, pixel.block * LANES))
-            return Product(MULTIPLY_ADD_LANES[lanes[-1]], (data, weight))
-        return Product(
-            None,
-            (),
-            lambda total: total.store(
-                fused_multiply_add(
-                    self._gathered(pixel, (y, x), channel, lanes), weight.load(), total.load()
-                )
-            ),
-        )
-
-    def _gathered(
-        self, pixel: Pixel, at: tuple[Expr, Expr], channel: Expr, lanes: tuple[int, ...]
-    ) -> Expr:
-        """Return data of which each lane has its own."""
-        spec = self.spec
-        channels = ramp(T.Cast("int64", pixel.block) * LANES)
-        if lanes[-1] < LANES:
-            channels = T.min(channels, splat(const(spec.out_channels - 1)))
-        if self.per_group > 1:
-            channels = T.floordiv(channels, splat(const(self.per_group)))
-        where = channels * splat(const(self.depth)) + splat(T.Cast("int64", channel))
-        place = self._at(pixel.n, *at, where)
-        axis = 1 if spec.rank == 2 or spec.data_layout == "NCHW" else 3
-        return gather(self.memory, self.data.shape, place, axis)
-
-    def _at(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
-        if self.spec.rank == 2:
-            return [n, channel]
-        if self.spec.data_layout == "NCHW":
-            return [n, channel, y, x]
-        return [n, y, x, channel]
+        weight = Window(self.weight, pixel.block * (LANES * size) + tap * step)
+        first = pixel.block * LANES if spec.depthwise else channel
+        datum = Window(self.data, *pixel_of(spec, pixel.n, y, x, first))
+        return Product(self.pair(part.group), (datum, weight))

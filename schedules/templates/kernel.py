@@ -110,34 +110,6 @@ def flat(buffer: Buffer) -> Buffer:
     return T.decl_buffer([total], buffer.dtype, data=buffer.data)
 
 
-def gather(memory: Buffer, shape: Sequence[Expr], where: Sequence[Expr], axis: int) -> Expr:
-    """Load a vector of values that are not neighbours.
-
-    Parameters
-    ----------
-    memory : Buffer
-        What `flat` returned.
-    shape : sequence of Expr
-        Shape of the tensor.
-    where : sequence of Expr
-        Index in the tensor; that of `axis` is a vector of `LANES`.
-    axis : int
-        Which one.
-
-    Returns
-    -------
-    Expr
-        The values.
-    """
-    rest: Expr = const(0)
-    step: Expr = const(1)
-    for number, extent in enumerate(shape):
-        rest = rest * extent + (const(0) if number == axis else where[number])
-        if number > axis:
-            step = step * extent
-    return memory[where[axis] * splat(step) + splat(rest)]
-
-
 class Register:
     """One vector variable.
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin import Window
 from bnncc.schedules.intrin_portable import MAX
 from bnncc.schedules.templates.channel_tiles import (
-    At,
     Group,
     Names,
     Pixel,
@@ -402,7 +402,7 @@ class Rows:
             y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
             x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
             place = [T.floormod(y, self.slots), x + self.across.shift, pixel.block * LANES]
-            return Product(MAX, (At(self.ring, place),))
+            return Product(MAX, (Window(self.ring, *place),))
 
         acc = part.sums(spec, 1, product, start=lambda pixel, lane: T.float32(float("-inf")))
         with part.each(acc) as tile:

@@ -14,9 +14,10 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin import Window
 from bnncc.schedules.intrin_portable import DOT_ADD, MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16
-from bnncc.schedules.templates.channel_tiles import At, Pixel, Product, Range, groups, named
+from bnncc.schedules.templates.channel_tiles import Pixel, Product, Range, groups, named
 from bnncc.schedules.templates.kernel import Expr, splat
 from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.schedules.templates.quantized_data import Taps
@@ -90,8 +91,8 @@ class Kernel:
 
     def _product(self, pixel: Pixel, kh: Expr, kw: Expr, term: Expr) -> Product:
         first = pixel.block * self.per_block + (term + self.whole) * LANES
-        data = At(self.taps.line, [self.taps.place(pixel.w, term)])
-        return Product(self.pair, (data, At(self.weight, [first])))
+        data = Window(self.taps.line, self.taps.place(pixel.w, term))
+        return Product(self.pair, (data, Window(self.weight, first)))
 
     def _finished(self, total: Expr) -> Any:
         value = T.Cast(f"float32x{LANES}", total) if self.whole else total

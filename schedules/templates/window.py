@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tvm.tirx.script import builder as T
 
@@ -14,8 +13,6 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
 from bnncc.topi_binary.spec import taps_inside as taps_inside
 
 Windowed = Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
-
-Flat = TypeVar("Flat", Conv2d, FewBitConv2d)
 
 
 class Segment(NamedTuple):
@@ -57,25 +54,6 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
         first, *rest = group
         out.append(Segment(first[0], size, 1 + len(rest), taps))
     return out
-
-
-def flattened(spec: Flat, rows: int = 1) -> Flat:
-    """Return `spec` with its pixels in `rows` long rows, if its kernel only looks at one pixel.
-
-    The images of a dense layer's batch are pixels too, so that weights are read once for several.
-    """
-    if spec.rank == 2:
-        if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
-            return spec
-        steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        layout: dict[str, str] = {} if isinstance(spec, FewBitConv2d) else {"data_layout": "NHWC"}
-        changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
-        return replace(spec, **changed)
-    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
-    planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if not pointwise or planar or getattr(spec, "pool", None) is not None:
-        return spec
-    return replace(spec, height=rows, width=spec.height * spec.width // rows)
 
 
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:

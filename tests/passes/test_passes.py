@@ -312,6 +312,22 @@ def test_pool_that_is_not_alone_stays_a_kernel() -> None:
     assert all(spec.pool is None for spec in specs if isinstance(spec, Conv2d))
 
 
+@pytest.mark.parametrize(("groups", "pooled"), [(1, True), (4, False), (8, True)])
+def test_rows_of_groups_are_pooled_if_each_channel_is_one(groups: int, pooled: bool) -> None:
+    """A ring of rows of other groups took up to 36 times as long as two kernels."""
+    shape = (8, 8 // groups, 3, 3)
+    weights = {
+        "v": np.ones((8, 8, 1, 1), np.float32),
+        "w": np.random.default_rng(0).normal(0, 1, shape).astype(np.float32),
+    }
+    body = f"""c = Conv(x, v) k = Conv<group={groups}, pads=[1,1,1,1]>(c, w)
+        y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(k)"""
+    physical = fuse(graph_of(body, weights=weights, shape="1,8,16,16", out="1,8,8,8"))
+    specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+    assert any(isinstance(s, Conv2d) and s.pool is not None for s in specs) == pooled
+    assert any(isinstance(s, Pool2d) for s in specs) != pooled
+
+
 def test_quantized_convolutions_are_not_filtered() -> None:
     rng = np.random.default_rng(0)
     weight = (0.1 * rng.integers(-3, 4, (16, 4, 3, 3))).astype(np.float32)

@@ -13,15 +13,18 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
+from bnncc.tuning.cases import make
 from tests.kernel_harness import (
     EMULATED,
     HERE,
     TARGETS,
+    build,
     clear_tails,
     run_kernel,
     same,
     small_integers,
 )
+from tests.topi_binary.test_definitions import call
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
 STEPS = [
@@ -244,6 +247,18 @@ def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
     one = run_kernel(spec, inputs, HERE[-1], 2, threads=1)
     assert "parallel" in str(schedules.schedule(define(spec), catalog.resolve(HERE[-1]), 2))
     same(run_kernel(spec, inputs, HERE[-1], 2, threads=2), one)
+
+
+@pytest.mark.parametrize("columns", [3, 7])
+def test_threads_share_the_tiles_of_a_long_row_of_pixels(columns: int) -> None:
+    """Whatever the tiles: those of two widths are loops of their own."""
+    spec = Conv2d(1, 8, 14, 24, 24, (1, 1), steps=(Step("store"),))
+    point, target = {"columns": columns, "vectors": 2, "divide": 1}, catalog.resolve(HERE[-1])
+    func = schedules.schedule(define(spec), target, 3, point)
+    assert "T.parallel" in func.script(show_meta=False)
+    case = make(spec)
+    made = call(build({"main": func}, target)["main"], spec, case.inputs)
+    assert case.difference(made) == ""
 
 
 @pytest.mark.parametrize("target", sorted(n for n, t in catalog.CATALOG.items() if not t.gpus))

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary import filtering, layout, quantization
 from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.pooling import write_pool
-from bnncc.topi_binary.definitions.taps import as_float32, clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import (
+    as_float32,
+    clamped,
+    flattened,
+    inside,
+    pixel,
+    place,
+    tests_inside,
+)
 from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
@@ -23,17 +32,24 @@ from bnncc.topi_binary.step import step_inputs
 
 def conv2d(operator: Operator, spec: Conv2d) -> None:
     """Write the sums of products, the pooling if there is one, and the epilogue."""
+    direct = spec.method == "direct" and spec.operands == "float32"
+    if direct and (flat := flattened(spec)) is not spec:
+        operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
     extents = (operator.n, *spec.window_hw, spec.out_channels)
-    if spec.method != "direct":
-        value = _filtered(operator, spec, data, weight, extents)
-    elif spec.operands != "float32":
+    if direct:
+        value = _direct(spec, data, weight, extents)
+    elif spec.method == "direct":
         value = _quantized(operator, spec, data, weight, extents)
     else:
-        value = _direct(spec, data, weight, extents)
+        value = _filtered(operator, spec, data, weight, extents)
     pixels = Pixels(extents, spec.rank)
     if spec.pool is None:
-        epilogue(operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane))
+        padded = direct and spec.shared
+        epilogue(
+            operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane),
+            padded=padded,
+        )  # fmt: skip
         return
     for number, step in enumerate(spec.pool.before):
         taken = [params.pop(0) for _ in range(step_inputs(step))]
@@ -50,17 +66,30 @@ def conv2d(operator: Operator, spec: Conv2d) -> None:
 def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
     depth, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
     run = spec.kernel[0] * spec.kernel[1] * depth
+    # Lanes beyond the last channel have weights too, of which nobody takes the sums.
+    extents = (*extents[:3], layout.blocks(spec.out_channels) * LANES) if spec.shared else extents
 
-    def step(total: Expr, *i: Expr) -> Expr:
+    def datum(*i: Expr) -> Expr:
         n, h, w, o, kh, kw, c = i
         there = place(spec, h, w, kh, kw)
-        datum = data[tuple(pixel(spec, n, *clamped(spec, *there), o // per_out * depth + c))]
-        number = (kh * spec.kernel[1] + kw) * depth + c
-        product = as_float32(spec, datum) * weight[lane_major(spec.out_channels, run, o, number)]
-        return total + T.if_then_else(inside(spec, *there), product, T.float32(0))
+        if spec.collected:  # with no test: it is a block of its own
+            there = clamped(spec, *there)
+        channel = c if spec.groups == 1 else o // per_out * depth + c
+        return as_float32(spec, data[tuple(pixel(spec, n, *there, channel))])
 
-    value = buffer("sum", extents, "float32")
-    return accumulate("sum", value, extents, (*spec.kernel, depth), T.float32(0), step)
+    operand: Any = None
+    if spec.collected:
+        every = (*extents, *spec.kernel, depth)
+        operand = compute("operand", buffer("operand", every, "float32"), every, datum)
+
+    def step(total: Expr, *i: Expr) -> Expr:
+        *_, o, kh, kw, c = i
+        number = (kh * spec.kernel[1] + kw) * depth + c
+        one = datum(*i) if operand is None else operand[i]
+        return total + one * weight[lane_major(spec.out_channels, run, o, number)]
+
+    value, tests = buffer("sum", extents, "float32"), partial(tests_inside, spec)
+    return accumulate("sum", value, extents, (*spec.kernel, depth), T.float32(0), step, tests=tests)
 
 
 def _quantized(

@@ -179,6 +179,7 @@ class Lanes:
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
     value: Start | None = None, acc: Buffer | None = None, below: Below | None = None,
+    padded: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
 
@@ -198,6 +199,8 @@ def epilogue(
         The accumulator.
     below : callable, optional
         Writes thresholds whose limits are stored otherwise.
+    padded : bool, default False
+        Whether `value` has something in all lanes of the last vector.
     """
     channels = pixels.extents[3]
     full, rest = divmod(channels, LANES)
@@ -210,7 +213,7 @@ def epilogue(
         with T.grid(*extents) as loops, T.sblock(name):
             n, h, w, o = T.axis.remap("SSSS", list(loops))
             at = Place(n, h, w, o + first, channels, lanes, pixels.rank)
-            _Fetching(at, value, acc, below).write(steps, params, outputs)
+            _Fetching(at, value, acc, below, padded).write(steps, params, outputs)
 
 
 class Steps:
@@ -483,10 +486,12 @@ class _Fetching(Steps):
     """Steps that read what they start from when they need it."""
 
     def __init__(
-        self, at: Place, start: Start | None, source: Buffer | None, below: Below | None
-    ) -> None:
+        self, at: Place, start: Start | None, source: Buffer | None, below: Below | None,
+        padded: bool,
+    ) -> None:  # fmt: skip
         super().__init__(at, Lanes())
         self._start, self._source, self._below = start, source, below
+        self._valued = replace(at, lanes=LANES) if padded else at
 
     @property
     def acc(self) -> Values:
@@ -502,5 +507,6 @@ class _Fetching(Steps):
         """The lanes of the running value."""
         start, at = self._start, self._at
         if self._value is None and start is not None:
-            self._value = self._lanes.fetched("value", "float32", at, partial(start, at))
+            read = partial(start, at)
+            self._value = self._lanes.fetched("value", "float32", self._valued, read)
         return super().value

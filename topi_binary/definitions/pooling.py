@@ -18,9 +18,15 @@ from bnncc.topi_binary.definitions.blocks import (
     under,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
-from bnncc.topi_binary.definitions.taps import as_float32, pixel, place, tap_bounds
+from bnncc.topi_binary.definitions.taps import (
+    as_float32,
+    pixel,
+    place,
+    tap_bounds,
+    tests_inside,
+)
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d, taps_inside
+from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 
 def pool2d(operator: Operator, spec: Pool2d) -> None:
@@ -43,24 +49,13 @@ def write_pool(
         return T.max(total, datum) if largest else total + datum
 
     value = buffer("pooled", extents, "float32")
-    inside = partial(_inside, spec)
+    inside = partial(tests_inside, spec)
     accumulate("pooled", value, extents, spec.kernel, start, step, tests=inside)
     if not largest:
         total, value = value, buffer("mean", extents, "float32")
         compute("mean", value, extents, lambda *i: total[i] / _count(spec, i[1], i[2]))
     pixels = Pixels(extents, spec.output_rank)
     epilogue(operator, spec.steps, params, pixels, lambda at, lane: at.of(value, lane))
-
-
-def _inside(spec: Any, *i: Expr) -> list[Expr]:
-    """Return the tests that a tap of a window is in the image, as bounds of the tap."""
-    _, h, w, _, kh, kw = i
-    found = []
-    for axis, position, tap in ((0, h, kh), (1, w, kw)):
-        first, last = (taps_inside(spec, axis, at) for at in (0, spec.output_hw[axis] - 1))
-        low, high = tap_bounds(spec, axis, position)
-        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
-    return found
 
 
 def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
@@ -90,7 +85,7 @@ def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
         with T.init():
             for plane in held:
                 T.buffer_store(plane, least, [n, h, w, c])
-        with under(*_inside(spec, n, h, w, c, kh, kw)):
+        with under(*tests_inside(spec, n, h, w, c, kh, kw)):
             row, column = place(spec, h, w, kh, kw)
             old = [T.Bind(plane[n, h, w, c]) for plane in held]
             new = [T.Bind(plane[n, row, column, c]) for plane in planes]

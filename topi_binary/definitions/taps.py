@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.definitions.blocks import Expr, int64
+from bnncc.topi_binary.spec import Conv2d, FewBitConv2d, taps_inside
+
+Flat = TypeVar("Flat", Conv2d, FewBitConv2d)
 
 
 def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
@@ -32,6 +36,17 @@ def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
     start = position * spec.strides[axis] - spec.pads[axis]
     low = T.max((step - 1 - start) // step, 0)
     return low, T.min((step - 1 + extent - start) // step, spec.kernel[axis])
+
+
+def tests_inside(spec: Any, *i: Expr) -> list[Expr]:
+    """Return the tests that a tap of a window is in the image, as bounds of the tap."""
+    _, h, w, _, kh, kw, *_ = i
+    found = []
+    for axis, position, tap in ((0, h, kh), (1, w, kw)):
+        first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
+        low, high = tap_bounds(spec, axis, position)
+        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
+    return found
 
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
@@ -60,3 +75,22 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     for first in firsts[1:]:
         number = number + T.Cast("int64", position >= first)
     return number
+
+
+def flattened(spec: Flat) -> Flat:
+    """Return `spec` with its pixels in one long row, if its kernel only looks at one pixel.
+
+    The images of a dense layer's batch are pixels too, so that weights are read once for several.
+    """
+    if spec.rank == 2:
+        if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
+            return spec
+        steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
+        layout: dict[str, str] = {} if isinstance(spec, FewBitConv2d) else {"data_layout": "NHWC"}
+        changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
+        return replace(spec, **changed)
+    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
+    planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
+    if not pointwise or planar or getattr(spec, "pool", None) is not None:
+        return spec
+    return replace(spec, height=1, width=spec.height * spec.width)

@@ -1,0 +1,117 @@
+"""Float convolution and dense layers: a tile of columns and vectors of channels in registers.
+
+Lanes are output channels. A datum is broadcast against the weights of a vector, or lanes load data
+of their own where each channel is a group. The sums of a tile stay in registers over the whole
+reduction, and the epilogue takes them from there. Ranges of columns whose taps lie alike are
+scheduled alone: rows outside the image are left out by the bounds of a loop, columns by tests that
+are known there.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+
+from bnncc.schedules import channel_tiles, epilogue, generic, multithreading, ranges
+from bnncc.schedules.ranges import Bounds
+from bnncc.schedules.space import Point
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, segments
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
+
+
+def direct(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
+    if spec.method != "direct" or spec.operands != "float32":
+        return None
+    if spec.pool is not None:  # no pass pools other groups in their kernel
+        ringed = spec.groups == 1 or spec.depthwise
+        return None if ringed else generic.schedule(func, target, threads)
+    flat, columns, vectors = flattened(spec), point["columns"], point["vectors"]
+    per_group = flat.out_channels // flat.groups
+    while flat.shared and flat.groups > 1 and per_group // LANES % vectors:
+        vectors -= 1
+    divided = 0
+    if point.get("divide", 0):
+        # One long row of pixels has too few tiles of channels for some numbers of threads.
+        blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
+        long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
+        divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
+    nests = []
+    for group in groups(flat.out_channels, vectors, apart=not flat.shared):
+        parts = [
+            _tiles(func, flat, target, group, segment, point, divided)
+            for segment in segments(flat, columns)
+        ]
+        # Loops that threads share are one; columns of two widths are loops of their own.
+        common = 1 if divided else 3
+        nests += parts if divided == 4 else [ranges.joined(parts, common)]
+    return multithreading.one_region(ranges.joined(nests, 0))
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point, divided: int,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
+    vectors, rest = len(group.lanes), group.lanes[-1] < LANES
+    lanes = LANES if spec.shared else group.lanes[-1]
+    # 1 normalise
+    columns = (segment.start, segment.width * segment.tiles)
+    channels = (group.first * LANES, group.count * vectors * lanes)
+    cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
+    if vectors > rest:
+        cut["out"] = {2: columns, 3: (group.first, group.count * (vectors - rest))}
+    if rest:
+        cut["out_last"] = {2: columns}
+    sch = s_tir.Schedule(ranges.part(func, cut))
+    # 2 tile
+    order = "nhow" if point["rows_outside"] else "nohw"
+    names = [name for name in epilogue.BLOCKS if name in cut]
+    tiles = []
+    for name in names:
+        n, h, w, o = sch.get_loops(name)
+        tile, column = sch.split(w, [segment.tiles, segment.width])
+        outer, vector = sch.split(o, [group.count, None])
+        outside = {"n": n, "h": h, "o": outer, "w": tile}
+        sch.reorder(*(outside[axis] for axis in order), vector, column)
+        for loop in (vector, column):
+            sch.unroll(loop)
+        tiles.append(tile)
+    if len(names) > 1:
+        sch.merge(*tiles)
+    # 3 stage
+    outer = sch.get_loops(names[0])[:4]
+    sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
+    # 5 vectorize, unroll, parallel
+    if divided:
+        sch.parallel(sch.fuse(*outer[:divided]))
+    _sums(sch, spec, (vectors, lanes), point)
+    for name in names:
+        epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Point) -> None:
+    """Schedule the sums of a tile of vectors and lanes."""
+    *_, column, channel, kh, kw, c = sch.get_loops("sum")
+    vector, lane = sch.split(channel, [*cells])
+    taps, body = [kw], [vector, column]
+    if point["kw_inside"]:
+        taps, body = [], [kw, *body]
+    if point["unroll"] > 1 and spec.channels // spec.groups % point["unroll"] == 0:
+        c, part = sch.split(c, [None, point["unroll"]])
+        body = [part, *body]
+    sch.reorder(kh, *taps, c, *body, lane)
+    channel_tiles.in_registers(sch, [*taps, *body, lane])
+    if spec.collected:
+        sch.compute_at("operand", column, preserve_unit_loops=True)
+        *_, lane, _, _, _ = sch.get_loops("operand")
+        sch.unroll(lane)
+    start = sch.decompose_reduction("sum", kh)
+    channel_tiles.in_registers(sch, sch.get_loops(start)[-3:])
+    channel_tiles.mark(sch, kh, 0)
