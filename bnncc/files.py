@@ -27,6 +27,8 @@ def model_stem(path: Path) -> str:
 def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
     """Write `chunks` to `path` under a temporary name in the same folder, then rename.
 
+    A link stays one: what it points to is written.
+
     Returns
     -------
     int
@@ -35,15 +37,18 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
     Raises
     ------
     BnnccError
-        If the folder cannot be written to.
+        If the folder cannot be written to, or there is something that is no file.
     """
     path = Path(path)
-    if path.is_dir():
-        raise BnnccError(f"{path}: is a folder, not a file to write")
     size = 0
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        place = Path(os.path.realpath(path))
+        if place.is_dir():
+            raise BnnccError(f"{path}: is a folder, not a file to write")
+        if place.exists() and not place.is_file():
+            raise BnnccError(f"{path}: is not a regular file")
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.")
         with os.fdopen(handle, "wb") as file:
             for chunk in chunks:
                 size += file.write(chunk)
@@ -52,7 +57,7 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
+        os.replace(temporary, place)
         temporary = ""
     except OSError as error:
         raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -44,6 +44,8 @@ class Uint8Input:
         for values in (self.mean, self.scale):
             if not values or not all(_finite(v) for v in values):
                 raise UsageError(f"input `{self.name}`: mean and scale want finite numbers")
+        if not all(self.scale):
+            raise UsageError(f"input `{self.name}`: a scale of 0 leaves nothing of the image")
         if self.layout not in ("nchw", "nhwc"):
             raise UsageError(f"input `{self.name}`: layout is `{self.layout}`, not nchw or nhwc")
 

@@ -24,7 +24,7 @@ import onnx
 
 from bnncc import report
 from bnncc.driver import Lowered, lowered
-from bnncc.errors import ArtifactError, BnnccError, VerificationError
+from bnncc.errors import ArtifactError, BnnccError, InputError, VerificationError
 from bnncc.frontend.checks import read
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load, read_model
@@ -130,6 +130,13 @@ def verify(
         outputs, ours, wanted, proto, feeds, artifact, first, coarse
     )):  # fmt: skip
         verdict = "wrong"
+        unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
+        if unusual:
+            raise InputError(
+                f"input `{unusual[0]}` holds values that are not finite, and outputs differ: "
+                "networks with bits are right for finite inputs",
+                hint="give finite inputs; --check-finite makes a network refuse others",
+            )
     elif all(o["right"] for o in outputs):
         verdict = "right"
     elif kernels:
@@ -150,6 +157,10 @@ def verify(
         "deviation": [] if first is None else deviation,
         "note": "; ".join(filter(None, (failed, note, said, missing))),
     }
+
+
+def _finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _excused(

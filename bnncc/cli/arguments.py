@@ -42,6 +42,20 @@ def option(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
+def seed(text: str) -> int:
+    """Read a number that seeds random ones, 0 or more.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+    """
+    value = int(text) if text.isdigit() else -1
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 to 2**32 - 1")
+    return value
+
+
 def count(text: str) -> int:
     """Read a positive number.
 

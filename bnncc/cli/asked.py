@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import stat
 from argparse import Namespace
 from pathlib import Path
@@ -72,6 +74,43 @@ def check_model(path: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def check_output(path: Path, **others: Path | None) -> None:
+    """Refuse a file to write before the work is done, not after.
+
+    Parameters
+    ----------
+    path : Path
+        To be written.
+    others : Path or None
+        Files that it must not be, by what they are.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written, or is one of the others.
+    """
+    folder = path.parent
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path}: is a folder, not a file to write")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is not a regular file")
+        if not folder.is_dir():
+            raise UsageError(f"{path}: folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{path}: folder {folder} cannot be written to")
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)  # whose name may be too long
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    for what, other in others.items():
+        if other is not None and os.path.realpath(other) == os.path.realpath(path):
+            raise UsageError(
+                f"{path}: is the {what}, and would be overwritten",
+                hint="give another file to write",
+            )
 
 
 def as_json(data: Any) -> str:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnncc.cli import bundle_commands
-from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
+from bnncc.cli.asked import (
+    as_json,
+    check_bundle,
+    check_model,
+    check_output,
+    device_of,
+    options_of,
+)  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
 from bnncc.options import CompileOptions
@@ -36,8 +43,10 @@ def compile_(args: Namespace, console: Console) -> int:
     target = resolve(args.target)
     suffix = "bnncc" if target.has_runtime else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
-    for path in (output, args.report):
-        _check_folder(path)
+    check_model(args.model)
+    check_output(output, model=args.model, parameters=args.params)
+    if args.report is not None:
+        check_output(args.report, model=args.model, parameters=args.params, output=output)
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace)
     report = artifact.report
@@ -67,7 +76,7 @@ def run(args: Namespace, console: Console) -> int:
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
 
-    _check_folder(args.output)
+    check_output(args.output, artifact=args.artifact, input=args.input)
     with _loaded(args) as artifact:
         if args.selfcheck:
             artifact.require_selfcheck()
@@ -263,19 +272,6 @@ def _is_artifact(path: Path) -> bool:
     if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
         return True
     return path.suffix == ".bnncc"
-
-
-def _check_folder(path: Path | None) -> None:
-    """Refuse an output path before the work is done, not after."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{path}: is a folder, not a file to write")
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{path}: folder {folder} does not exist")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{path}: folder {folder} cannot be written to")
 
 
 def _target_label(target: str) -> str:

@@ -26,6 +26,7 @@ from bnncc.cli.arguments import (
     json_option,
     model_options,
     params_option,
+    seed,
     threads_option,
 )
 from bnncc.console import Console, library_output_hidden
@@ -188,7 +189,7 @@ def _verify(verbs: Any) -> None:
     params_option(parser)
     group = parser.add_argument_group("data")
     add(group, "--input", "arrays instead of random ones", "IN.npz", Path)
-    add(group, "--seed", "of the random inputs", "N", int, default=0)
+    add(group, "--seed", "of the random inputs", "N", seed, default=0)
     threads_option(parser)
     device_options(parser)
     json_option(parser)

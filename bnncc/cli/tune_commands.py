@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from bnncc.cli import bundle_commands
-from bnncc.cli.asked import as_json, check_bundle, check_model, device_of, options_of
+from bnncc.cli.asked import (
+    as_json,
+    check_bundle,
+    check_model,
+    check_output,
+    device_of,
+    options_of,
+)  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 
@@ -41,6 +48,8 @@ def tune(args: Namespace, console: Console) -> int:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
     for model in args.models:
         check_model(model)
+    if args.lock is not None:
+        check_output(args.lock)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:

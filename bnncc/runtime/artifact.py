@@ -217,7 +217,8 @@ class Artifact:
         symbols: dict[str, tuple[int, str]] = {}
 
         def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-            check_tensor(known[name], shape, dtype, symbols, source=f"{path}: ")
+            native = dtype.newbyteorder("=")  # what runs converts it
+            check_tensor(known[name], shape, native, symbols, source=f"{path}: ")
 
         arrays = read_npz(path, names=known, check=check)
         self._check_names(arrays, source=f"{path}: ")

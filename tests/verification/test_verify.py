@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from bnncc import verify
 from bnncc.driver import compile_model
-from bnncc.errors import VerificationError
+from bnncc.errors import InputError, VerificationError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.magnitude import magnitudes
@@ -456,3 +456,12 @@ def test_inputs_without_dimensions(kind: str) -> None:
     graph = helper.make_graph([helper.make_node("Mul", ["x", "s"], ["y"])], "g", inputs, outputs)
     scaled = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     assert verify.verify(scaled, compile_model(scaled, CompileOptions()))["verdict"] == "right"
+
+
+def test_inputs_that_are_not_finite_are_no_verdict() -> None:
+    nodes = [helper.make_node("Sign", ["x"], ["s"]), helper.make_node("MatMul", ["s", "w"], ["y"])]
+    net = model(nodes, [2, 4], ["y"], w=np.ones((4, 3)))
+    x = np.ones((2, 4), np.float32)
+    x[0, 0] = np.nan
+    with pytest.raises(InputError, match="input `x` holds values that are not finite"):
+        verify.verify(net, compile_model(net, CompileOptions()), {"x": x})
