@@ -229,6 +229,10 @@ def long(target: TargetSpec) -> list[Odd]:
     found: list[Odd] = []
     for spec, steps in (*product(floats, LONG), *product(sums, (*LONG, *LONG_OF_SUMS))):
         whole = replace(spec, steps=steps)
+        if isinstance(whole, BinaryConv2d):  # tiles may be narrower for what an epilogue holds
+            kind = whole.weight_order.partition("-")[0]
+            engine = {"strips": "simt", "fragments": "mma", "cores": "wgmma"}[kind]
+            whole = replace(whole, weight_order=binary.weight_order(whole, engine))
         point = schedules.space_of(whole, target).default
         found.append(Odd(f"long-{len(found)}", whole, point, len(found)))
     return found

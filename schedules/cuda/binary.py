@@ -48,7 +48,8 @@ def weight_order(spec: BinaryConv2d, engine: str) -> str:
     pixels = _pixels(spec)
     widths = [width for width in tiles.WIDTHS if width == narrow or _fills(spec, width)]
     if engine == "wgmma":
-        order = f"cores-{WGMMA_WIDTH if WGMMA_WIDTH in widths else narrow}"
+        full = spec.ternary and _crowded(spec)  # registers, with as many sums for a zero plane
+        order = f"cores-{WGMMA_WIDTH if WGMMA_WIDTH in widths and not full else narrow}"
         how = tiles.of(replace(spec, weight_order=order))
         crowd = layout.blocks(pixels, wgmma.PIXELS) * how.count
         if crowd >= CROWD and wgmma.shared_bytes(how) <= wgmma.SHARED_BYTES:

@@ -96,3 +96,7 @@ def test_evaluation_of_node_tests() -> None:
 
 def test_the_list_names_tests_of_onnx() -> None:
     assert set(unsupported()) <= set(cases.names())
+
+
+def test_a_constant_of_bfloat16_is_an_output() -> None:
+    check(["test_range_bfloat16_type_positive_delta"])
