@@ -38,7 +38,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.tuning.features import of_kernel
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.search import Task
+from bnncc.tuning.task import Task
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import Tuner, tasks_of
 

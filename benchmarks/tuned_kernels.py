@@ -35,7 +35,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Search
-from bnncc.tuning.strategy import key_of
+from bnncc.tuning.task import key_of
 from bnncc.tuning.trials import Plan, Trials
 from bnncc.tuning.tuner import tasks_of
 

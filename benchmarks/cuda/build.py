@@ -50,7 +50,7 @@ from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.trace import Trace
-from bnncc.tuning.search import Task
+from bnncc.tuning.task import Task
 from bnncc.verification.evaluator import evaluate_physical
 
 HERE = Path(__file__).parent

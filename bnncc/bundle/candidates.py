@@ -18,7 +18,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning import cases
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.search import Task
+from bnncc.tuning.task import Task
 from bnncc.tuning.tuner import tasks_of
 
 BUILD_SECONDS = 120.0

@@ -19,8 +19,8 @@ from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.tuning import cases
-from bnncc.tuning.search import Search, Task
-from bnncc.tuning.strategy import key_of
+from bnncc.tuning.search import Search
+from bnncc.tuning.task import Task, key_of
 from bnncc.tuning.tuner import tasks_of
 
 

@@ -106,7 +106,8 @@ class Physical:
     def constant(self, value: np.ndarray, stem: str) -> str:
         """Add a constant and return its name; equal ones are shared."""
         # A digest: weights as keys would be another copy of all.
-        digest = hashlib.sha256(np.asarray(value, order="C").reshape(-1).view(np.uint8)).digest()
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)  # bfloat16 has no buffer
+        digest = hashlib.sha256(content.data).digest()
         key = (value.dtype.str, value.shape, digest)
         table: dict[object, str] = self.__dict__.setdefault("_constants", {})
         if key not in table:

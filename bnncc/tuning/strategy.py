@@ -8,25 +8,18 @@ chosen at random all the same, to learn from.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bnncc.records.workload import candidate, point_of_module
-from bnncc.schedules.space import Point, text
-
-if TYPE_CHECKING:
-    from bnncc.tuning.search import Task
+from bnncc.schedules.space import Point
+from bnncc.tuning.task import Task, key_of
 
 RANKED = 320
 """Points that the cost model ranks at a time."""
 
 RANDOM_SHARE = 0.25
 """Of a batch, chosen at random."""
-
-
-def key_of(point: Mapping[str, int]) -> str:
-    """Return a point as text, whatever the order of its choices."""
-    return text(dict(sorted(point.items())))
 
 
 def candidates(

@@ -14,8 +14,7 @@ from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Answer, Job, Pool
-from bnncc.tuning.search import Task
-from bnncc.tuning.strategy import key_of
+from bnncc.tuning.task import Task, key_of
 
 BATCH = 8
 """Trials of one kernel between two lessons for the cost model."""

@@ -22,8 +22,8 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
-from bnncc.tuning.search import Search, Task
-from bnncc.tuning.strategy import key_of
+from bnncc.tuning.search import Search
+from bnncc.tuning.task import Task, key_of
 from bnncc.tuning.trials import Plan, Same, Trials
 
 CONTESTANTS = 3

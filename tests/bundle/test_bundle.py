@@ -31,7 +31,7 @@ from bnncc.records.workload import Workload
 from bnncc.runtime.artifact import Artifact
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning.search import Task
+from bnncc.tuning.task import Task
 from tests.devices import DIGITS
 from tests.planted import PLANTED
 

@@ -29,7 +29,7 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
 )
-from bnncc.tuning.search import Task
+from bnncc.tuning.task import Task
 from bnncc.tuning.worker import Worker as Builder
 from tests.codegen.test_cuda_code import on_emulated_gpu
 from tests.cuda_emulator import COMPILER

@@ -438,6 +438,7 @@ def test_another_gpu_is_refused(tmp_path: Path) -> None:
     assert "needs an NVIDIA GPU for sm_80, but the GPU here is sm_90" in done.stderr
 
 
+@compiles
 @pytest.mark.parametrize(
     ("given", "made"),
     [("float", "int32"), ("float", "uint8"), ("float16", "int8"), ("bfloat16", "float"),
@@ -454,6 +455,7 @@ def test_kernels_of_tvm_find_the_headers_of_their_types(given: str, made: str) -
     assert artifact.manifest["target"]["name"] == "cuda-sm80"
 
 
+@compiles
 def test_a_header_that_is_missing_is_named() -> None:
     with pytest.raises(TargetError, match=r"needs nowhere\.h of CUDA 13, which is not installed"):
         nvrtc.cubin("#include <nowhere.h>", "sm_80")

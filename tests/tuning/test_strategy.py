@@ -13,8 +13,9 @@ from bnncc.schedules.space import Point
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from bnncc.tuning.search import Search, Task
-from bnncc.tuning.strategy import key_of, points_of
+from bnncc.tuning.search import Search
+from bnncc.tuning.strategy import points_of
+from bnncc.tuning.task import Task, key_of
 
 TARGET = catalog.resolve("x86-64-v4")
 LAYER = BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
