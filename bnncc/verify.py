@@ -79,6 +79,11 @@ def verify(
     -------
     dict
         See docs/report.md; ``right`` tells the verdict.
+
+    Raises
+    ------
+    InputError
+        If `inputs` are not finite, and outputs differ.
     """
     shapes = {t.name: t.shape for t in artifact.inputs}
     uint8 = {u["name"]: uint8_input(u) for u in artifact.manifest["semantics"]["input_uint8"]}
