@@ -1,9 +1,11 @@
 """The tables of GPUs: what a bundle of `benchmarks/cuda/build.py` measured elsewhere.
 
     python benchmarks/gpu.py --json FILE [--bundle RESULTS.json] [--tuned RESULTS.jsonl ...]
+                             [--cases RESULTS.jsonl ...]
 
-Takes the results that the bundle's `report.py` wrote on a machine with a GPU, and those of bundles
-of `tune_networks.py`. Without either it leaves FILE as it is, for there is nothing to measure here.
+Takes the results that the bundle's `report.py` wrote on a machine with a GPU, those of bundles of
+`tune_networks.py`, and those of `build.py --cases`, of which the last counts. Without any it leaves
+FILE as it is, for there is nothing to measure here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -144,7 +146,44 @@ def _searched(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def cases(content: dict[str, Any]) -> str:
+    """Return how many of the kernels and networks that tests run on a GPU are right."""
+    groups: dict[str, list[int]] = {}
+    for kind, counts in content["cases"].items():
+        first, _, order = kind.partition(" ")
+        engine = _ENGINES.get(order.partition("-")[0], "")
+        name = {"binary": "binary", "bounds": "binary, largest sums"}.get(first, "")
+        found = groups.setdefault(f"{name}, {engine}" if name else kind, [0, 0])
+        found[:] = (a + b for a, b in zip(found, counts, strict=True))
+    rows = ((name, right, of) for name, (right, of) in groups.items())
+    return _markdown(("compared strictly", "right", "of"), *rows)
+
+
+def _counted(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """Return how many results of each kind are right, and how many there are."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda"))
+    from failures import checked, kind_of
+
+    last: dict[tuple[str, ...], dict[str, Any]] = {}
+    for path in paths:
+        for result in checked([json.loads(line) for line in path.read_text().splitlines()]):
+            if "network" not in result:
+                last["kernel", result["kernel"], str(result.get("label"))] = result
+            elif result["key"] == "main":
+                last["network", result["network"]] = result
+    counts: dict[str, tuple[int, int]] = {}
+    for result in last.values():
+        kind = kind_of(result)
+        if kind == "networks":
+            random = result["network"].startswith("random-")
+            kind = "random networks" if random else "networks whose sums are exact"
+        right, of = counts.get(kind, (0, 0))
+        counts[kind] = right + result["right"], of + 1
+    return counts
+
+
 TABLES = {
+    "gpu-cases": (cases, ["cuda"]),
     "gpu-tuned": (tuned, ["cuda"]),
     "gpu-rates": (rates, ["cuda"]),
     "gpu-layers": (layers, ["cuda"]),
@@ -158,8 +197,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="results to write")
     parser.add_argument("--bundle", type=Path, help="what a bundle's report.py wrote")
     parser.add_argument("--tuned", type=Path, nargs="+", default=[], help="what tuning found")
+    parser.add_argument("--cases", type=Path, nargs="+", default=[], help="what tests found")
     args = parser.parse_args()
-    if args.bundle is None and not args.tuned:
+    if args.bundle is None and not args.tuned and not args.cases:
         print(f"{args.json} stays: only a machine with a GPU renews it", file=sys.stderr)
         return
     content = json.loads(args.json.read_text())
@@ -170,10 +210,12 @@ def main() -> None:
             "gpu": last["device"], "torch": last["torch"], "cuda": last["cuda"],
             "date": last["session"][:10], "target": found["target"], "how": _HOW,
             "sessions": found["sessions"], "results": found["results"],
-            "tuned": content.get("tuned", []),
+            "tuned": content.get("tuned", []), "cases": content.get("cases", {}),
         }  # fmt: skip
     if args.tuned:
         content["tuned"] = [row for path in args.tuned for row in _searched(path)]
+    if args.cases:
+        content["cases"] = _counted(args.cases)
     args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -110,8 +110,8 @@ def few_digits(name: str, batch: int = 1) -> onnx.ModelProto:
             i: numpy_helper.to_array(stored[x]) for i, x in enumerate(node.input) if x in stored
         }
         for i, value in _rewritten(node, known).items():
-            name = node.input[i]
-            stored[name].CopyFrom(numpy_helper.from_array(value.astype(known[i].dtype), name))
+            weight = node.input[i]
+            stored[weight].CopyFrom(numpy_helper.from_array(value.astype(known[i].dtype), weight))
     return model
 
 

@@ -26,8 +26,8 @@ def checked(lines: Lines) -> list[dict[str, Any]]:
 
 def said(results: Lines) -> str:
     """Return how many kernels of each class are right, and what the others did."""
-    kinds = Counter(_kind(result) for result in results)
-    right = Counter(_kind(result) for result in results if result["right"])
+    kinds = Counter(kind_of(result) for result in results)
+    right = Counter(kind_of(result) for result in results if result["right"])
     lines = [f"{kind}: {right[kind]} of {count} right" for kind, count in kinds.items()]
     for result in results:
         if not result["right"]:
@@ -37,7 +37,8 @@ def said(results: Lines) -> str:
     return "\n".join(lines)
 
 
-def _kind(result: dict[str, Any]) -> str:
+def kind_of(result: dict[str, Any]) -> str:
+    """Return the class of a result."""
     engine = str(result.get("label", "")).partition(" ")[0]
     if "network" in result:
         return "networks" if result["key"] == "main" else "their kernels, without a check"
