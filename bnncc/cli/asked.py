@@ -83,7 +83,7 @@ def check_output(path: Path, **others: Path | None) -> None:
     ----------
     path : Path
         To be written.
-    others : Path or None
+    **others : Path or None
         Files that it must not be, by what they are.
 
     Raises
