@@ -211,8 +211,13 @@ class Reader:
         for part in write.nodes:
             self.source.emit(part)
 
-    def _count(self, node: Node) -> None:
-        self._unfolded += 1
+    def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
+        """Refuse at once what many iterations will be too large for; each is still counted."""
+        if times * len(body.node) > MAX_UNFOLDED:
+            self._count(node, times * len(body.node))
+
+    def _count(self, node: Node, more: int = 1) -> None:
+        self._unfolded += more
         if self._unfolded > MAX_UNFOLDED:
             raise UnsupportedOp(
                 f"{node.op} `{node.name}`: loops, recurrences and functions unfold to more than "

@@ -195,6 +195,11 @@ HOSTILE = {
         ShapeError,
         r"input has 8 channels, weight \[4, 7, 3, 3\] with group 1 wants 7",
     ),
+    "no channels": (
+        [helper.make_node("Conv", ["x", "none"], ["y"], "conv1")],
+        ShapeError,
+        r"weight has shape \[4, 0, 3, 3\], sizes of 1 or more are wanted",
+    ),
     "nan": (
         [helper.make_node("Conv", ["x", "nan"], ["y"], "conv1")],
         ModelError,
@@ -255,6 +260,7 @@ def test_broken_models_are_refused(name: str) -> None:
     weights = {
         "w": W,
         "bad": np.ones((4, 7, 3, 3), np.float32),
+        "none": np.ones((4, 0, 3, 3), np.float32),
         "nan": W * np.float32("nan"),
         "huge": ints(1 << 40),
     }
