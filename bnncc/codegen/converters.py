@@ -154,7 +154,7 @@ they are infinite; and infinity."""
 
 
 def _to_half(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
-    """Round to numbers of half precision, ties to even, by the bits: not all CPUs have the types."""
+    """Round to numbers of half precision, ties to even, by bits: not all CPUs have the types."""
     kind = str(node.attrs["to"])
     dropped = _DROPPED[kind]
 

@@ -3,7 +3,7 @@
 A float16 or bfloat16 tensor is a float32 tensor of the same numbers; what an operator computes in
 float32 is rounded once to its type by `ROUND`. The nodes say what the model means: passes evaluate
 them where a decision depends on them, generated code computes on in float32. Where nothing but a
-`Cast` makes numbers of half precision, the rounding is all that it is for, and code does it: `NARROW`.
+`Cast` makes numbers of half precision, rounding is all that it is for, and code does it: `NARROW`.
 """
 
 from __future__ import annotations
