@@ -30,6 +30,7 @@ from bnncc.ir.evaluate import OPSET
 from bnncc.ir.fold import Folder
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.pieces import Expression
+from bnncc.ir.schema import check_whole
 
 MAX_UNFOLDED = 30_000
 """Nodes that loops, recurrences and functions may become together."""
@@ -159,6 +160,7 @@ class Reader:
     def _add(self, node: Node) -> None:
         """Add a node in the newest form."""
         check_attributes(node)
+        check_whole(node, self.graph)
         if self.source.constant(node):
             return
         written = expansions.expand(node, self.graph)

@@ -246,6 +246,19 @@ HOSTILE = {
         ShapeError,
         "kernel spans 9, larger than the padded input of 6",
     ),
+    "index": (
+        [
+            helper.make_node("ConstantOfShape", ["one"], ["zero"]),  # of float32, if not told
+            helper.make_node("Slice", ["x", "zero", "one"], ["y"], "s"),
+        ],
+        ModelError,
+        "Slice `s`: `starts` has type float32, int64 is wanted",
+    ),
+    "condition": (
+        [helper.make_node("Where", ["x", "x", "x"], ["y"], "c")],
+        ModelError,
+        "Where `c`: `condition` has type float32, bool is wanted",
+    ),
     "newer": (
         [helper.make_node("Gelu", ["x"], ["y"], "g")],
         UnsupportedOp,
@@ -263,6 +276,7 @@ def test_broken_models_are_refused(name: str) -> None:
         "none": np.ones((4, 0, 3, 3), np.float32),
         "nan": W * np.float32("nan"),
         "huge": ints(1 << 40),
+        "one": ints(1),
     }
     with pytest.raises(kind, match=text):
         load(model(nodes, x=(1, 8, 6, 6), weights=weights))
