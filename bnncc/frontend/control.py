@@ -38,6 +38,9 @@ class Reader(Protocol):
     ) -> list[str]:
         """Add the nodes of a subgraph and return the names of its outputs."""
 
+    def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
+        """Refuse at once what many iterations will be too large for."""
+
 
 def _formal(node: Node) -> list[str]:
     """Return the inputs of a node without what only its subgraphs read."""
