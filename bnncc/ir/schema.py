@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import onnx
@@ -39,7 +39,7 @@ def is_default(op: str, key: str, value: Any) -> bool:
 
 
 def check_whole(node: Node, graph: Graph) -> None:
-    """Check that inputs are whole numbers, or bools, where nothing else is one: indices, conditions.
+    """Check inputs that must be whole numbers, or bools: indices and conditions.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def check_whole(node: Node, graph: Graph) -> None:
             )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _whole(op: str) -> tuple[tuple[str, str], ...]:
     """Return, for each input, the one kind of type that it may have, and its name in the schema."""
     if not onnx.defs.has(op):
