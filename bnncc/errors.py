@@ -5,7 +5,8 @@
     ├── ModelError                the model file cannot be compiled
     │   ├── UnsupportedOp         ... because of an operator
     │   └── ShapeError            ... because of a shape
-    ├── TargetError               unknown target, missing CPU feature, no linker
+    ├── TargetError               missing CPU feature, no linker
+    │   └── UnknownTarget         no target has that name: bad usage, too, exit code 2
     ├── ArtifactError             damaged or incompatible artifact
     ├── InputError                an array given at run time does not fit
     ├── TuningError
@@ -57,6 +58,10 @@ class ShapeError(ModelError):
 
 class TargetError(BnnccError):
     """The target is unknown, or this machine cannot build for it or run it."""
+
+
+class UnknownTarget(TargetError, UsageError):
+    """No target has the name that is given."""
 
 
 class ArtifactError(BnnccError):

@@ -165,6 +165,7 @@ def read_npz(
         If the file is no npz file, is damaged, or holds Python objects.
     """
     source = source or str(file)
+    hint = "write it with numpy.savez(path, **{input_name: array})"
     arrays: dict[str, np.ndarray] = {}
     try:
         with zipfile.ZipFile(file) as archive:
@@ -177,12 +178,13 @@ def read_npz(
                 with archive.open(info) as stream:
                     arrays[name] = _read_member(stream, name, source, info.file_size, check)
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.filename is None:  # no zip: a place before it
+            raise InputError(f"{source}: not an intact .npz file", hint=hint) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
         raise InputError(
-            f"{source}: not an intact .npz file: {str(error)[:160]}",
-            hint="write it with numpy.savez(path, **{input_name: array})",
+            f"{source}: not an intact .npz file: {str(error)[:160]}", hint=hint
         ) from error
     return arrays
 

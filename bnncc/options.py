@@ -116,11 +116,15 @@ def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     --------
     >>> parse_input_shape("image:0:Nx3x32x32")
     ('image:0', ('N', 3, 32, 32))
+    >>> parse_input_shape("x:NxCx8xW")
+    ('x', ('N', 'C', 8, 'W'))
     """
     name, colon, dims = text.rpartition(":")
-    tokens = re.split(r"(?<=[0-9A-Za-z_])x(?=[0-9])|,", dims) if dims else []
+    tokens = re.split(r"(?<=[0-9A-Za-z_])x(?=[0-9A-Z])|,", dims) if dims else []
     if not colon or not name or not all(re.fullmatch(r"\d+|[A-Za-z_]\w*", t) for t in tokens):
-        raise UsageError(f"input shape `{text}` is not NAME:1x3x224x224")
+        raise UsageError(
+            f"input shape `{text}` is not NAME:1x3x224x224, or with words NAME:batch,3,height,width"
+        )
     if not tokens:
         raise UsageError(f"input shape `{text}` has no dimensions")
     if any(t.isdigit() and not 0 < int(t[:20]) <= MAX_DIM for t in tokens):

@@ -45,7 +45,8 @@ class Trace:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(f"--dump-ir: {folder}: {error.strerror}") from error
+                reason = "is a file" if self._folder.is_file() else error.strerror
+                raise UsageError(f"--dump-ir: {folder}: {reason}, a folder is wanted") from error
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

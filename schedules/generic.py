@@ -95,7 +95,10 @@ def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
     rules = (dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Reduction())
     with device:
         for rule in (*rules, dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()):
-            done = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
+            try:
+                done = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
+            except Exception:  # ScheduleError, of products with a tensor without dimensions
+                continue
             if done.attrs is not None and done.attrs.get("tirx.is_scheduled"):
                 return done
     return func

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bnncc.errors import TargetError
+from bnncc.errors import TargetError, UnknownTarget
 from bnncc.targets import gpus, host
 from bnncc.targets.spec import TargetSpec
 
@@ -121,8 +121,10 @@ def resolve(name: str) -> TargetSpec:
 
     Raises
     ------
+    UnknownTarget
+        If there is no such target.
     TargetError
-        If there is no such target, or the file is not right.
+        If the file is not right.
     """
     name = ALIASES.get(name, name)
     if name in CATALOG:
@@ -133,7 +135,9 @@ def resolve(name: str) -> TargetSpec:
         return load(Path(name))
     close = difflib.get_close_matches(name, [*names(), *ALIASES], 1)
     hint = f"did you mean `{close[0]}`? " if close else ""
-    raise TargetError(f"unknown target `{name}`", hint=f"{hint}`bnncc targets` lists all")
+    if name.startswith("cuda"):  # a number that is near is another GPU
+        hint = f"GPUs are {', '.join(k for k, s in CATALOG.items() if s.kind == 'cuda')}; "
+    raise UnknownTarget(f"unknown target `{name}`", hint=f"{hint}`bnncc targets` lists all")
 
 
 def native() -> TargetSpec:
@@ -217,6 +221,7 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         fits = {"str": isinstance(value, str), "int": number}.get(kind, sequence)
         if not fits:
-            raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {kind}")
+            wanted = {"str": "a text", "int": "a whole number above 0"}.get(kind, "a list of texts")
+            raise TargetError(f"target file {path}: `{name}` is {value!r}, {wanted} is wanted")
     if "mcpu" not in values:
         raise TargetError(f"target file {path}: `mcpu` is missing")

@@ -42,6 +42,19 @@ def option(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
+def path(text: str) -> Path:
+    """Read the name of a file or folder.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is empty.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is given")
+    return Path(text)
+
+
 def seed(text: str) -> int:
     """Read a number that seeds random ones, 0 or more.
 
@@ -166,7 +179,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--records",
         "tuning records of your own, from `bnncc tune`, before those of bnncc; repeatable",
         "DIR",
-        Path,
+        path,
         action="append",
         default=[],
     )
@@ -180,7 +193,7 @@ def params_option(parser: Any) -> None:
         "--params",
         "parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
         "FILE",
-        Path,
+        path,
     )
 
 
@@ -197,7 +210,7 @@ def threads_option(parser: Any, help_text: str = "threads that kernels use at mo
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
     """Add what is written for another machine, and what came back; the texts say why."""
     group = parser.add_argument_group("bundle", text)
-    add(group, "--bundle", bundle, "FOLDER", Path)
+    add(group, "--bundle", bundle, "FOLDER", path)
     add(
         group,
         "--python",
@@ -206,7 +219,7 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
         action="append",
         default=[],
     )
-    add(group, "--import", results, "RESULTS", Path, dest="results")
+    add(group, "--import", results, "RESULTS", path, dest="results")
 
 
 def device_options(parser: argparse.ArgumentParser) -> None:

@@ -65,8 +65,8 @@ def check_bundle(args: Namespace) -> None:
         raise UsageError("--python goes with --bundle")
 
 
-def check_model(path: Path) -> None:
-    """Refuse a model that cannot be read."""
+def check_readable(path: Path) -> None:
+    """Refuse a model, an artifact or data that cannot be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise UsageError(f"{path}: is not a regular file")

@@ -15,8 +15,8 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_model,
     check_output,
+    check_readable,
     device_of,
     options_of,
 )  # fmt: skip
@@ -43,7 +43,7 @@ def compile_(args: Namespace, console: Console) -> int:
     target = resolve(args.target)
     suffix = "bnncc" if target.has_runtime else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
-    check_model(args.model)
+    check_readable(args.model)
     check_output(output, model=args.model, parameters=args.params)
     if args.report is not None:
         check_output(args.report, model=args.model, parameters=args.params, output=output)
@@ -90,6 +90,7 @@ def run(args: Namespace, console: Console) -> int:
 def bench(args: Namespace, console: Console) -> int:
     """Time an artifact."""
     check_bundle(args)
+    check_readable(args.artifact)
     if args.bundle is not None:
         return bundle_commands.write_bench(args, console)
     _runtime_only(args)
@@ -127,7 +128,7 @@ def verify(args: Namespace, console: Console) -> int:
     """
     from bnncc import verify as verification
 
-    check_model(args.model)
+    check_readable(args.model)
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
         result = verification.verify(
@@ -227,7 +228,7 @@ def targets(args: Namespace, console: Console) -> int:
 def _compiled(
     model: Path, options: CompileOptions, console: Console, trace: Trace | None = None
 ) -> Artifact | CNetwork:
-    check_model(model)
+    check_readable(model)
     from bnncc.targets.catalog import resolve
 
     target = resolve(str(options.target))  # before TVM costs seconds
@@ -246,6 +247,9 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
     """Load ``args.artifact`` to be run here, or on the device that the options name."""
     from bnncc.runtime.artifact import Artifact
 
+    check_readable(args.artifact)
+    if getattr(args, "input", None) is not None:
+        check_readable(args.input)
     where = device_of(args)
     if where is None:
         from bnncc.runtime.threads import prepare

@@ -11,7 +11,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from bnncc._version import __version__
@@ -26,6 +25,7 @@ from bnncc.cli.arguments import (
     json_option,
     model_options,
     params_option,
+    path,
     seed,
     threads_option,
 )
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _compile(verbs: Any) -> None:
     parser = add_verb(verbs, "compile", "compile a model to an artifact", commands.compile_)
-    add(parser, "model", _MODEL, "MODEL", Path)
+    add(parser, "model", _MODEL, "MODEL", path)
     model_options(parser)
     group = parser.add_argument_group("output")
     add(
@@ -138,19 +138,19 @@ def _compile(verbs: Any) -> None:
         "-o --output",
         "artifact to write; by default MODEL.TARGET.bnncc in the current folder",
         "OUT",
-        Path,
+        path,
     )
-    add(group, "--report", "write the report too", "FILE.json", Path)
-    add(group, "--dump-ir", "write a file for each step to DIR", "DIR", Path)
+    add(group, "--report", "write the report too", "FILE.json", path)
+    add(group, "--dump-ir", "write a file for each step to DIR", "DIR", path)
     add(group, "--time-passes", "print the seconds that each step took", action="store_true")
 
 
 def _run(verbs: Any) -> None:
     parser = add_verb(verbs, "run", "run an artifact on arrays from a file", commands.run)
-    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     group = parser.add_argument_group("data")
-    add(group, "--input", "arrays by input name", "IN.npz", Path, required=True)
-    add(group, "--output", "arrays by output name", "OUT.npz", Path, required=True)
+    add(group, "--input", "arrays by input name", "IN.npz", path, required=True)
+    add(group, "--output", "arrays by output name", "OUT.npz", path, required=True)
     add(parser, "--selfcheck", "first run it on inputs with known outputs", action="store_true")
     threads_option(parser)
     device_options(parser)
@@ -158,7 +158,7 @@ def _run(verbs: Any) -> None:
 
 def _bench(verbs: Any) -> None:
     parser = add_verb(verbs, "bench", "time an artifact and each of its kernels", commands.bench)
-    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     threads_option(parser)
     device_options(parser)
     bundle_options(
@@ -175,7 +175,7 @@ def _explain(verbs: Any) -> None:
     parser = add_verb(
         verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
     )
-    add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", Path)
+    add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", path)
     model_options(parser)
     json_option(parser)
 
@@ -184,11 +184,11 @@ def _verify(verbs: Any) -> None:
     parser = add_verb(
         verbs, "verify", "compare an artifact with its model, layer by layer", commands.verify
     )
-    add(parser, "model", _MODEL, "MODEL", Path)
-    add(parser, "artifact", "compiled from it", "ARTIFACT", Path)
+    add(parser, "model", _MODEL, "MODEL", path)
+    add(parser, "artifact", "compiled from it", "ARTIFACT", path)
     params_option(parser)
     group = parser.add_argument_group("data")
-    add(group, "--input", "arrays instead of random ones", "IN.npz", Path)
+    add(group, "--input", "arrays instead of random ones", "IN.npz", path)
     add(group, "--seed", "of the random inputs", "N", seed, default=0)
     threads_option(parser)
     device_options(parser)
@@ -199,7 +199,7 @@ def _deploy(verbs: Any) -> None:
     parser = add_verb(
         verbs, "deploy", "bring an artifact to a device, check and time it there", commands.deploy
     )
-    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", Path)
+    add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     device_options(parser)
     threads_option(parser)
     add(parser, "--repeat", "timed runs; by default about two seconds of them", "N", count)
@@ -211,7 +211,7 @@ def _device_kit(verbs: Any) -> None:
         verbs, "device-kit", "put together the server and runtime of a device", commands.device_kit
     )
     add(parser, "--target", "name (`bnncc targets` lists them) or target file", "T", required=True)
-    add(parser, "-o --output", "folder to make", "DIR", Path, required=True)
+    add(parser, "-o --output", "folder to make", "DIR", path, required=True)
 
 
 def _targets(verbs: Any) -> None:
@@ -224,7 +224,7 @@ def _tune(verbs: Any) -> None:
     parser = add_verb(
         verbs, "tune", "search the fastest schedule of each kernel of a model", tune_commands.tune
     )
-    add(parser, "models", f"{_MODEL}; several with --bundle", "MODEL", Path, nargs="*")
+    add(parser, "models", f"{_MODEL}; several with --bundle", "MODEL", path, nargs="*")
     model_options(parser)
     group = parser.add_argument_group("search")
     add(
@@ -257,7 +257,7 @@ def _tune(verbs: Any) -> None:
         "--lock",
         "hold a lock on this file while kernels are measured, where others measure too",
         "FILE",
-        Path,
+        path,
     )
     device_options(parser)
     bundle_options(
@@ -283,13 +283,13 @@ def _records(verbs: Any) -> None:
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
         if name == "merge":
-            add(action, "sources", "folder", "FROM", Path, nargs="+")
+            add(action, "sources", "folder", "FROM", path, nargs="+")
         add(
             action,
             "folder",
             "folder of records" + ("; by default bnncc's own" if name == "list" else ""),
             "DIR" if name != "list" else "[DIR]",
-            Path,
+            path,
             nargs="?" if name == "list" else None,
         )
         add(action, "--target", "of this target only, a name or file", "T")

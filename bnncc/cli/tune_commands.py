@@ -14,8 +14,8 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_model,
     check_output,
+    check_readable,
     device_of,
     options_of,
 )  # fmt: skip
@@ -47,7 +47,7 @@ def tune(args: Namespace, console: Console) -> int:
     if not args.models:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
     for model in args.models:
-        check_model(model)
+        check_readable(model)
     if args.lock is not None:
         check_output(args.lock)
     target = resolve(args.target)
@@ -86,7 +86,10 @@ def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
     if len(args.records) > 1 or args.untuned:
         raise UsageError("tune takes one --records, to read and write, and no --untuned")
-    return args.records[0] if args.records else FOLDER
+    folder: Path = args.records[0] if args.records else FOLDER
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is a file, a folder of records is wanted")
+    return folder
 
 
 def _command() -> str:

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
 
 DENSE_TAPS = 16
@@ -145,6 +146,45 @@ def _bit_cast(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> r
     return bb.emit_te(compute, args[0])
 
 
+_DROPPED = {"bfloat16": 16, "float16": 13}
+"""Bits of a float32 that a type of half precision has not."""
+_FLOAT16_LEAST, _FLOAT16_INFINITE, _INFINITY = 0x38800000, 0x477FF000, 0x7F800000
+"""As bits of float32: 2**-14, below which numbers of float16 are 2**-24 apart; 65520, from which
+they are infinite; and infinity."""
+
+
+def _to_half(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
+    """Round to numbers of half precision, ties to even, by bits: not all CPUs have the types."""
+    kind = str(node.attrs["to"])
+    dropped = _DROPPED[kind]
+
+    def number(value: int) -> Any:
+        return tirx.const(value, "uint32")
+
+    def bits(value: Any) -> Any:
+        return tirx.reinterpret("uint32", value)
+
+    def rounded(x: Any) -> Any:
+        size = bits(x) & number(0x7FFFFFFF)
+        odd = (size >> number(dropped)) & number(1)
+        kept = (size + number((1 << dropped - 1) - 1) + odd) & number(-(1 << dropped) & 0xFFFFFFFF)
+        if kind == "float16":
+            # Beside 0.5 float32 numbers are 2**-24 apart, and so many above it is the result. An
+            # integer difference: of floats, `x + c - c` becomes `x`.
+            beside = bits(tirx.reinterpret("float32", size) + tirx.const(0.5, "float32"))
+            steps = (beside - number(0x3F000000)).astype("float32")
+            small = bits(steps * tirx.const(2.0**-24, "float32"))
+            kept = tirx.Select(size < number(_FLOAT16_LEAST), small, kept)
+            kept = tirx.Select(size >= number(_FLOAT16_INFINITE), number(_INFINITY), kept)
+        kept = tirx.Select(size > number(_INFINITY), size, kept)  # no number stays none
+        return tirx.reinterpret("float32", kept | (bits(x) & number(0x80000000)))
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *at: rounded(x(*at)), name="rounded")
+
+    return bb.emit_te(compute, args[0])
+
+
 def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
     """Repeat by tables of positions."""
     # TVM takes positions modulo the size, and its LLVM drops the modulo of a power of two where it
@@ -274,4 +314,5 @@ _TABLE: Mapping[str, Converter] = {
     "Resize": _resize,
     "Sinh": _hyperbolic,
     "Tile": _tile,
+    NARROW: _to_half,
 }

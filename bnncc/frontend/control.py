@@ -38,6 +38,9 @@ class Reader(Protocol):
     ) -> list[str]:
         """Add the nodes of a subgraph and return the names of its outputs."""
 
+    def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
+        """Refuse at once what many iterations will be too large for."""
+
 
 def _formal(node: Node) -> list[str]:
     """Return the inputs of a node without what only its subgraphs read."""
@@ -94,6 +97,8 @@ def _loop(node: Node, versions: Versions, reader: Reader) -> None:
     if count is None and go is None:
         raise ModelError(f"{where}: has neither a trip count nor a condition, and never ends")
     scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
+    if going and count is not None and _never_stops(body):
+        reader.unfolds(node, body, count)
     k = 0
     while going and (count is None or k < count):
         index = graph.constant(np.array(k, np.int64), f"{node.name}.iteration")
@@ -107,6 +112,15 @@ def _loop(node: Node, versions: Versions, reader: Reader) -> None:
         k += 1
     write = Expression(node, graph)
     _give(write, [*state, *(_stacked(write, rows, 0, where) for rows in scans)], reader)
+
+
+def _never_stops(body: onnx.GraphProto) -> bool:
+    """Whether the condition that a Loop's body gives is the one that it is given."""
+    same = {body.input[1].name}
+    for node in body.node:
+        if node.op_type == "Identity" and node.input[0] in same:
+            same.add(node.output[0])
+    return body.output[0].name in same
 
 
 def _known(name: str, reader: Reader, where: str) -> np.ndarray | None:
@@ -149,6 +163,7 @@ def _scan(node: Node, versions: Versions, reader: Reader) -> None:
     if len(sizes) != 1 or not all(isinstance(s, int) for s in sizes):
         raise ShapeError(f"{where}: scans axes of sizes {sorted(map(str, sizes))}, one is wanted")
     length = int(next(iter(sizes)))
+    reader.unfolds(node, body, length)
     scans: list[list[str]] = [[] for _ in range(made_count)]
     for k in range(length):
         read = Expression(node, graph)

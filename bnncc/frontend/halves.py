@@ -5,6 +5,11 @@
 
 float32 holds every number of either type, and an operation computed in it and rounded once is what
 the type's own arithmetic gives. So the passes see one type, and evaluate what rounding decides.
+
+    before: h = Cast(x) to float16; y = Cast(h) to float32        x, y: float32
+    after:  y = bnncc.Narrow(x)
+
+Where nothing is computed in half precision, a Cast to it is there to round, and code rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import numpy as np
 from onnx import TensorProto
 
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.halves import KINDS, ROUND
+from bnncc.ir.halves import KINDS, NARROW, ROUND
 from bnncc.ir.infer import COMPARE
 
 _EXACT = frozenset((
@@ -44,6 +49,7 @@ def widen(graph: Graph) -> None:
     if not any(kind.dtype in KINDS for kind in graph.types.values()):
         return
     halves = {name: kind.dtype for name, kind in graph.types.items() if kind.dtype in KINDS}
+    alone = _only_cast(graph, halves)
     held: dict[str, str] = {}
     nodes: list[Node] = []
 
@@ -83,7 +89,8 @@ def widen(graph: Graph) -> None:
             if rounds:
                 raw = graph.fresh(f"{name}.sum")
                 graph.types[raw] = graph.types[inside]
-                after.append(Node(ROUND, [raw], [inside], {"to": kind}, node.name))
+                op = NARROW if name in alone else ROUND
+                after.append(Node(op, [raw], [inside], {"to": kind}, node.name))
             else:
                 raw = inside
             node.outputs = [raw if o == name else o for o in node.outputs]
@@ -93,6 +100,22 @@ def widen(graph: Graph) -> None:
             _give_back(name, halves[name], held, graph, nodes)
     graph.nodes = nodes
     graph.prune()
+
+
+def _only_cast(graph: Graph, halves: dict[str, str]) -> set[str]:
+    """Return the half tensors of which none is computed but by a Cast, nor what is made of them."""
+    groups = {name: {name} for name in halves if name not in graph.constants}
+    computed: set[str] = set()
+    for node in graph.nodes:
+        near = [name for name in (*node.inputs, *node.outputs) if name in groups]
+        if not near:
+            continue
+        joined = set().union(*(groups[name] for name in near))
+        groups.update(dict.fromkeys(joined, joined))
+        if node.op != "Cast" and node.op not in _EXACT:
+            computed.update(near)
+    read = {name for node in graph.nodes for name in node.inputs}
+    return {name for name, group in groups.items() if name in read and not group & computed}
 
 
 _CODES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -30,6 +30,7 @@ from bnncc.ir.evaluate import OPSET
 from bnncc.ir.fold import Folder
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.pieces import Expression
+from bnncc.ir.schema import check_whole
 
 MAX_UNFOLDED = 30_000
 """Nodes that loops, recurrences and functions may become together."""
@@ -159,6 +160,7 @@ class Reader:
     def _add(self, node: Node) -> None:
         """Add a node in the newest form."""
         check_attributes(node)
+        check_whole(node, self.graph)
         if self.source.constant(node):
             return
         written = expansions.expand(node, self.graph)
@@ -211,8 +213,13 @@ class Reader:
         for part in write.nodes:
             self.source.emit(part)
 
-    def _count(self, node: Node) -> None:
-        self._unfolded += 1
+    def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
+        """Refuse at once what many iterations will be too large for; each is still counted."""
+        if times * len(body.node) > MAX_UNFOLDED:
+            self._count(node, times * len(body.node))
+
+    def _count(self, node: Node, more: int = 1) -> None:
+        self._unfolded += more
         if self._unfolded > MAX_UNFOLDED:
             raise UnsupportedOp(
                 f"{node.op} `{node.name}`: loops, recurrences and functions unfold to more than "

@@ -2,7 +2,8 @@
 
 A float16 or bfloat16 tensor is a float32 tensor of the same numbers; what an operator computes in
 float32 is rounded once to its type by `ROUND`. The nodes say what the model means: passes evaluate
-them where a decision depends on them, generated code computes on in float32.
+them where a decision depends on them, generated code computes on in float32. Where nothing but a
+`Cast` makes numbers of half precision, rounding is all that it is for, and code does it: `NARROW`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ Array = np.ndarray[Any, Any]
 
 ROUND = "bnncc.Round"
 """Operator: rounds float32 to the numbers of attribute ``to``, a key of `KINDS`, ties to even."""
+
+NARROW = "bnncc.Narrow"
+"""Operator: the same, as a step of its own that generated code computes."""
 
 KINDS: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 """Types of half precision."""
@@ -39,7 +43,7 @@ def is_float(values: Array) -> bool:
 
 
 def round_to(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate `ROUND`."""
+    """Evaluate `ROUND` or `NARROW`."""
     return [ins[0].astype(KINDS[attrs["to"]]).astype(np.float32)]
 
 

@@ -18,7 +18,7 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.evaluate import OPSET, make_attribute
 from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.ir.shaperules import RULES, Partial, broadcast, dynamic
 
@@ -73,7 +73,7 @@ def infer(
         first = graph.types[node.inputs[0]]
         shapes = [graph.types[i].shape for i in node.inputs[: 3 if node.op == QUANT else 1]]
         outs = [TensorType(broadcast(shapes, where), first.dtype)]
-    elif node.op == ROUND:  # may be moved, and then stands for a tensor of another shape
+    elif node.op in (ROUND, NARROW):  # may be moved, and then stands for a tensor of another shape
         assert types[0] is not None
         outs = [types[0]]
     elif node.op.startswith("bnncc."):  # a pass made it, and typed it

@@ -15,7 +15,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import COARSE, KINDS, ROUND, is_float, spacing
+from bnncc.ir.halves import COARSE, KINDS, NARROW, ROUND, is_float, spacing
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, QUANTIZED_CONV
 
@@ -140,13 +140,16 @@ def magnitude(
     return _anything(ins, errs, out)
 
 
-def coarseness(graph: Graph) -> dict[str, float]:
+def coarseness(graph: Graph, computed: bool = True) -> dict[str, float]:
     """Return how far computed tensors may be off, of their largest value, where that is coarse.
 
     Parameters
     ----------
     graph : Graph
         In normal form.
+    computed : bool
+        Whether roundings count that code computes, `NARROW`: what is rounded the other way is off
+        by as much, but each is what the model says of its own data.
 
     Returns
     -------
@@ -156,7 +159,7 @@ def coarseness(graph: Graph) -> dict[str, float]:
     table: dict[str, float] = {}
     for node in graph.nodes:
         slack = max((table.get(i, 0.0) for i in node.inputs), default=0.0)
-        if node.op == ROUND:
+        if node.op == ROUND or (computed and node.op == NARROW):
             slack = max(slack, COARSE[str(node.attrs["to"])])
         if slack and node.op not in DECISIONS:
             floats = [o for o in node.outputs if o and "float" in graph.types[o].dtype]
@@ -278,6 +281,11 @@ def _to_half(node: Node, ins: list[Array | None], errs: list[Array], out: Array)
     return _narrowed(ins[0], errs[0], out, str(node.attrs["to"]))
 
 
+def _to_half_alone(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Return the magnitude of what code rounds: exact, where its data are."""
+    return np.where(errs[0] > 0, _to_half(node, ins, errs, out), 0.0)
+
+
 def _narrowed(x: Array | None, err: Array, out: Array, kind: str) -> Array:
     """Return the magnitude of what a type of half precision holds of `x`: it has fewer digits."""
     if kind not in KINDS:
@@ -319,6 +327,7 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "Where": _chosen,
     QUANTIZED_CONV: _rounded,
     ROUND: _to_half,
+    NARROW: _to_half_alone,
 }
 
 

@@ -93,8 +93,12 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         raise ShapeError(
             f"{where}: input {list(x.shape)} and weight {list(w.shape)} do not fit together"
         )
-    if not w.static or 0 in w.shape:
+    if not w.static:
         raise ShapeError(f"{where}: weight has shape {list(w.shape)}, fixed sizes are wanted")
+    if 0 in w.shape:
+        raise ShapeError(
+            f"{where}: weight has shape {list(w.shape)}, sizes of 1 or more are wanted"
+        )
     units, depth = int(w.shape[0]), int(w.shape[1])
     group, channels = node.attrs["group"], x.shape[1]
     if not isinstance(channels, int):

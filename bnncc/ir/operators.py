@@ -12,7 +12,7 @@ from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric, shaping
-from bnncc.ir.halves import ROUND, round_to
+from bnncc.ir.halves import NARROW, ROUND, round_to
 from bnncc.ir.image_bits import IMAGE_BITS, image_bits
 from bnncc.ir.quantizers import (
     LEVELS,
@@ -360,6 +360,7 @@ FUNCTIONS: dict[str, Function] = {
     IMAGE_BITS: image_bits,
     QUANTIZED_CONV: quantized_conv,
     ROUND: round_to,
+    NARROW: round_to,
     QUANT: quant,
     MULTI_THRESHOLD: multi_threshold,
     LEVELS: levels,

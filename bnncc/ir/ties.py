@@ -13,7 +13,7 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.magnitude import JUMPS, NORMAL, PRODUCTS, walked
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
@@ -39,7 +39,7 @@ _ELEMENTWISE = frozenset((
     "Xor", "PRelu", "Clip", "BatchNormalization", "DequantizeLinear", *_COMPARISONS, *_STEPS,
     "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
     "Erf", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg",
-    "Sin", "Cos", "Tan", "Identity", ROUND, "Dropout", "Mish", "Swish", *JUMPS,
+    "Sin", "Cos", "Tan", "Identity", ROUND, NARROW, "Dropout", "Mish", "Swish", *JUMPS,
 ))  # fmt: skip
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "GatherElements", "GatherND", "Concat", "MaxPool", "GlobalMaxPool", "AveragePool",

@@ -17,7 +17,7 @@ import numpy as np
 from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.infer import COMPARE, ELEMENTWISE
 from bnncc.recognise.filters import binary_weight, few_bit_weights, two_valued_filters
 from bnncc.recognise.lattice import (
@@ -91,7 +91,7 @@ def _held(
         if len(held) == len(parts):
             return np.concatenate([p.astype(held[0].dtype) for p in held])
     made = _rounded(node, graph, producers) if node.op in _ROUNDINGS else None
-    if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, "Gather")):
+    if made is None and (node.op in ELEMENTWISE or node.op in (ROUND, NARROW, "Gather")):
         made = _combined(node, graph, table)
     if made is not None:
         return made

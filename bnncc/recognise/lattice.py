@@ -187,7 +187,7 @@ def unevenness(graph: Graph) -> dict[str, float]:
     Products of levels and a scale are rounded to the type of the network: levels of half precision
     are even but for two roundings, and taken for what was rounded.
     """
-    return {name: slack / 8 for name, slack in coarseness(graph).items()}
+    return {name: slack / 8 for name, slack in coarseness(graph, computed=False).items()}
 
 
 def even(values: np.ndarray, uneven: float = UNEVEN) -> Lattice | None:

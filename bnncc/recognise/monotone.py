@@ -18,14 +18,14 @@ import numpy as np
 
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.magnitude import NORMAL
 from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
 from bnncc.recognise.affine import channel_vector
 
 Array = np.ndarray[Any, Any]
 
-_RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND))
+_RISING = frozenset(("Relu", "Clip", "Identity", "Floor", "Ceil", "Round", ROUND, NARROW))
 _ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div"))
 _BY_NUMBER = frozenset((
     "Min", "Max", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear",

@@ -13,7 +13,7 @@ import numpy as np
 from bnncc.errors import InputError
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.recognise.monotone import (
     evaluate_at,
     first_reached,
@@ -36,7 +36,7 @@ _ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sign", "Relu", "Clip", "Where", "Cast", "Not", "And",
     "Or", "Xor", "Min", "Max", "Identity", "Floor", "Ceil", "Round", "LeakyRelu", "Tanh", "Sum",
     "HardSigmoid", "Sigmoid", "Pow", "Sqrt", "BitwiseNot", "Mean", "IsNaN", "Gather", ROUND,
-    *_COMPARES,
+    NARROW, *_COMPARES,
 }  # fmt: skip
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.affine import channel_vector
 from bnncc.report import Layer
@@ -34,7 +34,7 @@ i`` and columns ``b + strides[1] * j``."""
 
 _ALIKE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
-    "bnncc.Sign", LEVELS, ROUND,
+    "bnncc.Sign", LEVELS, ROUND, NARROW,
 }  # fmt: skip
 """Operators that treat all places alike, if their constants do."""
 

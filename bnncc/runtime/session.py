@@ -32,6 +32,9 @@ def stored_as(dtype: np.dtype, wanted: str) -> bool:
     return bool(dtype.kind == kind.kind == "V" and dtype.itemsize == kind.itemsize)
 
 
+_NO_NUMBERS = {"U": "text", "S": "text", "O": "objects", "M": "dates", "m": "times"}
+
+
 def check_tensor(
     info: TensorInfo,
     shape: tuple[int, ...],
@@ -53,6 +56,8 @@ def check_tensor(
     if shape == info.shape and dtype == info.dtype:
         return
     where = f"{source}{what} `{info.name}`"
+    if dtype.kind not in "biufcV":
+        raise InputError(f"{where} holds {_NO_NUMBERS[dtype.kind]}, wanted {info.dtype}")
     if dtype != info.dtype:
         raise InputError(
             f"{where} has dtype {dtype.name}, wanted {info.dtype}",

@@ -84,7 +84,9 @@ def store_halves(physical: Graph, model: Graph, target: TargetSpec) -> None:
     """
     if target.kind != "cuda":
         return
-    rounded = {name for name, slack in coarseness(model).items() if slack == COARSE[KIND]}
+    rounded = {
+        name for name, slack in coarseness(model, computed=False).items() if slack == COARSE[KIND]
+    }
     rounded |= {n.inputs[0] for n in model.nodes if n.op == ROUND and n.attrs["to"] == KIND}
     halves = {
         name

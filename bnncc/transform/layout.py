@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.infer import BROADCAST, COMPARE, UNARY, infer_into
 from bnncc.transform.rewrite import Result, Walk, walk
 
-_ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND}
+_ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND, NARROW}
 _SEVERAL = BROADCAST | COMPARE | {"Where"}
 _REDUCE = {f"Reduce{k}" for k in ("Max", "Mean", "Min", "Prod", "L1", "L2", "Sum", "SumSquare")}
 

@@ -169,7 +169,12 @@ def _compared(
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
     relaxed, settled = sign_zero != "exact", dict(feeds)
     while True:
-        run = _Run(physical, forms, {name: wanted[name] for name in tensors}, coarseness(model))
+        run = _Run(
+            physical,
+            forms,
+            {name: wanted[name] for name in tensors},
+            coarseness(model, computed=False),
+        )
         run.go(feeds, compute)
         if relaxed and run.unheld:
             return None  # all behind them differs

@@ -18,7 +18,7 @@ import numpy as np
 from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.magnitude import NORMAL
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, integer_range
@@ -233,6 +233,7 @@ def _onward(node: Node, data: str, ways: tuple[_Way, ...], graph: Graph) -> tupl
         "Max",
         "Min",
         ROUND,
+        NARROW,
     ):
         return ways if graph.types[node.outputs[0]].dtype[0] == "f" else ()
     if node.op in _ROUNDING:  # by at most a half: good enough for ranges

@@ -97,13 +97,16 @@ def test_targets(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
-    err = fails(capsys, 1, "targets", "x86-64-v33")
+    err = fails(capsys, 2, "targets", "x86-64-v33")
     assert err == (
         "error: unknown target `x86-64-v33`\n\n"
         "hint: did you mean `x86-64-v3`? `bnncc targets` lists all\n"
     )
     model = ROOT / "examples/digits/digits.onnx"
-    assert "unknown target `arm65`" in fails(capsys, 1, "compile", model, "--target", "arm65")
+    assert "unknown target `arm65`" in fails(capsys, 2, "compile", model, "--target", "arm65")
+    err = fails(capsys, 2, "targets", "cuda-sm70")
+    assert "hint: GPUs are cuda, cuda-sm75, " in err
+    assert "did you mean" not in err
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,10 @@ def test_bad_paths(
     assert "none.onnx: cannot be read: No such file" in fails(capsys, 2, "compile", "none.onnx")
     assert "none.onnx: cannot be read" in fails(capsys, 2, "explain", "none.onnx")
     assert "cannot be read: Is a directory" in fails(capsys, 2, "compile", tmp_path)
-    assert "none.bnncc: cannot be read" in fails(capsys, 1, "bench", "none.bnncc")
+    read_and_written = ("--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    for verb in (("bench",), ("explain",), ("verify", model), ("deploy", "--rpc", "here:1")):
+        assert "none.bnncc: cannot be read" in fails(capsys, 2, *verb, "none.bnncc")
+    assert "none.bnncc: cannot be read" in fails(capsys, 2, "run", "none.bnncc", *read_and_written)
     err = fails(capsys, 2, "compile", model, "-o", "no/where.bnncc")
     assert "folder no does not exist" in err
     assert "is a folder" in fails(capsys, 2, "compile", model, "-o", tmp_path)
@@ -181,6 +187,10 @@ def test_only_files_are_written(path: Path, capsys: pytest.CaptureFixture[str]) 
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is no number from 0"),
         (("tune", "tiny.bnncc", "--lock", "nowhere/lock"), "nowhere/lock: folder nowhere does not"),
         (("compile", "m.onnx", "--input-uint8", "x:1,0"), "a scale of 0 leaves nothing"),
+        (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
+        (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, a folder is wanted"),
+        (("tune", "tiny.bnncc", "--records", "tiny.bnncc"), "a folder of records is wanted"),
+        (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is no number from 0"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_done(
@@ -226,6 +236,8 @@ def test_run_refuses_bad_arrays(path: Path, capsys: pytest.CaptureFixture[str]) 
     run("not an intact .npz file", data=b"")
     run("not an intact .npz file", data=b"x" * 100)
     run("not an intact .npz file", data=good[: len(good) // 2])
+    run("not an intact .npz file", data=good[30:])
+    run("input `y` holds text, wanted float32", **{"x/in:0": x, "y": np.array("abc")})
     middle = good.index(b"NUMPY")
     run("", data=good[:middle] + b"X" + good[middle + 1 :])
     run("", data=good[: middle + 100] + b"\xff" + good[middle + 101 :])
@@ -248,8 +260,8 @@ def test_run_refuses_bad_arrays(path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_missing_arrays_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    err = fails(capsys, 1, "run", path, "--input", "none.npz", "--output", "out.npz")
-    assert "none.npz: cannot be read as .npz: No such file" in err
+    err = fails(capsys, 2, "run", path, "--input", "none.npz", "--output", "out.npz")
+    assert "none.npz: cannot be read: No such file" in err
 
 
 def test_damaged_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,6 +357,8 @@ def test_interrupt(path: Path) -> None:
         ("input:0:7", ("input:0", (7,))),
         ("x:batchx3x8x8", ("x", ("batch", 3, 8, 8))),
         ("x:max_nx3", ("x", ("max_n", 3))),
+        ("x:NxCx8xW", ("x", ("N", "C", 8, "W"))),
+        ("x:batch,maximum", ("x", ("batch", "maximum"))),
     ],
 )
 def test_input_shapes(text: str, wanted: object) -> None:

@@ -459,3 +459,17 @@ def test_kernels_of_tvm_find_the_headers_of_their_types(given: str, made: str) -
 def test_a_header_that_is_missing_is_named() -> None:
     with pytest.raises(TargetError, match=r"needs nowhere\.h of CUDA 13, which is not installed"):
         nvrtc.cubin("#include <nowhere.h>", "sm_80")
+
+
+def test_a_rule_of_tvm_that_fails_is_passed_over() -> None:
+    """TVM's rule for products with a vector cannot place a number that is multiplied as well."""
+    body = (
+        "h = Constant<value_float = 0.5>() p = Constant<value_ints = [1, 2, 4, 8]>() "
+        "k = Constant<value_ints = [1]>() g = MatMul(x, w) s = Sign(g) v = Mul(s, h) "
+        "i = Cast<to = 7>(v) q = Mul(i, p) y = ReduceSum<keepdims = 0>(q, k)"
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[4, 4] x, float[4, 4] w) => '
+        f"(int64[N] y) {{ {body} }}"
+    )
+    assert bnncc.compile(model, target="cuda-sm80").report["kernels"]

@@ -195,6 +195,11 @@ HOSTILE = {
         ShapeError,
         r"input has 8 channels, weight \[4, 7, 3, 3\] with group 1 wants 7",
     ),
+    "no channels": (
+        [helper.make_node("Conv", ["x", "none"], ["y"], "conv1")],
+        ShapeError,
+        r"weight has shape \[4, 0, 3, 3\], sizes of 1 or more are wanted",
+    ),
     "nan": (
         [helper.make_node("Conv", ["x", "nan"], ["y"], "conv1")],
         ModelError,
@@ -241,6 +246,19 @@ HOSTILE = {
         ShapeError,
         "kernel spans 9, larger than the padded input of 6",
     ),
+    "index": (
+        [
+            helper.make_node("ConstantOfShape", ["one"], ["zero"]),  # of float32, if not told
+            helper.make_node("Slice", ["x", "zero", "one"], ["y"], "s"),
+        ],
+        ModelError,
+        "Slice `s`: `starts` has type float32, int64 is wanted",
+    ),
+    "condition": (
+        [helper.make_node("Where", ["x", "x", "x"], ["y"], "c")],
+        ModelError,
+        "Where `c`: `condition` has type float32, bool is wanted",
+    ),
     "newer": (
         [helper.make_node("Gelu", ["x"], ["y"], "g")],
         UnsupportedOp,
@@ -255,8 +273,10 @@ def test_broken_models_are_refused(name: str) -> None:
     weights = {
         "w": W,
         "bad": np.ones((4, 7, 3, 3), np.float32),
+        "none": np.ones((4, 0, 3, 3), np.float32),
         "nan": W * np.float32("nan"),
         "huge": ints(1 << 40),
+        "one": ints(1),
     }
     with pytest.raises(kind, match=text):
         load(model(nodes, x=(1, 8, 6, 6), weights=weights))

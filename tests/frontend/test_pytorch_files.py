@@ -16,6 +16,7 @@ import pytest
 import bnncc
 from bnncc.cli import main as cli
 from bnncc.errors import BnnccError
+from bnncc.files import npz_bytes
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.runtime.compare import agree
@@ -213,6 +214,7 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "compressed": (_compressed, "compressed"),
     "too-large": (_overlapping, "more bytes than the file"),
     "other-zip": (lambda: files.packed({"word/document.xml": b""}), "not of an exported"),
+    "flat-zip": (lambda: npz_bytes({"a": np.zeros(1)}), "'a.npy' lies in no folder"),
     "outside": (lambda: _with(**{"..__evil": b""}), "not a plain path"),
     "schema": (
         lambda: files.edited("perceptron", lambda m: m["schema_version"].update(major=99)),

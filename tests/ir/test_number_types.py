@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -149,3 +151,105 @@ def test_a_transpose_moves_behind_what_is_rounded(dtype: str) -> None:
     want = next(iter(evaluate(load(model), {"x": x}).values()))
     assert made.dtype == want.dtype
     np.testing.assert_allclose(made.astype("f"), want.astype("f"), rtol=2.0**-6)
+
+
+EDGES = np.array([
+    0, 1e-9, 2.9e-8, 2.0**-25, 3 * 2.0**-25, 2.0**-24, 5.97e-8, 6.1e-5, 2.0**-14, 0.1, 1 / 3, 1,
+    1 + 2.0**-11, 1 + 3 * 2.0**-11, 1.0001, 2049, 2051, 65504, 65519.99, 65520, 70000, 3.4028235e38,
+    1e-40, 2.0**-134, 3 * 2.0**-134, 1.17549435e-38, np.inf,
+], np.float32)  # fmt: skip
+"""Numbers beside what types of half precision round at, tell from 0, and hold at most."""
+
+
+def there_and_back(body: str, dtype: str, shape: tuple[int, ...] | None = None) -> onnx.ModelProto:
+    """Return a float32 network of `x`, and of `n`: `x` cast to `dtype` and back."""
+    code = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
+    given = ",".join(map(str, shape or (2 * EDGES.size,)))
+    return onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> g (float[{given}] x) => ({body.split(":")[0]}) '
+        f"{{ h = Cast<to = {code}>(x) n = Cast<to = 1>(h) {body.split(':')[1]} }}"
+    )
+
+
+BOTH = np.concatenate([EDGES, -EDGES])
+TARGETS = ["native", "x86-64-v2"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_cast_to_half_precision_and_back_rounds(dtype: str, target: str) -> None:
+    """Exactly: with infinities, denormal numbers, and signs that see what became 0."""
+    body = "float[N] n, float[N] s, bool[N] g: s = Sign(n) c = Constant<value_float = 0.1>() "
+    model = there_and_back(body + "g = Greater(n, c)", dtype)
+    made = compile_model(model, CompileOptions(threads=1, target=target)).run({"x": BOTH})
+    with np.errstate(over="ignore"):
+        want = BOTH.astype(np.float16 if dtype == "float16" else ml_dtypes.bfloat16).astype("f")
+    assert np.array_equal(made["n"].view(np.uint32), want.view(np.uint32))
+    assert np.array_equal(made["s"], np.sign(want))
+    assert np.array_equal(made["g"], want > np.float32(0.1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_residue_of_rounding_does_not_cancel(dtype: str) -> None:
+    model = there_and_back("float[N] y, float[N] z: y = Sub(x, n) z = Sub(n, x)", dtype)
+    x = np.linspace(0.1, 7.3, BOTH.size, dtype=np.float32)
+    made = compile_model(model, CompileOptions(threads=1)).run({"x": x})
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    assert np.array_equal(made["y"], x - x.astype(kind).astype("f"))
+    assert np.array_equal(made["z"], -made["y"])
+
+
+def test_what_a_binary_layer_gives_is_rounded_before_a_sign() -> None:
+    """Of sums that are multiples of 2**-26, all that float16 has 0 for are 0."""
+    g = Network()
+    sums = g("Mul", g.layer(where(g, "x"), signs(g.rng, 8, 16, 1, 1)), 2.0**-26)
+    back = g.cast(g.cast(sums, TensorProto.FLOAT16))
+    model = g.model(g.layer(g("Sign", back), np.ones((8, 8, 1, 1))), SHAPE)
+    x = inputs("float32")
+    check(model, ["binary"] * 2, x, near=0)
+    value = next(iter(evaluate(load(model), {"x": x}).values()))
+    assert (value % 2 != 0).any()  # of eight signs, some of them 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_levels_that_a_cast_rounds_are_what_they_became(dtype: str) -> None:
+    """Thirds are evenly spaced, and are not once they are rounded: no sums of integers."""
+    g = Network()
+    levels = g("Div", g("Round", g("Clip", g("Mul", "x", 3.0), 0.0, 3.0)), 3.0)
+    code = TensorProto.FLOAT16 if dtype == "float16" else TensorProto.BFLOAT16
+    back = g.cast(g.cast(levels, code))
+    model = g.model(g.layer(back, signs(g.rng, 8, 16, 3, 3)), SHAPE)
+    check(model, ["float"], inputs("float32"), near=1e-6)
+
+
+def test_moves_between_the_casts_keep_what_was_rounded() -> None:
+    body = "float[54,1] z: t = Unsqueeze(h, a) u = Neg(t) z = Cast<to = 1>(u)"
+    model = there_and_back(body.replace("t =", "a = Constant<value_ints = [1]>() t ="), "float16")
+    made = next(iter(compile_model(model, CompileOptions(threads=1)).run({"x": BOTH}).values()))
+    with np.errstate(over="ignore"):
+        assert np.array_equal(made[:, 0], -BOTH.astype(np.float16).astype("f"))
+
+
+def test_half_precision_that_computes_is_as_near_as_its_type_says() -> None:
+    """The sum is float16's, so all of it is compared as float16 is: nothing rounds one Cast."""
+    model = there_and_back("float[N] y: d = Add(h, h) y = Cast<to = 1>(d)", "float16")
+    graph = load(model)
+    assert "bnncc.Narrow" not in {node.op for node in graph.nodes}
+    assert "bnncc.Round" in {node.op for node in graph.nodes}
+
+
+@pytest.mark.parametrize(("there", "back"), [("FLOAT", "DOUBLE"), ("DOUBLE", "FLOAT")])
+def test_casts_between_single_and_double(there: str, back: str) -> None:
+    """To float32 and back rounds a float64; to float64 and back is nothing."""
+    codes = {"FLOAT": ("float", 1, "f4"), "DOUBLE": ("double", 11, "f8")}
+    text, code, kind = codes[back]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> '
+        f"g ({text}[54] x) => ({text}[54] y, {text}[54] s) "
+        f"{{ h = Cast<to = {codes[there][1]}>(x) y = Cast<to = {code}>(h) s = Sign(y) }}"
+    )
+    x = (BOTH.astype("f8") / 3).astype(kind) if back == "DOUBLE" else BOTH
+    made = compile_model(model, CompileOptions(threads=1)).run({"x": x})
+    want = x.astype(codes[there][2]).astype(kind)
+    assert np.array_equal(made["y"], want)
+    assert np.array_equal(made["s"], np.sign(want))

@@ -197,3 +197,27 @@ def test_it_runs_on_an_emulated_gpu(kind: str, first: str, tensors: str, tmp_pat
     done = on_emulated_gpu(script, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "verdict  right" in done.stdout
+
+
+CASTS = """
+import ml_dtypes, numpy, onnx.parser
+import bnncc
+from tests.ir.test_number_types import BOTH, there_and_back
+for dtype in ("float16", "bfloat16"):
+    made = bnncc.compile(there_and_back("float[N] n: ", dtype), target="cuda-sm80")
+    want = BOTH.astype(getattr(ml_dtypes, dtype, "f2")).astype("f")
+    got = made.run({"x": BOTH})["n"]
+    assert numpy.array_equal(got.view("u4"), want.view("u4")), (got, want)
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+def test_casts_to_half_precision_round_on_an_emulated_gpu(tmp_path: Path) -> None:
+    done = on_emulated_gpu(CASTS, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_network_that_casts_there_and_back_keeps_its_tensors() -> None:
+    body = "h = Cast<to = 10>(x) f = Cast<to = 1>(h) " + NET.replace("(x, w)", "(f, w)")
+    types = {t for made in kinds(lowered(model(body + TAIL)).physical).values() for t in made}
+    assert types == {"float32", "uint32"}

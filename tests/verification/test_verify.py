@@ -465,3 +465,36 @@ def test_inputs_that_are_not_finite_are_no_verdict() -> None:
     x[0, 0] = np.nan
     with pytest.raises(InputError, match="input `x` holds values that are not finite"):
         verify.verify(net, compile_model(net, CompileOptions()), {"x": x})
+
+
+def parsed(body: str, ir: int = 9) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : 17]> g {body}')
+
+
+def test_onnx_runtime_is_no_judge_of_what_the_specification_says_otherwise() -> None:
+    """It takes the sign of the low half of an int64."""
+    proto = parsed("(int64[4] x) => (int64[4] y) { y = Sign(x) }")
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    x = np.array([2**31, 2**32 - 5, 3, -3_000_000_000])
+    result = verify.verify(proto, artifact, {"x": x})
+    assert result["right"]
+    assert "onnxruntime" in result["note"]
+    assert "differs from the specification at `y`" in result["note"]
+    assert artifact.run({"x": x})["y"].tolist() == [1, 1, 1, -1]
+
+
+def test_two_runtimes_that_agree_are_not_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = parsed("(float[2, 4] x) => (float[2, 4] y) { y = Sign(x) }")
+    artifact = compile_model(proto, CompileOptions(threads=1))
+    run = type(artifact).run
+    monkeypatch.setattr(
+        type(artifact), "run", lambda a, feeds: {k: -v for k, v in run(a, feeds).items()}
+    )
+    assert not verify.verify(proto, artifact)["right"]
+
+
+def test_onnx_runtime_judges_files_of_newer_versions() -> None:
+    proto = parsed("(float[2, 4] x) => (float[2, 4] y) { y = Tanh(x) }", ir=onnx.IR_VERSION)
+    result = verify.verify(proto, compile_model(proto, CompileOptions(threads=1)))
+    assert result["reference"].startswith("onnxruntime")
+    assert result["right"]

@@ -134,6 +134,11 @@ class Archive:
             raise ModelError(f"the archive has {len(infos)} entries, at most {MAX_ENTRIES}")
         if not infos:
             raise ModelError("the archive is empty")
+        if "/" not in infos[0].filename.strip("/"):
+            raise ModelError(
+                f"no exported program: archive entry {infos[0].filename[:60]!r} lies in no folder",
+                hint=f"export one {EXPORT}",
+            )
         self._root = infos[0].filename.partition("/")[0] + "/"
         found: dict[str, zipfile.ZipInfo] = {}
         total = 0

@@ -126,7 +126,9 @@ class Converter:
             [onnx.ValueInfoProto(name=name) for name in outputs],
             [numpy_helper.from_array(v, k) for k, v in self.initializers.items() if k in used],
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10
+        )
 
     def _check_known(self, calls: list[Call]) -> None:
         """Name every unsupported operator at once."""
