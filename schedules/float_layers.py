@@ -6,9 +6,12 @@ kernels with a ring of rows are written as tiles already (`templates`), and sche
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import MAX
 from bnncc.schedules.intrin_x86 import DOT_ADD
 from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
@@ -98,7 +101,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         pair = PAIRS.get(spec.packed, quantized.pair)
         for _, ranges in quantized.ranges:
             for name, _ in ranges:
-                channel_tiles.sums(sch, name, pair, order="kwo")
+                _sums(sch, name, pair, order="kwo")
         _pooled(sch, quantized.rows)
         if pair.source:
             sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
@@ -108,7 +111,8 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     unroll = point["unroll"] if written.depth % point["unroll"] == 0 else 1
     for group, ranges in written.ranges:
         for name, _ in ranges:
-            channel_tiles.sums(sch, name, written.pair(group), bool(point["kw_inside"]), unroll)
+            pair, inside = written.pair(group), bool(point["kw_inside"])
+            _sums(sch, name, pair, kw_inside=inside, unroll=unroll)
     _pooled(sch, written.rows)
     return channel_tiles.bounded(sch.mod["main"])
 
@@ -122,7 +126,12 @@ def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
         for name, _ in ranges:
             tiles, columns = sch.get_loops(f"out_{name}")
             sch.reorder(columns, tiles)
-            channel_tiles.sums(sch, name, MAX, order="wko", rolled=rolled)
+            _sums(sch, name, MAX, order="wko", rolled=rolled)
+
+
+def _sums(sch: s_tir.Schedule, name: str, pair: TensorPair, **order: Any) -> None:
+    """Schedule the sums of a range of a template under the tiles that take them."""
+    channel_tiles.sums(sch, f"acc_{name}", pair, sch.get_loops(f"out_{name}")[-1], **order)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
