@@ -116,7 +116,9 @@ def sums(
         body.remove(kw)
     sch.reorder(*([kh, c] if kw_inside else [kh, kw, c]), *body)
     # 5 unroll
-    unrolled(sch, [loop for loop in (*([kw] * (not kw_inside)), *body) if not (rolled and loop is kw)])
+    unrolled(
+        sch, [loop for loop in (*([kw] * (not kw_inside)), *body) if not (rolled and loop is kw)]
+    )
     if rolled:
         sch.annotate(kw, "pragma_loop_partition_hint", 1)
     init = sch.decompose_reduction(block, kh)

@@ -97,6 +97,9 @@ def _tiles(
     *_, column, channel = sch.get_loops("acc")
     vector, lane = sch.split(channel, [None, LANES])
     channel_tiles.in_registers(sch, [column, vector, lane])
+    # 5 parallel: only loops around whole reductions can be
+    if point.get("divide", 0):
+        sch.parallel(sch.fuse(*tile[:3]))
     # 4 tensorize
     at, source = tile[-1], ""
     for name in reversed(names):
@@ -110,19 +113,14 @@ def _tiles(
         sch.reorder(at, vector, column)
         channel_tiles.unrolled(sch, [vector, column])
         channel_tiles.unrolled(sch, sch.get_loops(sch.decompose_reduction(name, at))[-2:])
-    # 5 parallel
     if source:
         sch.annotate(tile[-1], "pragma_import_llvm", source)
-    if point.get("divide", 0):
-        sch.parallel(sch.fuse(*tile[:3]))
     for block in epilogue.blocks(sch):
         epilogue.vectorize(sch, block, spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 
-def _pair(
-    sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec
-) -> TensorPair:
+def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:
     """Return what adds the products of a block of sums."""
     if spec.method in NUMBERS:
         dtype = NUMBERS[spec.method]

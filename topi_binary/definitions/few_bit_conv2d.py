@@ -8,14 +8,16 @@ lower (Horner's rule). Of many pairs, each is a count of its own that is multipl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, int64, under
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import (
     border_class,
@@ -29,8 +31,9 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
 
-CHAINED_PAIRS = 4
-"""Pairs of planes up to which one sum begins with another."""
+CHAINED_PAIRS, CHAINED_TAPS = 4, 12
+"""Pairs of planes up to which one sum begins with another; and how many taps of a kernel row they
+have together, up to which more do: where sums are short, multiplying counts takes its time."""
 
 NUMBERS = {"bytes": "uint8", "pairs": "int16"}
 """Type of a level, in methods with several in a word."""
@@ -75,9 +78,10 @@ def _numbers(
     """Write the sums of products of levels that are numbers, perhaps several in a word."""
     (numbers,), per_word = data, few_bit_data.PER_WORD[spec.form]
     if spec.method == "floats":
-        sums = buffer("sum", (*tiles[:3], tiles[3] * LANES), "float32")
-        return _sum(spec, "sum", sums, tiles, numbers, weight, 0, lambda total, datum, word:
-                    total + datum(0) * word)  # fmt: skip
+        return _sum(
+            spec, "sum", tiles, numbers, weight, 0, lambda total, datum, word:
+            total + datum(0) * word, dtype="float32",
+        )  # fmt: skip
     *outer, words = numbers.shape
     numbers = aliased(numbers, [*outer, words * per_word], NUMBERS[spec.method])
 
@@ -87,8 +91,7 @@ def _numbers(
             total = total + level * signed(word, 32 // per_word, number)
         return total
 
-    sums = buffer("sum", (*tiles[:3], tiles[3] * LANES), "int32")
-    return _sum(spec, "sum", sums, tiles, numbers, weight, 0, product)
+    return _sum(spec, "sum", tiles, numbers, weight, 0, product)
 
 
 def _planes(
@@ -96,48 +99,43 @@ def _planes(
 ) -> Buffer:
     """Write the sums over all pairs of planes."""
     planes, count = spec.weight_bits, len(data)
-    if planes * count > CHAINED_PAIRS:
+    many = planes * count > CHAINED_PAIRS
+    if many and planes * count * spec.kernel[1] > CHAINED_TAPS:
         return _counts(spec, data, weight, tiles)
-    extents = (*tiles[:3], tiles[3] * LANES)
-    pairs = sorted(((i + j, -j) for i in range(planes) for j in range(count)), reverse=True)
+    pairs = sorted(((i + j, j) for i in range(planes) for j in range(count)), reverse=True)
     sums, above = None, 0
-    for number, (significance, place_) in enumerate(pairs):
-        plane = significance + place_
+    for number, (significance, j) in enumerate(pairs):
+        plane = significance - j
         negative = spec.method == "and" and plane == planes - 1
-        before, sums = sums, buffer(f"sum_{number}", extents, "int32")
-        doubled, above = significance < above, significance
-
-        def begin(*i: Expr, before: Buffer = before, doubled: bool = doubled) -> Expr:
-            if before is None:
-                return T.int32(0)
-            return before[i] + before[i] if doubled else before[i]
-
         product = partial(_counted, spec, -1 if negative else 1)
-        _sum(spec, f"sum_{number}", sums, tiles, data[-place_], weight, plane, product, begin)
+        begin = None if sums is None else partial(_times, sums, 1 + (significance < above))
+        sums = _sum(spec, f"sum_{number}", tiles, data[j], weight, plane, product, begin)
+        above = significance
     return sums
+
+
+def _times(sums: Buffer, factor: int, *i: Expr) -> Expr:
+    return sums[i] + sums[i] if factor == 2 else sums[i]
 
 
 def _counts(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Buffer:
     """Write a count for each pair of planes, and their sum."""
-    planes, extents, sums = spec.weight_bits, (*tiles[:3], tiles[3] * LANES), None
+    planes, sums = spec.weight_bits, None
     for number, plane in enumerate(data):
-        counts = buffer(f"count_{number}", (planes, *extents), "int32")
         product = partial(_counted, spec, 1)
-        _sum(spec, f"count_{number}", counts, tiles, plane, weight, None, product)
-        before, sums = sums, buffer(f"sum_{number}", extents, "int32")
-        with T.grid(*_indices(tiles), int64(planes)) as loops, T.sblock(f"sum_{number}"):
-            n, h, w, o, i = T.axis.remap("SSSSR", list(loops))
-            with T.init(), T.vectorized(int64(LANES)) as lane:
-                at = [n, h, w, o * LANES + lane]
-                T.buffer_store(sums, T.int32(0) if before is None else before[tuple(at)], at)
+        counts = _sum(spec, f"count_{number}", tiles, plane, weight, None, product)
+        before, sums = sums, buffer(f"sum_{number}", (*tiles[:3], tiles[3] * LANES), "int32")
+        with T.grid(*map(extent, (*tiles, planes))) as loops, T.sblock(f"sum_{number}"):
+            *vector, i = T.axis.remap("SSSSR", list(loops))
+            with T.init(), _each(vector) as at:
+                T.buffer_store(sums, T.int32(0) if before is None else before[at], at)
             worth = T.shift_left(T.int32(1), T.Cast("int32", i + number))
             if spec.method == "and":
                 worth = T.Select(i == planes - 1, -worth, worth)
-            with T.vectorized(int64(LANES)) as lane:
-                at = [n, h, w, o * LANES + lane]
-                T.buffer_store(sums, sums[tuple(at)] + counts[tuple([i, *at])] * worth, at)
+            with _each(vector) as at:
+                T.buffer_store(sums, sums[at] + counts[(i, *at)] * worth, at)
     return sums
 
 
@@ -150,43 +148,42 @@ def _counted(
 
 
 def _sum(
-    spec: FewBitConv2d, name: str, sums: Buffer, tiles: tuple[Any, ...], data: Buffer,
-    weight: Buffer, plane: int | None, product: Product,
-    begin: Callable[..., Expr] | None = None,
+    spec: FewBitConv2d, name: str, tiles: tuple[Any, ...], data: Buffer, weight: Buffer,
+    plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
+    dtype: str = "int32",
 ) -> Buffer:  # fmt: skip
     """Write the sums over the taps inside the image, of one plane of weights or of each."""
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
     each = () if plane is not None else (planes,)
-    zero = T.float32(0) if spec.method == "floats" else T.int32(0)
-    reduced = (*spec.kernel, words)
-    with T.grid(*_indices((*each, *tiles, *reduced))) as loops, T.sblock(name):
-        axes = list(T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops)))
-        own, (n, h, w, o, kh, kw, c) = axes[: len(each)], axes[len(each) :]
-        with T.init(), T.vectorized(int64(LANES)) as lane:
-            at = [*own, n, h, w, o * LANES + lane]
-            T.buffer_store(sums, begin(*at) if begin else zero, at)
+    sums = buffer(name, (*each, *tiles[:3], tiles[3] * LANES), dtype)
+    extents = (*each, *tiles, *spec.kernel, words)
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
+        *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
+        *_, n, h, w, o = vector
+        with T.init(), _each(vector) as at:
+            T.buffer_store(sums, begin(*at) if begin else tirx.const(0, dtype), at)
         there = place(spec, h, w, kh, kw)
-        row = (o * planes + (own[0] if own else plane)) * spec.kernel[0] + kh
-        first = (row * spec.kernel[1] + kw) * words + c
-        if spec.depthwise:
-            channel = o * LANES
-        else:
-            per_out = spec.out_channels // spec.groups
-            group = o * LANES // per_out * words if spec.groups > 1 else 0
-            channel = (group + c) * (few_bit_data.PER_WORD.get(spec.form, 1))
-        with under(*tests_inside(spec, n, h, w, o, kh, kw)):
-            with T.serial(int64(LANES)) as loop, T.sblock(f"product_{name}"):
-                lane = T.axis.spatial(int64(LANES), loop)
-                at = [*own, n, h, w, o * LANES + lane]
+        row = (o * planes + (vector[0] if plane is None else plane)) * spec.kernel[0] + kh
+        first = ((row * spec.kernel[1] + kw) * words + c) * LANES
+        group = o * LANES // (spec.out_channels // spec.groups) * words if spec.groups > 1 else 0
+        channel = (group + c) * few_bit_data.PER_WORD.get(spec.form, 1)
+        channel = o * LANES if spec.depthwise else channel
+        loop = T.serial(int64(LANES))
+        with under(*tests_inside(spec, n, h, w, o, kh, kw)), loop as i, T.sblock(f"product_{name}"):
+            lane = T.axis.spatial(int64(LANES), i)
 
-                def datum(number: Expr) -> Expr:
-                    one = channel + (lane if spec.depthwise else number)
-                    return data[tuple(pixel(spec, n, *there, one))]
+            def datum(number: Expr) -> Expr:
+                one = channel + (lane if spec.depthwise else number)
+                return data[tuple(pixel(spec, n, *there, one))]
 
-                word = weight[first * LANES + lane]
-                T.buffer_store(sums, product(sums[tuple(at)], datum, word), at)
+            at = (*vector[:-1], o * LANES + lane)
+            T.buffer_store(sums, product(sums[at], datum, weight[first + lane]), list(at))
     return sums
 
 
-def _indices(extents: Sequence[Any]) -> list[Any]:
-    return [int64(e) if isinstance(e, int) else e for e in extents]
+@contextmanager
+def _each(vector: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
+    """Go through the lanes of a vector."""
+    *outer, o = vector
+    with T.vectorized(int64(LANES)) as lane:
+        yield (*outer, o * LANES + lane)
