@@ -31,7 +31,7 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
 
-CHAINED_PAIRS, CHAINED_TAPS = 4, 12
+CHAINED_PAIRS, CHAINED_TAPS = 4, 15
 """Pairs of planes up to which one sum begins with another; and how many taps of a kernel row they
 have together, up to which more do: where sums are short, multiplying counts takes its time."""
 
