@@ -4,7 +4,8 @@ The output is cut into ranges of columns (`window.segments`: tiles of equal widt
 and of vectors of channels (`groups`). Range i has the block ``acc_i``, a reduction over the taps
 inside the image for one vector of channels of one pixel, in which ``product_i`` is a loop over
 lanes; and ``out_i``, which takes the sums of a tile further. Both are written for single tiles, in
-any order: `schedules.channel_tiles` says how they run.
+any order: `schedules.channel_tiles` says how they run. They are the tiles of kernels with a ring of
+rows, which are templates for its sake (`line_buffer`) and tested against `definitions.conv2d`.
 """
 
 from __future__ import annotations
