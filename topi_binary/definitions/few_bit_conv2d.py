@@ -135,7 +135,8 @@ def _counts(
             if spec.method == "and":
                 worth = T.Select(i == planes - 1, -worth, worth)
             with _each(vector) as at:
-                T.buffer_store(sums, sums[at] + counts[(i, *at)] * worth, at)
+                counted = counts[tuple([i, *at])]
+                T.buffer_store(sums, sums[at] + counted * worth, at)
     return sums
 
 
