@@ -6,14 +6,18 @@ Each vector of weights is loaded once for a tile, each datum is broadcast from m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from bnncc.schedules import epilogue, ranges
 from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.window import Segment
+from bnncc.topi_binary.layout import LANES
 
 _REDUCED = 2
 """Kind of an axis of a block that is reduced."""
@@ -22,39 +26,61 @@ _TAPS = "bnncc.taps"
 """Marks loops over the taps of a window, with which axis of a reduction they are."""
 
 
-def outer(
-    sch: s_tir.Schedule, names: Sequence[str], order: str, shared: int, parallel: bool
-) -> None:
-    """Order the loops over the tiles of some ranges, and go through them together.
+def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the columns and the vectors of channels of a range: the first, and how many."""
+    vectors = group.first, group.count * len(group.lanes)
+    return (segment.start, segment.width * segment.tiles), vectors
+
+
+def tiles(
+    func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
+    order: str,
+) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
+    """Schedule the loops over the tiles of a range.
 
     Parameters
     ----------
-    sch : Schedule
-        Of the function.
-    names : sequence of str
-        What the names of the ranges' blocks end with.
+    func : tirx.PrimFunc
+        A definition with an epilogue.
+    cut : mapping of str to Bounds
+        The parts of the blocks before the epilogue, see `ranges.part`.
+    group, segment : Group, Segment
+        Which vectors of channels, and which columns.
     order : str
         The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
-    shared : int
-        How many of them the ranges have in common.
-    parallel : bool
-        Whether threads share these.
+
+    Returns
+    -------
+    sch : Schedule
+        Of that part, in which the loops over vectors and columns of a tile are unrolled.
+    loops : list
+        Those over tiles, from the outside in.
     """
-    inner = []
-    for name in names:
-        loops = dict(zip("nhow", sch.get_loops(f"out_{name}"), strict=True))
-        if order != "nhow":
-            sch.reorder(*(loops[axis] for axis in order))
-        inner.append(loops[order[shared - 1]])
-    if len(inner) > 1:
-        sch.merge(*inner)
-    if parallel:
-        sch.parallel(sch.fuse(*sch.get_loops(f"out_{names[0]}")[:shared]))
+    columns, _ = axes(group, segment)
+    rest = group.lanes[-1] < LANES
+    out: dict[str, ranges.Bounds] = {}
+    if full := len(group.lanes) - rest:
+        out[epilogue.BLOCKS[0]] = {2: columns, 3: (group.first, group.count * full)}
+    if rest:
+        out[epilogue.BLOCKS[1]] = {2: columns}
+    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}))
+    merged = []
+    for name in out:
+        n, h, w, o = sch.get_loops(name)
+        tile, column = sch.split(w, [segment.tiles, segment.width])
+        outer, vector = sch.split(o, [group.count, None])
+        outside = {"n": n, "h": h, "o": outer, "w": tile}
+        sch.reorder(*(outside[axis] for axis in order), vector, column)
+        unrolled(sch, [vector, column])
+        merged.append(tile)
+    if len(merged) > 1:
+        sch.merge(*merged)
+    return sch, sch.get_loops(next(iter(out)))[:4]
 
 
 def sums(
-    sch: s_tir.Schedule, name: str, pair: TensorPair, kw_inside: bool = True,
-    unroll: int = 1, under: bool = False, order: str = "kow", rolled: bool = False,
+    sch: s_tir.Schedule, name: str, pair: TensorPair, at: Any, kw_inside: bool = True,
+    unroll: int = 1, order: str = "kow", rolled: bool = False,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
 
@@ -63,26 +89,25 @@ def sums(
     sch : Schedule
         Of the function.
     name : str
-        What the names of the blocks end with.
+        Of the block of sums; another one in it, over lanes, has a product.
     pair : TensorPair
         What computes a product.
+    at : LoopRV
+        The loop over tiles that the sums are under.
     kw_inside : bool, default True
         Whether the taps of a row are unrolled inside the loop over words, or outside.
     unroll : int, default 1
         Words in one turn of that loop.
-    under : bool, default False
-        Whether they are under the block that takes them further already, and have their start.
     order : str, default "kow"
         Of what is unrolled, from the outside in: k (taps of a row), o (vectors of channels) and w.
     rolled : bool, default False
         Whether the taps of a row are a loop.
     """
-    acc = sch.get_sblock(f"acc_{name}")
-    if not under:
-        # 3 stage: sums under a tile
-        sch.compute_at(acc, sch.get_loops(f"out_{name}")[-1], preserve_unit_loops=True)
+    # 3 stage: sums under a tile
+    block = sch.get_sblock(name)
+    sch.compute_at(block, at, preserve_unit_loops=True)
     # 2 tile: accumulators inside of the reduction
-    *_, w, o, kh, kw, c = sch.get_loops(acc)
+    *_, w, o, kh, kw, c = sch.get_loops(block)
     body = [{"k": kw, "o": o, "w": w}[axis] for axis in order]
     if unroll > 1:
         c, part = sch.split(c, [None, unroll])
@@ -91,27 +116,29 @@ def sums(
         body.remove(kw)
     sch.reorder(*([kh, c] if kw_inside else [kh, kw, c]), *body)
     # 5 unroll
-    for loop in body if kw_inside else [kw, *body]:
-        if not (rolled and loop is kw):
-            sch.unroll(loop)
+    unrolled(
+        sch, [loop for loop in (*([kw] * (not kw_inside)), *body) if not (rolled and loop is kw)]
+    )
     if rolled:
         sch.annotate(kw, "pragma_loop_partition_hint", 1)
-    if not under:
-        init = sch.decompose_reduction(acc, kh)
-        for loop in sch.get_loops(init)[-3:-1]:
-            sch.unroll(loop)
+    init = sch.decompose_reduction(block, kh)
+    unrolled(sch, sch.get_loops(init)[-2:])
     mark(sch, kh, 0)
     # 4 tensorize
-    if pair.lanes > 1:
-        block = sch.get_sblock(f"product_{name}")
-        sch.tensorize(sch.get_loops(block)[-1], pair.register())
+    for product in sch.get_child_blocks(block):
+        sch.tensorize(sch.get_loops(product)[-1], pair.register())
+
+
+def unrolled(sch: s_tir.Schedule, loops: Iterable[Any]) -> None:
+    """Unroll loops."""
+    for loop in loops:
+        sch.unroll(loop)
 
 
 def in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
     """Unroll loops, and make vectors of the last."""
-    *unrolled, lane = tile
-    for loop in unrolled:
-        sch.unroll(loop)
+    *columns, lane = tile
+    unrolled(sch, columns)
     sch.vectorize(lane)
 
 

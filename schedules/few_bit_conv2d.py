@@ -1,17 +1,32 @@
-"""Few-bit convolutions: register tiles."""
+"""Few-bit convolution and dense layer: a register tile of output columns times channel vectors.
+
+A word of data, a plane of bits or several numbers, meets a vector of weight words of `LANES` output
+channels, and what they count is added to a vector of sums, which an instruction does. Sums of one
+pair of planes begin in the registers of the pair before, so every product costs what a binary one
+does. Taps outside the image are skipped; what they count is among the start values.
+"""
 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules import channel_tiles, epilogue, intrin_x86, multithreading, ranges
 from bnncc.schedules.intrin import TensorPair
-from bnncc.schedules.intrin_x86 import DOT_ADD
+from bnncc.schedules.intrin_portable import (
+    AND_POPCOUNT,
+    DOT_ADD,
+    MULTIPLY_ADD,
+    MULTIPLY_ADD_LANES,
+    XOR_POPCOUNT,
+)
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
-from bnncc.schedules.templates import few_bit_conv2d
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
 from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import FewBitConv2d
 
 MAX_TILE = 14
@@ -45,30 +60,83 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     )
 
 
-def apply(spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+def apply(
+    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
     """Schedule a few-bit convolution or dense layer as `point` says."""
-    # 1 normalise: write the definition in ranges, borders apart from the rest
-    kernel = few_bit_conv2d.Kernel(spec, point["columns"], point["vectors"])
-    sch = s_tir.Schedule(kernel.func)
-    ours = instructions(target).get(few_bit_conv2d.NUMBERS.get(spec.method, ""))
-    for _, ranges in kernel.ranges:
-        names = [name for name, _ in ranges]
-        order = "nhow" if point["rows_outside"] else "nohw"
-        channel_tiles.outer(sch, names, order, 3, bool(point.get("divide", 0)))
-        for name in names:
-            for part, pair in kernel.pairs[name].items():
-                channel_tiles.sums(sch, part, ours or pair, under=spec.form == "planes")
-    if ours is not None and ours.source:
-        loop, *_ = sch.get_loops(f"out_{names[0]}")
-        sch.annotate(loop, "pragma_import_llvm", ours.source)
-    return multithreading.one_region(channel_tiles.bounded(sch.mod["main"]))
+    flat, vectors = flattened(spec), min(point["vectors"], layout.blocks(spec.out_channels))
+    per_group = flat.out_channels // flat.groups // LANES
+    while flat.groups > 1 and per_group and per_group % vectors:
+        vectors -= 1
+    nests = []
+    for group in groups(flat.out_channels, vectors):
+        parts = [
+            _tiles(func, flat, target, group, segment, point)
+            for segment in segments(flat, point["columns"])
+        ]
+        nests.append(ranges.joined(parts, 1 if point.get("divide", 0) else 3))
+    return multithreading.one_region(ranges.joined(nests, 0))
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels."""
+    # 1 normalise
+    columns, vectors = channel_tiles.axes(group, segment)
+    names = [name for name in ranges.names(func) if name.startswith(("sum", "count"))]
+    first = {name: 2 + name.startswith("count") for name in names}  # counts are of each plane
+    cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
+    cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
+    # 2 tile
+    order = "nhow" if point["rows_outside"] else "nohw"
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order)
+    # 3 stage
+    sch.compute_at("acc", tile[-1], preserve_unit_loops=True)
+    *_, column, channel = sch.get_loops("acc")
+    vector, lane = sch.split(channel, [None, LANES])
+    channel_tiles.in_registers(sch, [column, vector, lane])
+    # 5 parallel: only loops around whole reductions can be
+    if point.get("divide", 0):
+        sch.parallel(sch.fuse(*tile[:3]))
+    # 4 tensorize
+    at, source = tile[-1], ""
+    for name in reversed(names):
+        if sch.get_child_blocks(sch.get_sblock(name)):
+            pair = _pair(sch, name, spec, target)
+            channel_tiles.sums(sch, name, pair, at)
+            at, source = tile[-1], pair.source
+            continue
+        sch.compute_at(name, at, preserve_unit_loops=True)
+        *_, column, vector, at = sch.get_loops(name)
+        sch.reorder(at, vector, column)
+        channel_tiles.unrolled(sch, [vector, column])
+        channel_tiles.unrolled(sch, sch.get_loops(sch.decompose_reduction(name, at))[-2:])
+    if source:
+        sch.annotate(tile[-1], "pragma_import_llvm", source)
+    for block in epilogue.blocks(sch):
+        epilogue.vectorize(sch, block, spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:
+    """Return what adds the products of a block of sums."""
+    if spec.method in NUMBERS:
+        dtype = NUMBERS[spec.method]
+        return instructions(target).get(dtype, DOT_ADD[dtype])
+    if spec.method == "floats":
+        return MULTIPLY_ADD_LANES[LANES] if spec.depthwise else MULTIPLY_ADD
+    (product,) = sch.get_child_blocks(sch.get_sblock(name))
+    subtracted = isinstance(sch.get(product).body.value, tirx.Sub)
+    return XOR_POPCOUNT if spec.method == "xor" else AND_POPCOUNT[-1 if subtracted else 1]
 
 
 def instructions(target: TargetSpec) -> dict[str, TensorPair]:
     """Return what adds several products at once on `target`, by the type of the data."""
     return {
         dtype: pair
-        for (dtype, bits), pair in DOT_ADD.items()
+        for (dtype, bits), pair in intrin_x86.DOT_ADD.items()
         if bits == target.vector_bits and pair.feature in target.features
     }
 

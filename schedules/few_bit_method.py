@@ -7,8 +7,8 @@ from functools import partial
 
 from bnncc.schedules import few_bit_conv2d as tiles
 from bnncc.schedules.multithreading import multiplying
-from bnncc.schedules.templates.few_bit_conv2d import NUMBERS
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
 from bnncc.topi_binary.spec import FewBitConv2d
 
 FEW_BIT = ("auto", "planes")

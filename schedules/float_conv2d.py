@@ -58,41 +58,23 @@ def _tiles(
     point: Point, divided: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
-    vectors, rest = len(group.lanes), group.lanes[-1] < LANES
+    vectors = len(group.lanes)
     lanes = LANES if spec.shared else group.lanes[-1]
     # 1 normalise
-    columns = (segment.start, segment.width * segment.tiles)
+    columns, _ = channel_tiles.axes(group, segment)
     channels = (group.first * LANES, group.count * vectors * lanes)
     cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
-    if vectors > rest:
-        cut["out"] = {2: columns, 3: (group.first, group.count * (vectors - rest))}
-    if rest:
-        cut["out_last"] = {2: columns}
-    sch = s_tir.Schedule(ranges.part(func, cut))
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
-    names = [name for name in epilogue.BLOCKS if name in cut]
-    tiles = []
-    for name in names:
-        n, h, w, o = sch.get_loops(name)
-        tile, column = sch.split(w, [segment.tiles, segment.width])
-        outer, vector = sch.split(o, [group.count, None])
-        outside = {"n": n, "h": h, "o": outer, "w": tile}
-        sch.reorder(*(outside[axis] for axis in order), vector, column)
-        for loop in (vector, column):
-            sch.unroll(loop)
-        tiles.append(tile)
-    if len(names) > 1:
-        sch.merge(*tiles)
+    sch, outer = channel_tiles.tiles(func, cut, group, segment, order)
     # 3 stage
-    outer = sch.get_loops(names[0])[:4]
     sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
     if divided:
         sch.parallel(sch.fuse(*outer[:divided]))
     _sums(sch, spec, (vectors, lanes), point)
-    for name in names:
-        epilogue.vectorize(sch, sch.get_sblock(name), spec.out_channels, target)
+    for block in epilogue.blocks(sch):
+        epilogue.vectorize(sch, block, spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 

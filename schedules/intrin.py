@@ -166,13 +166,6 @@ def stored(kind: str) -> str:
     return "uint8" if base == "bool" else base
 
 
-def signed(value: Expr, bits: int, place: int) -> Expr:
-    """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
-    whole = T.Cast("int32", value)
-    left = T.shift_left(whole, T.int32(32 - bits - place * bits))
-    return T.shift_right(left, T.int32(32 - bits))
-
-
 @dataclass(frozen=True)
 class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.

@@ -9,7 +9,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes, signed
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
+from bnncc.topi_binary.definitions.terms import signed
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any

@@ -7,8 +7,9 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, signed
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
 from bnncc.schedules.intrin_portable import dot_add, popcount
+from bnncc.topi_binary.definitions.terms import signed
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any

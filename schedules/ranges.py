@@ -21,6 +21,12 @@ Bounds = Mapping[int, tuple[int, int]]
 """By the number of a loop: where it begins, and how many turns it has."""
 
 
+def names(func: tirx.PrimFunc) -> list[str]:
+    """Return the names of the blocks of a definition, in order."""
+    nests = map(_opened, _statements(func.body.block.body))
+    return [inner.block.name_hint for loops, inner in nests if loops]
+
+
 def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
     """Return a definition for a range of its output.
 

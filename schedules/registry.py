@@ -67,7 +67,7 @@ _ROWS = {
         apply="bit_layers:elementwise", gpu="cuda.plain:elementwise",
     ),
     FewBitConv2d: Row(
-        "few_bit_conv2d:apply", "few_bit_conv2d:space", rate="multithreading:levels",
+        space="few_bit_conv2d:space", apply="few_bit_conv2d:apply", rate="multithreading:levels",
         gpu="cuda.plain:few_bit_conv2d",
     ),
     ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),

@@ -83,6 +83,7 @@ BINARY: list[Spec] = [
 FEW_BIT: list[Spec] = [
     *(replace(FEW, method=m, starts=m != "and", steps=(AFFINE, Step("store")))
       for m in ("and", "xor", "bytes", "pairs", "floats")),
+    replace(FEW, data_bits=3, weight_bits=3, steps=(AFFINE, Step("store"))),  # as counts
     replace(FEW, doubled=True, starts=True, pads=UNEVEN, strides=(2, 1), steps=(levels("acc"),)),
     FewBitConv2d("n", 1, 1, 75, 37, (1, 1), rank=2, method="bytes", steps=(AFFINE, Step("store"))),
     FewBitConv2d(1, 5, 5, 18, 18, (3, 3), pads=ONE, groups=18, method="floats",

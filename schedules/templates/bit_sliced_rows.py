@@ -1,4 +1,7 @@
-"""Rows of data for convolutions in bit slices: a ring of padded rows, turned within groups."""
+"""Rows of data for convolutions in bit slices: a ring of padded rows, turned within groups.
+
+They are part of the template `bit_sliced`, whose definition is `definitions.binary_conv2d`.
+"""
 
 from __future__ import annotations
 

@@ -4,14 +4,15 @@ The output is cut into ranges of columns (`window.segments`: tiles of equal widt
 and of vectors of channels (`groups`). Range i has the block ``acc_i``, a reduction over the taps
 inside the image for one vector of channels of one pixel, in which ``product_i`` is a loop over
 lanes; and ``out_i``, which takes the sums of a tile further. Both are written for single tiles, in
-any order: `schedules.channel_tiles` says how they run.
+any order: `schedules.channel_tiles` says how they run. They are the tiles of kernels with a ring of
+rows, which are templates for its sake (`line_buffer`) and tested against `definitions.conv2d`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tvm import tirx
@@ -23,7 +24,6 @@ from bnncc.schedules.templates.kernel import Buffer, Expr
 from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
 from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.signature import aliased
 
 
 @dataclass(frozen=True)
@@ -103,26 +103,19 @@ class Range:
         The columns.
     group : Group
         The vectors.
-    image : tuple of Expr, default ()
-        Extents of the loops over images and rows.
-    at : tuple of Expr, default ()
-        Without them: image and row, perhaps the first vector, perhaps also the first column, where
-        other loops are at.
+    at : tuple of Expr
+        Image and row, perhaps the first vector, where other loops are at.
     """
 
     name: str
     segment: Segment
     group: Group
-    image: tuple[Expr, ...] = ()
-    at: tuple[Expr, ...] = ()
+    at: tuple[Expr, ...]
 
     @property
     def tiles(self) -> list[Expr]:
-        """Extents of the loops over tiles: images, rows, tiles of vectors; tiles of columns."""
-        extents = [*self.image, self.group.count, self.segment.tiles][max(0, len(self.at) - 2) :]
-        # Of one type: threads share the product of these extents, and TVM follows no casts.
-        symbolic = bool(self.image) and not isinstance(self.image[0], int)
-        return [T.int64(e) if symbolic and isinstance(e, int) else e for e in extents]
+        """Extents of the loops over tiles: perhaps tiles of vectors; tiles of columns."""
+        return [self.group.count, self.segment.tiles][len(self.at) - 2 :]
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -134,26 +127,12 @@ class Range:
         n, h, *rest = [*self.at, *tile]
         if len(self.at) < 3:
             rest[0] = rest[0] * len(self.group.lanes) + self.group.first
-        if len(self.at) < 4:
-            rest[1] = rest[1] * self.segment.width + self.segment.start
-        return Pixel(n, h, rest[1] + column, rest[0] + vector)
-
-    def within(self, tile: Sequence[Expr], name: str) -> Range:
-        """Return a tile as a range, in the block that has been opened for it."""
-        pixel = self.pixel(tile)
-        return replace(self, name=name, image=(), at=(pixel.n, pixel.h, pixel.block, pixel.w))
-
-    def allocated(self, dtype: str) -> Buffer:
-        """Return a tensor for the sums: tiles, columns, and lanes of the vectors of a tile."""
-        width, vectors = self.cells
-        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
-        IRBuilder.name(f"acc_{self.name}", acc)
-        return acc
+        first = rest[1] * self.segment.width + self.segment.start
+        return Pixel(n, h, first + column, rest[0] + vector)
 
     def sums(
         self, spec: Windowed | None, words: int, product: Callable[..., Product],
         dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
-        acc: Buffer = None,
     ) -> Buffer:  # fmt: skip
         """Write the block ``acc_i``.
 
@@ -169,16 +148,15 @@ class Range:
             Of the sums.
         start : callable, optional
             Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
-        acc : Buffer, optional
-            Sums that are there already, instead.
 
         Returns
         -------
         Buffer
             The sums.
         """
-        begun = acc is not None
-        acc = acc if begun else self.allocated(dtype)
+        width, vectors = self.cells
+        acc = T.sblock_alloc_buffer((*self.tiles, width, vectors * LANES), dtype)
+        IRBuilder.name(f"acc_{self.name}", acc)
         extents = [*self.tiles, *self.cells]
         reduced = *(spec.kernel if spec is not None else (1, 1)), words
         with T.grid(*extents, *reduced) as loops, T.sblock(f"acc_{self.name}"):
@@ -187,12 +165,11 @@ class Range:
             pixel = self.pixel(tile, column, vector)
             total = Window(acc, *tile, column, vector * LANES)
             made = product(pixel, kh, kw, word)
-            T.reads(*([total.region(LANES)] if begun else []), *made.regions())
+            T.reads(*made.regions())
             T.writes(total.region(LANES))
-            if not begun:
-                with T.init(), T.vectorized(0, LANES) as lane:
-                    first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
-                    T.buffer_store(acc, first, list(total.index(lane)))
+            with T.init(), T.vectorized(0, LANES) as lane:
+                first = start(pixel, lane) if start is not None else tirx.const(0, dtype)
+                T.buffer_store(acc, first, list(total.index(lane)))
             with ExitStack() as stack:
                 for test in self._inside(spec, pixel.h, column, kh, kw) if spec is not None else ():
                     stack.enter_context(T.If(test))
@@ -231,8 +208,8 @@ class Range:
         return tests
 
     @contextmanager
-    def each(self, acc: Buffer = None) -> Iterator[tuple[Expr, ...]]:
-        """Open the block ``out_i``, of one tile; its sums are read, if they are another block."""
+    def each(self, acc: Buffer) -> Iterator[tuple[Expr, ...]]:
+        """Open the block ``out_i``, of one tile, which reads its sums."""
         count = len(self.tiles)
         with T.grid(*self.tiles) as loops, T.sblock(f"out_{self.name}"):
             # One loop is a variable, not a list of one.
@@ -240,26 +217,10 @@ class Range:
             tile = tuple(axes) if count > 1 else (axes,)
             columns, vectors = self.cells
             whole = [*tile, slice(0, columns), slice(0, vectors * LANES)]
-            T.reads(*([] if acc is None else [acc[tuple(whole)]]))
+            T.reads(acc[tuple(whole)])
             T.writes()
             yield tile
 
     def vector(self, acc: Buffer, tile: Sequence[Expr], column: int, vector: int) -> Expr:
         """Return the sums of one vector of a tile."""
         return acc[tuple([*tile, column, T.Ramp(vector * LANES, 1, LANES)])]
-
-
-def whole(
-    names: Names, n: Expr, rows: int, outputs: Sequence[Buffer]
-) -> list[tuple[Range, list[Buffer]]]:
-    """Return the ranges of `names` for `rows` rows of `n` images, each with views of `outputs`.
-
-    TVM takes no result from two blocks in one nest. All views are declared before the blocks:
-    nothing may come between loops that threads go through at once.
-    """
-    image = (int(n) if isinstance(n, tirx.IntImm) else n, rows)
-    return [
-        (Range(name, segment, group, image), [aliased(buffer) for buffer in outputs])
-        for group, ranges in names
-        for name, segment in ranges
-    ]

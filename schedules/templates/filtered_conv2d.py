@@ -4,8 +4,9 @@ Per strip of rows: the data are transformed (`filtered_data`), once for all outp
 for each tile of transforms times vectors of output channels and for each point, products are summed
 in registers over kernel rows, parts and channels and put aside; then the inverse transform makes
 the results, which go straight on to the epilogue or the pooling (`line_buffer`). `filtering` says
-what the transforms are. Rings of transformed rows live on from strip to strip, which TVM's
-primitives cannot say; `definitions.conv2d` says the same sums plainly, and is what tests compare.
+what the transforms are. Why a template: the rings of transformed rows, from which a strip takes
+several at once, and sums put aside point by point are the algorithm. `definitions.conv2d` says the
+same sums plainly, and is what tests compare.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ start of a tile (`_Planar`), so that all loads are of neighbours.
 
 Filtered along rows only, each row of the image is transformed once and kept in a ring until no
 kernel row needs it. Filtered both ways, the rows of a strip are transformed downwards, then across.
+This is part of the template `filtered_conv2d`, whose definition is `definitions.conv2d`.
 """
 
 from __future__ import annotations

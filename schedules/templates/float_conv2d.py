@@ -5,8 +5,9 @@ or NCHW, and broadcast against them; of a depthwise layer, lanes load data as a 
 tile of columns x vectors of accumulators stays in registers while the reduction runs outside it,
 and the ring of rows (`line_buffer`) takes the accumulators from there. Taps outside the image are
 skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles at the
-border. The blocks are those of `channel_tiles`. Without pooling, and with other groups, there is no
-ring, and `schedules.float_conv2d` schedules the definition.
+border. The blocks are those of `channel_tiles`. The ring is why this is a template; the definition
+is `definitions.conv2d`, which tests compare. Without pooling, and with other groups, there is none,
+and `schedules.float_conv2d` schedules that.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 A convolution that is pooled keeps its last few rows in a line buffer, a ring of them pooled across
 (`HorizontalMax`), and never stores its whole result: as soon as the rows of a window are there, the
 pooling reads them and does the epilogue. `Rows` is the outer loop of such kernels, with or without
-pooling. The ring is the algorithm: rows live on from one turn of the loop to the next, which TVM's
-primitives cannot say. What such a kernel computes is `definitions.conv2d`, which tests compare.
+pooling. Why a template: windows are pooled across while a tile is in registers, and what reaches
+into the next tile is carried there, which no primitive makes of `definitions.conv2d`, the same sums
+and maxima, which tests compare. With a ring of single columns, which `rolling_buffer` might make,
+first layers take 1.03 to 1.20 times as long with AVX-512; as a convolution and a pooling, each
+scheduled from its definition, 1.04 to 1.24 times.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ are loops over single values, or over blocks of lanes to be tensorized; `binary_
 Bounds: a lookup is at most 4, so a byte takes 63 of them (`MAX_LOOKUPS`: 63 * 4 = 252). Sums of 16
 bits, also of pairs of bytes, are exact modulo 2**16: `fits` admits no more products than that.
 
+Why a template: `definitions.binary_conv2d`, which is the same word by word and what tests compare,
+has no tables, no nibbles and no sums in bytes, and no primitive makes a lookup of a count of bits.
+
 With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
 w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 """

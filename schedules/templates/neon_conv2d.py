@@ -23,6 +23,9 @@ of Armv8.2, counts are added to sums of 32 bits at once.
 Padding with +1 or -1 is in the copied data and costs nothing more. Padding with zeros skips the
 rows outside; columns outside are words of 0, and what they count is subtracted.
 
+Why a template: `definitions.binary_conv2d`, which is the same word by word and what tests compare,
+has no vectors that cross columns and no sums in bytes, and no primitive makes them of its words.
+
 With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
 w) + popcount((d & ~z) ^ w)``: the same loops, over two planes of data.
 """

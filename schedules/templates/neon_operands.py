@@ -1,4 +1,7 @@
-"""What `neon_conv2d` reads: data and weights as vectors of bytes, and what borders count."""
+"""What `neon_conv2d` reads: data and weights as vectors of bytes, and what borders count.
+
+Its head says why these are no blocks of `definitions.binary_conv2d`, which tests compare.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Each row of the image is converted once, into a ring of rows with the padding around them, channels
 last. For each output row, the taps of each pixel are then copied next to each other: so products
-go over whole words, whatever the kernel's width, and no tap lies outside the image.
+go over whole words, whatever the kernel's width, and no tap lies outside the image. This is part of
+the template `quantized_conv2d`, whose definition is `definitions.conv2d`.
 """
 
 from __future__ import annotations

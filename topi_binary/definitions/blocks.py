@@ -55,7 +55,7 @@ def compute(
     Buffer
         `target`.
     """
-    with T.grid(*map(_extent, extents)) as loops, T.sblock(name):
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         axes = _axes("S" * len(extents), loops)
         T.buffer_store(target, value(*axes), list(at(*axes) if at else axes))
     return target
@@ -94,7 +94,7 @@ def accumulate(
         `target`.
     """
     count = len(extents)
-    with T.grid(*map(_extent, [*extents, *reduced])) as loops, T.sblock(name):
+    with T.grid(*map(extent, [*extents, *reduced])) as loops, T.sblock(name):
         axes = _axes("S" * count + "R" * len(reduced), loops)
         here = list(at(*axes[:count]) if at else axes[:count])
         with T.init():
@@ -115,7 +115,8 @@ def under(*tests: Expr | None) -> Iterator[None]:
         yield
 
 
-def _extent(value: Any) -> Any:
+def extent(value: Any) -> Any:
+    """Return the extent of a loop."""
     return int64(value) if isinstance(value, int) else value
 
 

@@ -1,74 +1,190 @@
-"""Few-bit convolution: sums of products of levels with small integers."""
+"""Few-bit convolution: sums of products of levels with small integers.
+
+A sum is taken for `LANES` output channels at a time, as their weights lie: its last loop, over
+those lanes, is a block of its own. Pairs of a plane of data and one of weights take turns from the
+highest significance down, and each sum begins with the one before, twice where the significance is
+lower (Horner's rule). Of many pairs, each is a count of its own that is multiplied by its worth.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.definitions.blocks import Expr, accumulate, buffer, compute
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
-from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
+from bnncc.topi_binary.definitions.taps import (
+    border_class,
+    flattened,
+    pixel,
+    place,
+    tests_inside,
+)
+from bnncc.topi_binary.definitions.terms import signed
 from bnncc.topi_binary.layout import LANES, blocks
-from bnncc.topi_binary.signature import Operator
+from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
+
+CHAINED_PAIRS, CHAINED_TAPS = 4, 15
+"""Pairs of planes up to which one sum begins with another; and how many taps of a kernel row they
+have together, up to which more do: where sums are short, multiplying counts takes its time."""
+
+NUMBERS = {"bytes": "uint8", "pairs": "int16"}
+"""Type of a level, in methods with several in a word."""
+
+Product = Callable[[Expr, Callable[[Expr], Expr], Expr], Expr]
+"""Takes a sum, the numbers of a word of data by their place, and a word of weights; returns the new
+sum."""
 
 
 def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
     """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue."""
+    if (flat := flattened(spec)) is not spec:
+        operator.reshape(spec := flat)
     count = spec.data_tensors
     data, (weight, *params) = operator.inputs[:count], operator.inputs[count:]
     start = params.pop(0) if spec.starts else None
-    words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
-    per_out = spec.out_channels // spec.groups
-    extents = (operator.n, *spec.output_hw, spec.out_channels)
+    tiles = (operator.n, *spec.output_hw, blocks(spec.out_channels))
+    sums = (_planes if spec.form == "planes" else _numbers)(spec, data, weight, tiles)
+    extents = (*tiles[:3], tiles[3] * LANES)
     firsts = [[first for first, _ in few_bit_data.classes(spec, axis)] for axis in (0, 1)]
-    lanes = blocks(spec.out_channels) * LANES
 
-    def step(acc: Expr, *i: Expr) -> Expr:
-        n, h, w, o, kh, kw, c = i
-        there = place(spec, h, w, kh, kw)
-        index = tuple(pixel(spec, n, *clamped(spec, *there), o // per_out * words + c))
-        total: Expr = T.int32(0)
-        for plane in range(planes):
-            row = (o // LANES * planes + plane) * spec.kernel[0] * spec.kernel[1]
-            word = weight[((row + kh * spec.kernel[1] + kw) * words + c) * LANES + o % LANES]
-            total = total + _product(spec, [d[index] for d in data], word, plane)
-        total = total * (1 + spec.doubled)
-        return acc + T.if_then_else(inside(spec, *there), total, T.int32(0))
+    def started(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
+        total = sums[n, h, w, o]
+        if spec.method == "floats":
+            total = T.Cast("int32", total)
+        if spec.doubled:
+            total = total + total
+        if start is None:
+            return total
+        kind = border_class(firsts[0], h) * len(firsts[1]) + border_class(firsts[1], w)
+        begin = start[kind * extents[3] + o]
+        return begin - total if spec.method == "xor" else begin + total
 
-    acc = buffer("acc", extents, "int32")
-    accumulate("acc", acc, extents, (*spec.kernel, words), T.int32(0), step)
-    if start is not None:
-        acc, summed = buffer("started", extents, "int32"), acc
-
-        def started(n: Any, h: Any, w: Any, o: Any) -> Expr:
-            kind = border_class(firsts[0], h) * len(firsts[1]) + border_class(firsts[1], w)
-            return summed[n, h, w, o] + start[kind * lanes + o]
-
-        compute("started", acc, extents, started)
-    epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc)
+    acc = compute("acc", buffer("acc", extents, "int32"), extents, started)
+    pixels = Pixels((*extents[:3], spec.out_channels), spec.rank)
+    epilogue(operator, spec.steps, params, pixels, acc=acc, padded=True)
 
 
-def _product(spec: FewBitConv2d, data: list[Expr], weight: Expr, plane: int) -> Expr:
-    """Return what one word of data and one of a plane of weights count, see `few_bit_data`."""
+def _numbers(
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
+) -> Buffer:
+    """Write the sums of products of levels that are numbers, perhaps several in a word."""
+    (numbers,), per_word = data, few_bit_data.PER_WORD[spec.form]
     if spec.method == "floats":
-        return T.Cast("int32", data[0]) * T.Cast("int32", weight)
-    total: Expr = T.int32(0)
-    if spec.method in ("xor", "and"):
-        last = spec.method == "and" and plane == spec.weight_bits - 1
-        for number, word in enumerate(data):
-            met = word ^ weight if spec.method == "xor" else T.bitwise_and(word, weight)
-            counted = T.Cast("int32", T.popcount(met)) * 2 ** (plane + number)
-            total = total - counted if last or spec.method == "xor" else total + counted
+        return _sum(
+            spec, "sum", tiles, numbers, weight, 0, lambda total, datum, word:
+            total + datum(0) * word, dtype="float32",
+        )  # fmt: skip
+    *outer, words = numbers.shape
+    numbers = aliased(numbers, [*outer, words * per_word], NUMBERS[spec.method])
+
+    def product(total: Expr, datum: Callable[[int], Expr], word: Expr) -> Expr:
+        for number in range(per_word):
+            level = T.Cast("int32", datum(number))
+            total = total + level * signed(word, 32 // per_word, number)
         return total
-    bits = 32 // few_bit_data.PER_WORD[spec.method]
-    whole = T.Cast("int32", weight)
-    for place_ in range(32 // bits):
-        moved = T.shift_right(data[0], T.uint32(place_ * bits))
-        level = T.bitwise_and(moved, tirx.IntImm("uint32", 2**bits - 1))
-        left = T.shift_left(whole, T.int32(32 - bits - place_ * bits))
-        total = total + T.Cast("int32", level) * T.shift_right(left, T.int32(32 - bits))
-    return total
+
+    return _sum(spec, "sum", tiles, numbers, weight, 0, product)
+
+
+def _planes(
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
+) -> Buffer:
+    """Write the sums over all pairs of planes."""
+    planes, count = spec.weight_bits, len(data)
+    many = planes * count > CHAINED_PAIRS
+    if many and planes * count * spec.kernel[1] > CHAINED_TAPS:
+        return _counts(spec, data, weight, tiles)
+    pairs = sorted(((i + j, j) for i in range(planes) for j in range(count)), reverse=True)
+    sums, above = None, 0
+    for number, (significance, j) in enumerate(pairs):
+        plane = significance - j
+        negative = spec.method == "and" and plane == planes - 1
+        product = partial(_counted, spec, -1 if negative else 1)
+        begin = None if sums is None else partial(_times, sums, 1 + (significance < above))
+        sums = _sum(spec, f"sum_{number}", tiles, data[j], weight, plane, product, begin)
+        above = significance
+    return sums
+
+
+def _times(sums: Buffer, factor: int, *i: Expr) -> Expr:
+    return sums[i] + sums[i] if factor == 2 else sums[i]
+
+
+def _counts(
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
+) -> Buffer:
+    """Write a count for each pair of planes, and their sum."""
+    planes, sums = spec.weight_bits, None
+    for number, plane in enumerate(data):
+        product = partial(_counted, spec, 1)
+        counts = _sum(spec, f"count_{number}", tiles, plane, weight, None, product)
+        before, sums = sums, buffer(f"sum_{number}", (*tiles[:3], tiles[3] * LANES), "int32")
+        with T.grid(*map(extent, (*tiles, planes))) as loops, T.sblock(f"sum_{number}"):
+            *vector, i = T.axis.remap("SSSSR", list(loops))
+            with T.init(), _each(vector) as at:
+                T.buffer_store(sums, T.int32(0) if before is None else before[at], at)
+            worth = T.shift_left(T.int32(1), T.Cast("int32", i + number))
+            if spec.method == "and":
+                worth = T.Select(i == planes - 1, -worth, worth)
+            with _each(vector) as at:
+                counted = counts[tuple([i, *at])]
+                T.buffer_store(sums, sums[at] + counted * worth, at)
+    return sums
+
+
+def _counted(
+    spec: FewBitConv2d, sign: int, total: Expr, datum: Callable[[int], Expr], word: Expr
+) -> Expr:
+    met = datum(0) ^ word if spec.method == "xor" else T.bitwise_and(datum(0), word)
+    counted = T.Cast("int32", T.popcount(met))
+    return total + counted if sign > 0 else total - counted
+
+
+def _sum(
+    spec: FewBitConv2d, name: str, tiles: tuple[Any, ...], data: Buffer, weight: Buffer,
+    plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
+    dtype: str = "int32",
+) -> Buffer:  # fmt: skip
+    """Write the sums over the taps inside the image, of one plane of weights or of each."""
+    words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
+    each = () if plane is not None else (planes,)
+    sums = buffer(name, (*each, *tiles[:3], tiles[3] * LANES), dtype)
+    extents = (*each, *tiles, *spec.kernel, words)
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
+        *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
+        *_, n, h, w, o = vector
+        with T.init(), _each(vector) as at:
+            T.buffer_store(sums, begin(*at) if begin else tirx.const(0, dtype), at)
+        there = place(spec, h, w, kh, kw)
+        row = (o * planes + (vector[0] if plane is None else plane)) * spec.kernel[0] + kh
+        first = ((row * spec.kernel[1] + kw) * words + c) * LANES
+        group = o * LANES // (spec.out_channels // spec.groups) * words if spec.groups > 1 else 0
+        channel = (group + c) * few_bit_data.PER_WORD.get(spec.form, 1)
+        channel = o * LANES if spec.depthwise else channel
+        loop = T.serial(int64(LANES))
+        with under(*tests_inside(spec, n, h, w, o, kh, kw)), loop as i, T.sblock(f"product_{name}"):
+            lane = T.axis.spatial(int64(LANES), i)
+
+            def datum(number: Expr) -> Expr:
+                one = channel + (lane if spec.depthwise else number)
+                return data[tuple(pixel(spec, n, *there, one))]
+
+            at = (*vector[:-1], o * LANES + lane)
+            T.buffer_store(sums, product(sums[at], datum, weight[first + lane]), list(at))
+    return sums
+
+
+@contextmanager
+def _each(vector: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
+    """Go through the lanes of a vector."""
+    *outer, o = vector
+    with T.vectorized(int64(LANES)) as lane:
+        yield (*outer, o * LANES + lane)

@@ -39,3 +39,10 @@ SCALAR = Algebra(
     whole=lambda value: T.Cast("int32", value),
     place=_place,
 )
+
+
+def signed(value: Any, bits: int, place: int) -> Any:
+    """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
+    whole = T.Cast("int32", value)
+    left = T.shift_left(whole, T.int32(32 - bits - place * bits))
+    return T.shift_right(left, T.int32(32 - bits))
