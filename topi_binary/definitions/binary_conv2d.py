@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import layout, sliced_data
+from bnncc.topi_binary import borders, layout, sliced_data
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
     accumulate,
+    accumulate_lanes,
     bit_of,
     buffer,
+    compute,
     int64,
 )
 from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
 from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.definitions.taps import border_class, clamped, inside, pixel, place
-from bnncc.topi_binary.definitions.weights import binary_word
+from bnncc.topi_binary.definitions.taps import (
+    border_class,
+    class_start,
+    flattened,
+    leaves_image,
+    pixel,
+    place,
+    taps_outside,
+    tests_inside,
+)
+from bnncc.topi_binary.definitions.weights import binary_word, of_lane
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -28,86 +41,182 @@ from bnncc.topi_binary.step import Step
 
 
 def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
-    """Write ``acc = sum of what a word counts``, see `BinaryConv2d`, and the epilogue."""
-    params = iter(operator.inputs)
-    data = next(params)
-    zero = next(params) if spec.ternary else None
-    weight = next(params)
-    weight_zero = next(params) if spec.weight_zeros else None
-    if spec.per_image and spec.mode == "and":
-        next(params)  # start values: what kernels begin with
-    sliced = spec.weight_order == sliced_data.ORDER
+    """Write ``acc = start + sum of what words count``, see `BinaryConv2d`, and the epilogue.
+
+    Sums start at what taps outside the image count, and go over those inside.
+    """
+    if (flat := flattened(spec)) is not spec:
+        operator.reshape(spec := flat)
     limited = sliced_data.limited(spec)
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
-    per_group, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
-    words = per_group if sliced else layout.words(per_group)
-    pixels = Pixels((operator.n, *spec.output_hw, spec.out_channels), spec.rank)
+    met, params = _operands(operator, counted)
+    if spec.per_image and spec.mode == "and":
+        given = params.pop(0)
+        start: Callable[..., Expr] = lambda n, h, w, o, lane: given[n, o * LANES + lane]
+    else:
+        start = _outside(met)
+    extents = (operator.n, *spec.output_hw, layout.blocks(spec.out_channels))
+    acc = _summed("sum", met, extents, start, met.count)
+    acc = _whole(met, acc, extents)
+    epilogue(
+        operator, spec.steps, params, Pixels((*extents[:3], spec.out_channels), spec.rank),
+        acc=acc, below=_below(spec) if limited else None, padded=True,
+    )  # fmt: skip
 
-    def of_data(plane: Buffer, n: Expr, row: Expr, column: Expr, o: Expr, c: Expr) -> Expr:
-        if sliced:
-            where = pixel(spec, n, row, column, int64(0))[:-1]
-            return T.Cast("uint32", bit_of(plane, where, o // per_out * per_group + c))
-        return plane[tuple(pixel(spec, n, row, column, o // per_out * words + c))]
 
-    def of_weight(plane: Buffer, n: Expr, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
-        if sliced:
-            turn = (c - o % per_group + per_group) % per_group
-            row = (kh * spec.kernel[1] + kw) * per_group + turn
-            total = layout.words(spec.channels)
-            word = T.shift_right(plane[row * total + o // WORD_BITS], T.Cast("uint32", o % 32))
-            return T.bitwise_and(word, T.uint32(1))
+@dataclass(frozen=True)
+class _Operands:
+    """Words of data that meet words of weights, and what is zero in them."""
+
+    spec: BinaryConv2d
+    data: Buffer
+    zero: Buffer | None
+    weight: Buffer
+    weight_zero: Buffer | None
+
+    @property
+    def sliced(self) -> bool:
+        """Whether a word is one bit."""
+        return self.spec.weight_order == sliced_data.ORDER
+
+    @property
+    def depth(self) -> int:
+        """Channels of a group."""
+        return self.spec.channels // self.spec.groups
+
+    @property
+    def words(self) -> int:
+        """Words of a group."""
+        return self.depth if self.sliced else layout.words(self.depth)
+
+    def channel(self, o: Expr, lane: Expr) -> Expr:
+        """Return the output channel in a lane; the last one, where there is none."""
+        channel, last = o * LANES + lane, int64(self.spec.out_channels - 1)
+        return T.min(channel, last) if self.spec.out_channels % LANES else channel
+
+    def word(self, plane: Buffer, *i: Expr) -> Expr:
+        """Return the word of data under a tap, of the group that a channel reads."""
+        n, h, w, o, kh, kw, c, lane = i
+        spec, group = self.spec, int64(0)
+        if spec.groups > 1:
+            per_out = spec.out_channels // spec.groups
+            group = (self.channel(o, lane) if per_out % LANES else o * LANES) // per_out
+        where = pixel(spec, n, *place(spec, h, w, kh, kw), group * self.words + c)
+        if self.sliced:
+            return T.Cast("uint32", bit_of(plane, where[:-1], where[-1]))
+        return plane[tuple(where)]
+
+    def weigh(self, plane: Buffer, *i: Expr) -> Expr:
+        """Return the word of weights that meets it."""
+        spec, (n, _, _, o, kh, kw, c, lane) = self.spec, i
+        number = (kh * spec.kernel[1] + kw) * self.words + c
         if spec.per_image:
-            return plane[n, (o // LANES * words + c) * LANES + o % LANES]
-        return binary_word(spec, plane, o, kh, kw, c)
+            return plane[n, (o * self.words + c) * LANES + lane]
+        if spec.weight_order == "words":
+            run = spec.kernel[0] * spec.kernel[1] * self.words
+            return plane[of_lane(spec.out_channels, run, o, lane, number)]
+        channel = self.channel(o, lane)
+        if not self.sliced:
+            return binary_word(spec, plane, channel, kh, kw, c)
+        turn = (c - channel % self.depth + self.depth) % self.depth
+        row = (number - c + turn) * layout.words(spec.channels)
+        return T.Cast("uint32", bit_of(plane, (), row * WORD_BITS + channel))
 
-    def step(acc: Expr, *i: Expr) -> Expr:
-        n, h, w, o, kh, kw, c = i
-        there = place(spec, h, w, kh, kw)
-        at = clamped(spec, *there)
-        words_of = of_data(data, n, *at, o, c), of_weight(weight, n, o, kh, kw, c)
-        zeros = [of_data(zero, n, *at, o, c)] if zero is not None else []
-        if weight_zero is not None:
-            zeros.append(of_weight(weight_zero, n, o, kh, kw, c))
-        counts = _count(counted, *words_of, zeros)
-        bits = int64(1) if sliced else T.min(int64(WORD_BITS), per_group - c * WORD_BITS)
-        outside = _outside(counted, words_of[1], T.Cast("int32", bits), c)
-        return acc + T.if_then_else(inside(spec, *there), counts, outside)
+    def count(self, *i: Expr) -> Expr:
+        """Return how many bits differ where nothing is zero."""
+        differ = T.bitwise_xor(self.word(self.data, *i), self.weigh(self.weight, *i))
+        if self.spec.mode == "xor" and (self.zero is not None or self.weight_zero is not None):
+            differ = T.bitwise_and(differ, T.bitwise_not(self._zero(*i)))
+        return _ones(differ)
 
-    acc = buffer("acc", pixels.extents, "int32")
-    accumulate("acc", acc, pixels.extents, (*spec.kernel, words), T.int32(0), step)
-    below = _below(spec) if limited else None
-    epilogue(operator, spec.steps, list(params), pixels, acc=acc, below=below)
+    def zeros(self, *i: Expr) -> Expr:
+        """Return how many bits meet a zero; in mode ``and``, those that are 1."""
+        zero = self._zero(*i)
+        if self.spec.mode == "and":
+            zero = T.bitwise_and(self.word(self.data, *i), zero)
+        return _ones(zero)
 
-
-def _count(spec: BinaryConv2d, data: Expr, weight: Expr, zeros: list[Expr]) -> Expr:
-    """Return what a word inside the image counts."""
-
-    def ones(word: Expr) -> Expr:
-        return T.Cast("int32", T.popcount(word))
-
-    if spec.mode == "and":
-        count = ones(data) - ones(T.bitwise_and(data, weight)) * 2
-        return count + ones(T.bitwise_and(data, zeros[0])) if zeros else count
-    differ = T.bitwise_xor(data, weight)
-    if not spec.doubled:
-        return ones(differ)
-    none = zeros[0] if zeros else T.uint32(0)
-    for one in zeros[1:]:
-        none = T.bitwise_or(none, one)
-    return ones(T.bitwise_and(differ, T.bitwise_not(none))) * 2 + ones(none)
+    def _zero(self, *i: Expr) -> Expr:
+        planes = [self.word(self.zero, *i)] if self.zero is not None else []
+        if self.weight_zero is not None:
+            planes.append(self.weigh(self.weight_zero, *i))
+        return reduce(T.bitwise_or, planes)
 
 
-def _outside(spec: BinaryConv2d, weight: Expr, bits: Expr, c: Expr) -> Expr:
-    """Return what word `c` of a tap outside the image counts, `bits` channels."""
-    ones, unit = T.Cast("int32", T.popcount(weight)), 1 + spec.doubled
-    if spec.mode == "and":
-        return bits - ones * 2 if spec.pad_value else T.int32(0)
-    if spec.pad_value:
-        return (bits - ones if spec.pad_value > 0 else ones) * unit
-    if spec.doubled:
-        return bits
-    # Half of the channels of a tap, with its first word.
-    return T.if_then_else(c == 0, T.int32(spec.channels // spec.groups // 2), T.int32(0))
+def _operands(operator: Operator, spec: BinaryConv2d) -> tuple[_Operands, list[Buffer]]:
+    """Return the operands, and the inputs behind them."""
+    data, *params = operator.inputs
+    zero = params.pop(0) if spec.ternary else None
+    weight = params.pop(0)
+    weight_zero = params.pop(0) if spec.weight_zeros else None
+    return _Operands(spec, data, zero, weight, weight_zero), params
+
+
+def _ones(word: Expr) -> Expr:
+    return T.Cast("int32", T.popcount(word))
+
+
+def _summed(
+    name: str, met: _Operands, extents: Sequence[Any], start: Callable[..., Expr],
+    count: Callable[..., Expr],
+) -> Buffer:  # fmt: skip
+    """Write sums over the taps inside the image, of vectors of channels."""
+    sums = buffer(name, (*extents[:3], extents[3] * LANES), "int32")
+    taps, inside = (*met.spec.kernel, met.words), partial(tests_inside, met.spec)
+    return accumulate_lanes(name, sums, extents, taps, start, count, inside)
+
+
+def _outside(met: _Operands) -> Callable[..., Expr]:
+    """Return where sums start: at what the taps of a pixel count that are outside the image.
+
+    In mode ``and``, ``popcount(d) - 2 * popcount(d & w)`` is ``popcount(d ^ w) - popcount(w)``: the
+    bits of all weights are taken from the start, and a pixel outside is words of zeros. Zeros count
+    half of their channels; if those are odd, they are added in the end, see `_whole`.
+    """
+    spec, depth = met.spec, met.depth
+    if spec.mode == "xor" and (spec.pad_value == 0 or not leaves_image(spec)):
+        half = 0 if depth % 2 else depth // 2
+        return lambda n, h, w, *_: taps_outside(spec, h, w) * half
+    lanes, zero = (layout.blocks(spec.out_channels), LANES), int64(0)
+    ones = buffer("ones", (*spec.kernel, *lanes), "int32")
+    accumulate(
+        "ones", ones, ones.shape, (met.words,), T.int32(0),
+        lambda total, kh, kw, o, lane, c: (
+            total + _ones(met.weigh(met.weight, zero, zero, zero, o, kh, kw, c, lane))
+        ),
+    )  # fmt: skip
+    firsts = [borders.classes(spec, axis) for axis in (0, 1)]
+    starts = buffer("starts", (*map(len, firsts), *lanes), "int32")
+
+    def tap(total: Expr, row: Expr, column: Expr, o: Expr, lane: Expr, *at: Expr) -> Expr:
+        bits = ones[(*at, o, lane)]
+        differ = depth - bits if spec.pad_value > 0 else bits
+        first = class_start(firsts[0], row), class_start(firsts[1], column)
+        inside = reduce(T.And, tests_inside(spec, zero, *first, o, *at), tirx.const(True))
+        counted = T.Select(inside, T.int32(0), differ)
+        return total + (counted - bits if spec.mode == "and" else counted)
+
+    accumulate("starts", starts, starts.shape, spec.kernel, T.int32(0), tap)
+    return lambda n, h, w, o, lane: starts[
+        border_class(firsts[0], h), border_class(firsts[1], w), o, lane
+    ]
+
+
+def _whole(met: _Operands, sums: Buffer, extents: Sequence[Any]) -> Buffer:
+    """Write the accumulator, where it is more than the sums: in halves, or with zeros."""
+    spec = met.spec
+    seen = met.zero is not None or met.weight_zero is not None
+    if not (seen or spec.doubled):
+        return sums
+    odd = met.depth * (met.depth % 2) * (spec.mode == "xor" and spec.pad_value == 0)
+    zeros = _summed("zeros", met, extents, lambda *_: T.int32(0), met.zeros) if seen else None
+
+    def whole(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
+        total = sums[n, h, w, o] * (1 + spec.doubled)
+        total = total + taps_outside(spec, h, w) * odd if odd else total
+        return total if zeros is None else total + zeros[n, h, w, o]
+
+    return compute("acc", buffer("acc", sums.shape, "int32"), sums.shape, whole)
 
 
 def _below(spec: BinaryConv2d) -> Below:

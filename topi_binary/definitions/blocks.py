@@ -104,6 +104,55 @@ def accumulate(
     return target
 
 
+def accumulate_lanes(
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    reduced: Sequence[Any],
+    start: Callable[..., Expr],
+    term: Callable[..., Expr],
+    tests: Callable[..., Sequence[Expr]],
+) -> Buffer:
+    """Write sums of vectors, of which the lanes are blocks of their own that become instructions.
+
+    ``target[*i, o * LANES + lane] = start(*i, o, lane) + sum(term(*i, o, *r, lane))``, the last axis
+    of `extents` being o. The blocks are ``name``, ``name_start`` and ``name_add``.
+
+    Parameters
+    ----------
+    name, target, extents, reduced
+        As for `accumulate`.
+    start : callable
+        Takes the indices and a lane; returns what a sum begins with.
+    term : callable
+        Takes the indices, those of the reduction, and a lane; returns what is added.
+    tests : callable
+        Takes the first two; without all of these nothing is added.
+
+    Returns
+    -------
+    Buffer
+        `target`.
+    """
+    count = len(extents)
+    with T.grid(*map(_extent, [*extents, *reduced])) as loops, T.sblock(name):
+        axes = _axes("S" * count + "R" * len(reduced), loops)
+        *where, o = axes[:count]
+        with T.init(), _lane(f"{name}_start") as lane:
+            T.buffer_store(target, start(*where, o, lane), [*where, o * layout.LANES + lane])
+        with under(*tests(*axes)), _lane(f"{name}_add") as lane:
+            here = (*where, o * layout.LANES + lane)
+            T.buffer_store(target, target[here] + term(*axes, lane), list(here))
+    return target
+
+
+@contextmanager
+def _lane(name: str) -> Iterator[Expr]:
+    """Open a block of one lane, and the loop over them."""
+    with T.grid(int64(layout.LANES)) as loop, T.sblock(name):
+        yield T.axis.spatial(int64(layout.LANES), loop)
+
+
 @contextmanager
 def under(*tests: Expr | None) -> Iterator[None]:
     """Write statements under tests; None is one that always holds."""

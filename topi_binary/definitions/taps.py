@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.definitions.blocks import Expr, int64
-from bnncc.topi_binary.spec import Conv2d, FewBitConv2d, taps_inside
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, taps_inside
 
-Flat = TypeVar("Flat", Conv2d, FewBitConv2d)
+Flat = TypeVar("Flat", BinaryConv2d, Conv2d, FewBitConv2d)
 
 
 def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
@@ -43,10 +43,32 @@ def tests_inside(spec: Any, *i: Expr) -> list[Expr]:
     _, h, w, _, kh, kw, *_ = i
     found = []
     for axis, position, tap in ((0, h, kh), (1, w, kw)):
-        first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
+        before, after = _leaves(spec, axis)
         low, high = tap_bounds(spec, axis, position)
-        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
+        found += [tap >= low] * before + [tap < high] * after
     return found
+
+
+def _leaves(spec: Any, axis: int) -> tuple[bool, bool]:
+    """Return whether the first window begins before the image, and the last ends behind it."""
+    first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
+    return first.start > 0, last.stop < spec.kernel[axis]
+
+
+def leaves_image(spec: Any) -> bool:
+    """Return whether any tap of any window is outside the image."""
+    return any(side for axis in (0, 1) for side in _leaves(spec, axis))
+
+
+def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
+    """Return how many taps of the window at (h, w) are outside the image."""
+    counts = []
+    for axis, position in enumerate((h, w)):
+        low, high = tap_bounds(spec, axis, position)
+        before, after = _leaves(spec, axis)
+        low, high = low if before else int64(0), high if after else int64(spec.kernel[axis])
+        counts.append(T.max(high - low, int64(0)))
+    return T.Cast("int32", spec.kernel[0] * spec.kernel[1] - counts[0] * counts[1])
 
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
@@ -77,6 +99,14 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     return number
 
 
+def class_start(firsts: Sequence[int], number: Expr) -> Expr:
+    """Return the first row or column of a class, given that of each."""
+    position: Expr = int64(0)
+    for i in range(1, len(firsts)):
+        position = position + T.Cast("int64", number >= i) * (firsts[i] - firsts[i - 1])
+    return position
+
+
 def flattened(spec: Flat) -> Flat:
     """Return `spec` with its pixels in one long row, if its kernel only looks at one pixel.
 
@@ -86,9 +116,11 @@ def flattened(spec: Flat) -> Flat:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
             return spec
         steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        layout: dict[str, str] = {} if isinstance(spec, FewBitConv2d) else {"data_layout": "NHWC"}
+        layout: dict[str, str] = {"data_layout": "NHWC"} if isinstance(spec, Conv2d) else {}
         changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
         return replace(spec, **changed)
+    if isinstance(spec, BinaryConv2d):
+        return spec
     pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not pointwise or planar or getattr(spec, "pool", None) is not None:
