@@ -13,18 +13,30 @@ from collections.abc import Iterable
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import binary_lookup, binary_neon, binary_sliced, multithreading
+from bnncc.schedules import (
+    binary_lookup,
+    binary_neon,
+    binary_sliced,
+    channel_tiles,
+    epilogue,
+    multithreading,
+    ranges,
+)
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
+from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.schedules.templates import carry_save_sums
 from bnncc.schedules.templates.binary_conv2d import conv2d, image, pieces
+from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.taps import Piece
+from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
+from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import BinaryConv2d
 
 SPARE_REGISTERS = 4
@@ -69,6 +81,9 @@ DIVIDED = ("", "rows", "blocks")
 """What threads may share; with blocks, rows too."""
 
 
+TABLES = "ones", "ones_last", "starts"
+"""Blocks of a definition that are computed before all others."""
+
 ORDERS = (("n", "h", "w", "o"), ("n", "h", "o", "w"), ("o", "n", "h", "w"))
 """Nests of loops over images, rows, tiles of columns and tiles of channels. With the last, weights
 of a tile stay in the first-level cache from row to row."""
@@ -111,16 +126,109 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     return make(choices, default, fits)
 
 
-def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Schedule a binary convolution as `point` says."""
+def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+    """Write and schedule a kernel whose weights have another order, as `point` says."""
     if spec.weight_order == sliced_data.ORDER:
         return binary_sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
         return binary_lookup.apply(spec, point)
     if spec.weight_order != "words":
         return binary_neon.apply(spec, target, point)
-    # 1 normalise: write the definition in pieces, borders apart from the rest
     return multithreading.one_region(tiled(spec, point).mod["main"])
+
+
+def apply(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a binary convolution on words as `point` says; None for other orders of weights."""
+    if spec.weight_order != "words" or point["carry_save"] or spec.ternary or spec.weight_zeros:
+        return None
+    parts = _tables(func)
+    flat = flattened(spec)
+    for group in groups(flat.out_channels, point["vectors"], apart=True):
+        parts += [
+            _tiles(func, flat, target, group, segment, point)
+            for segment in segments(flat, point["columns"])
+        ]
+    return multithreading.one_region(ranges.joined(parts, 0))
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels."""
+    vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
+    out, sums, lanes = epilogue.BLOCKS[last], "sum" + "_last" * last, layout.LANES
+    # 1 normalise
+    columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
+    cut: dict[str, Bounds] = {
+        sums: {2: columns, 3: (0 if last else group.first, count)},
+        "acc": {2: columns, 3: (group.first * lanes, count * lanes)},
+        out: {2: columns, 3: (0 if last else group.first, count)},
+    }
+    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    # 2 tile
+    n, h, w, o = sch.get_loops(out)
+    tile, column = sch.split(w, [segment.tiles, segment.width])
+    outer, vector = sch.split(o, [group.count, vectors])
+    divided, order = DIVIDED[point.get("divide", 0)], ORDERS[point["order"]]
+    if divided == "blocks" and order[2] == "w":
+        order = ORDERS[1]
+    named = {"n": n, "h": h, "w": tile, "o": outer}
+    outside = [named[axis] for axis in order]
+    sch.reorder(*outside, column, vector)
+    # 3 stage
+    if "acc" in (block.name_hint for block in ranges.blocks(func)):
+        sch.compute_at("acc", vector, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops("acc")[-1])
+    sch.compute_at(sums, outside[-1], preserve_unit_loops=True)
+    # 5 vectorize, unroll, parallel
+    if divided:
+        sch.parallel(sch.fuse(*(outside[:3] if divided == "blocks" else [n, h])))
+    for loop in (column, vector):
+        sch.unroll(loop)
+    _sums(sch, sums, spec, point)
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> None:
+    """Schedule the sums of a tile: the reduction outside, taps of a row, columns and vectors in it."""
+    *_, column, vector, kh, kw, c = sch.get_loops(name)
+    body = [kw, column, vector]
+    if point["unroll"] > 1:
+        c, part = sch.split(c, [None, point["unroll"]])
+        body = [part, *body]
+    sch.reorder(kh, c, *body)
+    for loop in body:
+        if not (point["rolled"] and loop is kw):
+            sch.unroll(loop)
+    start = sch.decompose_reduction(name, kh)
+    for loop in sch.get_loops(start)[-2:]:
+        sch.unroll(loop)
+    channel_tiles.mark(sch, kh, 0)
+    # 4 tensorize
+    uniform = spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0
+    sch.vectorize(sch.get_loops(f"{name}_start")[-1])
+    lane = sch.get_loops(f"{name}_add")[-1]
+    if uniform:
+        sch.tensorize(lane, XOR_POPCOUNT.register())
+    else:  # lanes load words of their own
+        sch.vectorize(lane)
+
+
+def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
+    """Schedule what sums start from, where that is a table: its lanes as vectors."""
+    made = []
+    for block in ranges.blocks(func):
+        name = block.name_hint
+        if name not in TABLES:
+            continue
+        sch = s_tir.Schedule(ranges.part(func, {name: {}}, TABLES))
+        _table(sch, sch.get_sblock(name))
+        made.append(sch.mod["main"])
+    return made
 
 
 def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:

@@ -21,7 +21,9 @@ Bounds = Mapping[int, tuple[int, int]]
 """By the number of a loop: where it begins, and how many turns it has."""
 
 
-def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
+def part(
+    func: tirx.PrimFunc, bounds: Mapping[str, Bounds], shared: Sequence[str] = ()
+) -> tirx.PrimFunc:
     """Return a definition for a range of its output.
 
     Parameters
@@ -30,14 +32,19 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
         Nests of loops around one block each.
     bounds : mapping of str to Bounds
         By the names of the blocks that are kept.
+    shared : sequence of str, optional
+        Names of blocks whose tensors all parts have in common: one of them keeps these.
 
     Returns
     -------
     tirx.PrimFunc
-        With the parameters of `func`, and loops and tensors of its own.
+        With the parameters of `func`, and loops and other tensors of its own.
     """
     root = func.body.block
     own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
+    for block in blocks(func):
+        if block.name_hint in shared:
+            own |= {region.source: region.source for region in block.writes}
 
     def fresh(var: tirx.Var) -> tirx.Var:
         if var not in own:
@@ -52,6 +59,12 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
     body = _root(root, kept, root.alloc_buffers)
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
+
+
+def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """Return the blocks of a definition, each the inside of a nest of loops."""
+    opened = (_opened(stmt) for stmt in _statements(func.body.block.body))
+    return [realize.block for loops, realize in opened if loops]
 
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
@@ -94,7 +107,7 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     made = _sequence(bodies)
     for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
-    tensors = [tensor for root in roots for tensor in root.alloc_buffers]
+    tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
     return parts[0].with_body(_root(roots[0], [*views, made], tensors))
 
 

@@ -33,7 +33,7 @@ from bnncc.topi_binary.definitions.taps import (
     taps_outside,
     tests_inside,
 )
-from bnncc.topi_binary.definitions.weights import binary_word, of_lane
+from bnncc.topi_binary.definitions.weights import binary_word
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -50,29 +50,27 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
     limited = sliced_data.limited(spec)
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
     met, params = _operands(operator, counted)
-    if spec.per_image and spec.mode == "and":
-        given = params.pop(0)
-        start: Callable[..., Expr] = lambda n, h, w, o, lane: given[n, o * LANES + lane]
-    else:
-        start = _outside(met)
-    extents = (operator.n, *spec.output_hw, layout.blocks(spec.out_channels))
-    acc = _summed("sum", met, extents, start, met.count)
-    acc = _whole(met, acc, extents)
+    start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
+    acc = _whole(met, operator.n, _summed("sum", met, operator.n, start, _Operands.count))
+    extents = (operator.n, *spec.output_hw, spec.out_channels)
     epilogue(
-        operator, spec.steps, params, Pixels((*extents[:3], spec.out_channels), spec.rank),
-        acc=acc, below=_below(spec) if limited else None, padded=True,
+        operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc, below=_below(spec) if limited else None, padded=True,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Operands:
-    """Words of data that meet words of weights, and what is zero in them."""
+    """Words of data that meet words of weights, and what is zero in them.
+
+    `width` is how many lanes exist.
+    """
 
     spec: BinaryConv2d
     data: Buffer
     zero: Buffer | None
     weight: Buffer
     weight_zero: Buffer | None
+    width: int = LANES
 
     @property
     def sliced(self) -> bool:
@@ -112,9 +110,9 @@ class _Operands:
         number = (kh * spec.kernel[1] + kw) * self.words + c
         if spec.per_image:
             return plane[n, (o * self.words + c) * LANES + lane]
-        if spec.weight_order == "words":
+        if spec.weight_order == "words":  # the last vector has just the lanes that exist
             run = spec.kernel[0] * spec.kernel[1] * self.words
-            return plane[of_lane(spec.out_channels, run, o, lane, number)]
+            return plane[o * (LANES * run) + number * self.width + lane]
         channel = self.channel(o, lane)
         if not self.sliced:
             return binary_word(spec, plane, channel, kh, kw, c)
@@ -156,17 +154,28 @@ def _ones(word: Expr) -> Expr:
     return T.Cast("int32", T.popcount(word))
 
 
+def _vectors(met: _Operands) -> list[tuple[str, int, int, _Operands]]:
+    """Return ranges of vectors of channels: how their blocks' names end, the first, how many."""
+    full, rest = divmod(met.spec.out_channels, LANES)
+    ranges = ("", 0, full, met), ("_last", full, int(rest > 0), replace(met, width=rest))
+    return [one for one in ranges if one[2]]
+
+
 def _summed(
-    name: str, met: _Operands, extents: Sequence[Any], start: Callable[..., Expr],
-    count: Callable[..., Expr],
-) -> Buffer:  # fmt: skip
+    name: str, met: _Operands, n: Expr, start: Callable[..., Expr], term: Callable[..., Expr]
+) -> Buffer:
     """Write sums over the taps inside the image, of vectors of channels."""
-    sums = buffer(name, (*extents[:3], extents[3] * LANES), "int32")
+    image = (n, *met.spec.output_hw)
+    sums = buffer(name, (*image, layout.blocks(met.spec.out_channels) * LANES), "int32")
     taps, inside = (*met.spec.kernel, met.words), partial(tests_inside, met.spec)
-    return accumulate_lanes(name, sums, extents, taps, start, count, inside)
+    for end, first, count, part in _vectors(met):
+        accumulate_lanes(
+            f"{name}{end}", sums, (*image, count), taps, start, partial(term, part), inside, first
+        )
+    return sums
 
 
-def _outside(met: _Operands) -> Callable[..., Expr]:
+def _outside(met: _Operands, given: Buffer | None) -> Callable[..., Expr]:
     """Return where sums start: at what the taps of a pixel count that are outside the image.
 
     In mode ``and``, ``popcount(d) - 2 * popcount(d & w)`` is ``popcount(d ^ w) - popcount(w)``: the
@@ -174,19 +183,23 @@ def _outside(met: _Operands) -> Callable[..., Expr]:
     half of their channels; if those are odd, they are added in the end, see `_whole`.
     """
     spec, depth = met.spec, met.depth
+    if given is not None:
+        return lambda n, h, w, o, lane: given[n, o * LANES + lane]
     if spec.mode == "xor" and (spec.pad_value == 0 or not leaves_image(spec)):
         half = 0 if depth % 2 else depth // 2
         return lambda n, h, w, *_: taps_outside(spec, h, w) * half
     lanes, zero = (layout.blocks(spec.out_channels), LANES), int64(0)
     ones = buffer("ones", (*spec.kernel, *lanes), "int32")
-    accumulate(
-        "ones", ones, ones.shape, (met.words,), T.int32(0),
-        lambda total, kh, kw, o, lane, c: (
-            total + _ones(met.weigh(met.weight, zero, zero, zero, o, kh, kw, c, lane))
-        ),
-    )  # fmt: skip
+    for end, first, count, part in _vectors(met):
+        accumulate(
+            f"ones{end}", ones, (*spec.kernel, count, LANES), (met.words,), T.int32(0),
+            lambda total, kh, kw, o, lane, c, part=part, first=first: total
+            + _ones(part.weigh(part.weight, zero, zero, zero, o + first, kh, kw, c, lane)),
+            lambda kh, kw, o, lane, first=first: (kh, kw, o + first, lane),
+        )  # fmt: skip
     firsts = [borders.classes(spec, axis) for axis in (0, 1)]
-    starts = buffer("starts", (*map(len, firsts), *lanes), "int32")
+    classes = (*map(len, firsts), *lanes)
+    starts = buffer("starts", classes, "int32")
 
     def tap(total: Expr, row: Expr, column: Expr, o: Expr, lane: Expr, *at: Expr) -> Expr:
         bits = ones[(*at, o, lane)]
@@ -196,27 +209,28 @@ def _outside(met: _Operands) -> Callable[..., Expr]:
         counted = T.Select(inside, T.int32(0), differ)
         return total + (counted - bits if spec.mode == "and" else counted)
 
-    accumulate("starts", starts, starts.shape, spec.kernel, T.int32(0), tap)
+    accumulate("starts", starts, classes, spec.kernel, T.int32(0), tap)
     return lambda n, h, w, o, lane: starts[
         border_class(firsts[0], h), border_class(firsts[1], w), o, lane
     ]
 
 
-def _whole(met: _Operands, sums: Buffer, extents: Sequence[Any]) -> Buffer:
+def _whole(met: _Operands, n: Expr, sums: Buffer) -> Buffer:
     """Write the accumulator, where it is more than the sums: in halves, or with zeros."""
     spec = met.spec
     seen = met.zero is not None or met.weight_zero is not None
     if not (seen or spec.doubled):
         return sums
     odd = met.depth * (met.depth % 2) * (spec.mode == "xor" and spec.pad_value == 0)
-    zeros = _summed("zeros", met, extents, lambda *_: T.int32(0), met.zeros) if seen else None
+    zeros = _summed("zeros", met, n, lambda *_: T.int32(0), _Operands.zeros) if seen else None
 
     def whole(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
         total = sums[n, h, w, o] * (1 + spec.doubled)
         total = total + taps_outside(spec, h, w) * odd if odd else total
         return total if zeros is None else total + zeros[n, h, w, o]
 
-    return compute("acc", buffer("acc", sums.shape, "int32"), sums.shape, whole)
+    extents = (n, *spec.output_hw, layout.blocks(spec.out_channels) * LANES)
+    return compute("acc", buffer("acc", extents, "int32"), extents, whole)
 
 
 def _below(spec: BinaryConv2d) -> Below:

@@ -112,11 +112,12 @@ def accumulate_lanes(
     start: Callable[..., Expr],
     term: Callable[..., Expr],
     tests: Callable[..., Sequence[Expr]],
+    first: int = 0,
 ) -> Buffer:
     """Write sums of vectors, of which the lanes are blocks of their own that become instructions.
 
-    ``target[*i, o * LANES + lane] = start(*i, o, lane) + sum(term(*i, o, *r, lane))``, the last axis
-    of `extents` being o. The blocks are ``name``, ``name_start`` and ``name_add``.
+    ``target[*i, o * LANES + lane] = start(*i, o, lane) + sum(term(*i, o, *r, lane))``, where o is
+    the last axis of `extents`. The blocks are ``name``, ``name_start`` and ``name_add``.
 
     Parameters
     ----------
@@ -128,6 +129,8 @@ def accumulate_lanes(
         Takes the indices, those of the reduction, and a lane; returns what is added.
     tests : callable
         Takes the first two; without all of these nothing is added.
+    first : int, default 0
+        The first o.
 
     Returns
     -------
@@ -136,8 +139,10 @@ def accumulate_lanes(
     """
     count = len(extents)
     with T.grid(*map(_extent, [*extents, *reduced])) as loops, T.sblock(name):
-        axes = _axes("S" * count + "R" * len(reduced), loops)
-        *where, o = axes[:count]
+        loops = [*loops]
+        where = _axes("S" * (count - 1), loops[: count - 1])
+        o = T.axis.spatial(_extent(extents[-1] + first), loops[count - 1] + first)
+        axes = [*where, o, *_axes("R" * len(reduced), loops[count:])]
         with T.init(), _lane(f"{name}_start") as lane:
             T.buffer_store(target, start(*where, o, lane), [*where, o * layout.LANES + lane])
         with under(*tests(*axes)), _lane(f"{name}_add") as lane:

@@ -36,16 +36,11 @@ def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
 
     A last block of fewer channels has just those lanes.
     """
-    return of_lane(out_channels, run, o // LANES, o % LANES, number)
-
-
-def of_lane(out_channels: int, run: int, o: Expr, lane: Expr, number: Expr) -> Expr:
-    """Return the same, of a lane of block `o`: lanes without a channel read what follows."""
     rest = out_channels % LANES
     width: Expr = int64(LANES)
     if rest:
-        width = T.if_then_else(o == out_channels // LANES, int64(rest), width)
-    return o * (LANES * run) + number * width + lane
+        width = T.if_then_else(o // LANES == out_channels // LANES, int64(rest), width)
+    return o // LANES * (LANES * run) + number * width + o % LANES
 
 
 def _quads(spec: BinaryConv2d, words: int, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
