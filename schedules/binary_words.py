@@ -33,7 +33,7 @@ from bnncc.schedules.templates import carry_save_sums
 from bnncc.schedules.templates.binary_conv2d import conv2d, image, pieces
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.taps import Piece
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.window import Segment, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.definitions.taps import flattened
@@ -194,7 +194,7 @@ def _tiles(
 
 
 def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> None:
-    """Schedule the sums of a tile: the reduction outside, taps of a row, columns and vectors in it."""
+    """Schedule the sums of a tile, unrolled inside of the reduction."""
     *_, column, vector, kh, kw, c = sch.get_loops(name)
     body = [kw, column, vector]
     if point["unroll"] > 1:
@@ -207,7 +207,8 @@ def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> N
     start = sch.decompose_reduction(name, kh)
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
-    channel_tiles.mark(sch, kh, 0)
+    rows = range(spec.output_hw[0])
+    channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
     # 4 tensorize
     uniform = spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])

@@ -54,7 +54,8 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d) -> None:
     acc = _whole(met, operator.n, _summed("sum", met, operator.n, start, _Operands.count))
     extents = (operator.n, *spec.output_hw, spec.out_channels)
     epilogue(
-        operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc, below=_below(spec) if limited else None, padded=True,
+        operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc,
+        below=_below(spec) if limited else None, padded=True,
     )  # fmt: skip
 
 
