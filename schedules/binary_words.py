@@ -21,6 +21,7 @@ from bnncc.schedules import (
     epilogue,
     multithreading,
     ranges,
+    zeros,
 )
 from bnncc.schedules.columns import cut, shares
 from bnncc.schedules.intrin import TensorPair
@@ -37,7 +38,7 @@ from bnncc.schedules.templates.window import Segment, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.definitions.taps import flattened
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
 SPARE_REGISTERS = 4
 """Besides the accumulators: a weight vector, a product, constants of the bit count."""
@@ -80,6 +81,9 @@ MAX_UNROLL = 4
 DIVIDED = ("", "rows", "blocks")
 """What threads may share; with blocks, rows too."""
 
+
+ZEROS = "zeros", "zeros_last"
+"""Blocks of a definition that count zeros."""
 
 TABLES = "ones", "ones_last", "starts"
 """Blocks of a definition that are computed before all others."""
@@ -141,16 +145,32 @@ def apply(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a binary convolution on words as `point` says; None for other orders of weights."""
-    if spec.weight_order != "words" or point["carry_save"] or spec.ternary or spec.weight_zeros:
+    if spec.weight_order != "words" or point["carry_save"]:
         return None
+    planes, flat = zero_planes(spec), flattened(spec)
+    ordinary = zeros.without(func, planes, ZEROS) if planes else func
+    made = _ordinary(ordinary, flat, target, point)
+    if planes:
+        rest = [
+            _compact(func, flat, target, last, bool(point.get("divide", 0)))
+            for last in (False, True)
+            if (flat.out_channels % layout.LANES if last else flat.out_channels >= layout.LANES)
+        ]
+        made = zeros.either(func, planes, made, ranges.joined([*_tables(func), *rest], 0))
+    return multithreading.one_region(made)
+
+
+def _ordinary(
+    func: tirx.PrimFunc, flat: BinaryConv2d, target: TargetSpec, point: Point
+) -> tirx.PrimFunc:
+    """Schedule data without zeros."""
     parts = _tables(func)
-    flat = flattened(spec)
     for group in groups(flat.out_channels, point["vectors"], apart=True):
         parts += [
             _tiles(func, flat, target, group, segment, point)
             for segment in segments(flat, point["columns"])
         ]
-    return multithreading.one_region(ranges.joined(parts, 0))
+    return ranges.joined(parts, 0)
 
 
 def _tiles(
@@ -216,7 +236,30 @@ def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> N
     if uniform:
         sch.tensorize(lane, XOR_POPCOUNT.register())
     else:  # lanes load words of their own
-        sch.vectorize(lane)
+        channel_tiles.mark_lanes(sch, lane)
+
+
+def _compact(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, last: bool, divided: bool
+) -> tirx.PrimFunc:
+    """Schedule data with exact zeros, which are rare: vectors, but no unrolled loops."""
+    end, full = "_last" * last, spec.out_channels // layout.LANES * layout.LANES
+    channels = (full, layout.LANES) if last else (0, full)
+    sums, out = [f"{name}{end}" for name in ("sum", "zeros")], epilogue.BLOCKS[last]
+    cut: dict[str, Bounds] = {**dict.fromkeys([*sums, out], {}), "acc": {3: channels}}
+    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    n, h, _, o = sch.get_loops(out)
+    for name in ("acc", *sums):
+        sch.compute_at(name, o, preserve_unit_loops=True)
+    sch.vectorize(sch.get_loops("acc")[-1])
+    if divided:
+        sch.parallel(sch.fuse(n, h))
+    for name in sums:
+        sch.decompose_reduction(name, sch.get_loops(name)[-3])
+        sch.vectorize(sch.get_loops(f"{name}_start")[-1])
+        channel_tiles.mark_lanes(sch, sch.get_loops(f"{name}_add")[-1])
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
 
 
 def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
@@ -256,7 +299,7 @@ def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
                 _table(sch, block)
     if masked:
         for i in range(len(pieces(spec))):
-            _compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
+            _template_compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
     return sch
 
 
@@ -396,7 +439,7 @@ def _piece(
     _tensorize(sch, name, XOR_POPCOUNT)
 
 
-def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
+def _template_compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
     """Schedule the code for data with exact zeros: vectors, but rolled loops."""
     n, h, _, o = sch.get_loops(f"out_{name}")
     acc = sch.get_sblock(f"acc_{name}")

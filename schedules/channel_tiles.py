@@ -21,6 +21,9 @@ _REDUCED = 2
 _TAPS = "bnncc.taps"
 """Marks loops over the taps of a window, with which axis of a reduction they are."""
 
+_LANES = "bnncc.lanes"
+"""Marks loops over lanes."""
+
 
 def outer(
     sch: s_tir.Schedule, names: Sequence[str], order: str, shared: int, parallel: bool
@@ -133,6 +136,14 @@ def mark(sch: s_tir.Schedule, loop: Any, axis: int, least: int = 0) -> None:
     sch.annotate(loop, _TAPS, [axis, least])
 
 
+def mark_lanes(sch: s_tir.Schedule, loop: Any) -> None:
+    """Have `bounded` make a vector of a loop around a block that changes what it reads.
+
+    The primitive refuses it, as it does not see that every turn has an element of its own.
+    """
+    sch.annotate(loop, _LANES, 1)
+
+
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Leave out taps outside the image by the bounds of the loops over them.
 
@@ -150,6 +161,9 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def bounds(loop: tirx.For) -> tirx.For:
+        if _LANES in loop.annotations:
+            kind = tirx.ForKind.VECTORIZED
+            return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body)
         if _TAPS not in loop.annotations:
             return loop
         blocks: list[Any] = []

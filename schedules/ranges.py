@@ -52,18 +52,18 @@ def part(
         return own[var]
 
     kept = []
-    for stmt in _statements(root.body):
+    for stmt in statements(root.body):
         loops, realize = _opened(stmt)
         name = realize.block.name_hint if loops else ""
         if not loops or name in bounds:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
-    body = _root(root, kept, root.alloc_buffers)
+    body = rooted(func, _sequence(kept), root.alloc_buffers)
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
 
 
 def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Return the blocks of a definition, each the inside of a nest of loops."""
-    opened = (_opened(stmt) for stmt in _statements(func.body.block.body))
+    opened = (_opened(stmt) for stmt in statements(func.body.block.body))
     return [realize.block for loops, realize in opened if loops]
 
 
@@ -96,9 +96,9 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     bodies: list[tirx.Stmt] = []
     common: list[tirx.For] = []
     for root in roots:
-        statements = _statements(root.body)
-        (nest,) = (stmt for stmt in statements if isinstance(stmt, tirx.For))
-        views += [stmt for stmt in statements if stmt is not nest]
+        steps = statements(root.body)
+        (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
+        views += [stmt for stmt in steps if stmt is not nest]
         loops, body = _opened(nest, shared)
         common = common or loops
         same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
@@ -108,7 +108,7 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
     tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
-    return parts[0].with_body(_root(roots[0], [*views, made], tensors))
+    return parts[0].with_body(rooted(parts[0], _sequence([*views, made]), tensors))
 
 
 def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
@@ -119,7 +119,8 @@ def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
-def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return what follows one another in a statement."""
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
@@ -132,6 +133,8 @@ def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], t
     return loops, stmt
 
 
-def _root(old: s_tir.SBlock, body: Sequence[tirx.Stmt], tensors: Sequence[Any]) -> tirx.Stmt:
-    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, _sequence(body), None, tensors)
+def rooted(func: tirx.PrimFunc, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx.Stmt:
+    """Return a body of `func`, with `tensors` that it uses."""
+    old = func.body.block
+    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, body, None, tensors)
     return s_tir.SBlockRealize([], tirx.const(True), block)

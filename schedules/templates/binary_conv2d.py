@@ -43,6 +43,7 @@ from bnncc.schedules.intrin_portable import popcount
 from bnncc.schedules.templates import carry_save_sums, epilogue, lookup, neon_conv2d
 from bnncc.schedules.templates.border_start import Start, Tables
 from bnncc.schedules.templates.taps import Kernel, Piece, Tap
+from bnncc.schedules.zeros import scan
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.signature import Operator
@@ -161,7 +162,7 @@ def _body(kernel: Kernel, parts: Sequence[Piece], carry_save: bool) -> None:
     if not planes:
         ordinary()
         return
-    seen = _scan(planes)
+    seen = scan(planes)
     with T.If(seen[0] == T.uint32(0)):
         with T.Then():
             ordinary()
@@ -185,7 +186,7 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_conv2d.Quads | None) -
     if kernel.zero is None:
         write(False)
         return
-    seen = _scan([kernel.zero])
+    seen = scan([kernel.zero])
     with T.If(seen[0] == T.uint32(0)):
         with T.Then():
             write(False)
@@ -225,25 +226,6 @@ def _scope(kernel: Kernel, views: Sequence[Buffer], name: str) -> Iterator[None]
         T.reads(*everything([kernel.data, kernel.zero, *weights, *kernel.params]))
         T.writes(*everything(views))
         yield
-
-
-def _scan(planes: Sequence[Buffer]) -> Buffer:
-    """Collect all bits of `planes` in one word (block ``scan``)."""
-    flats = []
-    for plane in planes:
-        size = 1
-        for extent in plane.shape:
-            size = size * extent
-        flats.append(T.decl_buffer([size], "uint32", data=plane.data))
-    seen = T.sblock_alloc_buffer((1,), "uint32")
-    with T.sblock("scan"):
-        T.reads(*(flat[0 : flat.shape[0]] for flat in flats))
-        T.writes(seen[0])
-        T.buffer_store(seen, T.uint32(0), [0])
-        for flat in flats:
-            with T.serial(0, flat.shape[0]) as i:
-                T.buffer_store(seen, seen[0] | flat[i], [0])
-    return seen
 
 
 def _piece(
