@@ -37,6 +37,7 @@ from bnncc.schedules.templates.taps import Piece
 from bnncc.schedules.templates.window import Segment, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
+from bnncc.topi_binary.definitions import carry_save, define
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
@@ -145,11 +146,15 @@ def apply(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a binary convolution on words as `point` says; None for other orders of weights."""
-    if spec.weight_order != "words" or point["carry_save"]:
+    if spec.weight_order != "words":
         return None
     planes, flat = zero_planes(spec), flattened(spec)
-    ordinary = zeros.without(func, planes, ZEROS) if planes else func
-    made = _ordinary(ordinary, flat, target, point)
+    counted = func
+    if point["carry_save"]:
+        counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
+    if planes:
+        counted = zeros.without(counted, planes, ZEROS)
+    made = _ordinary(counted, flat, target, point)
     if planes:
         rest = [
             _compact(func, flat, target, last, bool(point.get("divide", 0)))
@@ -179,12 +184,13 @@ def _tiles(
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
-    out, sums, lanes = epilogue.BLOCKS[last], "sum" + "_last" * last, layout.LANES
+    out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
     # 1 normalise
     columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
     cut: dict[str, Bounds] = {
+        "xors": {},
         sums: {2: columns, 3: (0 if last else group.first, count)},
-        "acc": {2: columns, 3: (group.first * lanes, count * lanes)},
+        "acc": {2: columns, 3: (group.first, count)},
         out: {2: columns, 3: (0 if last else group.first, count)},
     }
     sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
@@ -201,11 +207,15 @@ def _tiles(
     # 3 stage
     if "acc" in (block.name_hint for block in ranges.blocks(func)):
         sch.compute_at("acc", vector, preserve_unit_loops=True)
-        sch.vectorize(sch.get_loops("acc")[-1])
+        sch.vectorize(sch.get_loops("acc_lane")[-1])
     sch.compute_at(sums, outside[-1], preserve_unit_loops=True)
+    shared = outside[:3] if divided == "blocks" else [n, h]
+    if point["carry_save"]:  # made again for each row of outputs
+        sch.compute_at("xors", shared[-1], preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops("xors")[-1])
     # 5 vectorize, unroll, parallel
     if divided:
-        sch.parallel(sch.fuse(*(outside[:3] if divided == "blocks" else [n, h])))
+        sch.parallel(sch.fuse(*shared))
     for loop in (column, vector):
         sch.unroll(loop)
     _sums(sch, sums, spec, point)
@@ -215,26 +225,30 @@ def _tiles(
 
 def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> None:
     """Schedule the sums of a tile, unrolled inside of the reduction."""
-    *_, column, vector, kh, kw, c = sch.get_loops(name)
-    body = [kw, column, vector]
+    pair = CARRY_SAVE[spec.dilations[1]] if point["carry_save"] else XOR_POPCOUNT
+    if point["carry_save"]:
+        *_, column, vector, kh, c = sch.get_loops(name)
+        kw, body = None, [column, vector]
+    else:
+        *_, column, vector, kh, kw, c = sch.get_loops(name)
+        body = [kw, column, vector]
     if point["unroll"] > 1:
         c, part = sch.split(c, [None, point["unroll"]])
         body = [part, *body]
     sch.reorder(kh, c, *body)
     for loop in body:
-        if not (point["rolled"] and loop is kw):
+        if not point["rolled"] or loop is not kw:
             sch.unroll(loop)
     start = sch.decompose_reduction(name, kh)
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
     rows = range(spec.output_hw[0])
     channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
-    # 4 tensorize
-    uniform = spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])
+    # 4 tensorize
     lane = sch.get_loops(f"{name}_add")[-1]
-    if uniform:
-        sch.tensorize(lane, XOR_POPCOUNT.register())
+    if spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0:
+        sch.tensorize(lane, pair.register())
     else:  # lanes load words of their own
         channel_tiles.mark_lanes(sch, lane)
 
@@ -243,15 +257,15 @@ def _compact(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, last: bool, divided: bool
 ) -> tirx.PrimFunc:
     """Schedule data with exact zeros, which are rare: vectors, but no unrolled loops."""
-    end, full = "_last" * last, spec.out_channels // layout.LANES * layout.LANES
-    channels = (full, layout.LANES) if last else (0, full)
+    end, full = "_last" * last, spec.out_channels // layout.LANES
+    channels = (full, 1) if last else (0, full)
     sums, out = [f"{name}{end}" for name in ("sum", "zeros")], epilogue.BLOCKS[last]
-    cut: dict[str, Bounds] = {**dict.fromkeys([*sums, out], {}), "acc": {3: channels}}
+    cut: dict[str, Bounds] = {**{name: {} for name in (*sums, out)}, "acc": {3: channels}}
     sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
     n, h, _, o = sch.get_loops(out)
     for name in ("acc", *sums):
         sch.compute_at(name, o, preserve_unit_loops=True)
-    sch.vectorize(sch.get_loops("acc")[-1])
+    sch.vectorize(sch.get_loops("acc_lane")[-1])
     if divided:
         sch.parallel(sch.fuse(n, h))
     for name in sums:

@@ -61,6 +61,19 @@ def part(
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
 
 
+def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return `func` with the parameters of another function of the same ones."""
+    same = dict(zip(func.params, other.params, strict=True))
+    for old, new in zip(func.params, other.params, strict=True):
+        same |= {
+            extent: given
+            for extent, given in zip(old.shape, new.shape, strict=True)
+            if isinstance(extent, tirx.Var)
+        }
+    body = tvm_ffi.structural_map(func.body, (tirx.Var, partial(_found, same)))
+    return other.with_body(body)
+
+
 def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Return the blocks of a definition, each the inside of a nest of loops."""
     opened = (_opened(stmt) for stmt in statements(func.body.block.body))

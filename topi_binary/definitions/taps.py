@@ -41,12 +41,14 @@ def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
 def tests_inside(spec: Any, *i: Expr) -> list[Expr]:
     """Return the tests that a tap of a window is in the image, as bounds of the tap."""
     _, h, w, _, kh, kw, *_ = i
-    found = []
-    for axis, position, tap in ((0, h, kh), (1, w, kw)):
-        before, after = _leaves(spec, axis)
-        low, high = tap_bounds(spec, axis, position)
-        found += [tap >= low] * before + [tap < high] * after
-    return found
+    return tests_of(spec, 0, h, kh) + tests_of(spec, 1, w, kw)
+
+
+def tests_of(spec: Any, axis: int, position: Expr, tap: Expr) -> list[Expr]:
+    """Return the tests of the row (`axis` 0) or column (1) of a tap alone."""
+    before, after = _leaves(spec, axis)
+    low, high = tap_bounds(spec, axis, position)
+    return [tap >= low] * before + [tap < high] * after
 
 
 def _leaves(spec: Any, axis: int) -> tuple[bool, bool]:
@@ -73,8 +75,12 @@ def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
     """Return the nearest place in the image."""
-    low, high = int64(0), (int64(spec.height - 1), int64(spec.width - 1))
-    return T.max(low, T.min(row, high[0])), T.max(low, T.min(column, high[1]))
+    return within(row, spec.height), within(column, spec.width)
+
+
+def within(position: Expr, extent: int) -> Expr:
+    """Return the nearest of so many rows or columns."""
+    return T.max(int64(0), T.min(position, int64(extent - 1)))
 
 
 def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequence[Expr]:
