@@ -23,17 +23,14 @@ from bnncc.schedules import (
     ranges,
     zeros,
 )
-from bnncc.schedules.columns import cut, shares
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
-from bnncc.schedules.templates import carry_save_sums
-from bnncc.schedules.templates.binary_conv2d import conv2d, image, pieces
+from bnncc.schedules.templates.binary_conv2d import image
 from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.taps import Piece
 from bnncc.schedules.templates.window import Segment, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
@@ -137,9 +134,7 @@ def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point)
         return binary_sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
         return binary_lookup.apply(spec, point)
-    if spec.weight_order != "words":
-        return binary_neon.apply(spec, target, point)
-    return multithreading.one_region(tiled(spec, point).mod["main"])
+    return binary_neon.apply(spec, target, point)
 
 
 def apply(
@@ -242,8 +237,9 @@ def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> N
     start = sch.decompose_reduction(name, kh)
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
-    rows = range(spec.output_hw[0])
-    channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
+    if not point["carry_save"]:  # its sums and carries leave no registers for bounds of rows
+        rows = range(spec.output_hw[0])
+        channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])
     # 4 tensorize
     lane = sch.get_loops(f"{name}_add")[-1]
@@ -287,34 +283,6 @@ def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
         _table(sch, sch.get_sblock(name))
         made.append(sch.mod["main"])
     return made
-
-
-def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
-    """Schedule the kernel of `spec` as `point` says."""
-    sizes = shares(image(spec)[2], point["columns"])
-    wide, tall = cut(spec, sizes), _blocks(spec, point["vectors"])
-    columns = [width for width, _ in wide]
-    blocks = [count for count, _ in tall]
-    carry_save = bool(point["carry_save"])
-    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, carry_save))
-    tiles = [
-        (width_tile, block_tile)
-        for block_tile in [t for _, t in tall] + [1] * _has_tail(spec)
-        for _, width_tile in wide
-    ]
-    for i, (piece, tile) in enumerate(
-        zip(pieces(spec, columns, blocks or None), tiles, strict=True)
-    ):
-        _piece(sch, str(i), piece, tile, point, spec.dilations[1])
-    masked = spec.ternary or spec.weight_zeros
-    for scope in ["ordinary", "with_zeros"][: 1 + masked]:
-        for block in sch.get_child_blocks(sch.get_sblock(scope)):
-            if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
-                _table(sch, block)
-    if masked:
-        for i in range(len(pieces(spec))):
-            _template_compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
-    return sch
 
 
 def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
@@ -377,13 +345,8 @@ def _weight_bytes(spec: BinaryConv2d) -> int:
 
 
 def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:
-    return target.popcount == "vector" and target.vector_bits == 512 and carry_save_sums.fits(spec)
-
-
-def _blocks(spec: BinaryConv2d, vectors: int) -> list[tuple[int, int]]:
-    """Return pieces of the full channel blocks as (count, tile), each a multiple of its tile."""
-    main, rest = divmod(spec.out_channels // layout.LANES, vectors)
-    return [b for b in ((main * vectors, vectors), (rest, rest)) if b[0]]
+    instruction = target.popcount == "vector" and target.vector_bits == 512
+    return instruction and spec.dilations[1] in CARRY_SAVE and carry_save.fits(spec)
 
 
 def accumulators(target: TargetSpec) -> int:
@@ -392,81 +355,6 @@ def accumulators(target: TargetSpec) -> int:
     if target.popcount == "vector":
         return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
-
-
-def _has_tail(spec: BinaryConv2d) -> bool:
-    return spec.out_channels % layout.LANES > 0
-
-
-def _piece(
-    sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point,
-    reach: int,
-) -> None:  # fmt: skip
-    divided = DIVIDED[point.get("divide", 0)]
-    # 2 tile
-    n, h, w, o = sch.get_loops(f"out_{name}")
-    w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
-    o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
-    order = ORDERS[point["order"]]
-    if divided == "blocks" and order[2] == "w":
-        order = ORDERS[1]
-    named = {"n": n, "h": h, "w": w1, "o": o1}
-    outer = [named[axis] for axis in order]
-    shared = outer[:3] if divided == "blocks" else [n, h]
-    sch.reorder(*outer, w2, o2)
-    acc = sch.get_sblock(f"acc_{name}")
-    sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
-    if point["carry_save"]:
-        # 3 cache: the sums of the rows under one row of outputs, made again for each
-        sums = sch.get_sblock(f"sums_{name}")
-        sch.compute_at(sums, shared[-1], preserve_unit_loops=True)
-        sch.vectorize(sch.get_loops(sums)[-1])
-    # 5 vectorize, unroll, parallel
-    if divided:
-        sch.parallel(sch.fuse(*shared))
-    sch.unroll(w2)
-    sch.unroll(o2)
-    if point["carry_save"]:
-        *_, w, o, kh, c = sch.get_loops(acc)
-        sch.reorder(kh, c, w, o)
-        init = sch.decompose_reduction(acc, kh)
-        for loop in (w, o, *sch.get_loops(init)[-2:]):
-            sch.unroll(loop)
-        # 4 tensorize
-        _tensorize(sch, name, CARRY_SAVE[reach])
-        return
-    *_, w, o, kh, kw, c = sch.get_loops(acc)
-    body = [kw, w, o]
-    if point["unroll"] > 1:
-        c, inner = sch.split(c, [None, point["unroll"]])
-        body = [inner, *body]
-        sch.unroll(inner)
-    sch.reorder(kh, c, *body)
-    sch.unroll(w)
-    sch.unroll(o)
-    if not point["rolled"]:
-        sch.unroll(kw)
-    init = sch.decompose_reduction(acc, kh)
-    for loop in sch.get_loops(init)[-2:]:
-        sch.unroll(loop)
-    # 4 tensorize
-    _tensorize(sch, name, XOR_POPCOUNT)
-
-
-def _template_compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
-    """Schedule the code for data with exact zeros: vectors, but rolled loops."""
-    n, h, _, o = sch.get_loops(f"out_{name}")
-    acc = sch.get_sblock(f"acc_{name}")
-    sch.compute_at(acc, o, preserve_unit_loops=True)
-    if parallel:
-        sch.parallel(sch.fuse(n, h))
-    sch.decompose_reduction(acc, sch.get_loops(acc)[-3])
-
-
-def _tensorize(sch: s_tir.Schedule, name: str, pair: TensorPair) -> None:
-    """Put an instruction in the place of the loop over lanes, where that is a block."""
-    for block in sch.get_child_blocks(sch.get_sblock(f"acc_{name}_update")):
-        sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
 def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:

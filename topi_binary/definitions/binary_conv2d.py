@@ -106,7 +106,7 @@ def _outside(met: Operands, given: Buffer | None) -> Callable[..., Expr]:
     starts = buffer("starts", classes, "int32")
 
     def tap(total: Expr, row: Expr, column: Expr, o: Expr, lane: Expr, *at: Expr) -> Expr:
-        bits = bits_of[(*at, o, lane)]
+        bits = bits_of[tuple([*at, o, lane])]
         differ = depth - bits if spec.pad_value > 0 else bits
         first = class_start(firsts[0], row), class_start(firsts[1], column)
         inside = reduce(T.And, tests_inside(spec, zero, *first, o, *at), tirx.const(True))

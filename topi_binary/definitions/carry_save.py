@@ -120,12 +120,12 @@ def _sum(
         with under(*tests_of(spec, 0, h, kh)), T.If(reduce(T.And, ends, tirx.const(True))):
             with T.Then(), lane_of(f"{name}_add") as lane:
                 own = [weight[o - first, kh, tap, c, lane] for tap in range(3)]
-                x, y, z = (data[(*row, column + i * reach, word)] ^ own[i] for i in range(3))
+                x, y, z = (data[tuple([*row, column + i * reach, word])] ^ own[i] for i in range(3))
                 xor = xors[n, h, kh, within(column, last) * words + word]
                 count(lane, xor ^ (own[0] ^ own[1] ^ own[2]))
                 count(lane + LANES, (x & y) | ((x | y) & z))
             with T.Else():
                 for tap in range(3):
                     with under(*tests_of(spec, 1, w, int64(tap))), T.vectorized(LANES) as lane:
-                        datum = data[(*row, column + tap * reach, word)]
+                        datum = data[tuple([*row, column + tap * reach, word])]
                         count(lane, datum ^ weight[o - first, kh, tap, c, lane])
