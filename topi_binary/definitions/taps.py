@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from tvm.tirx.script import builder as T
@@ -122,7 +122,8 @@ def flattened(spec: Flat) -> Flat:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
             return spec
         steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        layout: dict[str, str] = {"data_layout": "NHWC"} if isinstance(spec, Conv2d) else {}
+        own = {field.name for field in fields(spec)} & {"data_layout"}
+        layout: dict[str, str] = dict.fromkeys(own, "NHWC")
         changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
         return replace(spec, **changed)
     if isinstance(spec, BinaryConv2d):
