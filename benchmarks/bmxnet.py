@@ -45,9 +45,9 @@ import tvm  # isort: skip
 import bnncc
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule, with_weight_order
-from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 
 BATCH, SIDE = 200, 8
@@ -107,7 +107,7 @@ class Product:
         spec = BinaryConv2d(rows, 1, 1, depth, filters, (1, 1), rank=2, steps=steps)
         target = catalog.resolve("native")
         spec = with_weight_order(spec, target)
-        kernel = schedule(conv2d(spec), target, THREADS)
+        kernel = schedule(define(spec), target, THREADS)
         library = tvm.compile(tvm.IRModule({"main": kernel}), target=tvm_target(target)).jit()
         words = rng.integers(0, 2**32, (rows, depth // 32), dtype=np.uint32)
         signs = rng.random((filters, depth)) < 0.5

@@ -29,10 +29,10 @@ from tables import markdown, where
 
 from bnncc.records.database import load
 from bnncc.schedules import schedule, with_weight_order
-from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog, host
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 
 NINE = [
@@ -79,7 +79,7 @@ class Layer:
         self.spec = with_weight_order(self.spec, target)
         found = load(target).find(to_json(self.spec), threads)
         point = found[0] if found is not None else None
-        func = schedule(conv2d(self.spec), target, threads, point)
+        func = schedule(define(self.spec), target, threads, point)
         tvm_target = tvm.target.Target(
             {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
         )

@@ -13,19 +13,30 @@ from collections.abc import Iterable
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import binary_lookup, binary_neon, binary_sliced, multithreading
-from bnncc.schedules.columns import cut, shares
-from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules import (
+    binary_lookup,
+    binary_neon,
+    binary_sliced,
+    channel_tiles,
+    epilogue,
+    multithreading,
+    ranges,
+    zeros,
+)
+from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
+from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
-from bnncc.schedules.templates import carry_save_sums
-from bnncc.schedules.templates.binary_conv2d import conv2d, image, pieces
-from bnncc.schedules.templates.taps import Piece
+from bnncc.schedules.templates.binary_conv2d import image
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.definitions import carry_save, define
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
 SPARE_REGISTERS = 4
 """Besides the accumulators: a weight vector, a product, constants of the bit count."""
@@ -69,6 +80,12 @@ DIVIDED = ("", "rows", "blocks")
 """What threads may share; with blocks, rows too."""
 
 
+ZEROS = "zeros", "zeros_last"
+"""Blocks of a definition that count zeros."""
+
+TABLES = "ones", "ones_last", "starts"
+"""Blocks of a definition that are computed before all others."""
+
 ORDERS = (("n", "h", "w", "o"), ("n", "h", "o", "w"), ("o", "n", "h", "w"))
 """Nests of loops over images, rows, tiles of columns and tiles of channels. With the last, weights
 of a tile stay in the first-level cache from row to row."""
@@ -111,44 +128,161 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     return make(choices, default, fits)
 
 
-def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Schedule a binary convolution as `point` says."""
+def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
+    """Write and schedule a kernel whose weights have another order, as `point` says."""
     if spec.weight_order == sliced_data.ORDER:
         return binary_sliced.apply(spec, target, threads, point)
     if spec.weight_order == "nibbles":
         return binary_lookup.apply(spec, point)
+    return binary_neon.apply(spec, target, point)
+
+
+def apply(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc | None:
+    """Schedule a binary convolution on words as `point` says; None for other orders of weights."""
     if spec.weight_order != "words":
-        return binary_neon.apply(spec, target, point)
-    # 1 normalise: write the definition in pieces, borders apart from the rest
-    return multithreading.one_region(tiled(spec, point).mod["main"])
+        return None
+    planes, flat = zero_planes(spec), flattened(spec)
+    counted = func
+    if point["carry_save"]:
+        counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
+    if planes:
+        counted = zeros.without(counted, planes, ZEROS)
+    made = _ordinary(counted, flat, target, point)
+    if planes:
+        rest = [
+            _compact(func, flat, target, last, bool(point.get("divide", 0)))
+            for last in (False, True)
+            if (flat.out_channels % layout.LANES if last else flat.out_channels >= layout.LANES)
+        ]
+        made = zeros.either(func, planes, made, ranges.joined([*_tables(func), *rest], 0))
+    return multithreading.one_region(made)
 
 
-def tiled(spec: BinaryConv2d, point: Point) -> s_tir.Schedule:
-    """Schedule the kernel of `spec` as `point` says."""
-    sizes = shares(image(spec)[2], point["columns"])
-    wide, tall = cut(spec, sizes), _blocks(spec, point["vectors"])
-    columns = [width for width, _ in wide]
-    blocks = [count for count, _ in tall]
-    carry_save = bool(point["carry_save"])
-    sch = s_tir.Schedule(conv2d(spec, columns, blocks or None, carry_save))
-    tiles = [
-        (width_tile, block_tile)
-        for block_tile in [t for _, t in tall] + [1] * _has_tail(spec)
-        for _, width_tile in wide
-    ]
-    for i, (piece, tile) in enumerate(
-        zip(pieces(spec, columns, blocks or None), tiles, strict=True)
-    ):
-        _piece(sch, str(i), piece, tile, point, spec.dilations[1])
-    masked = spec.ternary or spec.weight_zeros
-    for scope in ["ordinary", "with_zeros"][: 1 + masked]:
-        for block in sch.get_child_blocks(sch.get_sblock(scope)):
-            if sch.get(block).name_hint.startswith(("weights_", "taps_", "borders_")):
-                _table(sch, block)
-    if masked:
-        for i in range(len(pieces(spec))):
-            _compact(sch, f"zero_{i}", bool(point.get("divide", 0)))
-    return sch
+def _ordinary(
+    func: tirx.PrimFunc, flat: BinaryConv2d, target: TargetSpec, point: Point
+) -> tirx.PrimFunc:
+    """Schedule data without zeros."""
+    parts = _tables(func)
+    for group in groups(flat.out_channels, point["vectors"], apart=True):
+        parts += [
+            _tiles(func, flat, target, group, segment, point)
+            for segment in segments(flat, point["columns"])
+        ]
+    return ranges.joined(parts, 0)
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels."""
+    vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
+    out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
+    # 1 normalise
+    columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
+    cut: dict[str, Bounds] = {
+        "xors": {},
+        sums: {2: columns, 3: (0 if last else group.first, count)},
+        "acc": {2: columns, 3: (group.first, count)},
+        out: {2: columns, 3: (0 if last else group.first, count)},
+    }
+    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    # 2 tile
+    n, h, w, o = sch.get_loops(out)
+    tile, column = sch.split(w, [segment.tiles, segment.width])
+    outer, vector = sch.split(o, [group.count, vectors])
+    divided, order = DIVIDED[point.get("divide", 0)], ORDERS[point["order"]]
+    if divided == "blocks" and order[2] == "w":
+        order = ORDERS[1]
+    named = {"n": n, "h": h, "w": tile, "o": outer}
+    outside = [named[axis] for axis in order]
+    sch.reorder(*outside, column, vector)
+    # 3 stage
+    if "acc" in (block.name_hint for block in ranges.blocks(func)):
+        sch.compute_at("acc", vector, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops("acc_lane")[-1])
+    sch.compute_at(sums, outside[-1], preserve_unit_loops=True)
+    shared = outside[:3] if divided == "blocks" else [n, h]
+    if point["carry_save"]:  # made again for each row of outputs
+        sch.compute_at("xors", shared[-1], preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops("xors")[-1])
+    # 5 vectorize, unroll, parallel
+    if divided:
+        sch.parallel(sch.fuse(*shared))
+    for loop in (column, vector):
+        sch.unroll(loop)
+    _sums(sch, sums, spec, point)
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> None:
+    """Schedule the sums of a tile, unrolled inside of the reduction."""
+    pair = CARRY_SAVE[spec.dilations[1]] if point["carry_save"] else XOR_POPCOUNT
+    if point["carry_save"]:
+        *_, column, vector, kh, c = sch.get_loops(name)
+        kw, body = None, [column, vector]
+    else:
+        *_, column, vector, kh, kw, c = sch.get_loops(name)
+        body = [kw, column, vector]
+    if point["unroll"] > 1:
+        c, part = sch.split(c, [None, point["unroll"]])
+        body = [part, *body]
+    sch.reorder(kh, c, *body)
+    for loop in body:
+        if not point["rolled"] or loop is not kw:
+            sch.unroll(loop)
+    start = sch.decompose_reduction(name, kh)
+    for loop in sch.get_loops(start)[-2:]:
+        sch.unroll(loop)
+    if not point["carry_save"]:  # its sums and carries leave no registers for bounds of rows
+        rows = range(spec.output_hw[0])
+        channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
+    sch.vectorize(sch.get_loops(f"{name}_start")[-1])
+    # 4 tensorize
+    lane = sch.get_loops(f"{name}_add")[-1]
+    if spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0:
+        sch.tensorize(lane, pair.register())
+    else:  # lanes load words of their own
+        channel_tiles.mark_lanes(sch, lane)
+
+
+def _compact(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, last: bool, divided: bool
+) -> tirx.PrimFunc:
+    """Schedule data with exact zeros, which are rare: vectors, but no unrolled loops."""
+    end, full = "_last" * last, spec.out_channels // layout.LANES
+    channels = (full, 1) if last else (0, full)
+    sums, out = [f"{name}{end}" for name in ("sum", "zeros")], epilogue.BLOCKS[last]
+    cut: dict[str, Bounds] = {**{name: {} for name in (*sums, out)}, "acc": {3: channels}}
+    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    n, h, _, o = sch.get_loops(out)
+    for name in ("acc", *sums):
+        sch.compute_at(name, o, preserve_unit_loops=True)
+    sch.vectorize(sch.get_loops("acc_lane")[-1])
+    if divided:
+        sch.parallel(sch.fuse(n, h))
+    for name in sums:
+        sch.decompose_reduction(name, sch.get_loops(name)[-3])
+        sch.vectorize(sch.get_loops(f"{name}_start")[-1])
+        channel_tiles.mark_lanes(sch, sch.get_loops(f"{name}_add")[-1])
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
+
+
+def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
+    """Schedule what sums start from, where that is a table: its lanes as vectors."""
+    made = []
+    for block in ranges.blocks(func):
+        name = block.name_hint
+        if name not in TABLES:
+            continue
+        sch = s_tir.Schedule(ranges.part(func, {name: {}}, TABLES))
+        _table(sch, sch.get_sblock(name))
+        made.append(sch.mod["main"])
+    return made
 
 
 def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
@@ -211,13 +345,8 @@ def _weight_bytes(spec: BinaryConv2d) -> int:
 
 
 def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:
-    return target.popcount == "vector" and target.vector_bits == 512 and carry_save_sums.fits(spec)
-
-
-def _blocks(spec: BinaryConv2d, vectors: int) -> list[tuple[int, int]]:
-    """Return pieces of the full channel blocks as (count, tile), each a multiple of its tile."""
-    main, rest = divmod(spec.out_channels // layout.LANES, vectors)
-    return [b for b in ((main * vectors, vectors), (rest, rest)) if b[0]]
+    instruction = target.popcount == "vector" and target.vector_bits == 512
+    return instruction and spec.dilations[1] in CARRY_SAVE and carry_save.fits(spec)
 
 
 def accumulators(target: TargetSpec) -> int:
@@ -226,81 +355,6 @@ def accumulators(target: TargetSpec) -> int:
     if target.popcount == "vector":
         return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
-
-
-def _has_tail(spec: BinaryConv2d) -> bool:
-    return spec.out_channels % layout.LANES > 0
-
-
-def _piece(
-    sch: s_tir.Schedule, name: str, piece: Piece, tile: tuple[int, int], point: Point,
-    reach: int,
-) -> None:  # fmt: skip
-    divided = DIVIDED[point.get("divide", 0)]
-    # 2 tile
-    n, h, w, o = sch.get_loops(f"out_{name}")
-    w1, w2 = sch.split(w, [piece.columns // tile[0], tile[0]])
-    o1, o2 = sch.split(o, [piece.blocks // tile[1], tile[1]])
-    order = ORDERS[point["order"]]
-    if divided == "blocks" and order[2] == "w":
-        order = ORDERS[1]
-    named = {"n": n, "h": h, "w": w1, "o": o1}
-    outer = [named[axis] for axis in order]
-    shared = outer[:3] if divided == "blocks" else [n, h]
-    sch.reorder(*outer, w2, o2)
-    acc = sch.get_sblock(f"acc_{name}")
-    sch.compute_at(acc, outer[-1], preserve_unit_loops=True)
-    if point["carry_save"]:
-        # 3 cache: the sums of the rows under one row of outputs, made again for each
-        sums = sch.get_sblock(f"sums_{name}")
-        sch.compute_at(sums, shared[-1], preserve_unit_loops=True)
-        sch.vectorize(sch.get_loops(sums)[-1])
-    # 5 vectorize, unroll, parallel
-    if divided:
-        sch.parallel(sch.fuse(*shared))
-    sch.unroll(w2)
-    sch.unroll(o2)
-    if point["carry_save"]:
-        *_, w, o, kh, c = sch.get_loops(acc)
-        sch.reorder(kh, c, w, o)
-        init = sch.decompose_reduction(acc, kh)
-        for loop in (w, o, *sch.get_loops(init)[-2:]):
-            sch.unroll(loop)
-        # 4 tensorize
-        _tensorize(sch, name, CARRY_SAVE[reach])
-        return
-    *_, w, o, kh, kw, c = sch.get_loops(acc)
-    body = [kw, w, o]
-    if point["unroll"] > 1:
-        c, inner = sch.split(c, [None, point["unroll"]])
-        body = [inner, *body]
-        sch.unroll(inner)
-    sch.reorder(kh, c, *body)
-    sch.unroll(w)
-    sch.unroll(o)
-    if not point["rolled"]:
-        sch.unroll(kw)
-    init = sch.decompose_reduction(acc, kh)
-    for loop in sch.get_loops(init)[-2:]:
-        sch.unroll(loop)
-    # 4 tensorize
-    _tensorize(sch, name, XOR_POPCOUNT)
-
-
-def _compact(sch: s_tir.Schedule, name: str, parallel: bool) -> None:
-    """Schedule the code for data with exact zeros: vectors, but rolled loops."""
-    n, h, _, o = sch.get_loops(f"out_{name}")
-    acc = sch.get_sblock(f"acc_{name}")
-    sch.compute_at(acc, o, preserve_unit_loops=True)
-    if parallel:
-        sch.parallel(sch.fuse(n, h))
-    sch.decompose_reduction(acc, sch.get_loops(acc)[-3])
-
-
-def _tensorize(sch: s_tir.Schedule, name: str, pair: TensorPair) -> None:
-    """Put an instruction in the place of the loop over lanes, where that is a block."""
-    for block in sch.get_child_blocks(sch.get_sblock(f"acc_{name}_update")):
-        sch.tensorize(sch.get_loops(block)[-1], pair.register())
 
 
 def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:

@@ -25,6 +25,9 @@ _REDUCED = 2
 _TAPS = "bnncc.taps"
 """Marks loops over the taps of a window, with which axis of a reduction they are."""
 
+_LANES = "bnncc.lanes"
+"""Marks loops over lanes."""
+
 
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the columns and the vectors of channels of a range: the first, and how many."""
@@ -142,9 +145,30 @@ def in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
     sch.vectorize(lane)
 
 
-def mark(sch: s_tir.Schedule, loop: Any, axis: int) -> None:
-    """Have `bounded` leave out taps of a loop, which of the axes that a block reduces is given."""
-    sch.annotate(loop, _TAPS, axis)
+def mark(sch: s_tir.Schedule, loop: Any, axis: int, least: int = 0) -> None:
+    """Have `bounded` leave out taps of a loop.
+
+    Parameters
+    ----------
+    sch : Schedule
+        Of the function.
+    loop : LoopRV
+        A loop over taps.
+    axis : int
+        Which of the axes that a block reduces it is.
+    least : int, default 0
+        How many taps every window has inside the image. LLVM writes code for tiles without
+        any, unless it knows of one.
+    """
+    sch.annotate(loop, _TAPS, [axis, least])
+
+
+def mark_lanes(sch: s_tir.Schedule, loop: Any) -> None:
+    """Have `bounded` make a vector of a loop around a block that changes what it reads.
+
+    The primitive refuses it, as it does not see that every turn has an element of its own.
+    """
+    sch.annotate(loop, _LANES, 1)
 
 
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -164,16 +188,20 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def bounds(loop: tirx.For) -> tirx.For:
+        if _LANES in loop.annotations:
+            kind = tirx.ForKind.VECTORIZED
+            return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body)
         if _TAPS not in loop.annotations:
             return loop
         blocks: list[Any] = []
         tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, blocks.append), order="pre")
         realize, reduced = next((b, axes) for b in blocks if (axes := _reduced(b.block)))
-        block, number = realize.block, reduced[int(loop.annotations[_TAPS])]
+        axis, least = map(int, loop.annotations[_TAPS])
+        block, number = realize.block, reduced[axis]
         tap, test = block.iter_vars[number].var, block.body
         values = {
-            axis.var: value
-            for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
+            iterated.var: value
+            for iterated, value in zip(block.iter_vars, realize.iter_values, strict=True)
         }
         low, high, body = tirx.const(0, loop.extent.ty), loop.extent, loop.body
         while isinstance(test, tirx.IfThenElse) and test.condition.a.same_as(tap):
@@ -182,7 +210,9 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             )
             low, high = (bound, high) if isinstance(test.condition, tirx.GE) else (low, bound)
             test = test.then_case
+        extent = high - low
         if not test.same_as(block.body):
+            extent = tirx.max(extent, tirx.const(least, extent.ty)) if least else extent
             tap = loop.loop_var
 
             def moved(var: tirx.Var) -> Any:
@@ -191,7 +221,7 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             replaced = partial(_replaced, block, number, test)
             body = tvm_ffi.structural_map(body, (s_tir.SBlock, replaced))
             body = tvm_ffi.structural_map(body, (tirx.Var, moved))
-        return tirx.For(loop.loop_var, loop.min, high - low, loop.kind, body)
+        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, bounds)))
 

@@ -23,11 +23,13 @@ Bounds = Mapping[int, tuple[int, int]]
 
 def names(func: tirx.PrimFunc) -> list[str]:
     """Return the names of the blocks of a definition, in order."""
-    nests = map(_opened, _statements(func.body.block.body))
+    nests = map(_opened, statements(func.body.block.body))
     return [inner.block.name_hint for loops, inner in nests if loops]
 
 
-def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
+def part(
+    func: tirx.PrimFunc, bounds: Mapping[str, Bounds], shared: Sequence[str] = ()
+) -> tirx.PrimFunc:
     """Return a definition for a range of its output.
 
     Parameters
@@ -36,14 +38,19 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
         Nests of loops around one block each.
     bounds : mapping of str to Bounds
         By the names of the blocks that are kept.
+    shared : sequence of str, optional
+        Names of blocks whose tensors all parts have in common: one of them keeps these.
 
     Returns
     -------
     tirx.PrimFunc
-        With the parameters of `func`, and loops and tensors of its own.
+        With the parameters of `func`, and loops and other tensors of its own.
     """
     root = func.body.block
     own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
+    for block in blocks(func):
+        if block.name_hint in shared:
+            own |= {region.source: region.source for region in block.writes}
 
     def fresh(var: tirx.Var) -> tirx.Var:
         if var not in own:
@@ -51,13 +58,32 @@ def part(func: tirx.PrimFunc, bounds: Mapping[str, Bounds]) -> tirx.PrimFunc:
         return own[var]
 
     kept = []
-    for stmt in _statements(root.body):
+    for stmt in statements(root.body):
         loops, realize = _opened(stmt)
         name = realize.block.name_hint if loops else ""
         if not loops or name in bounds:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
-    body = _root(root, kept, root.alloc_buffers)
+    body = rooted(func, _sequence(kept), root.alloc_buffers)
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
+
+
+def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return `func` with the parameters of another function of the same ones."""
+    same = dict(zip(func.params, other.params, strict=True))
+    for old, new in zip(func.params, other.params, strict=True):
+        same |= {
+            extent: given
+            for extent, given in zip(old.shape, new.shape, strict=True)
+            if isinstance(extent, tirx.Var)
+        }
+    body = tvm_ffi.structural_map(func.body, (tirx.Var, partial(_found, same)))
+    return other.with_body(body)
+
+
+def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """Return the blocks of a definition, each the inside of a nest of loops."""
+    opened = (_opened(stmt) for stmt in statements(func.body.block.body))
+    return [realize.block for loops, realize in opened if loops]
 
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
@@ -89,9 +115,9 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     bodies: list[tirx.Stmt] = []
     common: list[tirx.For] = []
     for root in roots:
-        statements = _statements(root.body)
-        (nest,) = (stmt for stmt in statements if isinstance(stmt, tirx.For))
-        views += [stmt for stmt in statements if stmt is not nest]
+        steps = statements(root.body)
+        (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
+        views += [stmt for stmt in steps if stmt is not nest]
         loops, body = _opened(nest, shared)
         common = common or loops
         same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
@@ -100,8 +126,8 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     made = _sequence(bodies)
     for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
-    tensors = [tensor for root in roots for tensor in root.alloc_buffers]
-    return parts[0].with_body(_root(roots[0], [*views, made], tensors))
+    tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
+    return parts[0].with_body(rooted(parts[0], _sequence([*views, made]), tensors))
 
 
 def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
@@ -112,7 +138,8 @@ def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
-def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return what follows one another in a statement."""
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
@@ -125,6 +152,8 @@ def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], t
     return loops, stmt
 
 
-def _root(old: s_tir.SBlock, body: Sequence[tirx.Stmt], tensors: Sequence[Any]) -> tirx.Stmt:
-    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, _sequence(body), None, tensors)
+def rooted(func: tirx.PrimFunc, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx.Stmt:
+    """Return a body of `func`, with `tensors` that it uses."""
+    old = func.body.block
+    block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, body, None, tensors)
     return s_tir.SBlockRealize([], tirx.const(True), block)

@@ -49,7 +49,8 @@ class Row:
 
 _ROWS = {
     BinaryConv2d: Row(
-        "binary_words:apply", "binary_words:space", rate="multithreading:bits",
+        "binary_words:template", "binary_words:space", "binary_words:apply",
+        rate="multithreading:bits",
         gpu="cuda.binary:kernel", gpu_space="cuda.binary:space", gpu_cut="cuda.binary:Cut",
     ),
     BitwiseMaxPool: Row(

@@ -1,8 +1,7 @@
-"""Single products of a binary convolution: which words meet, and what stands outside the image."""
+"""Kernels of binary convolutions that templates write: which taps are inside the image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +43,6 @@ class Kernel:
     weight: Buffer
     params: list[Buffer]
     outputs: list[Buffer]
-    weight_zero: Buffer | None = None
-    starts: Buffer | None = None
-    """Start values, if weights are known only at run time."""
 
     @property
     def group_channels(self) -> int:
@@ -57,11 +53,6 @@ class Kernel:
     def group_words(self) -> int:
         """Words of one group and pixel."""
         return layout.words(self.group_channels)
-
-    @property
-    def uniform(self) -> bool:
-        """Whether all channels of a vector read the same group."""
-        return self.spec.groups == 1 or (self.spec.out_channels // self.spec.groups) % LANES == 0
 
     @property
     def reduction(self) -> tuple[int, int, int]:
@@ -153,19 +144,6 @@ class Kernel:
             return T.int32(0)  # added when it is read, with all of them doubled
         return self.missing(h, w, piece) * (self.group_channels // 2)
 
-    def weight_index(self, piece: Piece, o: Expr, lane: Expr, taps: tuple[Expr, ...]) -> Expr:
-        """Return where the weight of (kernel row, kernel column, word) lies, see `layout`."""
-        kh, kw, c = taps
-        row = (kh * self.spec.kernel[1] + kw) * self.group_words + c
-        per_block = self.spec.kernel[0] * self.spec.kernel[1] * self.group_words
-        if piece.lanes == LANES or self.spec.per_image:
-            return ((o + piece.block) * per_block + row) * LANES + lane
-        return piece.block * per_block * LANES + row * piece.lanes + lane
-
-    def weights(self, n: Expr, index: Expr) -> tuple[Expr, ...]:
-        """Return the index of what `weight_index` found, in the weights of image `n`."""
-        return (n, index) if self.spec.per_image else (index,)
-
     def word(self, piece: Piece, o: Expr, lane: Expr, c: Expr) -> Expr:
         """Return which word of a pixel holds word `c` of the group that output channels read."""
         spec = self.spec
@@ -187,84 +165,3 @@ class Kernel:
             return ones
         tail = T.uint32((1 << channels % layout.WORD_BITS) - 1)
         return T.Select(c == self.group_words - 1, tail, ones)
-
-
-@dataclass(frozen=True)
-class Tap:
-    """One product: a data word (or what stands for it outside the image) and a weight word.
-
-    `lane` is a scalar; if it is None, the product is of a data word and a whole vector of weights.
-    """
-
-    kernel: Kernel
-    piece: Piece
-    n: Expr
-    h: Expr
-    w: Expr
-    o: Expr
-    lane: Expr | None
-    kh: Expr
-    kw: Expr
-    c: Expr
-
-    @property
-    def weight(self) -> Expr:
-        """The weight word, or vector of words."""
-        lane = 0 if self.lane is None else self.lane
-        index = self.kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
-        where = index if self.lane is not None else T.Ramp(index, 1, LANES)
-        return self.kernel.weight[self.kernel.weights(self.n, where)]
-
-    @property
-    def weight_zero(self) -> Expr:
-        """The word of the weights' zero plane."""
-        index = self.kernel.weight_index(self.piece, self.o, self.lane, (self.kh, self.kw, self.c))
-        assert self.kernel.weight_zero is not None
-        return self.kernel.weight_zero[self.kernel.weights(self.n, index)]
-
-    @property
-    def index(self) -> tuple[Expr, ...]:
-        """Index of the data word."""
-        kernel = self.kernel
-        lane = 0 if self.lane is None else self.lane
-        word = kernel.word(self.piece, self.o, lane, self.c)
-        if kernel.spec.rank == 2:
-            return (self.w if kernel.rows_are_columns else self.n), word
-        row = kernel.position(0, self.h, self.kh)
-        return self.n, row, kernel.position(1, self.w, self.kw), word
-
-    def spread(self, word: Expr) -> Expr:
-        """Return a data word as the other operand of `weight`."""
-        return word if self.lane is not None else T.Broadcast(word, LANES)
-
-    def differ(self, word: Expr) -> Expr:
-        """Return the bits in which `word` and the weight differ."""
-        return self.spread(word) ^ self.weight
-
-    def regions(self) -> list[Expr]:
-        """Return what the product reads."""
-        kernel = self.kernel
-        planes = [kernel.data, *([kernel.zero] if kernel.zero is not None else [])]
-        lane = 0 if self.lane is None else self.lane
-        start = kernel.weight_index(self.piece, self.o, lane, (self.kh, self.kw, self.c))
-        where = kernel.weights(
-            self.n, start if self.lane is not None else slice(start, start + LANES)
-        )
-        weights = [w for w in (kernel.weight, kernel.weight_zero) if w is not None]
-        return [*(plane[self.index] for plane in planes), *(w[where] for w in weights)]
-
-    def visit(self, add: Callable[[Tap], None], rows: bool = True) -> None:
-        """Call `add` with this product, under the test that the tap is inside.
-
-        Parameters
-        ----------
-        add : callable
-            Writes the statement.
-        rows : bool, default True
-            Whether the row is tested too, not only the column.
-        """
-        kernel = self.kernel
-        row = kernel.inside(0, self.h, self.kh, self.piece) if rows else None
-        column = kernel.inside(1, self.w, self.kw, self.piece)
-        with under(row, column):
-            add(self)

@@ -9,10 +9,10 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, bind, const
 from bnncc.topi_binary.definitions.taps import tap_bounds
-from bnncc.topi_binary.spec import BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
+from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
 from bnncc.topi_binary.spec import taps_inside as taps_inside
 
-Windowed = Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
+Windowed = BinaryConv2d | Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
 
 
 class Segment(NamedTuple):

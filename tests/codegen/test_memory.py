@@ -15,8 +15,8 @@ from bnncc.codegen import memory
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule
-from bnncc.schedules.templates.binary_conv2d import conv2d
 from bnncc.targets import catalog
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
 from tests.collection.builder import Net
 
@@ -88,7 +88,7 @@ def test_register_tiles_are_no_scratch() -> None:
     )
     target = catalog.resolve("x86-64-v4-vpopcntdq")
     module = tvm.IRModule(
-        {"main": schedule(conv2d(spec), target).with_attr("global_symbol", "main")}
+        {"main": schedule(define(spec), target).with_attr("global_symbol", "main")}
     )
     with memory.recorded() as found:
         tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm import s_tir
+from tvm import s_tir, tirx
 
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import ranges
@@ -36,3 +36,22 @@ def test_blocks_that_are_not_named_are_left_out() -> None:
     sch = s_tir.Schedule(part)
     assert [int(sch.get(loop).extent) for loop in sch.get_loops("out")[1:]] == [6, 2, 3]
     assert len(sch.get_child_blocks(sch.get_sblock("root"))) == 1
+
+
+def test_parts_have_shared_tensors_in_common() -> None:
+    func = define(SPEC)
+    alone, shared = (
+        [ranges.part(func, {"held": {2: (at, 1)}}, names) for at in (0, 1)]
+        for names in ((), ("held",))
+    )
+    for parts, count in ((alone, 2), (shared, 1)):
+        assert len({held for part in parts for held in part.body.block.alloc_buffers}) == count
+    assert len(ranges.joined(shared, 0).body.block.alloc_buffers) == 1
+
+
+def test_a_function_is_given_the_parameters_of_another() -> None:
+    other = define.__wrapped__(SPEC)
+    func = ranges.with_parameters(define(SPEC), other)
+    assert [*func.params] == [*other.params]
+    own = {*define(SPEC).params, define(SPEC).params[0].shape[0]}
+    assert not own & {*tirx.analysis.undefined_vars(func.body, [])}

@@ -15,16 +15,16 @@ from bnncc.schedules import schedule, with_packed_operands, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Conv2d, Pool2d, Spec, Step
+from bnncc.topi_binary.definitions import carry_save, define
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
 
 
-def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def run(spec: Spec, inputs: list[np.ndarray], form: str = "") -> list[np.ndarray]:
     """Compile the definition of `spec`, scalar by scalar, and run it."""
     with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
-        module = tvm.IRModule({"main": define(spec).with_attr("global_symbol", "main")})
+        module = tvm.IRModule({"main": define(spec, form).with_attr("global_symbol", "main")})
         library = tvm.compile(module, tvm_target(catalog.native()))
     return call(library["main"], spec, inputs)
 
@@ -56,6 +56,23 @@ CASES = [
 def test_a_definition_computes_what_its_oracle_computes(spec: Spec) -> None:
     case = make(spec)
     assert case.difference(run(spec, case.inputs)) == ""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        definition_cases.WORDS,
+        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
+        replace(definition_cases.WORDS, channels=33, ternary=True),
+        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
+        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=64),
+    ],
+    ids=lambda spec: Workload.of(spec).name,
+)
+def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
+    assert carry_save.fits(spec)
+    case = make(spec)
+    assert case.difference(run(spec, case.inputs, carry_save.FORM)) == ""
 
 
 @pytest.mark.parametrize(

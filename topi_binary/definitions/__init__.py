@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=64)  # networks repeat their layers, and tuning a kernel does so more
-def define(spec: Spec) -> tirx.PrimFunc:
+def define(spec: Spec, form: str = "") -> tirx.PrimFunc:
     """Return the definition of `spec`: what legalization makes, and what rules schedule.
 
     Parameters
     ----------
     spec : Spec
         Any of the spec classes.
+    form : str, default ""
+        Another form of the same sums, for those that have one: `carry_save.FORM`.
 
     Returns
     -------
@@ -37,5 +39,7 @@ def define(spec: Spec) -> tirx.PrimFunc:
 
     module, name = spec.definition.split(":")
     with Operator(spec) as operator:
-        getattr(importlib.import_module(f"{__name__}.{module}"), name)(operator, spec)
+        getattr(importlib.import_module(f"{__name__}.{module}"), name)(
+            operator, spec, *[form][: bool(form)]
+        )
     return operator.func

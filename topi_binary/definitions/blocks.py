@@ -55,7 +55,7 @@ def compute(
     Buffer
         `target`.
     """
-    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
+    with T.grid(*map(index, extents)) as loops, T.sblock(name):
         axes = _axes("S" * len(extents), loops)
         T.buffer_store(target, value(*axes), list(at(*axes) if at else axes))
     return target
@@ -94,7 +94,7 @@ def accumulate(
         `target`.
     """
     count = len(extents)
-    with T.grid(*map(extent, [*extents, *reduced])) as loops, T.sblock(name):
+    with T.grid(*map(index, [*extents, *reduced])) as loops, T.sblock(name):
         axes = _axes("S" * count + "R" * len(reduced), loops)
         here = list(at(*axes[:count]) if at else axes[:count])
         with T.init():
@@ -102,6 +102,74 @@ def accumulate(
         with under(*(tests(*axes) if tests else ())):
             T.buffer_store(target, step(target[tuple(here)], *axes), here)
     return target
+
+
+def accumulate_lanes(
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    reduced: Sequence[Any],
+    start: Callable[..., Expr],
+    term: Callable[..., Expr],
+    tests: Callable[..., Sequence[Expr]],
+    first: int = 0,
+) -> Buffer:
+    """Write sums of vectors, of which the lanes are blocks of their own that become instructions.
+
+    ``target[*i, o * LANES + lane] = start(*i, o, lane) + sum(term(*i, o, *r, lane))``, where o is
+    the last axis of `extents`. The blocks are ``name``, ``name_start`` and ``name_add``.
+
+    Parameters
+    ----------
+    name, target, extents, reduced
+        As for `accumulate`.
+    start : callable
+        Takes the indices and a lane; returns what a sum begins with.
+    term : callable
+        Takes the indices, those of the reduction, and a lane; returns what is added.
+    tests : callable
+        Takes the first two; without all of these nothing is added.
+    first : int, default 0
+        The first o.
+
+    Returns
+    -------
+    Buffer
+        `target`.
+    """
+    count = len(extents)
+    with T.grid(*map(index, [*extents, *reduced])) as loops, T.sblock(name):
+        loops = [*loops]
+        where = _axes("S" * (count - 1), loops[: count - 1])
+        o = T.axis.spatial(index(extents[-1] + first), loops[count - 1] + first)
+        axes = [*where, o, *_axes("R" * len(reduced), loops[count:])]
+        with T.init(), lane_of(f"{name}_start") as lane:
+            T.buffer_store(target, start(*where, o, lane), [*where, o * layout.LANES + lane])
+        with under(*tests(*axes)), lane_of(f"{name}_add") as lane:
+            here = (*where, o * layout.LANES + lane)
+            T.buffer_store(target, target[here] + term(*axes, lane), list(here))
+    return target
+
+
+def compute_lanes(
+    name: str, target: Buffer, extents: Sequence[Any], value: Callable[..., Expr]
+) -> Buffer:
+    """Write vectors, whose lanes are the block ``name_lane``: what `accumulate_lanes` starts with.
+
+    ``target[*i, o * LANES + lane] = value(*i, o, lane)``, see there.
+    """
+    with T.grid(*map(index, extents)) as loops, T.sblock(name):
+        *where, o = _axes("S" * len(extents), loops)
+        with lane_of(f"{name}_lane") as lane:
+            T.buffer_store(target, value(*where, o, lane), [*where, o * layout.LANES + lane])
+    return target
+
+
+@contextmanager
+def lane_of(name: str) -> Iterator[Expr]:
+    """Open a block of one lane, and the loop over them."""
+    with T.grid(int64(layout.LANES)) as loop, T.sblock(name):
+        yield T.axis.spatial(int64(layout.LANES), loop)
 
 
 @contextmanager
@@ -115,8 +183,8 @@ def under(*tests: Expr | None) -> Iterator[None]:
         yield
 
 
-def extent(value: Any) -> Any:
-    """Return the extent of a loop."""
+def index(value: Any) -> Any:
+    """Return an extent or a number as an index."""
     return int64(value) if isinstance(value, int) else value
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary.definitions.blocks import Expr, int64
-from bnncc.topi_binary.spec import Conv2d, FewBitConv2d, taps_inside
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, taps_inside
 
-Flat = TypeVar("Flat", Conv2d, FewBitConv2d)
+Flat = TypeVar("Flat", BinaryConv2d, Conv2d, FewBitConv2d)
 
 
 def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
@@ -41,18 +41,46 @@ def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
 def tests_inside(spec: Any, *i: Expr) -> list[Expr]:
     """Return the tests that a tap of a window is in the image, as bounds of the tap."""
     _, h, w, _, kh, kw, *_ = i
-    found = []
-    for axis, position, tap in ((0, h, kh), (1, w, kw)):
-        first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
+    return tests_of(spec, 0, h, kh) + tests_of(spec, 1, w, kw)
+
+
+def tests_of(spec: Any, axis: int, position: Expr, tap: Expr) -> list[Expr]:
+    """Return the tests of the row (`axis` 0) or column (1) of a tap alone."""
+    before, after = _leaves(spec, axis)
+    low, high = tap_bounds(spec, axis, position)
+    return [tap >= low] * before + [tap < high] * after
+
+
+def _leaves(spec: Any, axis: int) -> tuple[bool, bool]:
+    """Return whether the first window begins before the image, and the last ends behind it."""
+    first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
+    return first.start > 0, last.stop < spec.kernel[axis]
+
+
+def leaves_image(spec: Any) -> bool:
+    """Return whether any tap of any window is outside the image."""
+    return any(side for axis in (0, 1) for side in _leaves(spec, axis))
+
+
+def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
+    """Return how many taps of the window at (h, w) are outside the image."""
+    counts = []
+    for axis, position in enumerate((h, w)):
         low, high = tap_bounds(spec, axis, position)
-        found += [tap >= low] * (first.start > 0) + [tap < high] * (last.stop < spec.kernel[axis])
-    return found
+        before, after = _leaves(spec, axis)
+        low, high = low if before else int64(0), high if after else int64(spec.kernel[axis])
+        counts.append(T.max(high - low, int64(0)))
+    return T.Cast("int32", spec.kernel[0] * spec.kernel[1] - counts[0] * counts[1])
 
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
     """Return the nearest place in the image."""
-    low, high = int64(0), (int64(spec.height - 1), int64(spec.width - 1))
-    return T.max(low, T.min(row, high[0])), T.max(low, T.min(column, high[1]))
+    return within(row, spec.height), within(column, spec.width)
+
+
+def within(position: Expr, extent: int) -> Expr:
+    """Return the nearest of so many rows or columns."""
+    return T.max(int64(0), T.min(position, int64(extent - 1)))
 
 
 def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequence[Expr]:
@@ -77,6 +105,14 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     return number
 
 
+def class_start(firsts: Sequence[int], number: Expr) -> Expr:
+    """Return the first row or column of a class, given that of each."""
+    position: Expr = int64(0)
+    for i in range(1, len(firsts)):
+        position = position + T.Cast("int64", number >= i) * (firsts[i] - firsts[i - 1])
+    return position
+
+
 def flattened(spec: Flat) -> Flat:
     """Return `spec` with its pixels in one long row, if its kernel only looks at one pixel.
 
@@ -86,9 +122,12 @@ def flattened(spec: Flat) -> Flat:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):
             return spec
         steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
-        layout: dict[str, str] = {} if isinstance(spec, FewBitConv2d) else {"data_layout": "NHWC"}
+        own = {field.name for field in fields(spec)} & {"data_layout"}
+        layout: dict[str, str] = dict.fromkeys(own, "NHWC")
         changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
         return replace(spec, **changed)
+    if isinstance(spec, BinaryConv2d):
+        return spec
     pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not pointwise or planar or getattr(spec, "pool", None) is not None:
