@@ -5,6 +5,10 @@ registers over the whole reduction (kernel row, word, kernel column). Each weigh
 once per tile, each data word is broadcast from memory by the XOR that uses it. The width is cut
 into tiles that differ by at most one column; tiles that touch the border are code of their own, in
 which the tests for taps outside fold away, those between run as one loop.
+
+The rule schedules the definition that it is given, or, to count three taps at once, another form of
+it. Data that may hold exact zeros are scanned first: if there are none, a copy runs that knows of
+none, else one in small code.
 """
 
 from __future__ import annotations
@@ -213,12 +217,14 @@ def _tiles(
         sch.parallel(sch.fuse(*shared))
     for loop in (column, vector):
         sch.unroll(loop)
-    _sums(sch, sums, spec, point)
+    _sums(sch, sums, spec, target, point)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
 
-def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> None:
+def _sums(
+    sch: s_tir.Schedule, name: str, spec: BinaryConv2d, target: TargetSpec, point: Point
+) -> None:
     """Schedule the sums of a tile, unrolled inside of the reduction."""
     pair = CARRY_SAVE[spec.dilations[1]] if point["carry_save"] else XOR_POPCOUNT
     if point["carry_save"]:
@@ -237,7 +243,8 @@ def _sums(sch: s_tir.Schedule, name: str, spec: BinaryConv2d, point: Point) -> N
     start = sch.decompose_reduction(name, kh)
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
-    if not point["carry_save"]:  # its sums and carries leave no registers for bounds of rows
+    # Sums and carries, or the four registers of a vector, leave none for bounds of rows.
+    if not point["carry_save"] and target.vector_bits > 128:
         rows = range(spec.output_hw[0])
         channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])
