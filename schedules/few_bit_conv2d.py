@@ -85,7 +85,11 @@ def _tiles(
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
     columns, vectors = channel_tiles.axes(group, segment)
-    names = [name for name in ranges.names(func) if name.startswith(("sum", "count"))]
+    names = [
+        name
+        for name in [block.name_hint for block in ranges.blocks(func)]
+        if name.startswith(("sum", "count"))
+    ]
     first = {name: 2 + name.startswith("count") for name in names}  # counts are of each plane
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}

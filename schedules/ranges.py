@@ -21,12 +21,6 @@ Bounds = Mapping[int, tuple[int, int]]
 """By the number of a loop: where it begins, and how many turns it has."""
 
 
-def names(func: tirx.PrimFunc) -> list[str]:
-    """Return the names of the blocks of a definition, in order."""
-    nests = map(_opened, statements(func.body.block.body))
-    return [inner.block.name_hint for loops, inner in nests if loops]
-
-
 def part(
     func: tirx.PrimFunc, bounds: Mapping[str, Bounds], shared: Sequence[str] = ()
 ) -> tirx.PrimFunc:
