@@ -85,11 +85,8 @@ def _tiles(
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
     columns, vectors = channel_tiles.axes(group, segment)
-    names = [
-        name
-        for name in [block.name_hint for block in ranges.blocks(func)]
-        if name.startswith(("sum", "count"))
-    ]
+    every = [block.name_hint for block in ranges.blocks(func)]
+    names = [name for name in every if name.startswith(("sum", "count"))]
     first = {name: 2 + name.startswith("count") for name in names}  # counts are of each plane
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
