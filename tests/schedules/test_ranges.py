@@ -55,21 +55,3 @@ def test_a_function_is_given_the_parameters_of_another() -> None:
     assert [*func.params] == [*other.params]
     own = {*define(SPEC).params, define(SPEC).params[0].shape[0]}
     assert not own & {*tirx.analysis.undefined_vars(func.body, [])}
-
-
-def test_parts_have_shared_tensors_in_common() -> None:
-    func = define(SPEC)
-    alone, shared = (
-        [ranges.part(func, {"held": {2: (at, 1)}}, names) for at in (0, 1)]
-        for names in ((), ("held",))
-    )
-    for parts, count in ((alone, 2), (shared, 1)):
-        assert len({held for part in parts for held in part.body.block.alloc_buffers}) == count
-    assert len(ranges.joined(shared, 0).body.block.alloc_buffers) == 1
-
-
-def test_a_function_is_given_the_parameters_of_another() -> None:
-    other = define.__wrapped__(SPEC)
-    func = ranges.with_parameters(define(SPEC), other)
-    assert [*func.params] == [*other.params]
-    assert not tirx.analysis.undefined_vars(func.body, [*other.params, other.params[0].shape[0]])

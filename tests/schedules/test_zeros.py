@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from bnncc.schedules import schedule, zeros
 from bnncc.schedules.binary_words import ZEROS
@@ -15,7 +15,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step, zero_planes
-from bnncc.tuning.cases import make
+from bnncc.tuning.cases import make, run_time_weights
 from tests import definition_cases, kernel_harness
 from tests.topi_binary.test_definitions import call
 
@@ -38,10 +38,25 @@ def test_nothing_is_left_of_planes_without_zeros(spec: BinaryConv2d) -> None:
         assert len(loads) == len(sums) * len(sums[0].reads)
 
 
-def _blocks(func: tirx.PrimFunc) -> list[tirx.SBlock]:
-    found: list[tirx.SBlock] = []
-    tvm_ffi.structural_walk(func.body, (zeros.s_tir.SBlock, found.append), order="post")
+def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, found.append), order="post")
     return found
+
+
+def _inputs(spec: BinaryConv2d, seen: bool) -> list[np.ndarray]:
+    """Return inputs with some zeros, or none."""
+    inputs, rng = make(spec).inputs, np.random.default_rng(0)
+    if spec.ternary:  # the lowest bit of a word is always one of a channel
+        inputs[1] = rng.integers(0, 2, inputs[1].shape, dtype=np.uint32) * seen
+    if spec.weight_zeros:
+        shape = (spec.n, spec.out_channels, spec.channels)
+        none = (rng.random(shape) < 0.2) & seen
+        inputs[1 + spec.ternary :] = [
+            *run_time_weights(spec, none | (rng.random(shape) < 0.5), none),
+            *inputs[3 + spec.ternary + (spec.mode == "and") :],
+        ]
+    return inputs
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-v4"])
@@ -52,11 +67,7 @@ def test_data_with_zeros_and_without_count_alike(target: str, threads: int) -> N
     library = kernel_harness.build(made, chosen)
     for name, spec in zip(made, SPECS, strict=True):
         for seen in (False, True):
-            inputs, rng = make(spec).inputs, np.random.default_rng(0)
-            for plane in zero_planes(spec):
-                # Bits that exist in data and weights alone: those of the last bits of a word do not.
-                some = rng.integers(0, 2**6, inputs[plane].shape, dtype=np.uint32) * seen
-                inputs[plane] = some
+            inputs = _inputs(spec, seen)
             wanted = reference.binary_conv2d(spec, inputs)
             for found, expected in zip(call(library[name], spec, inputs), wanted, strict=True):
                 assert (found == expected).all(), (spec, seen)

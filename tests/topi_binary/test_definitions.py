@@ -76,23 +76,6 @@ def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        definition_cases.WORDS,
-        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
-        replace(definition_cases.WORDS, channels=33, ternary=True),
-        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
-        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=64),
-    ],
-    ids=lambda spec: Workload.of(spec).name,
-)
-def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
-    assert carry_save.fits(spec)
-    case = make(spec)
-    assert case.difference(run(spec, case.inputs, carry_save.FORM)) == ""
-
-
-@pytest.mark.parametrize(
     "target",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in kernel_harness.HERE[:-1]),
