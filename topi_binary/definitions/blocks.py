@@ -55,7 +55,7 @@ def compute(
     Buffer
         `target`.
     """
-    with T.grid(*map(index, extents)) as loops, T.sblock(name):
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         axes = _axes("S" * len(extents), loops)
         T.buffer_store(target, value(*axes), list(at(*axes) if at else axes))
     return target
@@ -94,7 +94,7 @@ def accumulate(
         `target`.
     """
     count = len(extents)
-    with T.grid(*map(index, [*extents, *reduced])) as loops, T.sblock(name):
+    with T.grid(*map(extent, [*extents, *reduced])) as loops, T.sblock(name):
         axes = _axes("S" * count + "R" * len(reduced), loops)
         here = list(at(*axes[:count]) if at else axes[:count])
         with T.init():
@@ -138,10 +138,10 @@ def accumulate_lanes(
         `target`.
     """
     count = len(extents)
-    with T.grid(*map(index, [*extents, *reduced])) as loops, T.sblock(name):
+    with T.grid(*map(extent, [*extents, *reduced])) as loops, T.sblock(name):
         loops = [*loops]
         where = _axes("S" * (count - 1), loops[: count - 1])
-        o = T.axis.spatial(index(extents[-1] + first), loops[count - 1] + first)
+        o = T.axis.spatial(extent(extents[-1] + first), loops[count - 1] + first)
         axes = [*where, o, *_axes("R" * len(reduced), loops[count:])]
         with T.init(), lane_of(f"{name}_start") as lane:
             T.buffer_store(target, start(*where, o, lane), [*where, o * layout.LANES + lane])
@@ -158,7 +158,7 @@ def compute_lanes(
 
     ``target[*i, o * LANES + lane] = value(*i, o, lane)``, see there.
     """
-    with T.grid(*map(index, extents)) as loops, T.sblock(name):
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         *where, o = _axes("S" * len(extents), loops)
         with lane_of(f"{name}_lane") as lane:
             T.buffer_store(target, value(*where, o, lane), [*where, o * layout.LANES + lane])
@@ -183,8 +183,8 @@ def under(*tests: Expr | None) -> Iterator[None]:
         yield
 
 
-def index(value: Any) -> Any:
-    """Return an extent or a number as an index."""
+def extent(value: Any) -> Any:
+    """Return the extent of a loop."""
     return int64(value) if isinstance(value, int) else value
 
 

@@ -21,7 +21,7 @@ from bnncc.topi_binary.definitions.blocks import (
     Expr,
     buffer,
     compute,
-    index,
+    extent,
     int64,
     lane_of,
     under,
@@ -102,7 +102,7 @@ def _sum(
     reach, zero = spec.dilations[1], int64(0)
     words, last = int(data.shape[3]), int(data.shape[2]) - 2 * reach
     every = (*extents, spec.kernel[0], met.words)
-    with T.grid(*map(index, every)) as loops, T.sblock(name):
+    with T.grid(*map(extent, every)) as loops, T.sblock(name):
         *outer, block, kh, c = loops
         n, h, w = T.axis.remap("SSS", outer)
         o = T.axis.spatial(int64(first + extents[3]), block + first)

@@ -200,7 +200,7 @@ def epilogue(
     below : callable, optional
         Writes thresholds whose limits are stored otherwise.
     padded : bool, default False
-        Whether `value` or `acc` has something in all lanes of the last vector.
+        Whether `value`, or `acc`, has something in all lanes of the last vector.
     """
     channels = pixels.extents[3]
     full, rest = divmod(channels, LANES)
@@ -497,9 +497,9 @@ class _Fetching(Steps):
     def acc(self) -> Values:
         """The lanes of the accumulator."""
         if self._acc is None:
-            assert self._source is not None
-            read = partial(self._at.of, self._source)
-            self._acc = self._lanes.fetched("acc_lanes", "int32", self._valued, read)
+            at, source = self._valued, self._source
+            assert source is not None
+            self._acc = self._lanes.fetched("acc_lanes", "int32", at, partial(at.of, source))
         return self._acc
 
     @property
