@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import few_bit_data
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, index, int64, under
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import (
     border_class,
@@ -127,7 +127,7 @@ def _counts(
         product = partial(_counted, spec, 1)
         counts = _sum(spec, f"count_{number}", tiles, plane, weight, None, product)
         before, sums = sums, buffer(f"sum_{number}", (*tiles[:3], tiles[3] * LANES), "int32")
-        with T.grid(*map(index, (*tiles, planes))) as loops, T.sblock(f"sum_{number}"):
+        with T.grid(*map(extent, (*tiles, planes))) as loops, T.sblock(f"sum_{number}"):
             *vector, i = T.axis.remap("SSSSR", list(loops))
             with T.init(), _each(vector) as at:
                 T.buffer_store(sums, T.int32(0) if before is None else before[at], at)
@@ -158,7 +158,7 @@ def _sum(
     each = () if plane is not None else (planes,)
     sums = buffer(name, (*each, *tiles[:3], tiles[3] * LANES), dtype)
     extents = (*each, *tiles, *spec.kernel, words)
-    with T.grid(*map(index, extents)) as loops, T.sblock(name):
+    with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
         *_, n, h, w, o = vector
         with T.init(), _each(vector) as at:
