@@ -36,11 +36,10 @@ from bnncc.schedules.space import Point
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Search
 from bnncc.tuning.task import key_of
-from bnncc.tuning.trials import Plan, Trials
+from bnncc.tuning.trials import Plan, Trials, shortest
 from bnncc.tuning.tuner import tasks_of
 
 
@@ -103,7 +102,7 @@ def main() -> None:
                     raise SystemExit(f"{workload.name}: cannot be measured")
                 so_far = times.setdefault(workload, [[], []])
                 times[workload] = [
-                    sorted(old + new)[:KEPT] for old, new in zip(so_far, found, strict=True)
+                    shortest([old, *new]) for old, new in zip(so_far, found, strict=True)
                 ]
             print(f"{number + 1} of {args.passes} passes", flush=True)
     if args.keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ KEPT = 5
 
 LEAST = 3
 """Repeats of a kernel that takes longer than all of them should."""
+
+PAGE, ALIGNMENT = 4096, 64
+"""Bytes within which the beginning of a tensor changes from turn to turn, and in what steps."""
 
 
 class WrongResult(Exception):
@@ -61,6 +65,7 @@ class _Clock:
     """Takes the time of libraries where TVM's runtime is."""
 
     cpu: Any
+    _offsets: random.Random | None = None
 
     def load(self, library: Path) -> Any:
         """Return a library's module."""
@@ -70,7 +75,9 @@ class _Clock:
         """Return an array as a tensor of its own."""
         raise NotImplementedError
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel, then time it.
 
         Parameters
@@ -81,6 +88,9 @@ class _Clock:
             Its inputs and outputs.
         seconds : float
             That timing may take, more or less.
+        place : int
+            Of the tensors in memory, where this can be chosen: kernels that share a place have
+            theirs alike.
 
         Returns
         -------
@@ -92,7 +102,7 @@ class _Clock:
         WrongResult
             If it computes something else.
         """
-        module = self.load(library)
+        module, self._offsets = self.load(library), random.Random(place) if place else None
         args = checked(spec, case, self.tensor, lambda args: module["main"](*args))
         first = module.time_evaluator("main", self.cpu, number=1, repeat=2)(*args).min
         number = max(1, round(CALL_SECONDS / max(first, 1e-9)))
@@ -130,7 +140,12 @@ class Here(_Clock):
         """Return an array as a tensor of its own."""
         import tvm
 
-        return tvm.runtime.tensor(array)
+        if self._offsets is None:
+            return tvm.runtime.tensor(array)
+        offset = self._offsets.randrange(0, PAGE, ALIGNMENT)
+        room = tvm.runtime.empty((array.nbytes + PAGE,), "uint8", self.cpu)
+        made = room._create_view(array.shape, str(array.dtype), offset)
+        return made.copyfrom(array)
 
 
 class OnGpu(Here):
@@ -171,7 +186,9 @@ class OnDevice(_Clock):
             self.device.set_threads(threads)
         self.cpu = self.device.cpu
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel there, then time it by the device's clock."""
         with self.device.speaking("measuring"):
             return super().run(library, spec, case, seconds)
@@ -210,7 +227,9 @@ class Instructions:
             ) from error
         self._library = Library
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel; return its instructions times `UNIT`, for which one run is enough."""
         emulated = self._library(library.read_bytes())
         checked(
