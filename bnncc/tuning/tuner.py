@@ -312,6 +312,8 @@ class Tuner:
             if found is not None:
                 gain = race.Gain.of(*([min(times) for times in turns] for turns in found))
                 faster = gain.faster
+            else:
+                self.console.warning(f"{own.workload.name}: cannot be measured in turns")
         for task in layer:
             task.kept, task.raced, task.gain = "", task.trials, gain
         if faster:

@@ -284,6 +284,19 @@ def test_pruning_keeps_what_gains_over_the_default(
     assert removed == len(log.records) - len(kept)
 
 
+def test_the_best_races_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(trials=14, jobs=2, repeat_seconds=0.002)
+    tasks = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
+    (task,) = Tuner(tasks, Setup(NATIVE), tmp_path, plan, Console(0)).run().tasks
+    default = key_of(task.space.default)
+    assert task.best is not None
+    assert task.gain is not None or key_of(task.best[0]) == default
+    assert task.kept == (default if task.gain is None or not task.gain.faster else task.kept)
+    said = capsys.readouterr()
+    assert "cannot be measured" not in said.err
+    assert ("kept the default" in said.out + said.err) == (task.kept == default)
+
+
 @pytest.mark.parametrize("kept", ["default", "slowest", "other order"])
 def test_the_race_decides_what_counts(tuned: Path, tmp_path: Path, kept: str) -> None:
     """What won its race is used and kept, not what was fastest once."""
