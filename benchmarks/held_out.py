@@ -39,7 +39,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.tuning.features import of_kernel
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.task import Task
-from bnncc.tuning.trials import Plan, Trials
+from bnncc.tuning.trials import Plan, Trials, shortest
 from bnncc.tuning.tuner import Tuner, tasks_of
 
 THRESHOLD = (Step("threshold"),)
@@ -204,7 +204,7 @@ def _compared(
         trials = Trials(Plan(lock=lock), builders, measurers, Path(folder), Console())
         trials.cases([task])
         times = trials.turns([(task, point) for point in points.values()], 5)
-    least = dict(zip(points, (t[0] for t in times), strict=True))
+    least = dict(zip(points, (shortest(turns)[0] for turns in times), strict=True))
     row: dict[str, Any] = {"kernel": task.workload.name, "spec": task.workload.spec}
     row |= {"best_us": least["best"] * 1e6, "trials": count, "points": points}
     for name in ("default", "nearest"):

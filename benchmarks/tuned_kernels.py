@@ -1,11 +1,15 @@
 """Every kernel on record beside its rule's default, in turns.
 
-    python benchmarks/tuned_kernels.py [--target T] [--records DIR] [--passes N] [--keep]
+    python benchmarks/tuned_kernels.py [--target T] [--records DIR] [--passes N]
+        [--keep | --beside DIR]
 
 Both are checked against the oracle, then take turns; the shortest time of each counts. All kernels
 are gone through several times, because a busy neighbour slows a machine for seconds. ``--keep``
 puts what was measured on record, so that a point that was only lucky in its tuning run loses its
 place: ``bnncc records prune`` then leaves the default.
+
+With ``--beside`` the best point of another folder of records takes the default's place: whether one
+tuner finds tiles as good as another.
 """
 
 from __future__ import annotations
@@ -32,11 +36,10 @@ from bnncc.schedules.space import Point
 from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning.bench import KEPT
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Search
 from bnncc.tuning.task import key_of
-from bnncc.tuning.trials import Plan, Trials
+from bnncc.tuning.trials import Plan, Trials, shortest
 from bnncc.tuning.tuner import tasks_of
 
 
@@ -69,11 +72,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--lock", type=Path, default=None)
     parser.add_argument("--prefix", default="")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="not the defaults")
     parser.add_argument("--keep", action="store_true", help="put the times on record")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     target = resolve(args.target)
     best = records.read(args.records / target.family).best()
+    other = {} if args.beside is None else records.read(args.beside / target.family).best()
+    if args.beside is not None:
+        best = {workload: record for workload, record in best.items() if workload in other}
     setup = Setup(target, prefix=tuple(args.prefix.split()))
     times: dict[Workload, list[list[float]]] = {}
     with (
@@ -85,16 +92,17 @@ def main() -> None:
         for number in range(args.passes):
             for workload, record in best.items():
                 (task,) = tasks_of([(workload.spec, 1)], target, workload.threads)
-                if key_of(record.point) == key_of(task.space.default):
+                before = other[workload].point if other else task.space.default
+                if key_of(record.point) == key_of(before):
                     continue
                 trials.cases([task])
-                pairs = [(task, task.space.default), (task, record.point)]
+                pairs = [(task, before), (task, record.point)]
                 found = trials.turns(pairs, args.turns)
                 if found is None:
                     raise SystemExit(f"{workload.name}: cannot be measured")
                 so_far = times.setdefault(workload, [[], []])
                 times[workload] = [
-                    sorted(old + new)[:KEPT] for old, new in zip(so_far, found, strict=True)
+                    shortest([old, *new]) for old, new in zip(so_far, found, strict=True)
                 ]
             print(f"{number + 1} of {args.passes} passes", flush=True)
     if args.keep:
@@ -106,10 +114,10 @@ def main() -> None:
         if workload in times:
             default, tuned = (1e6 * found[0] for found in times[workload])
             row |= {"default_us": default, "us": tuned}
-            print(f"{workload.name}: {default:.2f} us, tuned {tuned:.2f} us")
+            print(f"{workload.name}: {default:.2f} us before, {tuned:.2f} us")
         rows.append({**row, "ratio": tuned / default if workload in times else 1.0})
     ratios = [row["ratio"] for row in rows]
-    print(f"{len(rows)} kernels, {mean(ratios):.3f} of the default, at most {max(ratios):.3f}")
+    print(f"{len(rows)} kernels, {mean(ratios):.3f} of what is before, at most {max(ratios):.3f}")
     if args.json:
         head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
         args.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")

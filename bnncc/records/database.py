@@ -32,6 +32,10 @@ WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 INDEX = "index.json"
 
+KEPT = "kept"
+"""Of a workload's line in the index: the point that won its race with the default, as sorted text;
+none at all if another order of the layer's weights won it."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -63,16 +67,26 @@ class Log:
     """What could not be read, one line each."""
 
     def best(self) -> dict[Workload, Record]:
-        """Return the best record of each workload; of a point measured again, the last counts."""
-        latest: dict[tuple[Workload, str], Record] = {}
-        for record in self.records:
-            latest[record.workload, text(dict(sorted(record.point.items())))] = record
+        """Return the record of each workload that counts.
+
+        That is what a race has left (`KEPT`), or else the fastest; of a point measured again, the
+        last counts.
+        """
+        latest = self.latest()
+        kept = {w: n[KEPT] for w, n in self.notes().items() if KEPT in n}
         best: dict[Workload, Record] = {}
-        for record in latest.values():
-            held = best.get(record.workload)
+        for (workload, point), record in latest.items():
+            won = kept.get(workload, point)
+            if won != point and (not won or (workload, won) in latest):
+                continue
+            held = best.get(workload)
             if held is None or record.seconds < held.seconds:
-                best[record.workload] = record
+                best[workload] = record
         return best
+
+    def latest(self) -> dict[tuple[Workload, str], Record]:
+        """Return the last record of each point, by its workload and its sorted text."""
+        return {(r.workload, text(dict(sorted(r.point.items())))): r for r in self.records}
 
     def notes(self) -> dict[Workload, dict[str, Any]]:
         """Return what the index says last of each workload."""

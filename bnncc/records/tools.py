@@ -10,7 +10,7 @@ from typing import Any
 from bnncc import schedules
 from bnncc.errors import BnnccError
 from bnncc.files import write_atomic
-from bnncc.records.database import INDEX, RECORDS, WORKLOADS, Record, Writer, lines, read
+from bnncc.records.database import INDEX, KEPT, RECORDS, WORKLOADS, Record, Writer, lines, read
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import UnfitPoint, text
 from bnncc.targets.catalog import resolve
@@ -108,23 +108,25 @@ def prune(folder: Path, keep: int) -> int:
     """
     gain = MIN_GAIN_STAND_IN if folder.name.endswith(".instructions") else MIN_GAIN
     with Writer(folder) as writer:
-        latest: dict[tuple[Workload, str], Record] = {}
-        for record in writer.log.records:
-            latest[record.workload, text(dict(sorted(record.point.items())))] = record
+        notes = writer.log.notes()
+        latest, counts = writer.log.latest(), writer.log.best()
         kept: set[int] = set()
         for workload in {workload for workload, _ in latest}:
             own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
             own.sort(key=lambda r: r.seconds)
             default = [r for r in own if dict(r.point) == _default(folder, workload)]
             most = min((r.seconds * (1 - gain) for r in default), default=math.inf)
-            better = [r for r in own if r.seconds <= most]
-            kept |= {r.line for r in [*(better if default else own)[:keep], *default]}
+            better = [r for r in own if r.seconds <= most] if default else own
+            raced = KEPT in notes.get(workload, {})
+            if raced:  # what lost is not kept, however fast it once was
+                better = [r for r in better if r == counts.get(workload)]
+            kept |= {r.line for r in [*better[:keep], *default]}
         whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
         left = [line for number, line in enumerate(whole) if number in kept]
         write_atomic(folder / RECORDS, [line + b"\n" for line in left])
-        notes = [entry for entry in writer.log.index if "session" in entry]
-        notes += writer.log.notes().values()
-        write_atomic(folder / INDEX, [json.dumps(n).encode() + b"\n" for n in notes])
+        said = [entry for entry in writer.log.index if "session" in entry]
+        said += notes.values()
+        write_atomic(folder / INDEX, [json.dumps(n).encode() + b"\n" for n in said])
     return len(whole) - len(left)
 
 

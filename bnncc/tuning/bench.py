@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import TuningError
+from bnncc.runtime.session import ALIGNMENT, aligned_empty
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import Case, empty_outputs
@@ -22,6 +24,9 @@ KEPT = 5
 
 LEAST = 3
 """Repeats of a kernel that takes longer than all of them should."""
+
+PAGE = 4096
+"""Bytes within which the beginning of a tensor changes from turn to turn."""
 
 
 class WrongResult(Exception):
@@ -61,6 +66,7 @@ class _Clock:
     """Takes the time of libraries where TVM's runtime is."""
 
     cpu: Any
+    _offsets: random.Random | None = None
 
     def load(self, library: Path) -> Any:
         """Return a library's module."""
@@ -70,7 +76,9 @@ class _Clock:
         """Return an array as a tensor of its own."""
         raise NotImplementedError
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel, then time it.
 
         Parameters
@@ -81,6 +89,9 @@ class _Clock:
             Its inputs and outputs.
         seconds : float
             That timing may take, more or less.
+        place : int
+            Of the tensors in memory, where this can be chosen: kernels that share a place have
+            theirs alike.
 
         Returns
         -------
@@ -92,7 +103,7 @@ class _Clock:
         WrongResult
             If it computes something else.
         """
-        module = self.load(library)
+        module, self._offsets = self.load(library), random.Random(place) if place else None
         args = checked(spec, case, self.tensor, lambda args: module["main"](*args))
         first = module.time_evaluator("main", self.cpu, number=1, repeat=2)(*args).min
         number = max(1, round(CALL_SECONDS / max(first, 1e-9)))
@@ -129,8 +140,15 @@ class Here(_Clock):
     def tensor(self, array: np.ndarray) -> Any:
         """Return an array as a tensor of its own."""
         import tvm
+        import tvm_ffi
 
-        return tvm.runtime.tensor(array)
+        if self._offsets is None or array.dtype.kind == "V":  # NumPy exchanges no bfloat16
+            return tvm.runtime.tensor(array)
+        room = aligned_empty((array.nbytes + PAGE,), "uint8")
+        offset = self._offsets.randrange(0, PAGE, ALIGNMENT)
+        made = room[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+        np.copyto(made, array)
+        return tvm_ffi.from_dlpack(made)
 
 
 class OnGpu(Here):
@@ -171,7 +189,9 @@ class OnDevice(_Clock):
             self.device.set_threads(threads)
         self.cpu = self.device.cpu
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel there, then time it by the device's clock."""
         with self.device.speaking("measuring"):
             return super().run(library, spec, case, seconds)
@@ -210,7 +230,9 @@ class Instructions:
             ) from error
         self._library = Library
 
-    def run(self, library: Path, spec: Spec, case: Case, seconds: float) -> list[float]:
+    def run(
+        self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
+    ) -> list[float]:
         """Check one kernel; return its instructions times `UNIT`, for which one run is enough."""
         emulated = self._library(library.read_bytes())
         checked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ from bnncc.runtime import runner
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
+from bnncc.tuning import race
 from bnncc.tuning.pool import Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
 from bnncc.verification.confirm import runs_here
 
 RUNS = 200
-"""Of the network before and after, in turns."""
+"""Of the network before and after, in all turns."""
 
-DEVICE_RUNS = 3
-"""The same on a device, and turns there."""
+DEVICE_TURNS = 5
+"""On a device, of one run each."""
 
 
 def tune(
@@ -130,7 +131,11 @@ def tune(
         "network": None,
     }
     if not result.interrupted and method == "clock":
-        content["network"] = _compared(model, options, folder, device, threads)
+        made = _compared(model, options, folder, device, threads)
+        content["network"] = made
+        if made["gain"]["low"] > 1:
+            tuner.keep_defaults()
+            content |= summary(result)
     return content
 
 
@@ -163,7 +168,7 @@ def _compared(
     folder: Path,
     device: dict[str, Any] | None,
     threads: int,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Time the network with the rules' defaults and with the records, in turns."""
     before = driver.compile_model(model, options)
     after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
@@ -171,28 +176,27 @@ def _compared(
         from bnncc.runtime.threads import prepare
 
         prepare(threads)
-        return _in_turns([before, after], threads, RUNS // 4, 4)
+        return _in_turns([before, after], threads, RUNS // race.TURNS, race.TURNS)
     from bnncc.remote.network import connect
 
     with connect(**device) as there:
-        return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_RUNS)
+        return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_TURNS)
 
 
-def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict[str, float]:
-    sessions = [artifact.session(threads=threads) for artifact in artifacts]
+def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict[str, Any]:
     inputs = runner.random_inputs(artifacts[0].inputs)
-    tensors = []
-    for session in sessions:
-        session.use_threads()
-        tensors.append(session.tensors(inputs))
-    times: list[list[float]] = [[], []]
-    for _ in range(turns):
-        for number, session in enumerate(sessions):
-            times[number] += list(session.time_network(tensors[number], runs))
+    times: list[list[list[float]]] = [[], []]
+    for turn in range(turns):
+        for number in (0, 1) if turn % 2 == 0 else (1, 0):
+            # A session of its own for each turn: its memory lies somewhere else.
+            session = artifacts[number].session(threads=threads)
+            session.use_threads()
+            times[number].append(list(session.time_network(session.tensors(inputs), runs)))
     least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
     return {
         "before_us": least[0], "after_us": least[1],
         "before_median_us": median[0], "after_median_us": median[1],
+        "gain": asdict(race.Gain.of(*([min(one) for one in t] for t in times))),
     }  # fmt: skip
 
 
@@ -206,7 +210,10 @@ def text(result: dict[str, Any], folder: Path) -> str:
         return f"{line}; interrupted, everything measured is kept: run it again to go on"
     if result["network"] is not None:
         before, after = result["network"]["before_us"], result["network"]["after_us"]
-        line += f"; network {before:.2f} us before, {after:.2f} us after"
+        gain = race.Gain(**result["network"]["gain"])
+        line += f"; network {before:.2f} us before, {after:.2f} us after: {gain.text}"
+        if gain.slower:
+            line += ", so the defaults are kept"
     return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
 
 

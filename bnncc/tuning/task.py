@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bnncc.records.database import Record
+from bnncc.records.database import KEPT, Record
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point, Space, text
+from bnncc.tuning.race import Gain
 
 
 def key_of(point: Mapping[str, int]) -> str:
@@ -16,7 +17,7 @@ def key_of(point: Mapping[str, int]) -> str:
     return text(dict(sorted(point.items())))
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """The search for one kernel."""
 
@@ -36,6 +37,12 @@ class Task:
     """Points that failed, and how."""
     trials: int = 0
     """Points built and measured, those that failed included."""
+    kept: str | None = None
+    """The point that won the last race, by `key_of`; empty if another order of weights did."""
+    raced: int = 0
+    """Trials before that race."""
+    gain: Gain | None = None
+    """What it takes relative to the default, if they raced in this run."""
 
     def __post_init__(self) -> None:
         self.all = list(self.space.points())
@@ -76,3 +83,4 @@ class Task:
                 self.failed[str(key)] = str(why)
                 self.left.pop(str(key), None)
             self.trials = max(self.trials, int(note.get("trials", 0)))
+            self.kept, self.raced = note.get(KEPT), int(note.get("raced", 0))

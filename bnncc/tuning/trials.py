@@ -155,17 +155,20 @@ class Trials:
         self._remove_libraries()
         return results
 
-    def _job(self, task: Task, number: int) -> Job:
+    def _job(self, task: Task, number: int, place: int = 0) -> Job:
         return {
             "task": "measure",
             "spec": task.workload.spec,
             "case": str(self._case(task)),
             "library": str(self._libraries[number]),
             "seconds": self.plan.repeat_seconds,
+            "place": place,
         }
 
-    def turns(self, pairs: Sequence[tuple[Task, Point]], count: int) -> list[list[float]] | None:
-        """Measure points in turns, forwards and backwards.
+    def turns(
+        self, pairs: Sequence[tuple[Task, Point]], count: int
+    ) -> list[list[list[float]]] | None:
+        """Measure points in turns, forwards and backwards, each turn elsewhere in memory.
 
         Parameters
         ----------
@@ -176,22 +179,21 @@ class Trials:
 
         Returns
         -------
-        list of list of float, or None
-            The shortest times of each; None if one of them fails.
+        list of list of list of float, or None
+            The shortest times of each turn, by point; None if one of them fails.
         """
         built = self.build(pairs, anew=True)
         if any("hash" not in answer for answer in built):
             return None
-        jobs = [self._job(task, number) for number, (task, _) in enumerate(pairs)]
-        order = [n for turn in range(count) for n in _direction(len(jobs), turn)]
-        answers = self._timed([jobs[n] for n in order])
+        order = [(n, turn) for turn in range(count) for n in _direction(len(pairs), turn)]
+        answers = self._timed([self._job(pairs[n][0], n, turn) for n, turn in order])
         self._remove_libraries()
         if any("times" not in answer for answer in answers):
             return None
-        times: list[list[float]] = [[] for _ in jobs]
-        for number, answer in zip(order, answers, strict=True):
-            times[number] += answer["times"]
-        return [sorted(found)[:KEPT] for found in times]
+        times: list[list[list[float]]] = [[] for _ in pairs]
+        for (number, _), answer in zip(order, answers, strict=True):
+            times[number].append(answer["times"])
+        return times
 
     def _timed(self, jobs: list[Job]) -> list[Answer]:
         before = time.monotonic()
@@ -199,6 +201,11 @@ class Trials:
             answers = self._measurers.run(jobs, self.plan.measure_seconds)
         self.measuring += time.monotonic() - before
         return answers
+
+
+def shortest(turns: Sequence[Sequence[float]]) -> list[float]:
+    """Return the times of some turns that go on record."""
+    return sorted(time for turn in turns for time in turn)[:KEPT]
 
 
 def _direction(count: int, turn: int) -> list[int]:

@@ -6,7 +6,7 @@ import datetime
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.tuning import race
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Search
 from bnncc.tuning.task import Task, key_of
-from bnncc.tuning.trials import Plan, Same, Trials
+from bnncc.tuning.trials import Plan, Same, Trials, shortest
 
 CONTESTANTS = 3
 """Points that are measured once more beside the default, when a kernel is done."""
@@ -143,7 +144,7 @@ class Tuner:
                 self._teach()
                 if self.plan.each is not None:
                     self._tune_each(self.plan.each)
-                elif self._done() < self.plan.trials:
+                else:
                     self._tune()
             except KeyboardInterrupt:
                 self.result.interrupted = True
@@ -151,6 +152,15 @@ class Tuner:
             self.result.seconds = time.monotonic() - started
             self.progress.end(self.tasks)
         return self.result
+
+    def keep_defaults(self) -> None:
+        """Let the rules decide again: a network of faster kernels has turned out to be slower."""
+        with Writer(self.folder) as self.writer:
+            for task in self.tasks:
+                if task.kept is not None:
+                    own = self._layer(task)[0]
+                    task.kept = key_of(task.space.default) if task is own else ""
+                    self._note(task)
 
     # ---- what happens next -----------------------------------------------------------------
 
@@ -179,24 +189,23 @@ class Tuner:
     def _tune(self) -> None:
         new = [task for task in self.tasks if not task.times and task.left]
         if self.plan.from_default and new:  # all defaults first: they say where the time goes
-            self._trials([(task, 1) for task in new][: self._rest()])
+            self._trials([(task, 1) for task in new][: max(0, self._rest())])
         while self._rest() > 0 and not self._late():
             task = self._neediest()
             if task is None:
                 break
             self._trials([(task, min(self.plan.batch, self._rest()))])
         for task in self.tasks:
-            if not self._late():
-                self._contest(task)
+            self._race(self._layer(task))
 
     def _tune_each(self, trials: int) -> None:
         for task in self.tasks:
-            before = task.trials
             while task.left and task.trials < trials and not self._late():
                 count = min(self.plan.batch, trials - task.trials)
                 self._trials([(task, count)])
-            if task.trials > before and not self._late():
-                self._contest(task)
+            layer = self._layer(task)
+            if task is layer[-1]:
+                self._race(layer)
 
     def _teach(self) -> None:
         """Tell the cost model what is known of kernels that are to be tuned further."""
@@ -266,33 +275,66 @@ class Tuner:
         self.writer.record(number, self.search.record_line(task, point, times))
         task.note(point, _mean(times))
 
-    def _note(self, task: Task, **more: Any) -> None:
+    def _note(self, task: Task) -> None:
+        kept, own = task.kept, self._layer(task)[0]
+        if kept is None and (default := key_of(own.space.default)) in own.times:
+            kept = default if task is own else ""  # what is only measured is no gain yet
         self.writer.note(
             {
                 "kernel": task.workload.spec,
                 "threads": task.workload.threads,
                 "trials": task.trials,
                 "failed": task.failed,
-                **more,
+                "raced": task.raced,
+                **({} if kept is None else {records.KEPT: kept}),
             }
         )
 
-    def _contest(self, task: Task) -> None:
-        """Measure the best points and the default in turns, so that luck does not decide."""
-        default = key_of(task.space.default)
-        best = sorted(task.times, key=task.times.__getitem__)[:CONTESTANTS]
-        keys = list(dict.fromkeys([*best, *([default] if default in task.times else [])]))
-        if len(keys) < 2 or not self.result.trials:
+    def _layer(self, task: Task) -> list[Task]:
+        """Return the kernels of a task's layer, that of the rule's own order of weights first."""
+        layer, threads = task.workload.layer, task.workload.threads
+        return [t for t in self.tasks if (t.workload.layer, t.workload.threads) == (layer, threads)]
+
+    def _race(self, layer: Sequence[Task]) -> None:
+        """Measure the best points of a layer and its default in turns; keep what then is faster."""
+        own, default = layer[0], key_of(layer[0].space.default)
+        if default not in own.times or all(task.raced == task.trials for task in layer):
             return
-        self.trials.cases([task])
-        found = self.trials.turns([(task, task.points[key]) for key in keys], TURNS)
-        if found is None:
-            return
-        least = dict(zip(keys, found, strict=True))
+        self.trials.cases(layer)
+        best = [(task, key) for task in layer for key in task.times]
+        best.sort(key=lambda found: found[0].times[found[1]])
+        chosen = list(dict.fromkeys([*best[:CONTESTANTS], (own, default)]))
+        self._turns(chosen, TURNS)
+        winner, key = min(chosen, key=lambda found: found[0].times[found[1]])
+        faster, gain = False, None
+        if (winner, key) != (own, default):
+            found = self._turns([(own, default), (winner, key)], race.TURNS)
+            if found is not None:
+                gain = race.Gain.of(*([min(times) for times in turns] for turns in found))
+                faster = gain.faster
+            else:
+                self.console.warning(f"{own.workload.name}: cannot be measured in turns")
+        for task in layer:
+            task.kept, task.raced, task.gain = "", task.trials, gain
+        if faster:
+            winner.kept = key
+        else:
+            own.kept = default
         with self.interrupts.shield():
-            for key in keys:
-                self._keep(task, task.points[key], least[key])
-            self._note(task, contest={key: _mean(times) for key, times in least.items()})
+            for task in layer:
+                self._note(task)
+
+    def _turns(
+        self, chosen: Sequence[tuple[Task, str]], count: int
+    ) -> list[list[list[float]]] | None:
+        """Measure points in turns, and put the shortest times on record; None if one fails."""
+        pairs = [(task, task.points[key]) for task, key in chosen]
+        found = self.trials.turns(pairs, count)
+        if found is not None:
+            with self.interrupts.shield():
+                for (task, point), turns in zip(pairs, found, strict=True):
+                    self._keep(task, point, shortest(turns))
+        return found
 
 
 def _mean(times: Sequence[float]) -> float:
@@ -317,6 +359,8 @@ def summary(result: Result) -> dict[str, Any]:
                 "default_us": None if task.default is None else task.default * 1e6,
                 "best_us": None if task.best is None else task.best[1] * 1e6,
                 "best": None if task.best is None else dict(task.best[0]),
+                "kept": task.kept,
+                "gain": None if task.gain is None else asdict(task.gain),
             }
             for task in result.tasks
         ],
@@ -363,7 +407,18 @@ class Progress:
         if self.bar:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         for task in tasks:
-            self.console.result(f"{task.workload.name}: {self.best(task)}, {task.trials} trials")
+            text = f"{task.workload.name}: {self.best(task)}, {task.trials} trials"
+            self.console.result(text + self.verdict(task))
+
+    @staticmethod
+    def verdict(task: Task) -> str:
+        """Return what the race of a kernel decided; empty if it had none."""
+        if task.kept is None:
+            return ""
+        if not task.kept:
+            return "; another order of the weights is kept"
+        kept = "default" if task.kept == key_of(task.space.default) else "tuned tile"
+        return ("" if task.gain is None else f"; race: {task.gain.text}") + f"; kept the {kept}"
 
     def best(self, task: Task) -> str:
         """Return the best so far of `task`, beside the default."""

@@ -104,7 +104,8 @@ class Worker:
         kernel = Workload(job["spec"]).kernel
         started = time.perf_counter()
         try:
-            times = self._where.run(Path(job["library"]), kernel, case, job["seconds"])
+            library, place = Path(job["library"]), job["place"]
+            times = self._where.run(library, kernel, case, job["seconds"], place)
         except DeviceError as error:
             # The kernel may have ended the session; or the device is gone, for no fault of it.
             guilty = "the session " in str(error)

@@ -40,6 +40,7 @@ from bnncc.topi_binary.spec import (
 from bnncc.tuning.cases import Case, make
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
+from bnncc.tuning.task import key_of
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
 from tests.devices import DIGITS, ENVIRONMENT, until
@@ -194,8 +195,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         # the next run takes up everything
         tasks = tasks_of([(w.spec, 1) for w in {r.workload for r in log.records}], NATIVE, 1)
         plan = Plan(trials=1)
-        Tuner(tasks, Setup(NATIVE), folder, plan, QUIET).run()
-        assert len(log_of(folder).records) == seen
+        assert Tuner(tasks, Setup(NATIVE), folder, plan, QUIET).run().trials == 0
+        seen = len(log_of(folder).records)
         assert not compiled(folder).report["warnings"]
     assert any(tmp_path.glob(f"*/*/{records.RECORDS}"))
 
@@ -263,7 +264,9 @@ def test_pruning_keeps_what_gains_over_the_default(
     default = dict(schedules.space_of(KERNEL.kernel, NATIVE).default)
     log = log_of(tmp_path)
     chosen = next(record.point for record in log.records if dict(record.point) != default)
-    # What was measured differs from run to run; times are written instead.
+    # What was measured differs from run to run; times are written instead, and no race.
+    index = tmp_path / NATIVE.family / records.INDEX
+    index.write_text("".join(line + "\n" for line in index.read_text().splitlines()[:1]))
     path = tmp_path / NATIVE.family / records.RECORDS
     timed = []
     for record, line in zip(log.records, path.read_text().splitlines(), strict=True):
@@ -279,6 +282,60 @@ def test_pruning_keeps_what_gains_over_the_default(
     assert sorted(kept, key=str) == sorted(expected, key=str)
     removed = json.loads(capsys.readouterr().out)[NATIVE.family]
     assert removed == len(log.records) - len(kept)
+
+
+def test_the_best_races_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(trials=14, jobs=2, repeat_seconds=0.002)
+    tasks = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
+    (task,) = Tuner(tasks, Setup(NATIVE), tmp_path, plan, Console(0)).run().tasks
+    default = key_of(task.space.default)
+    assert task.best is not None
+    assert task.gain is not None or key_of(task.best[0]) == default
+    assert task.kept == (default if task.gain is None or not task.gain.faster else task.kept)
+    said = capsys.readouterr()
+    assert "cannot be measured" not in said.err
+    assert ("kept the default" in said.out + said.err) == (task.kept == default)
+
+
+@pytest.mark.parametrize("kept", ["default", "slowest", "other order"])
+def test_the_race_decides_what_counts(tuned: Path, tmp_path: Path, kept: str) -> None:
+    """What won its race is used and kept, not what was fastest once."""
+    assert cli.main(["records", "merge", str(tuned), str(tmp_path)]) == 0
+    own = [r for r in log_of(tmp_path).records if r.workload == KERNEL]
+    default = key_of(schedules.space_of(KERNEL.kernel, NATIVE).default)
+    last = {key_of(record.point): record.seconds for record in own}
+    slowest = max((key for key in last if key != default), key=last.__getitem__)
+    won = {"default": default, "slowest": slowest, "other order": ""}[kept]
+    with records.Writer(tmp_path / NATIVE.family) as writer:
+        writer.note({"kernel": KERNEL.spec, "threads": 1, "trials": 12, records.KEPT: won})
+    best = log_of(tmp_path).best().get(KERNEL)
+    assert (best and key_of(best.point)) == (won or None)
+    assert cli.main(["records", "prune", str(tmp_path)]) == 0
+    left = {key_of(record.point) for record in log_of(tmp_path).records}
+    assert left <= {won, default}
+    found = records.load(NATIVE, [tmp_path], own=False).find(KERNEL.spec, 1)
+    if kept == "default":
+        assert found is not None
+        assert key_of(found[0]) == default
+
+
+def test_what_has_not_raced_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is stopped before its races leaves the defaults in force, and goes on there."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tuner, "_race", stopped)
+        assert tune(tmp_path, 10).interrupted
+    default = key_of(schedules.space_of(KERNEL.kernel, NATIVE).default)
+    assert key_of(log_of(tmp_path).best()[KERNEL].point) == default
+    again = tune(tmp_path, 10)
+    assert again.trials == 0
+    assert again.tasks[0].raced == again.tasks[0].trials
+    assert again.tasks[0].kept is not None
 
 
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
