@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx.parser
 import pytest
 
@@ -360,7 +361,10 @@ def test_without_a_driver_loading_says_so(tmp_path: Path) -> None:
     path = tmp_path / "digits.bnncc"
     script = f"import bnncc; bnncc.compile({str(DIGITS / 'digits.onnx')!r}, target='cuda-sm80')"
     subprocess.run([sys.executable, "-c", f"{script}.save({str(path)!r})"], check=True, cwd=ROOT)
-    command = [sys.executable, "-m", "bnncc", "run", str(path), "--input", "x.npz", "--output", "y"]
+    data, out = tmp_path / "x.npz", tmp_path / "y.npz"
+    np.savez(data, image=np.zeros(1, np.float32))
+    command = [sys.executable, "-m", "bnncc", "run", str(path), "--input", str(data)]
+    command += ["--output", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert "needs an NVIDIA GPU for sm_80, but there is no NVIDIA driver" in done.stderr

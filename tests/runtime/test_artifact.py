@@ -182,7 +182,7 @@ def test_wrong_inputs_are_named(artifact: Artifact) -> None:
         ({"y": y[0]}, r"input `y` has shape \[8\], wanted \[n, 8\]"),
         ({"x/in:0": x[:0], "y": y[:0]}, r"has shape \[0, 8\]"),
         ({"y": [[1.0] * 8]}, "input `y` is a list, wanted an array"),
-        ({"y": np.array([["a"] * 8] * 3)}, "input `y` has dtype str"),
+        ({"y": np.array([["a"] * 8] * 3)}, "input `y` holds text, wanted float32"),
     ]:
         with pytest.raises(InputError, match=message):
             artifact.run({**good, **change})
