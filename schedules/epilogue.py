@@ -58,7 +58,7 @@ def _neighbours(step: Any) -> bool:
     """Whether lanes of a step lie beside each other wherever it reads and writes."""
     lane = step.iter_vars[-1].var
     outer = [a for r in (*step.reads, *step.writes) for a in list(r.region)[:-1]]
-    return not any(_uses(axis.min, lane) for axis in outer)
+    return not any(depends(axis.min, lane) for axis in outer)
 
 
 def _chosen(step: Any) -> bool:
@@ -75,5 +75,6 @@ def _loads_floats(step: Any) -> bool:
     return isinstance(loaded, tvm.ir.TensorLoad) and loaded.source.dtype == "float32"
 
 
-def _uses(expr: Any, var: tirx.Var) -> bool:
+def depends(expr: Any, var: tirx.Var) -> bool:
+    """Return whether `var` stands in `expr`."""
     return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))

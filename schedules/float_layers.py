@@ -103,7 +103,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
     if spec.operands != "float32":
         quantized = quantized_conv2d.Kernel(spec, columns, vectors, chunks, parallel)
         sch = s_tir.Schedule(quantized.func)
-        pair = PAIRS.get(spec.packed, quantized.pair)
+        pair = PAIRS.get(spec.packed, quantized_conv2d.PAIRS[spec.packed])
         for _, ranges in quantized.ranges:
             for name, _ in ranges:
                 _sums(sch, name, pair, order="kwo")

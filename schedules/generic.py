@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from bnncc.schedules import multithreading
+from bnncc.schedules.epilogue import depends
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
@@ -208,7 +209,7 @@ def _regular(sch: s_tir.Schedule, block: Block) -> bool:
     axes = [axis for region in statement.reads for axis in region.region]
     if any(not isinstance(axis.extent, tirx.IntImm) or axis.extent.value != 1 for axis in axes):
         return False  # some element of a range, chosen at run time
-    return all(_moves_by_one(axis.min, var) for axis in axes if _uses(axis.min, var))
+    return all(_moves_by_one(axis.min, var) for axis in axes if depends(axis.min, var))
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
@@ -221,7 +222,7 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
     found = False
     for region in statement.reads:
         for axis, extent in enumerate(region.region):
-            uses = _uses(extent.min, var)
+            uses = depends(extent.min, var)
             last = axis == len(region.region) - 1
             if uses and not last:
                 return False
@@ -232,11 +233,7 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
 
 
 def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
-    return not _uses(Analyzer().simplify(expr - var), var)
-
-
-def _uses(expr: Any, var: tirx.Var) -> bool:
-    return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))
+    return not depends(Analyzer().simplify(expr - var), var)
 
 
 def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:

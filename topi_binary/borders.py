@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from bnncc.topi_binary.spec import BinaryConv2d
+import numpy as np
+
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, taps_inside
 
 
-def inside(spec: BinaryConv2d, axis: int, place: int) -> tuple[bool, ...]:
-    """Return for each tap of output row (`axis` 0) or column `place` if it is in the image."""
-    extent, first = (spec.height, spec.width)[axis], place * spec.strides[axis] - spec.pads[axis]
-    return tuple(
-        0 <= first + tap * spec.dilations[axis] < extent for tap in range(spec.kernel[axis])
-    )
+def inside(spec: BinaryConv2d | FewBitConv2d, row: int, column: int) -> np.ndarray:
+    """Return for each tap of the window at an output pixel if it is in the image."""
+    rows, columns = taps_inside(spec, 0, row), taps_inside(spec, 1, column)
+    taps = np.zeros(spec.kernel, bool)
+    taps[rows.start : rows.stop, columns.start : columns.stop] = True
+    return taps
 
 
-def classes(spec: BinaryConv2d, axis: int) -> list[int]:
+def classes(spec: BinaryConv2d | FewBitConv2d, axis: int) -> list[int]:
     """Return the first output row (`axis` 0) or column (1) of each class; they follow each other.
 
     Examples
@@ -22,5 +24,5 @@ def classes(spec: BinaryConv2d, axis: int) -> list[int]:
     >>> classes(spec, 0)
     [0, 1, 7]
     """
-    patterns = [inside(spec, axis, place) for place in range(spec.window_hw[axis])]
-    return [i for i, pattern in enumerate(patterns) if i == 0 or pattern != patterns[i - 1]]
+    taps = [taps_inside(spec, axis, place) for place in range(spec.window_hw[axis])]
+    return [i for i, inside in enumerate(taps) if i == 0 or inside != taps[i - 1]]

@@ -18,12 +18,13 @@ This module imports nothing of TVM: passes pack weights with it, kernels read wh
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import product
 
 import numpy as np
 
-from bnncc.topi_binary.layout import LANES, blocks, pack_bits, words
-from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d, taps_inside
+from bnncc.topi_binary.borders import classes, inside
+from bnncc.topi_binary.layout import LANES, blocks, pack_bits, pad_lanes, words
+from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 METHODS = tuple(LEVEL_FORM)
 """How products are computed."""
@@ -54,18 +55,6 @@ def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
     dtype = "float32" if spec.method == "floats" else "uint32"
     start = [((len(classes(spec, 0)) * len(classes(spec, 1)) * size,), "int32")]
     return [((size * taps,), dtype), *(start if spec.starts else [])]
-
-
-def classes(spec: FewBitConv2d, axis: int) -> list[tuple[int, range]]:
-    """Return runs of output rows (`axis` 0) or columns (1) with the same taps inside the image.
-
-    Returns
-    -------
-    list of tuple
-        First row or column, and the taps.
-    """
-    inside = [(place, taps_inside(spec, axis, place)) for place in range(spec.window_hw[axis])]
-    return [next(run) for _, run in groupby(inside, key=lambda pair: pair[1])]
 
 
 def planes_of(weight: np.ndarray, bits: int, method: str) -> np.ndarray:
@@ -113,9 +102,7 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
         filled[..., : weight.shape[3]] = weight
         packed = filled.view("<f4" if per_word == 1 else "<u4")
     rows = packed.reshape(weight.shape[0], -1)
-    full = np.zeros((blocks(weight.shape[0]) * LANES, rows.shape[1]), rows.dtype)
-    full[: rows.shape[0]] = rows
-    cut = full.reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
+    cut = pad_lanes(rows).reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
     return np.ascontiguousarray(cut).reshape(-1)
 
 
@@ -141,11 +128,9 @@ def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.n
         bits = planes_of(whole, spec.weight_bits, "xor").sum(axis=4, dtype=np.int64)
         scaled = (bits << np.arange(spec.weight_bits).reshape(-1, 1, 1, 1)).sum(axis=0)
         present = scaled * (2**spec.data_bits - 1) * factor
-    rows, columns = classes(spec, 0), classes(spec, 1)
-    out = np.zeros((len(rows), len(columns), blocks(weight.shape[0]) * LANES), np.int32)
-    for i, (_, high) in enumerate(rows):
-        for j, (_, wide) in enumerate(columns):
-            inside = np.zeros(weight.shape[1:3], bool)
-            inside[high.start : high.stop, wide.start : wide.stop] = True
-            out[i, j, : weight.shape[0]] = np.where(inside, present, missing).sum(axis=(1, 2))
+    places = [*product(classes(spec, 0), classes(spec, 1))]
+    out = np.zeros((len(places), blocks(weight.shape[0]) * LANES), np.int32)
+    for number, place in enumerate(places):
+        sums = np.where(inside(spec, *place), present, missing).sum(axis=(1, 2))
+        out[number, : weight.shape[0]] = sums
     return out.reshape(-1)

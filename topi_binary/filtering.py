@@ -27,7 +27,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.layout import LANES, blocks, pad_lanes
 from bnncc.topi_binary.spec import Conv2d
 
 METHODS = ("direct", "filtered", "filtered-2d")
@@ -239,9 +239,7 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
     cells = _along(weight.astype(np.float64), 2, columns)  # o, h, (part, point) for w, c
     cells = cells[:, :, None] if rows is None else _along(cells, 1, rows)
     # o, row part, row point, column part, column point, c
-    lanes = np.zeros((blocks(spec.out_channels) * LANES, *cells.shape[1:]))
-    lanes[: spec.out_channels] = cells
-    lanes = lanes.reshape(-1, LANES, *cells.shape[1:])
+    lanes = pad_lanes(cells).reshape(-1, LANES, *cells.shape[1:])
     kept = [lanes[:, :, i, p, j, q].transpose(0, 2, 1) for (p, q), terms in places(spec)
             for i, j in terms]  # fmt: skip
     packed = np.stack(kept, axis=1) if kept else np.zeros(0)

@@ -145,7 +145,17 @@ def shape(
     return (n, last, height, width) if where == "NCHW" else (n, height, width, last)
 
 
-class Windowed(Kind):
+@dataclass(frozen=True)
+class OfImage(Kind):
+    """A kind that reads one image, or rows: its first fields."""
+
+    n: Dim
+    height: int
+    width: int
+    channels: int
+
+
+class Windowed(OfImage):
     """A kind in which a window slides over the image.
 
     Attributes
@@ -197,10 +207,6 @@ class Convolution(Windowed):
 
     epilogue = True
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     out_channels: int
     """Filters."""
     kernel: tuple[int, int]

@@ -236,21 +236,21 @@ def unpack_float_weight(packed: np.ndarray, channels: int, taps: tuple[int, ...]
 
 
 def pad_lanes(vector: np.ndarray, fill: float = 0) -> np.ndarray:
-    """Pad a per-channel vector to whole blocks, so that kernels can load it lane by lane.
+    """Pad what there is of each channel to whole blocks, so that kernels can load it lane by lane.
 
     Parameters
     ----------
-    vector : ndarray, shape (channels,)
-        One value per output channel.
+    vector : ndarray, shape (channels, ...)
+        One value, or row, per output channel.
     fill : float, default 0
         Value of the lanes beyond.
 
     Returns
     -------
-    ndarray, shape (blocks(channels) * LANES,)
+    ndarray, shape (blocks(channels) * LANES, ...)
         Same dtype.
     """
-    out = np.full(blocks(vector.shape[0]) * LANES, fill, vector.dtype)
+    out = np.full((blocks(len(vector)) * LANES, *vector.shape[1:]), fill, vector.dtype)
     out[: vector.shape[0]] = vector
     return out
 

@@ -22,7 +22,7 @@ from typing import TypeGuard
 import numpy as np
 
 from bnncc.topi_binary import borders
-from bnncc.topi_binary.layout import LANES, SLICED, WORD_BITS, blocks, pack_bits, words
+from bnncc.topi_binary.layout import LANES, SLICED, WORD_BITS, blocks, pack_bits, pad_lanes, words
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 
 ORDER = SLICED
@@ -130,10 +130,8 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
     if masks(spec):
         parts.append(pack_bits(place + np.arange(1, size)[:, None] < size).ravel())
     if has_offsets(spec):
-        table = _offsets(spec, bits)
-        filled = np.zeros((len(table), blocks(spec.channels) * LANES), np.int32)
-        filled[:, : spec.channels] = table
-        parts.append(filled.ravel().view(np.uint32))
+        table = pad_lanes(_offsets(spec, bits).T).T
+        parts.append(table.ravel().astype(np.int32).view(np.uint32))
     return np.concatenate(parts)
 
 
@@ -170,8 +168,7 @@ def _offsets(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
     table = np.zeros((len(high) * len(wide), spec.channels), np.int64)
     if spec.pad_value == 0:
         whole = 2 if spec.doubled else 1
-        for number, (row, column) in enumerate(product(high, wide)):
-            here = np.outer(borders.inside(spec, 0, row), borders.inside(spec, 1, column))
-            half = whole * turns(spec) // 2 - whole * ones
-            table[number] = np.where(here, 0, half).sum(axis=(1, 2))
+        half = whole * turns(spec) // 2 - whole * ones
+        for number, place in enumerate(product(high, wide)):
+            table[number] = np.where(borders.inside(spec, *place), 0, half).sum(axis=(1, 2))
     return table

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.kind import Convolution, Kind, Type, Windowed
+from bnncc.topi_binary.kind import Convolution, Kind, OfImage, Type, Windowed
 from bnncc.topi_binary.kind import Dim as Dim
 from bnncc.topi_binary.kind import output_size as output_size
 from bnncc.topi_binary.step import FORMS
@@ -251,10 +251,6 @@ class Pool2d(Windowed):
     oracle = "floats:pool2d"
     epilogue = True
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     kind: str
     kernel: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
@@ -283,7 +279,7 @@ class Pool2d(Windowed):
 
 
 @dataclass(frozen=True)
-class Elementwise(Kind):
+class Elementwise(OfImage):
     """Nothing but the epilogue on one tensor: bit packing, glue between layers, layout change.
 
     Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
@@ -296,10 +292,6 @@ class Elementwise(Kind):
     oracle = "floats:elementwise"
     epilogue = True
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     data_layout: str = "NHWC"
     steps: tuple[Step, ...] = ()
     rank: int = 4
@@ -335,7 +327,7 @@ GREY = (299, 587, 114)
 
 
 @dataclass(frozen=True)
-class ImageBits(Kind):
+class ImageBits(OfImage):
     """The bits of an image of bytes, channel by channel.
 
     Kernel input: data uint8 in `data_layout`. Output uint32 ``[n, height, width, 1]``. `kind` is
@@ -351,10 +343,6 @@ class ImageBits(Kind):
     definition = "image_bits:image_bits"
     oracle = "floats:image_bits"
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     kind: str
     thresholds: tuple[int, ...] = ()
     flip: tuple[int, ...] = ()
@@ -388,10 +376,6 @@ class BitwiseMaxPool(Windowed):
     definition = "pooling:bitwise_max_pool"
     oracle = "floats:bitwise_maxpool"
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     kernel: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
     dilations: tuple[int, int] = (1, 1)
@@ -437,7 +421,7 @@ class ConcatBits(Kind):
 
 
 @dataclass(frozen=True)
-class SliceBits(Kind):
+class SliceBits(OfImage):
     """Pick channels of a plane, in any order, with repeats.
 
     Slices, splits, shuffles, and the word-aligned groups that a grouped convolution reads. `index`
@@ -450,10 +434,6 @@ class SliceBits(Kind):
     definition = "bit_moves:slice_bits"
     oracle = "floats:slice_bits"
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     index: tuple[int, ...]
     rank: int = 4
 
@@ -464,17 +444,13 @@ class SliceBits(Kind):
 
 
 @dataclass(frozen=True)
-class PadBits(Kind):
+class PadBits(OfImage):
     """Pad a plane at the image border with `bit`: output ``[n, h + t + b, w + l + r, words]``."""
 
     operators = ("pad_bits",)
     definition = "bit_moves:pad_bits"
     oracle = "floats:pad_bits"
 
-    n: Dim
-    height: int
-    width: int
-    channels: int
     pads: tuple[int, int, int, int]
     bit: int
 

@@ -31,6 +31,7 @@ subtracts it, as ``u = popcount(d ^ w) - popcount(w)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -145,11 +146,8 @@ def _table(spec: BinaryConv2d, tiles: Tiles, bits: np.ndarray) -> np.ndarray:
         ("xor", -1): unit * ones,
     }[spec.mode, spec.pad_value]
     inner = unit * ones if spec.mode == "xor" else 0 * ones
-    number = 0
-    for row in tiles.rows:
-        for column in tiles.columns:
-            here = np.outer(borders.inside(spec, 0, row), borders.inside(spec, 1, column))
-            table[number, : spec.out_channels] = np.where(here, inner, outer).sum(axis=(1, 2))
-            number += 1
+    for number, place in enumerate(product(tiles.rows, tiles.columns)):
+        here = np.where(borders.inside(spec, *place), inner, outer)
+        table[number, : spec.out_channels] = here.sum(axis=(1, 2))
     table[-1, : spec.out_channels] = unit * ones.sum(axis=(1, 2))
     return table

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bnncc.schedules.cuda import text
 from bnncc.schedules.cuda.terms import TEXT
-from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary import borders, few_bit_data, layout
 from bnncc.topi_binary.algebra import compared, nearest
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
@@ -54,7 +54,7 @@ def anchor(spec: FewBitConv2d) -> str:
 
 def border_class(spec: FewBitConv2d) -> str:
     """Return the function that numbers border classes."""
-    firsts = [tuple(place for place, _ in few_bit_data.classes(spec, axis)) for axis in (0, 1)]
+    firsts = [tuple(borders.classes(spec, axis)) for axis in (0, 1)]
     return text.border_class(*firsts)
 
 

@@ -7,7 +7,8 @@ and the ring of rows (`line_buffer`) takes the accumulators from there. Taps out
 skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles at the
 border. The blocks are those of `channel_tiles`. The ring is why this is a template; the definition
 is `definitions.conv2d`, which tests compare. Without pooling, and with other groups, there is none,
-and `schedules.float_conv2d` schedules that.
+and `schedules.float_conv2d` schedules that. `quantized_conv2d` is the same kernel with other words
+of data and other products.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bnncc.schedules.templates.channel_tiles import (
     named,
 )
 from bnncc.schedules.templates.kernel import Expr
-from bnncc.schedules.templates.line_buffer import Rows
+from bnncc.schedules.templates.line_buffer import Rows, Strip
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary.definitions.taps import pixel as pixel_of
 from bnncc.topi_binary.layout import LANES
@@ -72,13 +73,24 @@ class Kernel:
             self.depth = spec.channels // spec.groups
             self.rows.declare(vectors)
             channels = groups(spec.out_channels, vectors, spec.depthwise)
-            self.ranges = named(channels, segments(self.spec, columns, self.rows.unit))
+            self.ranges = named(channels, segments(self._image(), columns, self.rows.unit))
             with T.sblock("root"):
                 T.reads()
                 T.writes()
-                with self.rows.strips() as strip:
+                with self.rows.strips(self._begin) as strip:
+                    self._fill(strip)
                     self.rows.each(strip, self.ranges, self._range)
         self.func = kernel.func
+
+    def _image(self) -> Conv2d:
+        """Declare what is between data and products; return what cuts the output into tiles."""
+        return self.spec
+
+    def _begin(self) -> None:
+        """Write what comes before the first strip of an image."""
+
+    def _fill(self, strip: Strip) -> None:
+        """Write what comes before the products of a strip."""
 
     def pair(self, group: Group) -> TensorPair:
         """Return what computes a product in a tile of channels."""

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import few_bit_data
+from bnncc.topi_binary import borders, few_bit_data
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
 from bnncc.topi_binary.definitions.taps import (
@@ -53,7 +53,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
     tiles = (operator.n, *spec.output_hw, blocks(spec.out_channels))
     sums = (_planes if spec.form == "planes" else _numbers)(spec, data, weight, tiles)
     extents = (*tiles[:3], tiles[3] * LANES)
-    firsts = [[first for first, _ in few_bit_data.classes(spec, axis)] for axis in (0, 1)]
+    firsts = [borders.classes(spec, axis) for axis in (0, 1)]
 
     def started(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
         total = sums[n, h, w, o]

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bnncc.topi_binary.reference.epilogue import apply_steps
+from bnncc.topi_binary.reference import windows
+from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import bits_to_words, words_to_bits
 from bnncc.topi_binary.spec import BinaryConv2d, WeightsOfRows
 
@@ -21,9 +22,7 @@ Array = np.ndarray
 def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute what the kernel of `spec` computes."""
     stream = iter(inputs)
-    data = next(stream)
-    if spec.rank == 2:
-        data = data[:, None, None, :]
+    data = nhwc(next(stream))
     zero = next(stream).reshape(data.shape) if spec.ternary else np.zeros_like(data)
     if spec.weight_order == "sliced" and {step.op for step in spec.steps} == {"threshold"}:
         return _sliced_signs(spec, data, zero, stream)
@@ -32,11 +31,7 @@ def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
     else:
         weight = read_binary_weight(spec, next(stream))
         acc = accumulate(spec, _read_data(spec, data), _read_data(spec, zero), weight)
-    steps = spec.steps
-    if spec.rank == 2:
-        steps = tuple(dataclasses.replace(step, layout="NHWC") for step in steps)
-    results = apply_steps(steps, acc.astype(np.float32), stream, acc)
-    return [r[:, 0, 0, :] if spec.rank == 2 else r for r in results]
+    return finished(spec, acc, stream, acc)
 
 
 def _matrix_products(
@@ -88,15 +83,10 @@ def _sliced_signs(
     weight = read_binary_weight(spec, next(stream))
     counted = dataclasses.replace(spec, mode="xor", pad_value=1 if spec.pad_value == 1 else -1)
     count = accumulate(counted, _read_data(spec, data), _read_data(spec, zero), weight)
-    apart = spec.mode == "xor" and spec.pad_value == 0 and any(spec.pads)
     of_pixel = np.zeros(count.shape[1:3], np.int64)
-    for axis in (0, 1) if apart else ():
-        first = np.arange(count.shape[1 + axis]) * spec.strides[axis] - spec.pads[axis]
-        taps = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
-        inside = (taps >= 0) & (taps < (spec.height, spec.width)[axis])
-        number = np.cumsum((inside[1:] != inside[:-1]).any(axis=1))
-        number = np.concatenate([[0], number])
-        of_pixel = (of_pixel * (number[-1] + 1)) + (number[:, None] if axis == 0 else number)
+    if spec.mode == "xor" and spec.pad_value == 0 and any(spec.pads):
+        high, wide = (windows.classes(spec, axis) for axis in (0, 1))
+        of_pixel = high[:, None] * (wide[-1] + 1) + wide
     outputs = []
 
     def below() -> Array:
@@ -154,19 +144,13 @@ def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
         turn = (np.arange(per_group) - place) % per_group
         bits = np.take_along_axis(of_tap, turn[:, None, None, :], axis=3)
         return np.where(bits, 1, -1).astype(np.int64)
-    rows = np.empty((spec.out_channels, height * width * count), np.uint32)
     if spec.weight_order.startswith(("strips", "fragments", "cores")):
-        places = np.indices(rows.shape)
-        rows[:] = packed[_tiled(spec.weight_order, places[0], places[1], rows.shape[1])]
-        return np.where(words_to_bits(rows.reshape(-1, height, width, count), per_group), 1, -1)
-    start = 0
-    for first in range(0, spec.out_channels, 16):
-        lanes = min(16, spec.out_channels - first)
-        block = packed[start : start + lanes * rows.shape[1]].reshape(-1, lanes)
-        rows[first : first + lanes] = block.T
-        start += block.size
-    bits = words_to_bits(rows.reshape(spec.out_channels, height, width, count), per_group)
-    return np.where(bits, 1, -1).astype(np.int64)
+        channel, word = np.indices((spec.out_channels, height * width * count))
+        rows = packed[_tiled(spec.weight_order, channel, word, word.shape[1])]
+        rows = rows.reshape(-1, height, width, count)
+    else:
+        rows = windows.unblocked(packed, spec.out_channels, (height, width, count))
+    return np.where(words_to_bits(rows, per_group), 1, -1).astype(np.int64)
 
 
 def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
@@ -209,27 +193,8 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
     total = spec.kernel[0] * spec.kernel[1] * (spec.channels // spec.groups)
     kind = np.float32 if total < 2**24 else np.float64  # exact either way
     values = np.where(zeros, 0, np.where(bits, 1, low)).astype(kind)
-    top, left, bottom, right = spec.pads
-    around = ((0, 0), (top, bottom), (left, right), (0, 0))
-    values = np.pad(values, around, constant_values=spec.pad_value)
-    reach = [d * (k - 1) for d, k in zip(spec.dilations, spec.kernel, strict=True)]
-    height, width = (
-        (extent - r - 1) // s + 1
-        for extent, r, s in zip(values.shape[1:3], reach, spec.strides, strict=True)
-    )
-    per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
-    dot = np.zeros((values.shape[0], height, width, spec.out_channels), kind)
-    weight = weight.astype(kind)
-    for kh in range(spec.kernel[0]):
-        for kw in range(spec.kernel[1]):
-            rows = slice(kh * spec.dilations[0], None, spec.strides[0])
-            columns = slice(kw * spec.dilations[1], None, spec.strides[1])
-            seen = values[:, rows, columns][:, :height, :width]
-            for g in range(spec.groups):
-                taps = weight[g * per_out : (g + 1) * per_out, kh, kw]
-                part = seen[..., g * per_in : (g + 1) * per_in].reshape(-1, per_in)
-                made = (part @ taps.T).reshape(*dot.shape[:3], per_out)
-                dot[..., g * per_out : (g + 1) * per_out] += made
+    padded = windows.pad(spec, values, spec.pad_value)
+    dot = windows.products(spec, padded, weight.astype(kind))
     exact = np.rint(dot).astype(np.int64)
     if spec.mode == "and":
         return -exact

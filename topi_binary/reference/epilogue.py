@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from bnncc.topi_binary.kind import Kind
 from bnncc.topi_binary.reference.packing import bits_to_words
 from bnncc.topi_binary.step import Step, output_kinds
 
@@ -35,12 +37,6 @@ def apply_steps(
     outputs: list[Array] = []
     channels = value.shape[-1]
 
-    def tensor(step: Step) -> Array:
-        other = next(stream).astype(np.float32)
-        if other.ndim == 2:
-            return other[:, None, None, :]
-        return other.transpose(0, 2, 3, 1) if step.layout == "NCHW" else other
-
     for step in steps:
         if step.op == "levels":
             outputs += level_outputs(step, value, acc, stream)
@@ -59,11 +55,33 @@ def apply_steps(
                 stored = value.astype(step.dtype)
             outputs.append(stored.transpose(0, 3, 1, 2) if step.layout == "NCHW" else stored)
         else:
-            value = _apply(step, value, stream, tensor, channels)
+            value = _apply(step, value, stream, channels)
     return outputs
 
 
-def _apply(step: Step, value: Array, stream: Iterator[Array], tensor, channels: int) -> Array:  # type: ignore[no-untyped-def]
+def nhwc(array: Array, where: str = "NHWC") -> Array:
+    """Return a tensor, or rows, as an image with channels last."""
+    if array.ndim == 2:
+        return array[:, None, None, :]
+    return array.transpose(0, 2, 3, 1) if where == "NCHW" else array
+
+
+def finished(
+    spec: Kind, value: Array, stream: Iterator[Array], acc: Array | None = None,
+    steps: Sequence[Step] | None = None,
+) -> list[Array]:  # fmt: skip
+    """Apply the `steps` of `spec`, or others, to NHWC values, rounded to float32 as in a register.
+
+    Outputs have the rank of the kernel's.
+    """
+    steps, rows = spec.steps if steps is None else steps, spec.output_rank == 2
+    if rows:
+        steps = [replace(step, layout="NHWC") for step in steps]
+    made = apply_steps(steps, value.astype(np.float32), stream, acc)
+    return [array[:, 0, 0] if rows else array for array in made]
+
+
+def _apply(step: Step, value: Array, stream: Iterator[Array], channels: int) -> Array:
     if step.op == "affine":
         scale, bias = (next(stream)[:channels].astype(np.longdouble) for _ in range(2))
         return (value.astype(np.longdouble) * scale + bias).astype(np.float32)
@@ -79,7 +97,7 @@ def _apply(step: Step, value: Array, stream: Iterator[Array], tensor, channels: 
         return np.where(value >= 0, value, value * next(stream)[:channels])
     if step.op == "gate":
         return value * next(stream)[:, None, None, :]
-    other = tensor(step)
+    other = nhwc(next(stream).astype(np.float32), step.layout)
     if step.period:
         other = np.tile(other, channels // step.period)
     if step.op == "rsub":

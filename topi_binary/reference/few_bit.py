@@ -6,13 +6,13 @@ Levels and weights are read back from their packed forms by the definitions in `
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary.reference.epilogue import apply_steps
+from bnncc.topi_binary.reference import windows
+from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import read_levels, words_to_bits
 from bnncc.topi_binary.spec import FewBitConv2d
 
@@ -23,9 +23,7 @@ def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a few-bit convolution with its epilogue."""
     stream = iter(inputs)
     count = spec.data_bits if spec.method in ("xor", "and") else 1
-    data = [next(stream) for _ in range(count)]
-    if spec.rank == 2:
-        data = [one[:, None, None, :] for one in data]
+    data = [nhwc(next(stream)) for _ in range(count)]
     form = "planes" if spec.method in ("xor", "and") else spec.method
     levels = read_levels(data, spec.channels, form)
     weight = _read_weight(spec, next(stream))
@@ -38,11 +36,7 @@ def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
     if spec.starts:
         table = next(stream)
         acc = acc + _starts(spec, table, acc.shape)
-    steps = spec.steps
-    if spec.rank == 2:
-        steps = tuple(dataclasses.replace(step, layout="NHWC") for step in steps)
-    results = apply_steps(steps, acc.astype(np.float32), stream, acc)
-    return [r[:, 0, 0, :] if spec.rank == 2 else r for r in results]
+    return finished(spec, acc, stream, acc)
 
 
 def _read_weight(spec: FewBitConv2d, packed: Array) -> Array:
@@ -76,43 +70,16 @@ def _plane_weights(spec: FewBitConv2d, weight: Array) -> Array:
 
 def _accumulate(spec: FewBitConv2d, levels: Array, weight: Array) -> tuple[Array, Array]:
     """Return sums over the taps inside, and which taps are, shape (h, w, taps)."""
-    top, left, bottom, right = spec.pads
-    around = ((0, 0), (top, bottom), (left, right), (0, 0))
-    values = np.pad(levels.astype(np.float64), around)
-    real = np.pad(np.ones(levels.shape[1:3]), around[1:3])
-    reach = [d * (k - 1) for d, k in zip(spec.dilations, spec.kernel, strict=True)]
-    height, width = (
-        (extent - r - 1) // s + 1
-        for extent, r, s in zip(values.shape[1:3], reach, spec.strides, strict=True)
-    )
-    per_in, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
-    total = np.zeros((values.shape[0], height, width, spec.out_channels))
-    inside = np.zeros((height, width, spec.kernel[0] * spec.kernel[1]), np.int64)
-    for kh in range(spec.kernel[0]):
-        for kw in range(spec.kernel[1]):
-            rows = slice(kh * spec.dilations[0], None, spec.strides[0])
-            columns = slice(kw * spec.dilations[1], None, spec.strides[1])
-            seen = values[:, rows, columns][:, :height, :width]
-            inside[:, :, kh * spec.kernel[1] + kw] = real[rows, columns][:height, :width]
-            for g in range(spec.groups):
-                taps = weight[g * per_out : (g + 1) * per_out, kh, kw].astype(np.float64)
-                part = seen[..., g * per_in : (g + 1) * per_in]
-                total[..., g * per_out : (g + 1) * per_out] += part @ taps.T
+    padded = windows.pad(spec, levels.astype(np.float64))
+    total = windows.products(spec, padded, weight.astype(np.float64))
+    real = windows.pad(spec, np.ones((1, *levels.shape[1:3], 1), np.int64))
+    inside = np.concatenate([seen[0] for _, _, seen in windows.taps(spec, real)], axis=-1)
     return np.rint(total).astype(np.int64), inside
 
 
 def _starts(spec: FewBitConv2d, table: Array, shape: tuple[int, ...]) -> Array:
     """Return the start value of each output."""
-
-    def numbers(axis: int) -> Array:
-        """Return the class of each row or column: a new one where other taps are inside."""
-        first = np.arange(shape[1 + axis]) * spec.strides[axis] - spec.pads[axis]
-        taps = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
-        inside = (taps >= 0) & (taps < (spec.height, spec.width)[axis])
-        changed = (inside[1:] != inside[:-1]).any(axis=1)
-        return np.concatenate([[0], np.cumsum(changed)])
-
-    high, wide = numbers(0), numbers(1)
+    high, wide = (windows.classes(spec, axis) for axis in (0, 1))
     lanes = -(-spec.out_channels // 16) * 16
     grid = table.reshape(high[-1] + 1, wide[-1] + 1, lanes)[..., : spec.out_channels]
     return np.broadcast_to(grid[high][:, wide].astype(np.int64), shape)

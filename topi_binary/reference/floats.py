@@ -9,13 +9,14 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from bnncc.topi_binary import filtering
-from bnncc.topi_binary.reference.epilogue import apply_steps
+from bnncc.topi_binary.reference import windows
+from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import bits_to_words, read_levels, words_to_bits
 from bnncc.topi_binary.spec import (
     GREY,
@@ -29,45 +30,29 @@ from bnncc.topi_binary.spec import (
     SliceBits,
     Step,
 )
-from bnncc.topi_binary.step import step_inputs
 
 Array = Any
 
 
 def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float convolution with its pooling and epilogue, every product done directly."""
-    data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
+    data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
     taps, depth = spec.kernel, spec.channels // spec.groups
     unit = np.ones(data.shape[0])
     if spec.operands != "float32":
         data, unit = _rounded(spec, data)
         weight = _unpacked(spec, inputs[1])
     elif spec.method == "direct":
-        weight = _unblock(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
+        weight = windows.unblocked(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
     else:
         weight = _unfiltered(inputs[1], spec)
-    height, width = _extent(spec, 0), _extent(spec, 1)
-    out = np.zeros((data.shape[0], height, width, spec.out_channels))
-    per_group = spec.out_channels // spec.groups
-    top, left, bottom, right = spec.pads
-    padded = np.pad(data, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    for i in range(taps[0]):
-        for j in range(taps[1]):
-            seen = _tap(spec, padded, i, j, (height, width))
-            for g in range(spec.groups):
-                made = slice(g * per_group, (g + 1) * per_group)
-                read = slice(g * depth, (g + 1) * depth)
-                out[..., made] += seen[..., read] @ weight[made, i, j].T
+    out = windows.products(spec, windows.pad(spec, data), weight)
     out *= unit[:, None, None, None]
     if spec.pool is None:
-        return _epilogue(spec.steps, out, inputs[2:], spec.rank)
-    pool, taken = spec.pool, 2 + sum(map(step_inputs, spec.pool.before))
-    rows = _epilogue((*pool.before, Step("store")), out, inputs[2:taken], spec.rank)
-    after = Pool2d(
-        spec.n, height, width, spec.out_channels, "max", pool.kernel, pool.strides,
-        pads=pool.pads, ceil_extra=pool.ceil_extra, steps=spec.steps,
-    )  # fmt: skip
-    return pool2d(after, [*rows, *inputs[taken:]])
+        return finished(spec, out, iter(inputs[2:]))
+    stream = iter(inputs[2:])
+    rows = finished(spec, out, stream, steps=(*spec.pool.before, Step("store")))
+    return pool2d(spec.pooling, [*rows, *stream])
 
 
 def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
@@ -107,66 +92,45 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
 
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float pooling with its epilogue."""
-    data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
-    size = _extent(spec, 0), _extent(spec, 1)
-    top, left, bottom, right = spec.pads
-    more = spec.ceil_extra
-    around = ((0, 0), (top, bottom + more[0]), (left, right + more[1]), (0, 0))
+    data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
+    (top, left, bottom, right), more = spec.pads, spec.ceil_extra
     largest = spec.kind == "max"
-    padded = np.pad(data, around, constant_values=-np.inf if largest else 0.0)
-    inside = np.pad(np.ones((1, spec.height, spec.width, 1)), around)
+    padded = windows.pad(spec, data, -np.inf if largest else 0.0)
+    inside = windows.pad(spec, np.ones((1, spec.height, spec.width, 1)))
     if spec.kind == "avg_full" and more != (0, 0):  # what ceil_mode adds never counts
         inside[:, : spec.height + top + bottom, : spec.width + left + right] = 1
     elif spec.kind == "avg_full":
         inside[:] = 1
-    out = np.full((data.shape[0], *size, spec.channels), -np.inf if largest else 0.0)
-    count = np.zeros((1, *size, 1))
-    for i in range(spec.kernel[0]):
-        for j in range(spec.kernel[1]):
-            seen = _tap(spec, padded, i, j, size)
-            out = np.maximum(out, seen) if largest else out + seen
-            count += _tap(spec, inside, i, j, size)
-    rank = 2 if spec.squeeze or spec.rank == 2 else 4
-    return _epilogue(spec.steps, out if largest else out / count, inputs[1:], rank)
+    seen = [one for *_, one in windows.taps(spec, padded)]
+    count: Array = sum(one for *_, one in windows.taps(spec, inside))
+    out = reduce(np.maximum, seen) if largest else sum(seen) / count
+    return finished(spec, out, iter(inputs[1:]))
 
 
 def elementwise(spec: Elementwise, inputs: Sequence[Array]) -> list[Array]:
     """Compute an epilogue without an anchor."""
     if spec.planes:
         data = read_levels(inputs[: spec.planes], spec.channels, "planes").astype(np.float64)
-        data = _to_nhwc(data, "NHWC", spec.rank)
-        return _epilogue(spec.steps, data, inputs[spec.planes :], spec.rank)
+        data = nhwc(data)
+        return finished(spec, data, iter(inputs[spec.planes :]))
     if not spec.from_bits:
-        data = _to_nhwc(inputs[0], spec.data_layout, spec.rank).astype(np.float64)
-        return _epilogue(spec.steps, data, inputs[1:], spec.rank)
-    ones = _to_nhwc(words_to_bits(inputs[0], spec.channels), "NHWC", spec.rank)
+        data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
+        return finished(spec, data, iter(inputs[1:]))
+    ones = nhwc(words_to_bits(inputs[0], spec.channels))
     data = np.where(ones, 1.0, 0.0 if spec.mode == "and" else -1.0)
     if spec.ternary:
-        zeros = _to_nhwc(words_to_bits(inputs[1], spec.channels), "NHWC", spec.rank)
+        zeros = nhwc(words_to_bits(inputs[1], spec.channels))
         data = np.where(zeros, 0.0, data)
-    return _epilogue(spec.steps, data, inputs[1 + spec.ternary :], spec.rank)
+    return finished(spec, data, iter(inputs[1 + spec.ternary :]))
 
 
 def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array]:
     """Compute max (or min) pooling of bits, or max pooling of levels."""
-    planes = [
-        words_to_bits(plane, spec.channels).astype(np.int64) for plane in inputs[: spec.planes]
-    ]
-    data: Array = sum(plane << j for j, plane in enumerate(planes))
-    size = _extent(spec, 0), _extent(spec, 1)
-    around = ((0, 0), *(
-        (spec.pads[axis], spec.pads[axis + 2] + spec.ceil_extra[axis]) for axis in (0, 1)
-    ), (0, 0))  # fmt: skip
-    padded = np.pad(data, around, constant_values=-1)  # less than all levels
-    out = np.full((data.shape[0], *size, spec.channels), -1)
-    for i in range(spec.kernel[0]):
-        for j in range(spec.kernel[1]):
-            seen = _tap(spec, padded, i, j, size)
-            if spec.minimum:  # of what is inside the image
-                lower = np.where(out < 0, seen, np.minimum(out, seen))
-                out = np.where(seen < 0, out, lower)
-            else:
-                out = np.maximum(out, seen)
+    data = read_levels(inputs[: spec.planes], spec.channels, "planes")
+    seen = [one for *_, one in windows.taps(spec, windows.pad(spec, data, -1))]
+    out = reduce(np.maximum, seen)
+    if spec.minimum:  # of what is inside the image
+        out = np.minimum(out, reduce(np.minimum, (np.where(one < 0, 1, one) for one in seen)))
     out = np.maximum(out, 0)
     made = [bits_to_words((out >> j & 1).astype(bool)) for j in range(spec.planes)]
     return [made[0] ^ inputs[1]] if spec.flip else made
@@ -208,50 +172,6 @@ def pad_bits(spec: PadBits, inputs: Sequence[Array]) -> list[Array]:
     top, left, bottom, right = spec.pads
     width = ((0, 0), (top, bottom), (left, right), (0, 0))
     return [bits_to_words(np.pad(plane, width, constant_values=bool(spec.bit)))]
-
-
-def _epilogue(
-    steps: Sequence[Step], value: Array, params: Sequence[Array], rank: int
-) -> list[Array]:
-    """Apply `steps` to NHWC values, rounded to float32 as in a register."""
-    if rank == 2:
-        steps = [replace(step, layout="NHWC") for step in steps]
-    made = apply_steps(steps, value.astype(np.float32), iter(params))
-    return [array[:, 0, 0] if rank == 2 else np.ascontiguousarray(array) for array in made]
-
-
-def _tap(
-    spec: Conv2d | Pool2d | BitwiseMaxPool, padded: Array, row: int, column: int,
-    size: tuple[int, int],
-) -> Array:  # fmt: skip
-    """Return what one tap of the window sees of padded NHWC data, for all outputs."""
-    first = row * spec.dilations[0], column * spec.dilations[1]
-    rows, columns = (slice(f, None, s) for f, s in zip(first, spec.strides, strict=True))
-    return padded[:, rows, columns][:, : size[0], : size[1]]
-
-
-def _to_nhwc(array: Array, where: str, rank: int) -> Array:
-    if rank == 2:
-        return array[:, None, None, :]
-    return array.transpose(0, 2, 3, 1) if where == "NCHW" else array
-
-
-def _extent(spec: Conv2d | Pool2d | BitwiseMaxPool, axis: int) -> int:
-    size = (spec.height, spec.width)[axis] + spec.pads[axis] + spec.pads[axis + 2]
-    size += spec.ceil_extra[axis]
-    reach = (spec.kernel[axis] - 1) * spec.dilations[axis] + 1
-    return (size - reach) // spec.strides[axis] + 1
-
-
-def _unblock(packed: Array, channels: int, taps: tuple[int, ...]) -> Array:
-    """Read weights stored in blocks of 16 output channels, the last one of fewer."""
-    size = int(np.prod(taps))
-    out = np.zeros((channels, size), packed.dtype)
-    for first in range(0, channels, 16):
-        lanes = min(16, channels - first)
-        block = packed[first * size : first * size + lanes * size]
-        out[first : first + lanes] = block.reshape(size, lanes).T
-    return out.reshape(channels, *taps)
 
 
 def _unfiltered(packed: Array, spec: Conv2d) -> Array:
