@@ -304,7 +304,8 @@ class Tuner:
         best = [(task, key) for task in layer for key in task.times]
         best.sort(key=lambda found: found[0].times[found[1]])
         chosen = list(dict.fromkeys([*best[:CONTESTANTS], (own, default)]))
-        self._turns(chosen, TURNS)
+        if chosen[1:]:
+            self._turns(chosen, TURNS)
         winner, key = min(chosen, key=lambda found: found[0].times[found[1]])
         faster, gain = False, None
         if (winner, key) != (own, default):

@@ -465,6 +465,7 @@ def test_a_header_that_is_missing_is_named() -> None:
         nvrtc.cubin("#include <nowhere.h>", "sm_80")
 
 
+@compiles
 def test_a_rule_of_tvm_that_fails_is_passed_over() -> None:
     """TVM's rule for products with a vector cannot place a number that is multiplied as well."""
     body = (
