@@ -188,9 +188,7 @@ def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict
     times: list[list[list[float]]] = [[], []]
     for turn in range(turns):
         for number in (0, 1) if turn % 2 == 0 else (1, 0):
-            # A session of its own for each turn: its memory lies somewhere else.
             session = artifacts[number].session(threads=threads)
-            session.use_threads()
             times[number].append(list(session.time_network(session.tensors(inputs), runs)))
     least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
     return {
