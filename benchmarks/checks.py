@@ -175,7 +175,7 @@ TABLES = {"checks": (_table, ("checks",))}
 def main() -> None:
     """Measure networks; print and write what their checks cost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=list(MODELS), metavar="NETWORK")
+    parser.add_argument("networks", nargs="*", default=list(MODELS), choices=MODELS, metavar="NETWORK")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--one", choices=("checked", "unchecked"), help=argparse.SUPPRESS)

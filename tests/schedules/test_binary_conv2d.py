@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import zlib
 
 import numpy as np
@@ -146,6 +147,19 @@ def test_threads_share_any_number_of_images(target: str) -> None:
     spec = for_target(spec, target)
     inputs = make_inputs(spec, seed(spec))
     check(build([spec], target, threads=2), 0, spec, inputs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("channels", [29, 100])
+def test_a_border_of_partial_words_is_compiled_in_seconds(target: str, channels: int) -> None:
+    spec = BinaryConv2d(
+        2, 7, 30, channels, 17, (3, 3), pads=(1, 1, 1, 1), pad_value=1, steps=THRESHOLD
+    )
+    spec = for_target(spec, target)
+    start = time.process_time()
+    library = build([spec], target)
+    check(library, 0, spec, make_inputs(spec, seed(spec)))
+    assert time.process_time() - start < 15  # about 1 s; minutes where LLVM merges single bytes
 
 
 @pytest.mark.parametrize("target", TARGETS)
