@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
 )
+from bnncc.tuning import network, race
 from bnncc.tuning.cases import Case, make
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Setup
@@ -336,6 +338,26 @@ def test_what_has_not_raced_changes_nothing(
     assert again.trials == 0
     assert again.tasks[0].raced == again.tasks[0].trials
     assert again.tasks[0].kept is not None
+
+
+def test_a_network_that_gets_slower_keeps_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that win their races may yet slow the network: then none of them is used."""
+    monkeypatch.setattr(race.Gain, "faster", True)
+    loss = asdict(race.Gain.of([1.0, 1.01, 0.99], [1.2, 1.21, 1.19]))
+    times = {"before_us": 1.0, "after_us": 1.2, "gain": loss}
+    monkeypatch.setattr(network, "_compared", lambda *_: times)
+    options = CompileOptions(target="native")
+    only = re.compile("BinaryConv2d")
+    result = network.tune(
+        DIGITS / "digits.onnx", options, NATIVE, folder=tmp_path, pattern=only, trials=6, jobs=2
+    )
+    assert "so the defaults are kept" in network.text(result, tmp_path)
+    best = log_of(tmp_path).best()
+    assert best
+    for workload, record in best.items():
+        assert record.point == schedules.space_of(workload.kernel, NATIVE).default
 
 
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")

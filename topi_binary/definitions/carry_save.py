@@ -4,6 +4,9 @@ With ``x_i = d_i ^ w_i``, the bits of three products are ``popcount(s) + 2 * pop
 is the XOR of the three and c their majority. s is linear: ``s = (d_0 ^ d_1 ^ d_2) ^ (w_0 ^ w_1 ^
 w_2)``, so the XOR of three data words is made once for all channels. Where a tap of the three is
 outside the image, the others are counted one by one.
+
+Data that may hold exact zeros are counted as if they held none: a kernel takes this form only after
+it has looked.
 """
 
 from __future__ import annotations
