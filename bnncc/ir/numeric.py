@@ -379,7 +379,10 @@ def batch_norm(ins: Sequence[Array], attrs: dict[str, Any]) -> Array:
     gamma, beta, mean, var = (v.astype(np.float64).reshape(column) for v in ins[1:5])
     epsilon = float(np.float32(attrs.get("epsilon", 1e-5)))
     scale = gamma / np.sqrt(var + epsilon)
-    return (scale * (x.astype(np.float64) - mean) + beta).astype(x.dtype)
+    made = np.subtract(x, mean, dtype=np.float64)
+    made *= scale
+    made += beta
+    return made.astype(x.dtype)
 
 
 def mean(x: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:

@@ -30,14 +30,15 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         ``weight == scale * (2 * bits - 1)`` within `WEIGHT_TOLERANCE`; zero for all-zero filters.
         None is returned if some filter is not two-valued.
     """
-    flat = np.abs(weight.reshape(weight.shape[0], -1).astype(np.float64))
+    flat = weight.reshape(weight.shape[0], -1)
+    flat = np.abs(flat if flat.dtype.kind == "f" else flat.astype(np.float64))
     if flat.shape[1] == 0:
         return None
-    top = flat.max(axis=1)
-    if (top - flat.min(axis=1) > WEIGHT_TOLERANCE * top).any() or not top.any():
+    top, low = flat.max(axis=1).astype(np.float64), flat.min(axis=1)
+    if (top - low > WEIGHT_TOLERANCE * top).any() or not top.any():
         return None
-    exact = (flat == top[:, None]).all(axis=1)
-    scale = np.where(exact, top, flat.mean(axis=1))
+    scale, uneven = top, low != top
+    scale[uneven] = flat[uneven].astype(np.float64).mean(axis=1)
     return weight > 0, scale
 
 

@@ -125,7 +125,7 @@ def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
         chosen = cut[channel // 32, :, :, :, channel % 16, channel % 32 // 16]
         rows = np.ascontiguousarray(chosen).view("<u4")
         bits = words_to_bits(rows, per_group)
-        return np.where(bits, 1, -1).astype(np.int64)
+        return _signs(bits)
     if spec.weight_order in ("vectors", "halves"):
         unit = 4 if spec.weight_order == "vectors" else 2
         quads = -(-spec.out_channels // 4)
@@ -135,7 +135,7 @@ def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
         taps = runs[:, :, : width * count] if unit == 4 else runs.reshape(*runs.shape[:2], -1, 2)
         taps = taps.reshape(*taps.shape[:2], width, -1)[..., :count]
         bits = words_to_bits(np.ascontiguousarray(taps), per_group)
-        return np.where(bits, 1, -1).astype(np.int64)
+        return _signs(bits)
     if spec.weight_order == "sliced":
         total, size = -(-spec.channels // 32), height * width * per_group
         turned = words_to_bits(packed[: size * total].reshape(size, total), spec.channels)
@@ -143,14 +143,18 @@ def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
         place = np.arange(spec.channels)[:, None] % per_group
         turn = (np.arange(per_group) - place) % per_group
         bits = np.take_along_axis(of_tap, turn[:, None, None, :], axis=3)
-        return np.where(bits, 1, -1).astype(np.int64)
+        return _signs(bits)
     if spec.weight_order.startswith(("strips", "fragments", "cores")):
         channel, word = np.indices((spec.out_channels, height * width * count))
         rows = packed[_tiled(spec.weight_order, channel, word, word.shape[1])]
         rows = rows.reshape(-1, height, width, count)
     else:
         rows = windows.unblocked(packed, spec.out_channels, (height, width, count))
-    return np.where(words_to_bits(rows, per_group), 1, -1).astype(np.int64)
+    return _signs(words_to_bits(rows, per_group))
+
+
+def _signs(bits: Array) -> Array:
+    return np.where(bits, np.int64(1), np.int64(-1))
 
 
 def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
