@@ -231,7 +231,7 @@ def _carry_save(reach: int) -> TensorPair:
 
     def impl(xors: Any, weight: Any, data: Any, total: Any) -> Any:
         rows = [weight[i, 0, every] for i in range(3)]
-        # Bound, or LLVM may sum it up anew for the carry, and spills.
+        # Bound to a name: LLVM may else compute it again for the carry, and spill.
         ones = T.bind(T.Broadcast(xors[0], LANES) ^ (rows[0] ^ rows[1] ^ rows[2]))
         x, y = (T.Broadcast(data[i * reach, 0], LANES) ^ rows[i] for i in range(2))
         carry = TERNARY[CARRY, LANES](x, y, ones)

@@ -250,7 +250,8 @@ class Writer:
             T.reads(*(whole(source, i) for source in data))
             T.writes(*(whole(made, plane, i) for plane in range(planes)))
             if (high, wide) != (height, width):  # the inside is written again
-                # A word at a time: LLVM takes minutes to merge unequal neighbours.
+                # One word of all pixels after the other: LLVM takes minutes to merge stores of
+                # unequal constants side by side.
                 with T.grid(planes, depth // 4, high, wide) as loops, T.vectorized(8) as nibble:
                     plane, c, h, w = loops
                     word = self._source.pad_word(c % self._words)
