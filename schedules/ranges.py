@@ -8,7 +8,7 @@ partitioning of loops comes too late for this: it knows no blocks, and copies no
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,6 +88,79 @@ def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds
         extent = int64(bounds[number][1]) if number in bounds else loop.extent
         made = tirx.For(loop.loop_var, loop.min, extent, loop.kind, made)
     return made
+
+
+def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
+    """Return a scheduled function of which one loop takes its first and last turns alone.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        One nest of loops.
+    number : int
+        Of the loop, from the outside in.
+    count : int
+        Turns at each end.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        With two loops for the one: over the ends, and their turns.
+    """
+
+    def replaced(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
+        *outer, turn = loops
+        side, own = (tirx.Var(name, turn.loop_var.ty) for name in ("side", "turn"))
+        body = _renamed(body, {turn.loop_var: side * (turn.extent - count) + own})
+        for var, extent in ((own, count), (side, 2)):
+            body = tirx.For(var, turn.min, int64(extent), turn.kind, body)
+        for loop in reversed(outer):
+            body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+        return body
+
+    return _with_loops(func, number + 1, replaced)
+
+
+def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
+    """Return a scheduled function of which threads share the first loops.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        One nest of loops.
+    count : int
+        How many loops become one.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+
+    def replaced(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
+        fused = tirx.Var("fused", loops[0].loop_var.ty)
+        rest, total, places = fused, int64(1), {}
+        for loop in reversed(loops):
+            places[loop.loop_var] = rest if loop is loops[0] else rest % loop.extent
+            rest, total = rest // loop.extent, total * loop.extent
+        return tirx.For(fused, int64(0), total, tirx.ForKind.PARALLEL, _renamed(body, places))
+
+    return _with_loops(func, count, replaced)
+
+
+def _with_loops(
+    func: tirx.PrimFunc, count: int, replaced: Callable[[list[tirx.For], tirx.Stmt], tirx.Stmt]
+) -> tirx.PrimFunc:
+    """Return a function whose outermost loops, and what is in them, are replaced."""
+    root = func.body.block
+    steps = statements(root.body)
+    (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
+    body = replaced(*_opened(nest, count))
+    done = _sequence([body if stmt is nest else stmt for stmt in steps])
+    return func.with_body(rooted(func, done, root.alloc_buffers))
+
+
+def _renamed(stmt: tirx.Stmt, names: Mapping[tirx.Var, Any]) -> Any:
+    return tvm_ffi.structural_map(stmt, (tirx.Var, lambda var: names.get(var, var)))
 
 
 def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -43,10 +44,19 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
     units = -(-width // unit)
     tiles = -(-units // max(1, columns // unit))
     small, wider = divmod(units, tiles)
+    sizes = [(small + (tile < wider)) * unit for tile in range(tiles)]
+    sizes[-1] -= units * unit - width
+    return joined_tiles(spec, sizes)
+
+
+def joined_tiles(spec: Windowed, sizes: Sequence[int], apart: bool = True) -> list[Segment]:
+    """Return tiles of so many columns, from left to right, as segments.
+
+    If not `apart`, those of one width are one segment, without taps.
+    """
     cut, start = [], 0
-    for tile in range(tiles):
-        size = min((small + (tile < wider)) * unit, width - start)
-        taps = tuple(taps_inside(spec, 1, start + column) for column in range(size))
+    for size in sizes:
+        taps = tuple(taps_inside(spec, 1, start + column) for column in range(size * apart))
         cut.append((start, size, taps))
         start += size
     out = []

@@ -31,6 +31,21 @@ def test_ranges_of_a_definition_make_up_the_whole(shared: int) -> None:
     assert case.difference(call(library["main"], SPEC, case.inputs)) == ""
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_rows_at_both_ends_and_those_between_make_up_the_whole(count: int) -> None:
+    func, between = define(SPEC), SPEC.output_hw[0] - 2 * count
+    parts = []
+    for rows in (count, between), (0, SPEC.output_hw[0]):
+        sch = s_tir.Schedule(ranges.part(func, {"held": {1: rows}, "out": {1: rows}}))
+        sch.compute_at("held", sch.get_loops("out")[-1])
+        parts.append(sch.mod["main"])
+    parts[1] = ranges.ends(parts[1], 1, count)
+    whole = ranges.joined(parts, 0).with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": whole}), tvm_target(catalog.native()))
+    case = make(SPEC)
+    assert case.difference(call(library["main"], SPEC, case.inputs)) == ""
+
+
 def test_blocks_that_are_not_named_are_left_out() -> None:
     part = ranges.part(define(SPEC), {"out": {2: (1, 2)}})
     sch = s_tir.Schedule(part)
