@@ -136,15 +136,15 @@ def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point)
     """Write and schedule a kernel whose weights have another order, as `point` says."""
     if spec.weight_order == sliced_data.ORDER:
         return binary_sliced.apply(spec, target, threads, point)
-    if spec.weight_order == "nibbles":
-        return binary_lookup.apply(spec, point)
-    return binary_neon.apply(spec, target, point)
+    return binary_lookup.apply(spec, point)
 
 
 def apply(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a binary convolution on words as `point` says; None for other orders of weights."""
+    """Schedule a binary convolution as `point` says; None for orders of weights of templates."""
+    if spec.weight_order in ("vectors", "halves"):
+        return binary_neon.apply(func, spec, target, point)
     if spec.weight_order != "words":
         return None
     planes, flat = zero_planes(spec), flattened(spec)

@@ -168,7 +168,7 @@ def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Exp
     return WIDENING_ADD_PAIRS[arch, 8](vectors[0]) if bits == 8 else vectors[0]
 
 
-def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
+def _total(arch: str, bits: int, narrow: int, halves: bool, scope: str = "local") -> TensorPair:
     per = 128 // bits  # lanes of a channel
     most = {8: 255 >> narrow, 16: 2**16 // 8 - 1, 32: 2**20}[bits]
 
@@ -195,13 +195,14 @@ def _total(arch: str, bits: int, narrow: int, halves: bool) -> TensorPair:
 
     lanes = QUAD * (1 + halves)
     name = f"{QUAD}x{per}_u{bits}" + (f"_{narrow}" if bits == 8 else "")
+    name += "_memory" * (scope == "global")
     return TensorPair(
         f"{_PREFIX[arch]}_{'halves' if halves else 'total'}_{name}",
         FEATURES[arch],
         # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
         (
             Operand((QUAD * per,), f"uint{bits}", bounds=(0, most)),
-            Operand((lanes,), "int32", scope="local"),
+            Operand((lanes,), "int32", scope=scope),
         ),
         lanes,
         desc,
@@ -219,3 +220,8 @@ TOTAL = {
 }
 """By architecture, bits of a lane, how often lanes of 8 bits can be doubled, and whether the halves
 of a vector are apart: the lanes of four vectors are added up; first those of the lower halves."""
+
+TOTAL_IN_MEMORY = {
+    (arch, bits): _total(arch, bits, 0, False, "global") for arch in FEATURES for bits in (8, 16)
+}
+"""By architecture and bits of a lane: the same, added up in a tensor in memory."""

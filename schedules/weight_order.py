@@ -84,7 +84,8 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
-    from bnncc.schedules.templates import lookup, neon_conv2d
+    from bnncc.schedules import binary_neon
+    from bnncc.schedules.templates import lookup
     from bnncc.topi_binary import sliced_data
 
     if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
@@ -95,7 +96,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     if target.popcount == "lookup" and lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):
-        chosen = neon_conv2d.order(spec)
+        chosen = binary_neon.order(spec)
     return chosen or "words"
 
 

@@ -26,3 +26,9 @@ def classes(spec: BinaryConv2d | FewBitConv2d, axis: int) -> list[int]:
     """
     taps = [taps_inside(spec, axis, place) for place in range(spec.window_hw[axis])]
     return [i for i, inside in enumerate(taps) if i == 0 or inside != taps[i - 1]]
+
+
+def inner_class(spec: BinaryConv2d | FewBitConv2d, axis: int) -> int | None:
+    """Return the class of rows (or columns) of which all taps are inside, if there are any."""
+    inside = (taps_inside(spec, axis, first) for first in classes(spec, axis))
+    return next((i for i, taps in enumerate(inside) if len(taps) == spec.kernel[axis]), None)

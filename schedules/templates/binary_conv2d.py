@@ -1,8 +1,8 @@
 """Kernels of binary convolutions whose weights have an order of their own.
 
-Those in the order ``nibbles`` are written by `lookup`, in ``vectors`` and ``halves`` by
-`neon_conv2d`: neither is scheduled from the definition yet. Lanes are output channels: `LANES`
-accumulators of one pixel are one vector, to which the epilogue is applied.
+Those in the order ``nibbles`` are written by `lookup`, which is not scheduled from the definition
+yet. Lanes are output channels: `LANES` accumulators of one pixel are one vector, to which the
+epilogue is applied.
 
 Taps outside the image are skipped. With padding 0 they count ``channels_per_group / 2`` each, which
 is what makes ``dot = K - 2 * acc`` hold; the accumulator starts with it. If that has a half
@@ -14,14 +14,14 @@ those in ``with_zeros``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.templates import epilogue, lookup, neon_conv2d
+from bnncc.schedules.templates import epilogue, lookup
 from bnncc.schedules.templates.taps import Kernel, Piece
 from bnncc.schedules.zeros import scan
 from bnncc.topi_binary.definitions.place import Place
@@ -43,14 +43,14 @@ def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
     return (spec.n, *spec.output_hw)
 
 
-def conv2d(spec: BinaryConv2d, tiling: lookup.Lookup | neon_conv2d.Quads) -> tirx.PrimFunc:
+def conv2d(spec: BinaryConv2d, tiling: lookup.Lookup) -> tirx.PrimFunc:
     """Define the kernel of `spec`.
 
     Parameters
     ----------
     spec : BinaryConv2d
         What to compute.
-    tiling : Lookup or Quads
+    tiling : Lookup
         How the kernel is cut.
 
     Returns
@@ -82,7 +82,7 @@ def _kernel(spec: BinaryConv2d, operator: Operator) -> Kernel:
     )
 
 
-def _written(kernel: Kernel, tiling: lookup.Lookup | neon_conv2d.Quads) -> None:
+def _written(kernel: Kernel, tiling: lookup.Lookup) -> None:
     """Write a kernel, for data with zeros and without."""
     spec = kernel.spec
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
@@ -92,7 +92,9 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_conv2d.Quads) -> None:
             _finish(kernel, piece, outputs, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):
-            _writer(kernel, tiling, masked, views, finish).write()
+            # Code for data with zeros, which is rare, is in small tiles.
+            cut = lookup.narrowed(spec, tiling, kernel.width) if masked else tiling
+            lookup.Writer(kernel, cut, masked, views, finish).write()
 
     if kernel.zero is None:
         write(False)
@@ -103,20 +105,6 @@ def _written(kernel: Kernel, tiling: lookup.Lookup | neon_conv2d.Quads) -> None:
             write(False)
         with T.Else():
             write(True)
-
-
-def _writer(
-    kernel: Kernel,
-    tiling: lookup.Lookup | neon_conv2d.Quads,
-    masked: bool,
-    views: Sequence[Buffer],
-    finish: Callable[..., None],
-) -> lookup.Writer | neon_conv2d.Writer:
-    """Return what writes `kernel`; code for data with zeros, which is rare, in small tiles."""
-    cut = lookup.narrowed(kernel.spec, tiling, kernel.width) if masked else tiling
-    if isinstance(cut, lookup.Lookup):
-        return lookup.Writer(kernel, cut, masked, views, finish)
-    return neon_conv2d.Writer(kernel, cut, masked, views, finish)
 
 
 @contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout, sliced_data
-from bnncc.topi_binary.definitions import carry_save
+from bnncc.topi_binary.definitions import byte_sums, carry_save
 from bnncc.topi_binary.definitions.binary_operands import Operands, ones, operands, vectors
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
@@ -23,17 +22,18 @@ from bnncc.topi_binary.definitions.blocks import (
     compute_lanes,
     int64,
 )
+from bnncc.topi_binary.definitions.byte_sums import ByteSums
 from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import (
     border_class,
-    class_start,
     flattened,
+    in_class,
     leaves_image,
     taps_outside,
     tests_inside,
 )
-from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.layout import LANES, QUAD
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import Step
@@ -43,25 +43,43 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     """Write ``acc = start + sum of what words count``, see `BinaryConv2d`, and the epilogue.
 
     Sums start at what taps outside the image count, and go over those inside; in the form
-    `carry_save.FORM`, over three of them at a time.
+    `carry_save.FORM`, over three of them at a time, in `byte_sums.FORM` over vectors of bytes.
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
     limited = sliced_data.limited(spec)
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
     met, params = operands(operator, counted)
-    start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
-    if form == carry_save.FORM:
-        acc = _whole(met, operator.n, None, carry_save.summed(met, operator.n, start))
+    bytewise = form.startswith(byte_sums.FORM)
+    if bytewise:
+        acc = _of_bytes(met, operator.n, form)
     else:
-        sums = _summed("sum", met, operator.n, start, Operands.count)
-        acc = _whole(
-            met, operator.n, sums, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane]
-        )
+        start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
+        acc = _of_words(met, operator.n, start, form)
     extents = (operator.n, *spec.output_hw, spec.out_channels)
     epilogue(
         operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc,
-        below=_below(spec) if limited else None, padded=True,
+        below=_below(spec) if limited else None, padded=not bytewise,
+    )  # fmt: skip
+
+
+def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> Buffer:
+    """Write the accumulator, as a sum of what words count."""
+    if form == carry_save.FORM:
+        return _whole(met, n, carry_save.summed(met, n, start))
+    sums = _summed("sum", met, n, start, Operands.count)
+    if met.zero is None and met.weight_zero is None and not met.spec.doubled:
+        return sums
+    return _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
+
+
+def _of_bytes(met: Operands, n: Expr, form: str) -> Buffer:
+    """Write the accumulator, as sums of bytes: of two planes of data, where some are zeros."""
+    sums, planes = ByteSums(met, n, form), 1 + (byte_sums.ZEROS in form)
+    start, counted = _outside(met, None, sums), sums.summed()
+    return _whole(
+        replace(met, zero=None), n, lambda *i: counted(*i) + start(*i) * planes,
+        (1 + met.spec.doubled) // planes, QUAD,
     )  # fmt: skip
 
 
@@ -79,63 +97,89 @@ def _summed(
     return sums
 
 
-def _outside(met: Operands, given: Buffer | None) -> Callable[..., Expr]:
+def _outside(
+    met: Operands, given: Buffer | None, sums: ByteSums | None = None
+) -> Callable[..., Expr]:
     """Return where sums start: at what the taps of a pixel count that are outside the image.
 
     In mode ``and``, ``popcount(d) - 2 * popcount(d & w)`` is ``popcount(d ^ w) - popcount(w)``: the
     bits of all weights are taken from the start, and a pixel outside is words of zeros. Zeros count
-    half of their channels; if those are odd, they are added in the end, see `_whole`.
+    half of their channels; if those are odd, they are added in the end, see `_whole`. What `sums`
+    count of columns outside, which are words of zeros to them, is taken from the start.
     """
     spec, depth = met.spec, met.depth
     if given is not None:
         return lambda n, h, w, o, lane: given[n, o * LANES + lane]
-    if spec.mode == "xor" and (spec.pad_value == 0 or not leaves_image(spec)):
-        half = 0 if depth % 2 else depth // 2
-        return lambda n, h, w, *_: taps_outside(spec, h, w) * half
-    lanes, zero = (layout.blocks(spec.out_channels), LANES), int64(0)
-    bits_of = buffer("ones", (*spec.kernel, *lanes), "int32")
-    for end, first, count, part in vectors(met):
-        accumulate(
-            f"ones{end}", bits_of, (*spec.kernel, count, LANES), (met.words,), T.int32(0),
-            lambda total, kh, kw, o, lane, c, part=part, first=first: total
-            + ones(part.weigh(part.weight, zero, zero, zero, o + first, kh, kw, c, lane)),
-            lambda kh, kw, o, lane, first=first: (kh, kw, o + first, lane),
-        )  # fmt: skip
+    half = spec.mode == "xor" and (spec.pad_value == 0 or not leaves_image(spec))
+    half_depth = 0 if depth % 2 else depth // 2
+    if half and (sums is None or not sums.count_columns_outside):
+        return lambda n, h, w, *_: taps_outside(spec, h, w) * half_depth
+    bits_of = _weight_bits(met) if sums is None else sums.weight_bits()
     firsts = [borders.classes(spec, axis) for axis in (0, 1)]
-    classes = (*map(len, firsts), *lanes)
+    classes = (*map(len, firsts), layout.blocks(spec.out_channels), LANES)
     starts = buffer("starts", classes, "int32")
 
     def tap(total: Expr, row: Expr, column: Expr, o: Expr, lane: Expr, *at: Expr) -> Expr:
-        bits = bits_of[tuple([*at, o, lane])]
-        differ = depth - bits if spec.pad_value > 0 else bits
-        first = class_start(firsts[0], row), class_start(firsts[1], column)
-        inside = reduce(T.And, tests_inside(spec, zero, *first, o, *at), tirx.const(True))
-        counted = T.Select(inside, T.int32(0), differ)
+        bits = bits_of[tuple([*at, o * LANES + lane])]
+        outside = T.int32(half_depth) if half else depth - bits if spec.pad_value > 0 else bits
+        rows, columns = (in_class(spec, axis, (row, column)[axis], at[axis]) for axis in (0, 1))
+        beside = outside if sums is None else outside - bits
+        counted = T.if_then_else(rows, T.if_then_else(columns, T.int32(0), beside), outside)
         return total + (counted - bits if spec.mode == "and" else counted)
 
     accumulate("starts", starts, classes, spec.kernel, T.int32(0), tap)
-    return lambda n, h, w, o, lane: starts[
-        border_class(firsts[0], h), border_class(firsts[1], w), o, lane
-    ]
+    inner = [borders.inner_class(spec, axis) for axis in (0, 1)]
+
+    def start(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
+        kinds = border_class(firsts[0], h), border_class(firsts[1], w)
+        value = starts[tuple([*kinds, o, lane])]
+        if spec.mode == "and" or None in inner or sums is None:
+            return value
+        return T.Select(T.And(kinds[0] == inner[0], kinds[1] == inner[1]), T.int32(0), value)
+
+    return start
 
 
-def _whole(met: Operands, n: Expr, sums: Buffer | None, summed: Callable[..., Expr]) -> Buffer:
-    """Write the accumulator, where it is more than `sums`: in halves, or with zeros."""
+def _weight_bits(met: Operands) -> Buffer:
+    """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+    spec, zero = met.spec, int64(0)
+    made = buffer("ones", (*spec.kernel, layout.blocks(spec.out_channels) * LANES), "int32")
+    for end, first, count, part in vectors(met):
+        accumulate(
+            f"ones{end}", made, (*spec.kernel, count, LANES), (met.words,), T.int32(0),
+            lambda total, kh, kw, o, lane, c, part=part, first=first: total
+            + ones(part.weigh(part.weight, zero, zero, zero, o + first, kh, kw, c, lane)),
+            lambda kh, kw, o, lane, first=first: (kh, kw, (o + first) * LANES + lane),
+        )  # fmt: skip
+    return made
+
+
+def _whole(
+    met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0, multiple: int = LANES
+) -> Buffer:
+    """Write the accumulator from sums: in halves, or with zeros.
+
+    Sums count `times`, twice by themselves if `doubled`. Of channels there are a multiple of
+    `multiple`.
+    """
     spec = met.spec
     seen = met.zero is not None or met.weight_zero is not None
-    if sums is not None and not (seen or spec.doubled):
-        return sums
     odd = met.depth * (met.depth % 2) * (spec.mode == "xor" and spec.pad_value == 0)
     zeros = _summed("zeros", met, n, lambda *_: T.int32(0), Operands.zeros) if seen else None
 
     def whole(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
-        total = summed(n, h, w, o, lane) * (1 + spec.doubled)
+        total = summed(n, h, w, o, lane) * (times or 1 + spec.doubled)
         total = total + taps_outside(spec, h, w) * odd if odd else total
         return total if zeros is None else total + zeros[n, h, w, o * LANES + lane]
 
-    extents = (n, *spec.output_hw, layout.blocks(spec.out_channels))
-    acc = buffer("acc", (*extents[:3], extents[3] * LANES), "int32")
-    return compute_lanes("acc", acc, extents, whole)
+    image, channels = (n, *spec.output_hw), layout.blocks(spec.out_channels, multiple) * multiple
+    acc = buffer("acc", (*image, channels), "int32")
+    full = channels // LANES if multiple == LANES else spec.out_channels // LANES
+    rest = channels - full * LANES
+    for end, first, count, lanes in (("", 0, full, LANES), ("_last", full, int(rest > 0), rest)):
+        if count:
+            compute_lanes(f"acc{end}", acc, (*image, count), whole, first, lanes)
+    return acc
 
 
 def _below(spec: BinaryConv2d) -> Below:

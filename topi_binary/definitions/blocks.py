@@ -152,24 +152,31 @@ def accumulate_lanes(
 
 
 def compute_lanes(
-    name: str, target: Buffer, extents: Sequence[Any], value: Callable[..., Expr]
+    name: str,
+    target: Buffer,
+    extents: Sequence[Any],
+    value: Callable[..., Expr],
+    first: int = 0,
+    lanes: int = layout.LANES,
 ) -> Buffer:
     """Write vectors, whose lanes are the block ``name_lane``: what `accumulate_lanes` starts with.
 
     ``target[*i, o * LANES + lane] = value(*i, o, lane)``, see there.
     """
     with T.grid(*map(extent, extents)) as loops, T.sblock(name):
-        *where, o = _axes("S" * len(extents), loops)
-        with lane_of(f"{name}_lane") as lane:
+        loops = [*loops]
+        where = _axes("S" * (len(extents) - 1), loops[:-1])
+        o = T.axis.spatial(extent(extents[-1] + first), loops[-1] + first)
+        with lane_of(f"{name}_lane", lanes) as lane:
             T.buffer_store(target, value(*where, o, lane), [*where, o * layout.LANES + lane])
     return target
 
 
 @contextmanager
-def lane_of(name: str) -> Iterator[Expr]:
+def lane_of(name: str, lanes: int = layout.LANES) -> Iterator[Expr]:
     """Open a block of one lane, and the loop over them."""
-    with T.grid(int64(layout.LANES)) as loop, T.sblock(name):
-        yield T.axis.spatial(int64(layout.LANES), loop)
+    with T.grid(int64(lanes)) as loop, T.sblock(name):
+        yield T.axis.spatial(int64(lanes), loop)
 
 
 @contextmanager

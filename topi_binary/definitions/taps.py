@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from tvm.tirx.script import builder as T
 
+from bnncc.topi_binary import borders
 from bnncc.topi_binary.definitions.blocks import Expr, int64
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, taps_inside
 
@@ -57,9 +59,9 @@ def _leaves(spec: Any, axis: int) -> tuple[bool, bool]:
     return first.start > 0, last.stop < spec.kernel[axis]
 
 
-def leaves_image(spec: Any) -> bool:
-    """Return whether any tap of any window is outside the image."""
-    return any(side for axis in (0, 1) for side in _leaves(spec, axis))
+def leaves_image(spec: Any, *axes: int) -> bool:
+    """Return whether any tap of any window is outside the image, or beside it in one of `axes`."""
+    return any(side for axis in axes or (0, 1) for side in _leaves(spec, axis))
 
 
 def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
@@ -105,12 +107,19 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     return number
 
 
-def class_start(firsts: Sequence[int], number: Expr) -> Expr:
-    """Return the first row or column of a class, given that of each."""
-    position: Expr = int64(0)
-    for i in range(1, len(firsts)):
-        position = position + T.Cast("int64", number >= i) * (firsts[i] - firsts[i - 1])
-    return position
+def in_class(spec: Any, axis: int, number: Expr, tap: Expr) -> Expr:
+    """Return whether a tap of the rows (`axis` 0) or columns of a border class is in the image."""
+    taps = [taps_inside(spec, axis, first) for first in borders.classes(spec, axis)]
+    low, high = (_by_class([getattr(t, end) for t in taps], number) for end in ("start", "stop"))
+    return T.And(tap >= low, tap < high)
+
+
+def _by_class(values: Sequence[int], number: Expr) -> Expr:
+    """Return the value of a class; TVM takes long to simplify conditions of a choice."""
+    value: Expr = int64(values[0])
+    for i, (before, after) in enumerate(pairwise(values), 1):
+        value = value + T.Cast("int64", number >= i) * (after - before)
+    return value
 
 
 def flattened(spec: Flat) -> Flat:

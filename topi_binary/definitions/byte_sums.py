@@ -1,0 +1,406 @@
+"""Counting bits in bytes: a vector of data meets the same bytes of four channels' weights.
+
+The words that a row of the kernel takes from one output column are one run of memory, or, with
+dilation, one for each tap. A run is cut into vectors of `BYTES`. Of weights in the order ``halves``
+a vector is one tap of two neighbouring columns, with the weights of the tap in both halves; the two
+columns are one *place*.
+
+Differing bits are summed in each byte, at most `MAX_COUNTS` times 8, then in 16 bits, then over the
+bytes of a channel; or, in forms with `FOURS`, in 32 bits over four bytes at once. A sum of 16 bits
+holds all bits of an output that differ: `order` in `schedules.binary_neon` admits no more.
+
+Rows outside the image are skipped. Columns outside are words of 0 in a copy of the data, and what
+those count is taken from what a sum starts with, see `binary_conv2d`.
+
+With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
+w) + popcount((d & ~z) ^ w)``: sums over two planes of data, in forms with `ZEROS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions.binary_operands import Operands
+from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
+from bnncc.topi_binary.definitions.taps import leaves_image, tests_of
+from bnncc.topi_binary.definitions.taps import place as place_of
+from bnncc.topi_binary.layout import LANES, QUAD
+from bnncc.topi_binary.signature import aliased
+from bnncc.topi_binary.spec import BinaryConv2d
+
+FORM, FOURS, ZEROS = "bytes", "-fours", "-zeros"
+"""Forms of `binary_conv2d`: the first, perhaps with one or both of the others behind it."""
+
+BYTES = 16
+"""Bytes of a vector."""
+
+MAX_COUNTS = 31
+"""Counts of at most 8 that a byte can sum."""
+
+Add = Callable[..., None]
+Extents = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the sum of one output is cut.
+
+    Attributes
+    ----------
+    runs : int
+        Runs of memory in a row of the kernel.
+    full, tail : int
+        Whole vectors of a run, and words of the one that is not.
+    turns : dict of str to int
+        Extents of the loops over sums in bytes, if not 1: planes, rows of the kernel, parts of a
+        run.
+    reduced : dict of str to int
+        Extents of the loops that are one such sum: planes, rows, runs; and vectors, ``x``.
+    """
+
+    runs: int
+    full: int
+    tail: int
+    turns: dict[str, int]
+    reduced: dict[str, int]
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a run."""
+        return self.full + (self.tail > 0)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last turn has fewer vectors than the others."""
+        return self.turns.get("turn", 1) * self.reduced["x"] > self.vectors
+
+
+def cut(spec: BinaryConv2d, form: str) -> Cut:
+    """Return how sums are cut in a form."""
+    halves, (rows, columns) = spec.weight_order == "halves", spec.kernel
+    runs = columns if halves or spec.dilations[1] > 1 else 1
+    full, tail = divmod(layout.words(spec.channels // spec.groups) * columns // runs, 4)
+    full, tail = (1, 0) if halves else (full, tail)
+    vectors, planes = full + (tail > 0), 1 + (ZEROS in form)
+    # Rows of a kernel that are too many for bytes are widened one by one.
+    split = runs * rows > MAX_COUNTS
+    part = _part(full, vectors, max(1, MAX_COUNTS // (runs * (1 if split else rows))))
+    turns = {"plane": planes, "kh": rows if split else 1, "turn": -(-vectors // part)}
+    reduced = {"kh": 1 if split else rows, "run": runs, "x": part}
+    if FOURS in form:
+        turns, reduced = {}, {"plane": planes, "kh": rows, "run": runs, "x": vectors}
+    turns = {axis: count for axis, count in turns.items() if count > 1}
+    return Cut(runs, full, tail, turns, {a: e for a, e in reduced.items() if e > 1 or a == "x"})
+
+
+def _part(full: int, vectors: int, most: int) -> int:
+    """Return how many vectors of a run are summed in bytes: equal parts, if they need not be small.
+
+    Examples
+    --------
+    >>> _part(12, 12, 10), _part(18, 19, 10), _part(15, 15, 10)
+    (6, 9, 8)
+    """
+    if vectors <= most:
+        return vectors
+    sizes = range(most, most // 2, -1)
+    equal = (size for count in (vectors, full) for size in sizes if count % size == 0)
+    return next(equal, -(-vectors // -(-vectors // most)))
+
+
+class ByteSums:
+    """Writes the blocks of sums in a form.
+
+    Parameters
+    ----------
+    met : Operands
+        What meets.
+    n : Expr
+        Images.
+    form : str
+        See `FORM`.
+    """
+
+    def __init__(self, met: Operands, n: Expr, form: str) -> None:
+        self._met, self._spec, self._n, self._form = met, met.spec, n, form
+        self._halves, self._cut = met.spec.weight_order == "halves", cut(met.spec, form)
+        self._sides = 1 + self._halves
+        self._quads = layout.blocks(met.spec.out_channels, QUAD)
+        self._weight = self._weights()
+
+    def _weights(self) -> Buffer:
+        """Declare the weights as bytes: quad, kernel row, run, vector, byte of four channels."""
+        stored = self._met.weight
+        if self._halves:
+            taps = aliased(stored, [stored.shape[0] // 2], "uint64")
+            made = buffer("twice", (taps.shape[0], 2), "uint64")
+            compute("twice", made, made.shape, lambda tap, side: taps[tap])
+            stored = made
+        shape = (self._quads, self._spec.kernel[0], self._cut.runs, self._cut.vectors)
+        return T.decl_buffer((*shape, QUAD * BYTES), "uint8", data=stored.data)
+
+    @property
+    def count_columns_outside(self) -> bool:
+        """Whether windows reach beside the image."""
+        return leaves_image(self._spec, 1)
+
+    def weight_bits(self) -> Buffer:
+        """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+        spec, size, apart = self._spec, self._met.words * 4, self._cut.runs > 1
+        count = -(-size // BYTES) + (size % BYTES > 0 and not apart)
+        part = min(count, MAX_COUNTS)
+        extents = {"kh": spec.kernel[0], "kw": spec.kernel[1], "q": self._quads}
+        turns = {"turn": -(-count // part)} if part < count else {}
+
+        def write(i: Mapping[str, Expr], add: Add) -> None:
+            run, first = (i["kw"], int64(0)) if apart else (int64(0), i["kw"] * size)
+            x = first // BYTES + i["x"] + (i["turn"] * part if turns else 0)
+            vector = T.min(x, int64(self._cut.vectors - 1))
+            low, high = first - x * BYTES, first + size - x * BYTES
+
+            def term(lane: Expr) -> Expr:
+                byte, value = lane % BYTES, self._weight[i["q"], i["kh"], run, vector, lane]
+                if size % BYTES:
+                    value = T.Select(T.And(byte >= low, byte < high), value, T.uint8(0))
+                return T.popcount(value)
+
+            add("", term)
+
+        sums = self._bytes("ones", extents, turns, {"x": part}, "uint8", write)
+        return self._totals("ones", extents, turns, sums)
+
+    def summed(self) -> Callable[..., Expr]:
+        """Write the sums; return them: of a pixel, a vector of channels and a lane."""
+        spec, cut, zero, sides = self._spec, self._cut, int64(0), self._sides
+        data, vector = self._data()
+        wide = -(-spec.output_hw[1] // sides)
+        extents = {"n": self._n, "h": spec.output_hw[0], "w": wide, "q": self._quads}
+
+        def write(i: Mapping[str, Expr], add: Add) -> None:
+            plane, kh, run = (i.get(axis, zero) for axis in ("plane", "kh", "run"))
+            x = i["x"] + (i["turn"] * cut.reduced["x"] if "turn" in i else 0)
+            start = vector(plane, i["n"], i["q"], i["h"], kh, i["w"] * sides, run) + x * BYTES
+            weight = i["q"], kh, run, x
+            read = (
+                data[start : start + BYTES],
+                self._weight[tuple([*weight, slice(0, QUAD * BYTES)])],
+            )
+
+            def differ(kept: int, lane: Expr) -> Expr:
+                byte = data[start + lane % BYTES]
+                if kept < BYTES:
+                    byte = T.Select(lane % BYTES < kept, byte, T.uint8(0))
+                return T.popcount(byte ^ self._weight[tuple([*weight, lane])])
+
+            def fours(kept: int, lane: Expr) -> Expr:
+                a, b, c, d = (T.Cast("uint32", differ(kept, lane * 4 + k)) for k in range(4))
+                return a + b + c + d
+
+            term = fours if FOURS in self._form else differ
+            with under(*tests_of(spec, 0, i["h"], kh)):
+                whole = x < cut.full if cut.tail or cut.ragged else None
+                add("_whole", partial(term, BYTES), read, whole)
+                if cut.tail:
+                    add("_tail", partial(term, cut.tail * 4), read, x == cut.full)
+
+        dtype = "uint32" if FOURS in self._form else "uint8"
+        sums = self._bytes("sum", extents, cut.turns, cut.reduced, dtype, write)
+        total = self._totals("sum", extents, cut.turns, sums, sides)
+        if sides == 1:
+            return lambda n, h, w, o, lane: total[n, h, w, o * LANES + lane]
+        return lambda n, h, w, o, lane: total[
+            n, h, w // 2, o * (2 * LANES) + (lane // QUAD * (2 * QUAD) + w % 2 * QUAD + lane % QUAD)
+        ]
+
+    def _bytes(
+        self, name: str, extents: Extents, turns: Extents, reduced: Extents, dtype: str,
+        write: Callable[[Mapping[str, Expr], Add], None],
+    ) -> Buffer:  # fmt: skip
+        """Write sums of vectors (the block `name`), of terms that `write` adds (loops in it)."""
+        *outer, q = extents
+        spatial = {**{a: extents[a] for a in outer}, **turns}
+        count = QUAD * (BYTES // (4 if dtype == "uint32" else 1))
+        made = buffer(name, (*spatial.values(), self._quads * count), dtype)
+        with _axes(name, {**spatial, q: self._quads}, reduced) as i:
+            here = Window(made, [i[axis] for axis in spatial], i[q] * count, count)
+            here.clear()
+
+            def add(
+                end: str, term: Callable[[Expr], Expr], read: Sequence[Expr] = (), test: Expr = None
+            ) -> None:
+                # A block around each: TVM knows no two that write to the same tensor.
+                with under(test), T.sblock(f"{name}{end}_only"):
+                    if read:
+                        T.reads(here.region, *read)
+                        T.writes(here.region)
+                    here.add(f"{name}{end}_add", term)
+
+            write(i, add)
+        return made
+
+    def _totals(
+        self, name: str, extents: Extents, turns: Extents, sums: Buffer, sides: int = 1
+    ) -> Buffer:
+        """Add the lanes of each channel (``name_total``), of turns in 16 bits (``name_wide``)."""
+        *outer, q = extents
+        per, wide = int(sums.shape[-1]) // (self._quads * QUAD), QUAD * 8
+        if turns:
+            made = buffer(
+                f"{name}_wide", (*(extents[a] for a in outer), self._quads * wide), "uint16"
+            )
+            with _axes(f"{name}_wide", extents, turns) as i:
+                narrow = (*(i[a] for a in (*outer, *turns)),)
+                here, first = (
+                    Window(made, [i[a] for a in outer], i[q] * wide, wide),
+                    i[q] * wide * 2,
+                )
+                T.reads(sums[tuple([*narrow, slice(first, first + wide * 2)])])
+                T.writes(here.region)
+                here.clear()
+
+                def both(lane: Expr) -> Expr:
+                    one, two = (sums[tuple([*narrow, first + (lane * 2 + k)])] for k in (0, 1))
+                    return T.Cast("uint16", one) + T.Cast("uint16", two)
+
+                here.add(f"{name}_wide_add", both)
+            sums, per = made, 8
+        count = QUAD * sides
+        shape = *(extents[a] for a in outer), layout.blocks(self._spec.out_channels) * LANES * sides
+        # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
+        scope = "local" if name == "sum" else "global"
+        total = T.sblock_alloc_buffer(shape, "int32", scope=scope)
+        with _axes(f"{name}_total", extents, {}) as i:
+            at = [i[a] for a in outer]
+            here, first = Window(total, at, i[q] * count, count), i[q] * (QUAD * per)
+            T.reads(sums[tuple([*at, slice(first, first + QUAD * per)])])
+            T.writes(here.region)
+
+            def lanes(lane: Expr) -> Expr:
+                begin, number = lane * per, per
+                if sides == 2:
+                    begin, number = lane % QUAD * per + lane // QUAD * (per // 2), per // 2
+                values = (sums[tuple([*at, first + (begin + k)])] for k in range(number))
+                return sum((T.Cast("int32", value) for value in values), T.int32(0))
+
+            here.write(f"{name}_total_add", lanes)
+        return total
+
+    def _data(self) -> tuple[Buffer, Callable[..., Expr]]:
+        """Return data as bytes, and what says where the first vector of a run lies.
+
+        Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else
+        there is one), pixels. They are copied to put columns of 0 beside the image, the words of a
+        group side by side, or the columns of a stride side by side.
+        """
+        spec, words = self._spec, self._met.words
+        phases = spec.strides[1] if self._halves else 1
+        pitch = -(-(spec.pads[1] + spec.width + spec.pads[3]) // phases)
+        run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
+        whole = spec.output_hw[1] % 2 == 0 if self._halves else run % 4 == 0
+        moved = leaves_image(spec, 1) or any(spec.pads[1::2]) or spec.groups > 1 or phases > 1
+        row, planes = phases * pitch * words, 1 + (ZEROS in self._form)
+
+        def line(plane: Expr, n: Expr, group: Expr, row_: Expr) -> Expr:
+            return (((plane * self._n + n) * spec.groups + group) * spec.height + row_) * row
+
+        size = line(planes, int64(0), int64(0), int64(0))
+        if moved or planes > 1 or not whole:
+            made, size = self._copied(line, size + BYTES // 4, phases, pitch), size + BYTES // 4
+        else:
+            made = aliased(self._met.data, [size])
+        as_bytes = T.decl_buffer((size * 4,), "uint8", data=made.data)
+
+        def vector(plane: Expr, n: Expr, q: Expr, h: Expr, kh: Expr, w: Expr, run: Expr) -> Expr:
+            group = q * QUAD // (spec.out_channels // spec.groups) if spec.groups > 1 else int64(0)
+            row, _ = place_of(spec, h, w, kh, run)
+            column = run * spec.dilations[1]
+            if phases > 1:
+                column = column % phases * pitch + column // phases
+            step = 1 if self._halves else spec.strides[1]
+            return (line(plane, n, group, row) + w * (step * words) + column * words) * 4
+
+        return as_bytes, vector
+
+    def _copied(self, line: Callable[..., Expr], total: Expr, phases: int, pitch: int) -> Buffer:
+        """Write a copy of the data, of `total` words: the last vector may read beyond a row."""
+        spec, words, left = self._spec, self._met.words, self._spec.pads[1]
+        size = self._n * (spec.height * spec.width * spec.groups * words)
+        data = aliased(self._met.data, [size])
+        zero = aliased(self._met.zero, [size]) if ZEROS in self._form else None
+        made = buffer("data", (total,), "uint32")
+        compute("data", made, (total,), lambda i: T.uint32(0))
+
+        def copy(plane: int, phase: int) -> None:
+            first, end = (-(-(c - phase) // phases) for c in (left, left + spec.width))
+            count, length = end - first, words
+            if spec.groups == phases == 1:
+                count, length = 1, spec.width * words
+
+            def value(n: Expr, h: Expr, x: Expr, g: Expr, c: Expr) -> Expr:
+                column = (x + first) * phases + (phase - left)
+                start = ((n * spec.height + h) * spec.width + column) * spec.groups + g
+                word = data[start * words + c]
+                if zero is None:
+                    return word
+                other = zero[start * words + c]
+                return word & ~other if plane else word | other
+
+            def where(n: Expr, h: Expr, x: Expr, g: Expr, c: Expr) -> Sequence[Expr]:
+                return [line(plane, n, g, h) + (x + (first + phase * pitch)) * words + c]
+
+            extents = self._n, spec.height, count, spec.groups, length
+            compute(f"data_{plane}_{phase}", made, extents, value, where)
+
+        for plane, phase in product(range(1 if zero is None else 2), range(phases)):
+            copy(plane, phase)
+        return made
+
+
+class Window:
+    """So many lanes of a tensor, which blocks over single lanes write."""
+
+    def __init__(self, made: Buffer, at: Sequence[Expr], first: Expr, count: int) -> None:
+        self._made, self._at, self._first, self._count = made, at, first, count
+
+    @property
+    def region(self) -> Expr:
+        """All of them."""
+        return self._made[tuple([*self._at, slice(self._first, self._first + self._count)])]
+
+    def clear(self) -> None:
+        """Begin with 0, vector by vector."""
+        lanes = 128 // int(self._made.dtype.removeprefix("uint"))
+        with T.init():
+            for vector in range(0, self._count, lanes):
+                with T.vectorized(0, lanes) as lane:
+                    where = [*self._at, self._first + (lane + vector)]
+                    T.buffer_store(self._made, T.Cast(self._made.dtype, T.int32(0)), where)
+
+    def write(self, name: str, value: Callable[[Expr], Expr], old: bool = False) -> None:
+        """Write a value to each lane."""
+        with T.grid(int64(self._count)) as loop, T.sblock(name):
+            lane = T.axis.spatial(int64(self._count), loop)
+            where = *self._at, self._first + lane
+            made = value(lane)
+            T.buffer_store(self._made, self._made[where] + made if old else made, list(where))
+
+    def add(self, name: str, value: Callable[[Expr], Expr]) -> None:
+        """Add a value to each lane."""
+        self.write(name, value, old=True)
+
+
+@contextmanager
+def _axes(name: str, spatial: Extents, reduced: Extents) -> Iterator[dict[str, Expr]]:
+    """Open a block; give its axes by name."""
+    every = {**spatial, **reduced}
+    with T.grid(*map(extent, every.values())) as loops, T.sblock(name):
+        values = T.axis.remap("S" * len(spatial) + "R" * len(reduced), list(loops))
+        yield dict(zip(every, values, strict=True))
