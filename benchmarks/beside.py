@@ -12,7 +12,6 @@ before anything is timed. Ratios are speeds relative to the other checkout: abov
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -32,6 +31,7 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 
 BURST = 0.01
 """Seconds of one turn."""
@@ -226,7 +226,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="networks whose name has this word")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    from bnncc.targets import host
 
     mine, other = Checkout(Path(__file__).resolve().parents[1]), Checkout(args.other)
     rows = []
@@ -244,13 +243,10 @@ def main() -> None:
                     f"compiling {row['compile']:.2f}",
                     flush=True,
                 )
-    content = {
-        "cpu": host.processor(), "date": str(datetime.date.today()), "commit": mine.commit,
-        "beside": other.commit, "summary": summary(rows), "networks": rows,
-    }  # fmt: skip
+    content = {"beside": other.commit, "summary": summary(rows), "networks": rows}
     print(json.dumps(content["summary"], indent=1))
     if args.json:
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, **content)
 
 
 if __name__ == "__main__":

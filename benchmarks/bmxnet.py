@@ -25,7 +25,6 @@ from typing import Any
 
 from contest import (  # first: sets threads
     THREADS,
-    Timed,
     markdown_of,
     measure,
     parser,
@@ -37,6 +36,7 @@ from contest import (  # first: sets threads
 from ceilings import Ceiling, ceiling_of  # isort: skip
 from networks import Builder
 from paper_networks import lenet, resnet18
+from peers import Timed
 
 import numpy as np  # isort: skip
 

@@ -12,7 +12,6 @@ compilation without checks or 2 s, whichever is more; 1 GiB; 64 KiB or a twentie
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-
+import machine
 import numpy as np
 import onnx
 from networks import NETWORKS, Builder
@@ -166,7 +165,7 @@ def _table(content: dict) -> str:
         for row in content["networks"]
     ]  # fmt: skip
     head = ["network", "compilation, s", "checks, s", "at most, s", "checks, MiB", "stored, KiB"]
-    return markdown(head, rows) + "\n\n" + where(content, "checks")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 TABLES = {"checks": (_table, ("checks",))}
@@ -214,10 +213,7 @@ def main() -> None:
         )
         print("   ", {k: round(v, 2) for k, v in row["by"].items()}, row["warnings"], flush=True)
     if args.json:
-        from bnncc.targets import host
-
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": "native"}
-        args.json.write_text(json.dumps({**head, "networks": found}, indent=1) + "\n")
+        machine.save(args.json, target="native", networks=found)
 
 
 if __name__ == "__main__":

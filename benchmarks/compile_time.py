@@ -9,8 +9,6 @@ the digits network and those of `networks.py` that have records.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from pathlib import Path
@@ -19,12 +17,12 @@ from statistics import median
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from networks import NETWORKS
 from tables import markdown, where
 
 from bnncc.driver import compile_model
 from bnncc.options import CompileOptions
-from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 
 DIGITS = Path(__file__).resolve().parents[1] / "examples" / "digits" / "digits.onnx"
@@ -42,7 +40,7 @@ def _table(content: dict) -> str:
         for row in content["networks"]
     ]
     head = ["network", "kernels on record", "without, s", "with, s", "median ratio"]
-    return markdown(head, rows) + "\n\n" + where(content, "compile_time")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 TABLES = {"compile-time": (_table, ("compile_time",))}
@@ -82,9 +80,7 @@ def main() -> None:
             {"network": name, "tuned": kernels, "with_s": least, "without_s": plain, "pairs": pairs}
         )
     if args.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
-        content = {**head, "networks": found}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, target=target.name, networks=found)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 
 os.environ.setdefault(
     "TVM_NUM_THREADS",
@@ -40,7 +40,6 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.report import table
 from bnncc.runtime.artifact import Artifact
-from bnncc.targets import host
 
 THREADS = int(os.environ["TVM_NUM_THREADS"])
 """Of every contestant: ``--threads``, or the environment."""
@@ -123,23 +122,6 @@ def require_equal(name: str, got: np.ndarray, wanted: np.ndarray) -> None:
 def input_shape(model: onnx.ModelProto) -> tuple[int, ...]:
     """Return the shape of the only input."""
     return tuple(d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim)
-
-
-class Timed:
-    """A contestant that calls a function."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._function, self.best = function, float("inf")
-
-    def run(self, times: int) -> float:
-        """Run that often, keep the least time in `best`, return the least of these."""
-        best = float("inf")
-        for _ in range(times):
-            start = time.perf_counter()
-            self._function()
-            best = min(best, time.perf_counter() - start)
-        self.best = min(self.best, best)
-        return best
 
 
 class Kernel:
@@ -273,18 +255,8 @@ def write(args: argparse.Namespace, content: Mapping[str, object]) -> None:
     if args.json is None:
         return
     before = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
-    head = {
-        "cpu": host.processor(),
-        "date": time.strftime("%Y-%m-%d"),
-        "threads": THREADS,
-        "bnncc": bnncc.__version__,
-        "tvm": tvm.__version__,
-        "peers": {**before.get("peers", {}), **VERSIONS},
-    }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(
-        json.dumps({**before, **head, **content}, indent=1) + "\n", encoding="utf-8"
-    )
+    versions = {**before.get("peers", {}), **VERSIONS}
+    machine.save(args.json, **{**before, "threads": THREADS, "peers": versions, **content})
 
 
 Columns = Mapping[str, str]

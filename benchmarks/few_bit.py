@@ -13,7 +13,6 @@ ways are timed on one of the layers, and the best is named.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -30,18 +29,18 @@ import onnx
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from layers import NINE
 from peers import Contestant, add_arguments, interleave, open_peers
 from tables import markdown, times, where
 
-import bnncc
 from bnncc import schedules
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.frontend.onnx import load
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.signs import recognise_signs
-from bnncc.targets import catalog, host
+from bnncc.targets import catalog
 from bnncc.topi_binary.build import output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import read_levels
@@ -277,7 +276,7 @@ def _contest_table(content: dict) -> str:
         )  # fmt: skip
     head = ["bits", "channels, side, outputs, kernel, stride", "planes, us", "our int8, us",
             "best peer, us", "planes"]  # fmt: skip
-    return f"{markdown(head, rows)}\n\n{where(content, 'few_bit')}"
+    return f"{markdown(head, rows)}\n\n{where(content)}"
 
 
 def _survey_table(content: dict) -> str:
@@ -294,7 +293,7 @@ def _survey_table(content: dict) -> str:
             row.append(f"{NAMES[best]} {rate[best]:.2f}" if best else "binary")
         rows.append(row)
     head = ["", *(f"A{bits}" for bits in (1, 2, 3, 4, 8))]
-    return f"{markdown(head, rows)}\n\n{where(content, 'few_bit')}"
+    return f"{markdown(head, rows)}\n\n{where(content)}"
 
 
 TABLES = {
@@ -314,18 +313,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     target = catalog.resolve("native")
-    content: dict[str, Any] = {
-        "cpu": host.processor(), "date": str(datetime.date.today()), "bnncc": bnncc.__version__,
-        "target": target.name,
-    }  # fmt: skip
+    content: dict[str, Any] = {}
     if args.json and args.json.exists():
-        content = {**json.loads(args.json.read_text()), **content}
+        content = json.loads(args.json.read_text())
     for name, function in (("contest", contest), ("survey", survey)):
         if args.only in (None, name):
             kept = [r for r in content.get(name, []) if r["weight_bits"] not in args.weights]
             content[name] = (kept if name == "survey" else []) + function(args, target)
     if args.json:
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, **{**content, "target": target.name})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ of the results.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from float_layers import BITS, ONE, STORE, Layer, _conv
 from tables import markdown, where
 
@@ -87,7 +86,7 @@ def _table(content: dict) -> str:
         for row in content["layers"]
     ]  # fmt: skip
     head = ["layer", *(f"{m}, us" for m in methods), "chosen", *(f"{m}, error" for m in methods)]
-    return f"{markdown(head, rows)}\n\n{where(content, 'filtered_layers')}"
+    return f"{markdown(head, rows)}\n\n{where(content)}"
 
 
 TABLES = {"filtered-layers": (_table, ("filtered_layers",))}
@@ -121,9 +120,7 @@ def main() -> None:
         gain = best["direct"] / best[chosen]
         print(f"{name:44} {times}      {chosen:10} {gain:5.2f}   {sizes}", flush=True)
     if options.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
-        data = {**head, "layers": rows}
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
+        machine.save(options.json, target=target.name, layers=rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ deviation of the results, for normal data and weights.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from filtered_layers import POOL
 from float_layers import BITS, STORE, Layer, _conv
 from tables import markdown, where
@@ -94,7 +94,7 @@ def table(content: dict) -> str:
         off = ", ".join(f"{layer['deviation'][f]:.1e}" for f in forms[:3])
         rows.append([layer["name"], f"{us['float32']:.1f} ({layer['float32']})", *cells, off])
     head = ["layer", *forms, "deviations of the first three"]
-    return markdown(head, rows) + "\n\n" + where(content, "first_layer")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 TABLES = {"first-layer": (table, ("first_layer",))}
@@ -131,8 +131,7 @@ def main() -> None:
             off = f"{found[form]:9.1e}" if form in found else ""
             print(f"  {form:9} {us:8.1f} us {gain:6.2f}x {off}", flush=True)
     if options.json:
-        data = {"processor": host.processor(), "target": target.name, "layers": rows}
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
+        machine.save(options.json, target=target.name, layers=rows)
 
 
 if __name__ == "__main__":

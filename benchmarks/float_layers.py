@@ -11,8 +11,6 @@ counts.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from dataclasses import replace
@@ -22,6 +20,7 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from ceilings import Ceiling
 from tables import markdown, where
 
@@ -168,8 +167,7 @@ def _table(content: dict) -> str:
         for row in content["layers"]
     ]  # fmt: skip
     return (
-        f"{markdown(['layer', 'us', 'of the FMA ceiling', 'of a copy'], rows)}\n\n"
-        f"{where(content, 'float_layers')}"
+        f"{markdown(['layer', 'us', 'of the FMA ceiling', 'of a copy'], rows)}\n\n{where(content)}"
     )
 
 
@@ -207,9 +205,7 @@ def main() -> None:
             f" {row['of_copy']:8.0%} {row['of_bound']:8.0%} {row['compile_seconds']:5.2f}"
         )
     if options.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
-        data = {**head, "fma": best, "layers": rows}
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
+        machine.save(options.json, target=target.name, fma=best, layers=rows)
 
 
 if __name__ == "__main__":

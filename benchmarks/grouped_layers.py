@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,10 +19,11 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from tables import markdown, where
 
 from bnncc.schedules import schedule, with_weight_order
-from bnncc.targets import catalog, host
+from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, reference, sliced_data, tiles
 from bnncc.topi_binary.bits_table import needs_table, slice_table
@@ -126,7 +126,7 @@ def table(content: dict) -> str:
         for row in content["layers"]
     ]  # fmt: skip
     head = ["channels, image, groups, epilogue", "words, us", "bit slices, us", "times", "chosen"]
-    return markdown(head, rows) + "\n\n" + where(content, "grouped_layers")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 TABLES = {"grouped-layers": (table, ("grouped_layers",))}
@@ -146,10 +146,10 @@ def main() -> None:
             for kernel in (layer.move, layer.words, layer.sliced):
                 kernel.measure()
     rows = [layer.row() for layer in layers]
-    content = {"processor": host.processor(), "target": target.name, "layers": rows}
+    content = machine.head(target=target.name, layers=rows)
     print(table(content))
     if options.json:
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(options.json, **content)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ timed beside the defaults of today.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from typing import Any
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from tables import markdown, where
 
 from bnncc import schedules
@@ -32,7 +32,6 @@ from bnncc.records import database as records
 from bnncc.records.tools import merge
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import UnfitPoint
-from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, Step
@@ -123,7 +122,7 @@ def _table(content: dict) -> str:
     rows.append(["geometric mean", "", "", *cells(content["means"])])
     head = ["kernel", "trials", "best found, us"]
     head += ["default over it", "nearest over it", "over exhaustive"]
-    return markdown(head, rows) + "\n\n" + where(content, "held_out")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 TABLES = {"held-out": (_table, ("held_out",))}
@@ -171,7 +170,7 @@ def main() -> None:
         rows.append(row)
         if args.json:  # after each, so that an interruption loses none
             left = [r for r in done.values() if r["spec"] not in {row["spec"] for row in rows}]
-            args.json.write_text(json.dumps(_content([*rows, *left]), indent=1) + "\n")
+            machine.save(args.json, **_content([*rows, *left]))
     print(_content(rows)["means"])
 
 
@@ -219,8 +218,7 @@ def _content(rows: list[dict]) -> dict[str, Any]:
         for name in ("default", "nearest", "exhaustive")
     }
     trials = min(row["trials"] for row in rows)
-    head = {"cpu": host.processor(), "date": str(datetime.date.today()), "trials": trials}
-    return {**head, "means": means, "rows": rows}
+    return {"trials": trials, "means": means, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ turn, and the best of all repeats counts. The bits take 4 bytes for a pixel, the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -20,12 +19,13 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from tables import markdown, where
 
 from bnncc.ir.image_bits import bits_of
 from bnncc.runtime.session import aligned_empty
 from bnncc.schedules import schedule
-from bnncc.targets import catalog, host
+from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.layout import pack_bits
@@ -95,7 +95,7 @@ def table(content: dict) -> str:
     ]
     head = ["us (x `copyto`, x `copy`)", "planes", "interleaved"]
     copies = f"`numpy.copyto` {us['copyto']:.2f} us, `image.copy()` {us['copy']:.2f} us; "
-    return markdown(head, rows) + "\n\n" + copies + where(content, "input_transforms")
+    return markdown(head, rows) + "\n\n" + copies + where(content)
 
 
 TABLES = {"input-transforms": (table, ("input_transforms",))}
@@ -122,10 +122,10 @@ def main() -> None:
     us: dict = {name: item.best * 1e6 for name, item in copies.items()}
     for (kind, order), item in transforms.items():
         us.setdefault(kind, {})[order] = item.best * 1e6
-    content = {"processor": host.processor(), "target": target.name, "side": SIDE, "us": us}
+    content = machine.head(target=target.name, side=SIDE, us=us)
     print(table(content))
     if options.json:
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(options.json, **content)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
 import math
 import os
 import sys
@@ -24,6 +22,7 @@ import numpy as np
 import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from ceilings import Ceiling, ceiling_of
 from tables import markdown, where
 
@@ -203,7 +202,7 @@ def _table(content: dict) -> str:
     means = [_mean([pair[side]["of_ceiling"] for pair in nine]) for side in (1, 2)]
     return (
         f"{markdown(head, rows)}\n\nGeometric means of the first nine {means[0]:.0%} and "
-        f"{means[1]:.0%}. {where(content, 'layers')}"
+        f"{means[1]:.0%}. {where(content)}"
     )
 
 
@@ -217,7 +216,7 @@ def _lookups(*contents: dict) -> str:
         ]
         rows.append(
             [f"`{target}`", f"{ceiling / 1e12:.2f}", *(f"{share:.0%}" for share in both),
-             f"`results/layers.{target}.json`"]
+             f"`{content['file']}`"]
         )  # fmt: skip
     return markdown(["target", "ceiling, Tmac/s", "zero padding", "+1 padding", "file"], rows)
 
@@ -282,9 +281,7 @@ def report(rows: list[Layer], name: str, ceilings: dict[str, float], path: Path 
             }
         )
     if path:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "tvm": tvm.__version__}
-        head["ceilings"] = ceilings
-        path.write_text(json.dumps({**head, "layers": table}, indent=1) + "\n", encoding="utf-8")
+        machine.save(path, ceilings=ceilings, layers=table)
 
 
 if __name__ == "__main__":

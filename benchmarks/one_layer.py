@@ -10,8 +10,6 @@ both run in turn on one pinned core.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import sys
@@ -24,13 +22,13 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from layers import NINE
 from networks import Builder
 from peers import NotMeasured, Ours, Peer, add_arguments, interleave
-from tables import markdown, times, where
+from tables import both, markdown, times, where
 
 import bnncc
-from bnncc.targets import host
 
 
 def layer(channels: int, side: int, out: int, kernel: int, stride: int) -> onnx.ModelProto:
@@ -42,14 +40,14 @@ def layer(channels: int, side: int, out: int, kernel: int, stride: int) -> onnx.
 
 def _table(content: dict) -> str:
     rows = [
-        [", ".join(map(str, row["layer"])), f"{row['us']:.1f}", f"{row['peer_us']:.1f}",
-         times(row["ratio"])]
+        [", ".join(map(str, row["layer"])), both(row["us"], row.get("median_us")),
+         both(row["peer_us"], row.get("peer_median_us")), times(row["ratio"])]
         for row in content["layers"]
     ]  # fmt: skip
     head = ["channels, side, outputs, kernel, stride", "bnncc, us", "OpenVINO, us", "ratio"]
     return (
         f"{markdown(head, rows)}\n\nGeometric mean {content['geometric_mean']:.2f}. "
-        f"{where(content, 'one_layer')}"
+        f"{where(content)}"
     )
 
 
@@ -84,17 +82,16 @@ def main() -> None:
             interleave([mine, peer], args.repeat)
             ratio = peer.best / mine.best
             rows.append(
-                {"layer": shape, "us": 1e6 * mine.best, "peer_us": 1e6 * peer.best, "ratio": ratio}
-            )
+                {"layer": shape, "us": 1e6 * mine.best, "median_us": 1e6 * mine.median,
+                 "peer_us": 1e6 * peer.best, "peer_median_us": 1e6 * peer.median, "ratio": ratio}
+            )  # fmt: skip
             print(f"{shape!s:22} {1e6 * mine.best:8.1f} us, {peer.name} {1e6 * peer.best:8.1f} us, "
                   f"{ratio:.2f} x", flush=True)  # fmt: skip
             peer.close()
     mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
     print(f"geometric mean {mean:.2f} x")
     if args.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today())}
-        content = {**head, "bnncc": bnncc.__version__, "geometric_mean": mean, "layers": rows}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, geometric_mean=mean, layers=rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
         for peer in peers:
             compare(peer.out(image), wanted)
         interleave([Ours(artifact, image), *peers], rounds=60)
-        # then .best of each, in seconds
+        # then .best and .median of each, in seconds
 
 `make peers` makes the environments `.venv-peers` and `.venv-lce`; `--peers` and `--lce` name
 others. A peer that is not installed, or that cannot run a network, is not measured: it is said so,
@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lce", metavar="PYTHON", default=str(VENVS["lce"]))
 
 
-class Peer:
+class Turns:
+    """Times of one that takes turns."""
+
+    def __init__(self) -> None:
+        self.best = float("inf")
+        self._medians: list[float] = []
+
+    @property
+    def median(self) -> float:
+        """The median of its turns' medians, in seconds."""
+        return statistics.median(self._medians)
+
+    def _took(self, least: float, median: float) -> float:
+        self.best = min(self.best, least)
+        self._medians.append(median)
+        return least
+
+
+class Peer(Turns):
     """One kind of `peer_worker.py` on one network.
 
     Parameters
@@ -63,8 +83,8 @@ class Peer:
     """
 
     def __init__(self, kind: str, path: Path, threads: int = 1, python: str | None = None) -> None:
+        super().__init__()
         self.kind = kind
-        self.best = float("inf")
         if python is None:
             python = str(VENVS["lce" if kind.startswith(("lce", "tflite")) else "peers"])
         if not Path(python).exists():
@@ -105,9 +125,7 @@ class Peer:
 
     def run(self, times: int) -> float:
         """Run that often and return the least time, in seconds; `best` keeps the least of all."""
-        seconds = float(self._ask(f"run {times}"))
-        self.best = min(self.best, seconds)
-        return seconds
+        return self._took(*map(float, self._ask(f"run {times}").split()))
 
     def close(self) -> None:
         """End the process."""
@@ -117,7 +135,29 @@ class Peer:
         self._folder.cleanup()
 
 
-class Ours:
+def timed(function: Callable[[], object], times: int) -> tuple[float, float]:
+    """Return the least time and the median of that many calls, in seconds."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), statistics.median(seconds)
+
+
+class Timed(Turns):
+    """A contestant that calls a function."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__()
+        self._function = function
+
+    def run(self, times: int) -> float:
+        """Run that often and return the least time, in seconds; `best` keeps the least of all."""
+        return self._took(*timed(self._function, times))
+
+
+class Ours(Timed):
     """A compiled network that takes its turns as peers do: inputs and outputs in place.
 
     Parameters
@@ -130,18 +170,8 @@ class Ours:
 
     def __init__(self, artifact: Any, image: np.ndarray) -> None:
         session = artifact.session()
-        self._main, self._tensors = session.main, session.tensors({artifact.inputs[0].name: image})
-        self.kind, self.best = "bnncc", float("inf")
-
-    def run(self, times: int) -> float:
-        """Run that often and return the least time, in seconds; `best` keeps the least of all."""
-        best = float("inf")
-        for _ in range(times):
-            start = time.perf_counter()
-            self._main(*self._tensors)
-            best = min(best, time.perf_counter() - start)
-        self.best = min(self.best, best)
-        return best
+        super().__init__(partial(session.main, *session.tensors({artifact.inputs[0].name: image})))
+        self.kind = "bnncc"
 
 
 class Contestant(Protocol):

@@ -4,12 +4,13 @@
 
 Without ``--run``, rewrites every table of `README.md` and `docs/` from the JSON files in
 `benchmarks/results/`. With it, runs the scripts of `RUNS` (or those named) first, each pinned to
-one core unless it wants more: what `make bench` does.
+one core unless it wants more: what `make bench` does. Results lie in a folder named after the core
+that they were measured on, those of several machines side by side; a table shows each.
 
 A script declares what it fills: ``TABLES = {marker: (function, (result, ...))}``. The function
-takes the contents of ``results/RESULT.json`` in that order and returns Markdown, which replaces
-what stands between the lines ``<!-- table: MARKER -->`` and ``<!-- end of table -->``. A table
-whose results are not there is left alone.
+takes the contents of ``results/CORE/RESULT.json`` in that order and returns Markdown, which
+replaces what stands between the lines ``<!-- table: MARKER -->`` and ``<!-- end of table -->``. A
+table whose results are not there is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +46,22 @@ class Run:
         Further command-line options.
     cores : int
         How many cores it wants.
+    anywhere : bool
+        Its figures do not depend on the processor at hand.
     """
 
     result: str
     script: str
     options: tuple[str, ...] = ()
     cores: int = 1
+    anywhere: bool = False
+
+    def path(self) -> Path:
+        """Return the file to write on this machine."""
+        from machine import core
+
+        folder = RESULTS if self.anywhere else RESULTS / core()
+        return folder / f"{self.result}.json"
 
 
 RUNS = (
@@ -73,10 +84,10 @@ RUNS = (
     Run("held_out", "held_out"),
     Run("compile_time", "compile_time"),
     Run("checks", "checks"),
-    Run("arm_instructions", "arm_instructions"),
-    Run("arm_inner_loops", "arm_inner_loops"),
+    Run("arm_instructions", "arm_instructions", anywhere=True),
+    Run("arm_inner_loops", "arm_inner_loops", anywhere=True),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
-    Run("cuda", "gpu"),
+    Run("cuda", "gpu", anywhere=True),
 )
 """Every benchmark, in the order they run. A new script is added here and nowhere else."""
 
@@ -94,11 +105,19 @@ def times(ratio: float | None) -> str:
     return f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.0f} x"
 
 
-def where(content: dict, result: str) -> str:
+def both(best: float, median: float | None, digits: int = 1) -> str:
+    """Return a time, with the median of all calls in brackets if it was measured."""
+    return f"{best:.{digits}f}" + (f" ({median:.{digits}f})" if median is not None else "")
+
+
+def where(content: dict) -> str:
     """Return the sentence that says what machine a result file comes from."""
-    date = f", {content['date']}" if "date" in content else ""
-    cpu = content.get("cpu") or content.get("processor")
-    return f"`benchmarks/results/{result}.json`: {cpu}{date}."
+    facts = [content["cpu"]]
+    if "identity" in content:
+        facts += [content["identity"], f"{content['mhz'] / 1000:.1f} GHz"]
+        facts += [f"commit {content['commit']}"]
+    facts += [content["date"]] if "date" in content else []
+    return f"`{content.get('file', 'this run')}`: {', '.join(facts)}."
 
 
 def fill(text: str, tables: dict[str, str]) -> str:
@@ -127,11 +146,27 @@ def declared() -> dict[str, str]:
         for marker, (function, results) in getattr(
             importlib.import_module(script), "TABLES", {}
         ).items():
-            paths = [RESULTS / f"{result}.json" for result in results]
-            there = all(path.exists() for path in paths)
-            contents = [json.loads(path.read_text()) for path in paths] if there else []
-            made[marker] = function(*contents) if there else ""
+            made[marker] = shown(function, results)
     return made
+
+
+def shown(function: Callable[..., str], results: Iterable[str]) -> str:
+    """Return a table, once for each machine that has its results."""
+    folders = (RESULTS, *sorted(RESULTS.glob("*/"), reverse=True))
+    made = {folder.name: _table(folder, function, results) for folder in folders}
+    made = {name: text for name, text in made.items() if text}
+    if len(made) == 1:
+        return next(iter(made.values()))
+    return "\n\n".join(f"On `{name}`:\n\n{text}" for name, text in made.items())
+
+
+def _table(folder: Path, function: Callable[..., str], results: Iterable[str]) -> str:
+    """Return a table from the results in `folder`; empty if one of them is missing."""
+    paths = [folder / f"{result}.json" for result in results]
+    if not all(path.exists() for path in paths):
+        return ""
+    contents = [{**json.loads(path.read_text()), "file": path.relative_to(ROOT)} for path in paths]
+    return function(*contents)
 
 
 def run(one: Run) -> bool:
@@ -144,7 +179,7 @@ def run(one: Run) -> bool:
         os.sched_setaffinity(0, cores)
 
     command = [sys.executable, str(script), *one.options]
-    command += ["--json", str(RESULTS / f"{one.result}.json")]
+    command += ["--json", str(one.path())]
     environment = {**os.environ, "TVM_NUM_THREADS": str(one.cores)}
     return subprocess.run(command, env=environment, preexec_fn=pin).returncode == 0
 

@@ -16,25 +16,25 @@ worth.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from networks import NETWORKS
-from peers import NotMeasured, Peer, add_arguments
+from peers import NotMeasured, Peer, Turns, add_arguments, timed
 from tables import markdown, times, where
 
 import bnncc
-from bnncc.targets import host
 
 NAMES = ("birealnet18", "quicknet", "vgg_small")
 BATCHES = (1, 8)
@@ -50,7 +50,8 @@ class Worker(Peer):
     """Our network in a process of its own."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        self.kind, self.best = f"bnncc-{threads}", float("inf")
+        Turns.__init__(self)
+        self.kind = f"bnncc-{threads}"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TVM_")}
         self._folder = tempfile.TemporaryDirectory(prefix="worker-")
         self._file = Path(self._folder.name) / "array.npy"
@@ -84,12 +85,7 @@ def serve(path: str, threads: int) -> None:
             np.save(argument.strip(), session.flatten(session.main(*tensors))[0].numpy())
             print("done", flush=True)
             continue
-        best = float("inf")
-        for _ in range(int(argument)):
-            start = time.perf_counter()
-            session.main(*tensors)
-            best = min(best, time.perf_counter() - start)
-        print(best, flush=True)
+        print(*timed(partial(session.main, *tensors), int(argument)), flush=True)
 
 
 def _busy() -> float:
@@ -114,7 +110,7 @@ def turn(peer: Peer, runs: int) -> tuple[float, bool]:
     time.sleep(PAUSE)
     pid = peer._process.pid
     busy, (ran, waited), start = _busy(), _threads(pid), time.perf_counter()
-    seconds = float(peer._ask(f"run {runs}"))
+    seconds = peer.run(runs)
     wall = time.perf_counter() - start
     now_ran, now_waited = _threads(pid)
     others = _busy() - busy - (now_ran - ran)
@@ -187,7 +183,7 @@ def _table(content: dict) -> str:
         for r in content["networks"]
     ]  # fmt: skip
     head = ["network", "batch", "1 thread, ms", "2 threads, ms", "gain", "OpenVINO, 2, ms", "to it"]
-    return markdown(head, rows) + f"\n\n{where(content, 'threads')}"
+    return markdown(head, rows) + f"\n\n{where(content)}"
 
 
 TABLES = {"threads": (_table, ("threads",))}
@@ -211,14 +207,10 @@ def main() -> None:
             for batch in args.batch:
                 results.append(measure(name, batch, Path(folder), args))
                 print(json.dumps(results[-1]), flush=True)
-    content = {
-        "cpu": host.processor(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "networks": results,
-    }
+    content = machine.head(networks=results)
     print(_table(content))
     if args.json is not None:
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, **content)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ tuner finds tiles as good as another.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from tables import markdown, where
 
 from bnncc.console import Console
@@ -33,7 +32,6 @@ from bnncc.records import database as records
 from bnncc.records.database import Writer
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
-from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.pool import Pool, Setup
@@ -52,7 +50,7 @@ def _table(content: dict) -> str:
         for kind, found in sorted(groups.items())
     ]
     head = ["kernels", "number", "tuned / default", "least", "most"]
-    return markdown(head, rows) + "\n\n" + where(content, "tuned_kernels")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 def mean(ratios: list[float]) -> float:
@@ -119,8 +117,7 @@ def main() -> None:
     ratios = [row["ratio"] for row in rows]
     print(f"{len(rows)} kernels, {mean(ratios):.3f} of what is before, at most {max(ratios):.3f}")
     if args.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today()), "target": target.name}
-        args.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        machine.save(args.json, target=target.name, rows=rows)
 
 
 def keep(

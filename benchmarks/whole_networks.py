@@ -15,8 +15,6 @@ before anything is timed; then all take turns (`peers.py`, `make peers`).
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import sys
 import tempfile
@@ -29,15 +27,15 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import machine
 from ceilings import Ceiling
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
-from tables import markdown, times, where
+from tables import both, markdown, times, where
 
 import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
-from bnncc.targets import host
 
 GROUPS = {
     "openvino": ("openvino-binary",),
@@ -158,11 +156,12 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
         "ceilings_mac_per_s": rates,
         "bound_ms": 1e3 * bound,
         "ms": {variant: 1e3 * one.best for variant, one in ours.items()},
+        "median_ms": 1e3 * ours["where"].median,
         "of_bound": best / bound,
         "compile_s": compile_seconds,
         "peers": {
             kind: {"version": f"{p.name} {p.version}", "ms": 1e3 * p.best,
-                   "difference": differences[kind]}
+                   "median_ms": 1e3 * p.median, "difference": differences[kind]}
             for kind, p in found.items()
         },
         "ratios": ratios,
@@ -195,11 +194,11 @@ def _ratios(content: dict) -> str:
     groups = ("openvino", "int8", "float32", "lce")
     head = ["network", "bnncc, ms", "OpenVINO, binary", "best int8", "best float32", "Larq"]
     rows = [
-        [TITLES[row["network"]], f"{row['ms']['where']:.2f}",
+        [TITLES[row["network"]], both(row["ms"]["where"], row.get("median_ms"), 2),
          *(times(row["ratios"][group]) for group in groups)]
         for row in content["networks"]
     ]  # fmt: skip
-    return markdown(head, rows) + "\n\n" + where(content, "networks")
+    return markdown(head, rows) + "\n\n" + where(content)
 
 
 def _details(content: dict) -> str:
@@ -264,9 +263,7 @@ def main() -> None:
             rows.append(measure(name, folder, args))
             print(_line(rows[-1]), flush=True)
     if args.json:
-        head = {"cpu": host.processor(), "date": str(datetime.date.today())}
-        content = {**head, "bnncc": bnncc.__version__, "networks": rows}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        machine.save(args.json, networks=rows)
 
 
 if __name__ == "__main__":

@@ -11,28 +11,36 @@ _UNITS = {"K": 1024, "M": 1024 * 1024}
 
 
 @functools.cache
+def _facts() -> dict[str, str]:
+    """Return what Linux says of the first processor; empty where there is no such table."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    pairs = [(key.strip(), value.strip()) for key, _, value in (x.partition(":") for x in lines)]
+    return dict(reversed(pairs))
+
+
 def features() -> frozenset[str]:
     """Return the processor's features as Linux spells them; empty where there is no such table."""
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    return frozenset((_facts().get("flags") or _facts().get("Features", "")).split())
 
 
-@functools.cache
 def processor() -> str:
     """Return the processor's model name, or ``unknown``."""
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    values = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return values[0] if values else "unknown"
+    return _facts().get("model name", "unknown")
+
+
+def identity() -> str:
+    """Return maker, family, model and stepping, or what Arm calls these; ``unknown`` elsewhere."""
+    x86 = ("vendor_id", "cpu family", "model", "stepping")
+    arm = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
+    return "-".join(_facts()[key] for key in (*x86, *arm) if key in _facts()) or "unknown"
+
+
+def clock() -> float | None:
+    """Return the clock rate in MHz at this moment, if Linux says it."""
+    return float(_facts().get("cpu MHz", 0)) or None
 
 
 @functools.cache

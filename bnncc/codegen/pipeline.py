@@ -15,6 +15,7 @@ import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, memory
 from bnncc.codegen.ops import register
+from bnncc.codegen.outputs import with_outputs
 from bnncc.records.database import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
@@ -222,7 +223,9 @@ def build(
     pipeline = tvm.transform.Sequential(
         [
             *_plan_passes(),
-            *([transform.RewriteCUDAGraph()] if on_gpu else []),
+            transform.RewriteCUDAGraph()
+            if on_gpu
+            else tvm.transform.module_pass(with_outputs, opt_level=0),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),

@@ -120,7 +120,9 @@ class Artifact:
             f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}>"
         )
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, Any], *, out: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
         """Run the network once.
 
         Parameters
@@ -128,21 +130,31 @@ class Artifact:
         inputs : mapping of str to array
             By input name: NumPy arrays, or anything with ``__dlpack__`` in CPU memory. Writeable
             contiguous arrays that start at a multiple of 64 bytes are read in place, others copied.
+        out : mapping of str to ndarray, optional
+            By output name, one for each: writeable contiguous arrays of its dtype and shape, which
+            the results are written to. Arrays that start at a multiple of 64 bytes, as those do
+            that `run` returns, are written by the network itself, others by a copy.
 
         Returns
         -------
         dict of str to ndarray
-            By output name; the arrays are the caller's.
+            By output name; the arrays are the caller's, or those of `out`.
 
         Notes
         -----
         Names, shapes or dtypes other than those of `inputs` are an `InputError`, and so is a value
-        that is not finite if the network was compiled with `check_finite`.
+        that is not finite if the network was compiled with `check_finite`, and an array in `out`
+        that does not fit.
         """
-        self._check_names(inputs)
+        self._check_names(inputs, self.inputs, "input")
         session = self.session()
         tensors = session.tensors(inputs)
         session.use_threads()
+        if out is not None:
+            self._check_names(out, self.outputs, "output")
+            places = {info.name: out[info.name] for info in self.outputs}
+            session.run_into(tensors, self.outputs, list(places.values()))
+            return places
         outputs = session.arrays(session.run(tensors))
         return {t.name: a for t, a in zip(self.outputs, outputs, strict=True)}
 
@@ -221,7 +233,7 @@ class Artifact:
             check_tensor(known[name], shape, native, symbols, source=f"{path}: ")
 
         arrays = read_npz(path, names=known, check=check)
-        self._check_names(arrays, source=f"{path}: ")
+        self._check_names(arrays, self.inputs, "input", source=f"{path}: ")
         return {name: _typed(array, known[name]) for name, array in arrays.items()}
 
     def session(self, *, threads: int | None = None) -> Session:
@@ -282,15 +294,18 @@ class Artifact:
             cuda.load_runtime()
         return load_library(library) if self.device is None else self.device.load(library)
 
-    def _check_names(self, given: Mapping[str, Any], *, source: str = "") -> None:
-        wanted = [t.name for t in self.inputs]
+    @staticmethod
+    def _check_names(
+        given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
+    ) -> None:
+        wanted = [t.name for t in infos]
         if given.keys() == set(wanted):
             return
-        hint = f"inputs are: {', '.join(map(str, self.inputs)) or 'none'}"
+        hint = f"{what}s are: {', '.join(map(str, infos)) or 'none'}"
         if unknown := [name for name in given if name not in wanted]:
-            raise InputError(f"{source}the network has no input `{unknown[0]}`", hint=hint)
+            raise InputError(f"{source}the network has no {what} `{unknown[0]}`", hint=hint)
         if missing := [name for name in wanted if name not in given]:
-            raise InputError(f"{source}input `{missing[0]}` is missing", hint=hint)
+            raise InputError(f"{source}{what} `{missing[0]}` is missing", hint=hint)
 
 
 def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,6 +96,9 @@ class Session:
         call `main` do with `use_threads`.
     main : function
         Takes the input tensors in order; returns a tensor or a tuple of tensors.
+    main_into : function or None
+        Takes tensors for the outputs, too. Where there is one, nothing else holds what `main`
+        returns.
     """
 
     def __init__(
@@ -110,11 +116,18 @@ class Session:
         self.cpu = tvm.cpu() if cpu is None else cpu
         self.vm = VirtualMachine(module, self.cpu)
         self.main = self.vm["main"]
+        self.main_into = self._main_into()
         self.times_kernels = True
         self.threads: int | None = None
         self._inputs = inputs
         self._check_finite = check_finite
         self._scratch: dict[str, tuple[np.ndarray, Any]] = {}
+
+    def _main_into(self) -> Any:
+        try:
+            return self.vm["main_into"]
+        except AttributeError:
+            return None
 
     def use_threads(self) -> int:
         """Have the calling thread's kernels use `threads`, and return how many those are."""
@@ -159,13 +172,15 @@ class Session:
         np.copyto(scratch[0], array)
         return scratch[1]
 
-    def run(self, tensors: list[Any]) -> Any:
+    def run(self, tensors: list[Any], function: Any = None) -> Any:
         """Call `main`.
 
         Parameters
         ----------
         tensors : list
             From `tensors`.
+        function : function, optional
+            `main_into`, if `tensors` are its.
 
         Returns
         -------
@@ -180,7 +195,7 @@ class Session:
             If the library takes other tensors than the manifest says.
         """
         try:
-            return self.main(*tensors)
+            return (function or self.main)(*tensors)
         except (RuntimeError, ValueError, TypeError) as error:
             if (found := check_failed(error)) is not None:
                 raise found from error
@@ -191,11 +206,57 @@ class Session:
             ) from error
 
     def arrays(self, result: Any) -> list[np.ndarray]:
-        """Return what `main` returned as arrays of the caller's own."""
-        return [
-            tensor.numpy() if str(tensor.dtype) == "bfloat16" else np.array(np.from_dlpack(tensor))
-            for tensor in self.flatten(result)
-        ]
+        """Return what `main` returned as arrays of the caller's own; its memory if none else's."""
+        arrays = []
+        for tensor in self.flatten(result):
+            bfloat16 = str(tensor.dtype) == "bfloat16"
+            array = tensor.numpy() if bfloat16 else np.from_dlpack(tensor)
+            alone = bfloat16 or (self.main_into is not None and array.flags.writeable)
+            arrays.append(array if alone else np.array(array))
+        return arrays
+
+    def run_into(
+        self, tensors: list[Any], infos: Sequence[TensorInfo], outputs: Sequence[np.ndarray]
+    ) -> None:
+        """Call `main_into` on aligned arrays, or `main` and copy.
+
+        Parameters
+        ----------
+        tensors : list
+            From `tensors`.
+        infos : sequence of TensorInfo
+            The outputs.
+        outputs : sequence of ndarray
+            Where to write them.
+
+        Raises
+        ------
+        InputError
+            If an array does not fit.
+        """
+        import tvm_ffi
+
+        symbols = {
+            dim: (int(size), info.name)
+            for info, tensor in zip(self._inputs, tensors, strict=True)
+            for dim, size in zip(info.shape, tensor.shape, strict=True)
+            if isinstance(dim, str)
+        }
+        known = all(isinstance(d, int) or d in symbols for info in infos for d in info.shape)
+        for info, array in zip(infos, outputs, strict=True):
+            _check_place(info, array, symbols)
+        aligned = all(a.ctypes.data % ALIGNMENT == 0 and a.dtype.kind != "V" for a in outputs)
+        if self.main_into is not None and aligned and known:
+            everything = [*tensors, *map(tvm_ffi.from_dlpack, outputs)]
+            if _apart(everything):
+                self.run(everything, self.main_into)
+                return
+        made = self.arrays(self.run(tensors))
+        for info, place, array in zip(infos, outputs, made, strict=True):
+            check_tensor(
+                replace(info, shape=array.shape), place.shape, place.dtype, {}, what="output"
+            )
+            np.copyto(place, array)
 
     @staticmethod
     def flatten(result: Any) -> list[Any]:
@@ -294,6 +355,9 @@ class Session:
 class CopyingSession(Session):
     """A virtual machine whose tensors are elsewhere; what goes in and out is copied."""
 
+    def _main_into(self) -> None:
+        return None
+
     def arrays(self, result: Any) -> list[np.ndarray]:
         """Return what `main` returned as arrays."""
         return [tensor.numpy() for tensor in self.flatten(result)]
@@ -328,6 +392,23 @@ def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count].view(dtype).reshape(shape)
+
+
+def _check_place(info: TensorInfo, array: Any, symbols: dict[str, tuple[int, str]]) -> None:
+    """Refuse what an output cannot be written to."""
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"output `{info.name}` is a {type(array).__name__}, wanted a NumPy array")
+    check_tensor(info, array.shape, array.dtype, symbols, what="output")
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise InputError(f"the array for output `{info.name}` is not contiguous and writeable")
+
+
+def _apart(tensors: Sequence[Any]) -> bool:
+    """Whether no two tensors share memory."""
+    sizes = [math.prod(t.shape) * t.dtype.itemsize for t in tensors]
+    starts = [t.data_ptr() for t in tensors]
+    spans = sorted((start, start + size) for start, size in zip(starts, sizes, strict=True))
+    return all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
 def _view(info: TensorInfo, value: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ from bnncc.records import database as records
 from bnncc.records.database import Writer
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
+from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.tuning import race
@@ -174,10 +175,12 @@ class Tuner:
             task.resume(log.records, notes.get(task.workload))
         import importlib.metadata
 
+        here = self.setup.device is None and self.setup.method == "clock"
         self.writer.note(
             {
                 "session": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
                 "device": self.plan.device,
+                **({"cpu": host.identity()} if here else {}),
                 "measured": self.setup.method,
                 "target": self.setup.target.name,
                 "tvm": importlib.metadata.version("apache-tvm"),

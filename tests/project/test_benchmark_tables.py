@@ -30,7 +30,7 @@ def test_pages_are_current(tables) -> None:
 
 
 def test_every_result_is_made_by_a_run_and_shown(tables) -> None:
-    results = {path.stem for path in tables.RESULTS.glob("*.json")}
+    results = {path.stem for path in tables.RESULTS.glob("**/*.json")}
     assert results <= {run.result for run in tables.RUNS}
     pages = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
     for marker in tables.declared():
@@ -46,12 +46,37 @@ def test_fill_leaves_what_was_not_measured(tables) -> None:
 
 
 def test_ratios_in_the_readme_follow_from_the_times(tables) -> None:
-    content = json.loads((tables.RESULTS / "networks.json").read_text())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for row in content["networks"]:
+    paths = list(tables.RESULTS.glob("*/networks.json"))
+    assert paths
+    for row in (row for path in paths for row in json.loads(path.read_text())["networks"]):
         peer = row["peers"].get("openvino-binary")
         if peer is None:
             continue
-        shown = re.search(rf"\| {row['ms']['where']:.2f} \| ([\d.]+) x", readme)
+        shown = re.search(rf"\| {row['ms']['where']:.2f}(?: \([\d.]+\))? \| ([\d.]+) x", readme)
         assert shown is not None, row["network"]
         assert float(shown[1]) == pytest.approx(peer["ms"] / row["ms"]["where"], abs=0.06)
+
+
+def test_results_of_machines_stand_side_by_side(tables, tmp_path, monkeypatch) -> None:
+    content = {"cpu": "one", "layers": []}
+    for name in ("old", "new"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+    (tmp_path / "results/old/x.json").write_text(json.dumps(content))
+    facts = {"identity": "A-1-2-3", "mhz": 2300.0, "commit": "abc", "date": "2026-01-02"}
+    (tmp_path / "results/new/x.json").write_text(json.dumps({**content, **facts}))
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    old, new = tables.shown(tables.where, ("x",)).split("\n\nOn `new`:\n\n")
+    assert old == "On `old`:\n\n`results/old/x.json`: one."
+    assert new == "`results/new/x.json`: one, A-1-2-3, 2.3 GHz, commit abc, 2026-01-02."
+    assert tables.shown(tables.where, ("y",)) == ""
+
+
+def test_a_head_says_what_machine_it_was(tables) -> None:
+    machine = importlib.import_module("machine")
+    head = machine.head(rows=[1], cpu="another")
+    assert head["rows"] == [1]
+    assert head["cpu"] != "another"
+    assert {"identity", "features", "commit", "flags", "mhz"} <= set(head)
+    assert not any("/" in word for word in head["flags"].split())

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import bnncc
 from bnncc.codegen import link
 from bnncc.errors import BnnccError, InputError, TargetError
 from bnncc.files import write_atomic
@@ -24,6 +26,33 @@ from tests.tiny import expected, tiny
 @pytest.fixture(scope="module")
 def artifact() -> Artifact:
     return tiny()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Artifact:
+    """Return the same network from the compiler."""
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in names]
+        for names in (("x/in:0", "y"), ("product", "sum"))
+    )
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x/in:0", "w"], ["product"]),
+        onnx.helper.make_node("Add", ["product", "y"], ["sum"]),
+    ]
+    weight = onnx.numpy_helper.from_array(stub.WEIGHT, "w")
+    return bnncc.compile(_model(nodes, inputs, outputs, [weight]))
+
+
+def _scaled() -> onnx.ModelProto:
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy")
+    three = onnx.numpy_helper.from_array(np.full(1, 3, np.float32), "three")
+    return _model([onnx.helper.make_node("Mul", ["x", "three"], ["y"])], [x], [y], [three])
+
+
+def _model(nodes: Any, inputs: Any, outputs: Any, weights: Any) -> onnx.ModelProto:
+    graph = onnx.helper.make_graph(nodes, "g", inputs, outputs, weights)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 @pytest.fixture
@@ -232,6 +261,87 @@ def test_results_stay(artifact: Artifact) -> None:
     np.testing.assert_array_equal(first["sum"], wanted["sum"])
     first["sum"][:] = 0  # the caller's to change
     check(artifact, seed=1)
+
+
+def test_results_outlive_the_network() -> None:
+    made = bnncc.compile(_scaled())
+    given, wanted = {"x": np.ones((1, 4), np.float32)}, {"y": np.full((1, 4), 3, np.float32)}
+    kept = [made.run(given)["y"] for _ in range(3)]
+    assert made.session().main_into is not None
+    del made
+    assert not np.shares_memory(kept[0], kept[1])
+    for array in kept:
+        assert array.flags.writeable
+        np.testing.assert_array_equal(array, wanted["y"])
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("which", ["artifact", "compiled"])
+def test_results_go_where_the_caller_says(
+    which: str, shift: int, request: pytest.FixtureRequest
+) -> None:
+    artifact = request.getfixturevalue(which)
+    assert (artifact.session().main_into is None) == (which == "artifact")
+    for batch in (3, 3, 5):
+        given, wanted = arrays(batch)
+        room = {
+            name: aligned_empty((array.size + shift,), str(array.dtype))[shift:].reshape(
+                array.shape
+            )
+            for name, array in wanted.items()
+        }
+        got = artifact.run(given, out=room)
+        for name, array in wanted.items():
+            assert got[name] is room[name]
+            np.testing.assert_array_equal(room[name], array)
+
+
+def test_results_may_go_where_inputs_are(compiled: Artifact) -> None:
+    given, wanted = arrays()
+    x, y = (aligned_empty((3, 8), "float32") for _ in range(2))
+    x[:], y[:] = given["x/in:0"], given["y"]
+    compiled.run({"x/in:0": x, "y": y}, out={"product": x, "sum": y})
+    np.testing.assert_array_equal(x, wanted["product"])
+    np.testing.assert_array_equal(y, wanted["sum"])
+
+
+def test_places_for_results_that_do_not_fit(compiled: Artifact) -> None:
+    given, wanted = arrays()
+    right = {name: np.empty_like(array) for name, array in wanted.items()}
+    total = right["sum"]
+    frozen = total.copy()
+    frozen.flags.writeable = False
+    for wrong, message in (
+        ({"sum": total}, "output `product` is missing"),
+        ({**right, "more": total}, "the network has no output `more`"),
+        ({**right, "sum": total.tolist()}, "output `sum` is a list, wanted a NumPy array"),
+        ({**right, "sum": total.astype("f8")}, "output `sum` has dtype float64, wanted float32"),
+        ({**right, "sum": total[:, :-1]}, "output `sum` has shape"),
+        ({**right, "sum": np.asfortranarray(total)}, "`sum` is not contiguous and writeable"),
+        ({**right, "sum": frozen}, "`sum` is not contiguous and writeable"),
+        ({**right, "sum": total[:2]}, "output `sum`: dimension `n` is 2, but 3 in `y`"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compiled.run(given, out=wrong)
+
+
+def test_outputs_that_are_something_else_are_copied() -> None:
+    """An input, a constant, the same tensor twice: none is the caller's to change."""
+    kinds = {"x": [1, 4], "same": [1, 4], "twice": [1, 4], "again": [1, 4], "fixed": [2]}
+    x, *outputs = (onnx.helper.make_tensor_value_info(name, 1, s) for name, s in kinds.items())
+    pairs = (("x", "same"), ("made", "twice"), ("made", "again"), ("one", "fixed"))
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["made"])]
+    nodes += [onnx.helper.make_node("Identity", [a], [b]) for a, b in pairs]
+    one = onnx.numpy_helper.from_array(np.ones(2, np.float32), "one")
+    made = bnncc.compile(_model(nodes, [x], outputs, [one]))
+    x = aligned_empty((1, 4), "float32")
+    x[:] = 1
+    first = made.run({"x": x})
+    for array in first.values():
+        array[:] = 5
+    assert (x == 1).all()
+    for array in made.run({"x": x}).values():
+        np.testing.assert_array_equal(array, np.ones(array.shape))
 
 
 def test_many_threads(artifact: Artifact) -> None:

@@ -67,3 +67,33 @@ def test_caches_are_plausible() -> None:
     l1, l2 = host.cache_bytes()
     assert l1 == 0 or 8 * 1024 <= l1 <= 1024 * 1024
     assert l2 == 0 or l2 >= l1
+
+
+@pytest.mark.parametrize(
+    ("text", "identity", "processor", "features", "clock"),
+    [
+        (
+            "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\n"
+            "model name\t: Xeon\nstepping\t: 2\ncpu MHz\t\t: 2300.000\nflags\t\t: fpu sse\n\n"
+            "processor\t: 1\nvendor_id\t: other\nmodel name\t: Other\nflags\t\t: fpu\n",
+            "GenuineIntel-6-207-2", "Xeon", {"fpu", "sse"}, 2300.0,
+        ),
+        (
+            "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
+            "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n",
+            "0x41-8-0x0-0xd08-3", "unknown", {"fp", "asimd"}, None,
+        ),
+        ("", "unknown", "unknown", set(), None),
+    ],
+)  # fmt: skip
+def test_what_linux_says_of_the_processor(
+    text: str, identity: str, processor: str, features: set[str], clock: float | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    assert host.identity() == identity
+    assert host.processor() == processor
+    assert host.features() == features
+    assert host.clock() == clock

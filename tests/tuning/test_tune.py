@@ -28,7 +28,7 @@ from bnncc.options import CompileOptions
 from bnncc.records import database as records
 from bnncc.records.tools import described
 from bnncc.records.workload import Workload, candidate, module, point_of_trace, sampler
-from bnncc.targets import catalog
+from bnncc.targets import catalog, host
 from bnncc.topi_binary.spec import (
     BinaryConv2d,
     BitwiseMaxPool,
@@ -117,6 +117,7 @@ def test_a_second_run_goes_on(tuned: Path) -> None:
     sessions = [entry for entry in after.index if "session" in entry]
     assert len(sessions) == 3
     assert {"device", "tvm", "bnncc", "session", "command"} <= sessions[0].keys()
+    assert sessions[0]["cpu"] == host.identity() != "unknown"
 
 
 def test_one_process_writes_at_a_time(tuned: Path) -> None:

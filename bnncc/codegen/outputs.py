@@ -1,0 +1,58 @@
+"""The network a second time, with memory for its outputs among its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+INTO = "main_into"
+"""Its name. Where a module has it, every output of ``main`` is memory that nothing else holds."""
+
+
+def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Add a function that writes its outputs where the caller says.
+
+    main(x): y = alloc_tensor(..); kernel(x, y); return y
+    ->   main_into(x, y): kernel(x, y); return y, beside ``main``
+
+    There is none if an output is an input, a constant, part of other memory, or there twice.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        After TVM's ``StaticPlanBlockMemory``, which leaves the outputs' memory to ``main``.
+    """
+    main = module["main"]
+    bound = {b.var: b.value for block in main.body.blocks for b in block.bindings}
+
+    def origin(expr: Any) -> Any:
+        if isinstance(expr, relax.Tuple):
+            return expr
+        if isinstance(expr, relax.TupleGetItem):
+            whole = origin(expr.tuple_value)
+            return origin(whole.fields[expr.index]) if isinstance(whole, relax.Tuple) else expr
+        value = bound.get(expr)
+        another = isinstance(value, relax.Tuple | relax.TupleGetItem | relax.Var)
+        return origin(value) if another else expr
+
+    result = origin(main.body.body)
+    results = result.fields if isinstance(result, relax.Tuple) else [result]
+    made = [origin(field) for field in results]
+    names = [getattr(getattr(bound.get(var), "op", None), "name", "") for var in made]
+    if set(names) != {"relax.builtin.alloc_tensor"} or len(set(made)) != len(made):
+        return module
+    given = {var: relax.Var(f"out{k}", var.ty) for k, var in enumerate(made)}
+    blocks = [
+        relax.BindingBlock([
+            relax.VarBinding(b.var, given[b.var]) if b.var in given else b for b in block.bindings
+        ])
+        for block in main.body.blocks
+    ]  # fmt: skip
+    body = relax.SeqExpr(blocks, main.body.body)
+    params = [*main.params, *given.values()]
+    into = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
+    module = module.clone()
+    module[INTO] = relax.utils.copy_with_new_vars(into.with_attr("global_symbol", INTO))
+    return module
