@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from pathlib import Path
 
@@ -12,7 +13,10 @@ _UNITS = {"K": 1024, "M": 1024 * 1024}
 
 @functools.cache
 def features() -> frozenset[str]:
-    """Return the processor's features as Linux spells them; empty where there is no such table."""
+    """Return the features that programs may use, as Linux spells them; empty where it has no table.
+
+    Tiles (AMX) are asked for here, once in a process: Linux wants that before they are used.
+    """
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -20,8 +24,17 @@ def features() -> frozenset[str]:
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+            found = frozenset(value.split())
+            if "amx_tile" in found and not _permits_tiles():
+                found -= {feature for feature in found if feature.startswith("amx_")}
+            return found
     return frozenset()
+
+
+def _permits_tiles() -> bool:
+    """Ask for the registers of tiles, for the threads of this process; x86-64 alone."""
+    number, request, tile_data = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA
+    return ctypes.CDLL(None).syscall(number, request, tile_data) == 0
 
 
 @functools.cache

@@ -18,15 +18,18 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
+def load() -> ctypes.CDLL | None:
     """Perform tile instructions from here on in this process, or skip the test.
 
-    The library's ``amx_emulator_performed()`` tells how many there were.
+    The library's ``amx_emulator_performed()`` tells how many there were. There is none where the
+    processor has tiles itself.
     """
     if platform.system() != "Linux" or host.normal_arch(platform.machine()) != "x86_64":
         pytest.skip("the AMX emulator is for Linux on x86-64")
-    if "amx_tile" in host.features():
-        pytest.skip("this processor has AMX, whose instructions give no signal")
+    if {"amx_tile", "amx_int8"} <= host.features():
+        return None
+    if "amx_tile" in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("this system keeps tiles from its programs")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     with tempfile.TemporaryDirectory() as folder:
