@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from tests import amx_emulator
 
+ROOT = Path(__file__).resolve().parents[2]
 V4 = catalog.resolve("x86-64-v4")
 AMX = dataclasses.replace(V4, name="amx", mattr=(*V4.mattr, "+amx-tile", "+amx-int8"))
 SHAPES = [(1, 1), (7, 2), (14, 9), (16, 3)]
@@ -75,3 +80,32 @@ def test_tile_instructions_are_what_llvm_writes() -> None:
         "tilerelease",
     ):
         assert instruction in asm
+
+
+EXECUTE = """
+import ctypes, mmap, sys
+from tests import amx_emulator
+emulator = amx_emulator.load()
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(bytes.fromhex(sys.argv[1]))
+ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "said"),
+    [
+        ("0f0b c3", signal.SIGILL, ""),  # ud2
+        ("c4e27b49d8 c3", signal.SIGABRT, "no tiles are configured"),  # tilezero tmm3
+        ("c4e27849c0 c3", None, ""),  # tilerelease
+    ],
+)
+def test_the_emulator_performs_nothing_that_a_processor_refuses(
+    code: str, ended: signal.Signals | None, said: str
+) -> None:
+    if amx_emulator.load() is None:
+        pytest.skip("this processor has AMX itself")
+    command = [sys.executable, "-c", EXECUTE, code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == (-ended if ended else 0), done.stderr
+    assert said in done.stderr
