@@ -6,14 +6,18 @@ import dataclasses
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
 
 from bnncc.codegen.pipeline import tvm_target
+from bnncc.schedules import intrin_amx
 from bnncc.schedules.intrin_amx import DOTS, TileProduct
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
@@ -67,6 +71,48 @@ def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, 
         assert (total.numpy()[:, 16:] == GARBAGE).all()
     if emulator:  # configure, zero, store and release; two loads and a product a step
         assert emulator.amx_emulator_performed() - before == 3 * (4 + 3 * steps)
+
+
+def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    amx_emulator.load()
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    batch, steps, types = 64, 5, ("int8", "int8")
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("main")
+            data = T.arg("data", T.buffer((batch, 16, steps * 64), "int8"))
+            weight = T.arg("weight", T.buffer((steps, 16, 64), "int8"))
+            total = T.arg("total", T.buffer((batch, 16, 16), "int32"))
+            with T.parallel(batch) as i, T.sblock("product"):
+                at = T.axis.spatial(batch, i)
+                T.reads(data[at, 0:16, 0 : steps * 64], weight[0:steps, 0:16, 0:64])
+                T.writes(total[at, 0:16, 0:16])
+                config = T.sblock_alloc_buffer((8,), "uint64")
+                intrin_amx.configure(config, (16, 16, 16, 0, 0, 0, 0, 0))
+                intrin_amx.zero(0)
+                with T.serial(steps) as step:
+                    intrin_amx.load(1, data[at, 0, step * 64], T.int64(steps * 64))
+                    intrin_amx.load(2, weight[step, 0, 0], T.int64(64))
+                    intrin_amx.dot(0, 1, 2, types=types)
+                intrin_amx.store(0, total[at, 0, 0], T.int64(64))
+                intrin_amx.release()
+        library = tvm.compile(tvm.IRModule({"main": builder.get()}), target=tvm_target(AMX))
+    rng = np.random.default_rng(0)
+    left, right = (
+        rng.integers(-128, 128, shape, "int8")
+        for shape in ((batch, 16, steps * 64), (steps, 16, 64))
+    )
+    made = tvm.runtime.tensor(np.full((batch, 16, 16), GARBAGE))
+
+    def run() -> int:
+        tvm.get_global_func("runtime.config_threadpool")(1, 2)
+        library["main"](tvm.runtime.tensor(left), tvm.runtime.tensor(right), made)
+        return int(tvm.get_global_func("runtime.NumThreads")())
+
+    with ThreadPoolExecutor(1) as alone:  # whose thread has a pool of its own
+        assert alone.submit(run).result() == 2
+    wanted = left.astype("int64") @ matrix(right).astype("int64")
+    np.testing.assert_array_equal(made.numpy(), wanted)
 
 
 def test_tile_instructions_are_what_llvm_writes() -> None:
