@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from pathlib import Path
 
@@ -22,8 +23,21 @@ def _facts() -> dict[str, str]:
 
 
 def features() -> frozenset[str]:
-    """Return the processor's features as Linux spells them; empty where there is no such table."""
-    return frozenset((_facts().get("flags") or _facts().get("Features", "")).split())
+    """Return the features that programs may use, as Linux spells them; empty where it has no table.
+
+    Tiles (AMX) are asked for here, once in a process: Linux wants that before they are used.
+    """
+    found = frozenset((_facts().get("flags") or _facts().get("Features", "")).split())
+    if "amx_tile" in found and not _permits_tiles():
+        found -= {feature for feature in found if feature.startswith("amx_")}
+    return found
+
+
+@functools.cache
+def _permits_tiles() -> bool:
+    """Ask for the registers of tiles, for the threads of this process; x86-64 alone."""
+    number, request, tile_data = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA
+    return ctypes.CDLL(None).syscall(number, request, tile_data) == 0
 
 
 def processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,28 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_absent_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="No such file"):
         catalog.resolve(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_tiles_are_a_feature_where_the_system_permits_them(
+    permitted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "cpuinfo"
+    table.write_text("flags\t\t: avx2 amx_bf16 avx512f amx_tile amx_int8\n")
+    monkeypatch.setattr(host, "_CPUINFO", table)
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    monkeypatch.setattr(host, "_permits_tiles", lambda: permitted)
+    amx = {"amx_bf16", "amx_tile", "amx_int8"}
+    assert host.features() == {"avx2", "avx512f"} | (amx if permitted else set())
+
+
+@pytest.mark.skipif(
+    host.normal_arch(platform.machine()) != "x86_64"
+    or "amx_tile" in Path("/proc/cpuinfo").read_text().split(),
+    reason="for x86-64 processors without tiles",
+)
+def test_tiles_are_not_permitted_where_the_processor_has_none() -> None:
+    assert not host._permits_tiles()
 
 
 def test_registers_of_a_vector() -> None:
