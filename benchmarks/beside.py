@@ -1,12 +1,12 @@
-"""Time this checkout beside another one, kernel by kernel and network by network, in turns.
+"""Time this checkout beside another commit, kernel by kernel and network by network, in turns.
 
-    git worktree add ../before COMMIT
-    taskset -c 1 python benchmarks/beside.py ../before [--target T ...] [--only WORD] [--json FILE]
+    taskset -c 1 python benchmarks/beside.py [COMMIT] [--target T ...] [--only WORD] [--json FILE]
 
-Each checkout compiles the same ONNX files in a process of its own. Then the two take turns: with
-each kernel of each network alone, on random bits and numbers, and with the whole network. Layers
-are told apart by their names; one kernel that serves several is timed once. Outputs are compared
-before anything is timed. Ratios are speeds relative to the other checkout: above 1 is faster.
+COMMIT may be the folder of a checkout, too. Each checkout compiles the same ONNX files in a process
+of its own. Then the two take turns: with each kernel of each network alone, on random bits and
+numbers, and with the whole network. Layers are told apart by their names; one kernel that serves
+several is timed once. Outputs are compared before anything is timed. Ratios are speeds relative to
+the other checkout: above 1 is faster.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
@@ -32,12 +33,16 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
+from tables import markdown, where
 
 BURST = 0.01
 """Seconds of one turn."""
 
 ROUNDS = 12
 """Turns of each, of which the least time counts."""
+
+BASE = "4be7ed9"
+"""The last commit whose kernels were all written, not scheduled from their definitions."""
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
 PLACES = 4
@@ -218,18 +223,52 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def _table(content: dict) -> str:
+    rows = []
+    for target, kinds in content["summary"].items():
+        for kind, found in kinds.items():
+            if kind != "compile":
+                ratios = (f"{found[key]:.3f}" for key in ("mean", "least"))
+                rows.append([target, kind, found["count"], *ratios])
+        rows.append(
+            [target, "time to compile", len(content["networks"]) // len(content["summary"])]
+        )
+        rows[-1] += [f"{kinds['compile']:.3f}", ""]
+    head = ["target", "what", "count", f"mean, `{content['beside']}` = 1", "least"]
+    return markdown(head, rows) + "\n\n" + where(content)
+
+
+TABLES = {"beside": (_table, ("beside",))}
+
+
+@contextmanager
+def checked_out(other: str) -> Iterator[Path]:
+    """Open a checkout of a commit; `other` itself, if it is a folder."""
+    if Path(other).is_dir():
+        yield Path(other)
+        return
+    git = ["git", "-C", str(machine.ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "before"
+        subprocess.run([*git, "add", "--quiet", "--detach", str(path), other], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+
+
 def main() -> None:
     """Compare two checkouts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", type=Path, help="a checkout of another commit")
+    parser.add_argument("other", nargs="?", default=BASE, help=f"a commit; default: {BASE}")
     parser.add_argument("--target", action="append", help=f"default: {', '.join(TARGETS)}")
     parser.add_argument("--only", default="", help="networks whose name has this word")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
 
-    mine, other = Checkout(Path(__file__).resolve().parents[1]), Checkout(args.other)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
+        mine, other = Checkout(machine.ROOT), Checkout(before)
         for name, model in networks(args.only):
             if args.only not in name:
                 continue
@@ -243,7 +282,8 @@ def main() -> None:
                     f"compiling {row['compile']:.2f}",
                     flush=True,
                 )
-    content = {"beside": other.commit, "summary": summary(rows), "networks": rows}
+        commit = other.commit
+    content = {"beside": commit, "summary": summary(rows), "networks": rows}
     print(json.dumps(content["summary"], indent=1))
     if args.json:
         machine.save(args.json, **content)

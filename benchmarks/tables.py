@@ -84,6 +84,7 @@ RUNS = (
     Run("held_out", "held_out"),
     Run("compile_time", "compile_time"),
     Run("checks", "checks"),
+    Run("beside", "beside"),
     Run("arm_instructions", "arm_instructions", anywhere=True),
     Run("arm_inner_loops", "arm_inner_loops", anywhere=True),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
