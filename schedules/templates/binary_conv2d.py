@@ -88,7 +88,7 @@ def _written(kernel: Kernel, tiling: lookup.Lookup) -> None:
     views = epilogue.views(spec.steps, kernel.outputs, spec.out_channels)
 
     def write(masked: bool) -> None:
-        def finish(piece: Piece, at: Place, raw: Expr, outputs: Sequence[Buffer] = views) -> None:
+        def finish(piece: Piece, at: Place, raw: Expr, outputs: Sequence[Buffer]) -> None:
             _finish(kernel, piece, outputs, at, raw, masked)
 
         with _scope(kernel, views, "with_zeros" if masked else "ordinary"):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
@@ -72,10 +72,6 @@ CONVERTED = 32
 
 Finish = Callable[..., None]
 """Writes the epilogue, given a piece, where the vector lies, the sums, and views of the outputs."""
-
-
-Tiling = TypeVar("Tiling", bound=Any)
-"""How a kernel is cut: any with ``columns``."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ def pays(spec: BinaryConv2d) -> bool:
     return fits(spec) and pixels >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 
-def narrowed(spec: BinaryConv2d, tiling: Tiling, width: int) -> Tiling:
+def narrowed(spec: BinaryConv2d, tiling: Lookup, width: int) -> Lookup:
     """Return `tiling` with tiles of one column, for code that is small and rarely runs."""
     return replace(tiling, columns=cut(spec, [1] * width))
 
@@ -212,7 +208,7 @@ class Writer:
                 bits = self._accumulate(part, "bits", nibbles, (1, 1, 1), None)
             start = 0
             for i, (extent, _) in enumerate(self._tiling.columns):
-                piece = Piece(start, extent, 0, 1, LANES)
+                piece = Piece(start, extent)
                 acc = self._accumulate(part, str(i), nibbles, (*self._image, extent), piece)
                 self._out(part, str(i), piece, acc, bits, next(views))
                 start += extent
@@ -372,11 +368,11 @@ class Writer:
         plane, n, h, position = at
         kh, kw, nibble = tap
         kernel, spec = self._kernel, self._kernel.spec
-        block = (o + part.first) * self._tiling.size // LANES
+        channel = (o + part.first) * self._tiling.size // LANES * LANES
         line = h if spec.rank == 2 else kernel.position(0, h, kh)
         if spec.rank == 4:
             position = kernel.position(1, position, kw)
-        first = kernel.word(Piece(0, 1, 0, 1, LANES), block, 0, 0) * NIBBLES
+        first = kernel.first_word(channel) * NIBBLES
         depth = spec.groups * self._words * NIBBLES
         return plane, n, line, position * depth + (first + nibble)
 

@@ -9,10 +9,9 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.epilogue import Expr
-from bnncc.topi_binary import borders, layout
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions.blocks import under as under
 from bnncc.topi_binary.definitions.place import Place
-from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Dim
 
 Buffer = Any
@@ -20,14 +19,10 @@ Buffer = Any
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of columns and of channel blocks."""
+    """A range of columns: the first, and how many."""
 
     column: int
     columns: int
-    block: int
-    blocks: int
-    lanes: int
-    """Channels per block: `LANES`, or fewer in the last block."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +76,6 @@ class Kernel:
             rank=self.spec.rank,
         )
 
-    @property
-    def whole(self) -> Piece:
-        """All columns as one piece."""
-        return Piece(0, self.width, 0, 1, LANES)
-
-    def border_classes(self, axis: int) -> list[int]:
-        """Return the first output row (`axis` 0) or column (1) of each class.
-
-        A class are those of which the same taps lie inside the image. They follow each other.
-        """
-        return borders.classes(self.spec, axis)
-
     def position(self, axis: int, place: Expr, tap: Expr) -> Expr:
         """Return the input row (`axis` 0) or column (1) of a tap of output `place`."""
         spec = self.spec
@@ -144,16 +127,12 @@ class Kernel:
             return T.int32(0)  # added when it is read, with all of them doubled
         return self.missing(h, w, piece) * (self.group_channels // 2)
 
-    def word(self, piece: Piece, o: Expr, lane: Expr, c: Expr) -> Expr:
-        """Return which word of a pixel holds word `c` of the group that output channels read."""
+    def first_word(self, channel: Expr) -> Expr:
+        """Return the first word of a pixel in the group that an output channel reads."""
         spec = self.spec
         if spec.groups == 1:
-            return c
-        per_group = spec.out_channels // spec.groups
-        channel = (o + piece.block) * LANES
-        if per_group % LANES:  # lanes of one vector read different words
-            channel = T.min(channel + lane, spec.out_channels - 1)
-        return c + channel // per_group * self.group_words
+            return 0
+        return channel // (spec.out_channels // spec.groups) * self.group_words
 
     def pad_word(self, c: Expr) -> Expr:
         """Return word `c` of a group of a pixel outside the image."""
