@@ -23,6 +23,7 @@ from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.binary_conv2d import image
+from bnncc.schedules.templates.lookup import MAX_PRODUCTS
 from bnncc.schedules.templates.window import Segment, joined_tiles, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
@@ -36,7 +37,6 @@ VECTORS = 2
 """Data vectors in a tile, or 3 in one tile of an odd width. They have 8 accumulators; with 16, LLVM
 spills some of them where it schedules for processors that execute in order. It spills of 12 too
 where as many sums of 16 bits are in use: then the last tile has 1 instead."""
-
 
 MAX_VECTORS = 4
 """The most data vectors that a tile is tried with."""
@@ -52,9 +52,6 @@ ALL_UNROLLED = 18
 
 ROW_UNROLLED = 9
 """Vectors of a run that are, on 64-bit processors."""
-
-MAX_PRODUCTS = 2**16 - 1
-"""What a sum of 16 bits can count."""
 
 MIN_FILLED = 0.75
 """Fraction of a vector that data must fill: with less, counting words is as fast."""
