@@ -7,21 +7,36 @@ nibbles of a few words, for all taps of a kernel row, are looked up; then they a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import multithreading
-from bnncc.schedules.columns import cut, shares
+from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges, zeros
+from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import SPREAD_NIBBLES, WIDENING_ADD
 from bnncc.schedules.intrin_x86 import LOOKUP_ADD
+from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
-from bnncc.schedules.templates import lookup
-from bnncc.schedules.templates.binary_conv2d import conv2d, image
-from bnncc.schedules.templates.lookup import Lookup
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, image, segments
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.definitions import define, nibbles
+from bnncc.topi_binary.definitions.byte_sums import MAX_PRODUCTS
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
+from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
+
+MIN_PIXELS = 4
+"""Output pixels, or rows of a dense layer, that share the work on a call's weights."""
+
+MIN_CHANNELS = LANES + 1
+"""Output channels: fewer are half of the `NIBBLE_LANES` computed together, a draw with words."""
+
+CONVERTED = 32
+"""Bytes of data converted at a time."""
+
+TABLES = "table", "border", "plane", "rows", "ones", "starts"
+"""What the names of blocks that are computed before all sums begin with."""
 
 _TILES = {16: (4, 4, False), 32: (6, 1, False), 64: (7, 1, True)}
 """Columns of a tile, nibbles in a loop body and whether taps share rows, by the bytes of a vector.
@@ -38,6 +53,18 @@ MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 
 MAX_UNROLL = 8
 """Nibbles in a loop body: those of a word."""
+
+
+def pays(spec: BinaryConv2d) -> bool:
+    """Return whether this kernel can compute `spec`, and is faster than counting words."""
+    if spec.groups > 1 and spec.out_channels // spec.groups % NIBBLE_LANES:
+        return False
+    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS or (spec.ternary and spec.mode == "and"):
+        return False
+    if spec.kernel[1] * nibbles.NIBBLES > nibbles.MAX_LOOKUPS:
+        return False
+    many = spec.images if spec.rank == 2 else spec.output_hw[0] * spec.output_hw[1]
+    return many >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
 
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
@@ -58,137 +85,177 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
     def fits(point: Point) -> bool:
         size, lanes = point["bytes"], point["bytes"] * point["vectors"]
-        if lanes % layout.NIBBLE_LANES or (size > layout.NIBBLE_LANES and per_group % size):
+        if lanes % NIBBLE_LANES or (size > NIBBLE_LANES and per_group % size):
             return False
-        if point["vectors"] > 1 and lanes > layout.NIBBLE_LANES:  # wider than it need be
-            blocks = -(-per_group // layout.NIBBLE_LANES)
-            if lanes > blocks * layout.NIBBLE_LANES or (spec.groups > 1 and per_group % lanes):
+        if point["vectors"] > 1 and lanes > NIBBLE_LANES:  # wider than it need be
+            blocks = -(-per_group // NIBBLE_LANES)
+            if lanes > blocks * NIBBLE_LANES or (spec.groups > 1 and per_group % lanes):
                 return False
         return point["columns"] * point["vectors"] <= MAX_ACCUMULATORS[size]
 
     return with_threads(choices, choose(spec, target), threads > 1, divided, fits)
 
 
-def apply(spec: BinaryConv2d, point: Point) -> tirx.PrimFunc:
-    """Schedule the kernel of `spec`, whose weights are in the order ``nibbles``."""
-    columns = cut(spec, shares(image(spec)[2], point["columns"]))
-    tiling = Lookup(point["bytes"], columns, point["vectors"])
-    # 1 normalise: write the definition in pieces, borders apart from the rest
-    sch = s_tir.Schedule(conv2d(spec, tiling=tiling))
-    for masked in (False, True)[: 1 + spec.ternary]:
-        cuts = lookup.narrowed(spec, tiling, image(spec)[2]) if masked else tiling
-        prefix = "zero_" if masked else ""
-        sch.vectorize(sch.get_loops(f"{prefix}table")[-1])
-        for plane in range(1 + masked):
-            _spread(sch, f"{prefix}spread_{plane}")
-        for plane in range(2 * masked):
-            *_, row = sch.get_loops(f"plane_{plane}")
-            lanes = math.gcd(int(sch.get(row).extent), lookup.CONVERTED)
-            sch.vectorize(sch.split(row, [None, lanes])[1])
-        for part in lookup.channels(spec, cuts, masked):
-            _channels(sch, spec, cuts, part, point)
-    return sch.mod["main"]
+def apply(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, point: Point
+) -> tirx.PrimFunc:
+    """Schedule a binary convolution whose weights are in the order ``nibbles``."""
+    made = _Form(func, spec, target, "", point).scheduled()
+    if not spec.ternary:
+        return made
+    single = {**point, "columns": 1}  # rarely runs: small code
+    other = _Form(func, spec, target, nibbles.ZEROS, single).scheduled()
+    return zeros.either(func, zero_planes(spec), made, other)
 
 
-def _spread(sch: s_tir.Schedule, name: str) -> None:
-    """Tensorize the copy of the data."""
-    loop = sch.get_loops(name)[-1]
-    sch.tensorize(loop, SPREAD_NIBBLES[int(sch.get(loop).extent)].register())
+class _Form:
+    """Schedules one form of the definition."""
 
+    def __init__(
+        self, func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, end: str, point: Point
+    ) -> None:
+        self._spec, self._target = flattened(spec), target
+        self._point, self._size = point, point["bytes"]
+        form = f"{nibbles.FORM}{self._size}{end}"
+        self._func = ranges.with_parameters(define(spec, form), func)
+        names = [block.name_hint for block in ranges.blocks(self._func)]
+        self._tables = [name for name in names if name.startswith(TABLES)]
 
-def _channels(
-    sch: s_tir.Schedule, spec: BinaryConv2d, tiling: Lookup, part: lookup.Channels, point: Point
-) -> None:
-    """Schedule a range of output channels: one nest of loops over its tiles, images and rows.
+    def scheduled(self) -> tirx.PrimFunc:
+        """Return it: tables; then for each tile of channels its weights, and rows of tiles."""
+        parts = [self._table(name) for name in self._tables]
+        for group in groups(self._spec.out_channels, self._point["vectors"] * self._size // LANES):
+            columns = segments(self._spec, self._point["columns"])
+            weights = self._weights(group)
+            tiles = ranges.joined([self._tiles(group, segment) for segment in columns], 3)
+            if self._point.get("divide", 0):
+                parts += [ranges.parallel(weights, 1), ranges.parallel(tiles, 3)]
+            else:
+                parts.append(ranges.joined([weights, tiles], 1))
+        return ranges.joined(parts, 0)
 
-    In it the tiles of columns follow each other, so that a tile's weights are unpacked once.
-    """
-    parallel = bool(point.get("divide", 0))
-    # 2 tile
-    rows, tiles = [], []
-    for i, (width, tile) in enumerate(tiling.columns):
-        o, n, h, w = sch.get_loops(f"out_{part.name}_{i}")
-        w1, w2 = sch.split(w, [width // tile, tile])
-        sch.unroll(w2)
-        if parallel:  # few rows are divided evenly, and few threads write to the same words
-            sch.reorder(n, h, o)
-        rows.append(o if parallel else h)
-        tiles.append(w1)
-    if len(rows) > 1:
-        sch.merge(*rows)
-    outer = sch.get_loops(f"out_{part.name}_0")[:3]
-    # 3 stage: sums under a tile of columns, weights (and their bits) under a tile of channels
-    names = [f"{part.name}_{i}" for i in range(len(tiles))]
-    for name, where in zip(names, tiles, strict=True):
-        sch.compute_at(f"acc_{name}", where, preserve_unit_loops=True)
-        _stage(sch, name)
-    nibbles = sch.get_sblock(f"nibbles_{part.name}")
-    if spec.mode == "and":
-        names.append(f"{part.name}_bits")
-        if not parallel:
-            sch.compute_at(f"acc_{names[-1]}", outer[0], preserve_unit_loops=True)
-        _stage(sch, names[-1])
-    if not parallel:
-        sch.compute_at(nibbles, outer[0], preserve_unit_loops=True)
-    # 5 vectorize, unroll, parallel
-    if parallel:
-        sch.parallel(sch.fuse(*outer))
-        sch.parallel(sch.get_loops(nibbles)[0])
-    *_, side, vector, some, lane = sch.get_loops(nibbles)
-    for loop in (side, vector, some):
-        sch.unroll(loop)
-    sch.vectorize(lane)
-    alone = [width == tile for width, tile in tiling.columns]  # perhaps at a border
-    for name, split in zip(names, [*alone, False], strict=False):
-        _sum(sch, name, tiling.size, point, split)
+    def _part(self, bounds: Mapping[str, Bounds]) -> s_tir.Schedule:
+        return s_tir.Schedule(ranges.part(self._func, bounds, [*self._tables, "nibbles"]))
 
+    def _table(self, name: str) -> tirx.PrimFunc:
+        """Schedule what is computed before all sums."""
+        sch = self._part({name: {}})
+        if name in ("ones", "starts"):
+            channel_tiles.table(sch, name)
+            return sch.mod["main"]
+        last = sch.get_loops(name)[-1]
+        size = math.gcd(int(sch.get(last).extent), 2 * CONVERTED)
+        lanes = sch.split(last, [None, size])[1]
+        if name.startswith("rows"):
+            sch.tensorize(lanes, SPREAD_NIBBLES[size // 2].register())
+        else:
+            sch.vectorize(lanes)
+        return sch.mod["main"]
 
-def _stage(sch: s_tir.Schedule, name: str) -> None:
-    """Move sums of bytes under those of 16 bits, with a turn of the reduction outermost."""
-    *_, w, o, plane, kh, turn = sch.get_loops(f"acc_{name}")
-    sch.reorder(plane, kh, turn, w, o)
-    sch.compute_at(f"sums_{name}", turn, preserve_unit_loops=True)
+    def _weights(self, group: Group) -> tirx.PrimFunc:
+        """Schedule the weights of a tile: they lie in the order in which they are read."""
+        first, count = self._vectors(group, self._size)
+        sch = self._part({"nibbles": {4: (first * self._size, count * self._size)}})
+        *taps, side, lane = sch.get_loops("nibbles")
+        tile, vector, lane = sch.split(lane, [group.count, None, min(self._size, NIBBLE_LANES)])
+        sch.reorder(tile, *taps, side, vector, lane)
+        channel_tiles.in_registers(sch, [side, vector, lane])
+        return sch.mod["main"]
 
+    def _vectors(self, group: Group, size: int) -> tuple[int, int]:
+        """Return the first of the vectors of so many bytes of a group, and how many there are."""
+        units = -(-len(group.lanes) * LANES // self._unit) * self._unit // size
+        return group.first * LANES // size, units * group.count
 
-def _sum(sch: s_tir.Schedule, name: str, size: int, point: Point, split: bool) -> None:
-    """Schedule the sums of a tile; with `split`, taps are told apart even if they share no rows."""
-    acc, sums = sch.get_sblock(f"acc_{name}"), sch.get_sblock(f"sums_{name}")
-    *_, plane, _, _, w, o = sch.get_loops(acc)
-    unrolled = [w, o]
-    init = sch.decompose_reduction(acc, plane)
-    unrolled += sch.get_loops(init)[-2:]
-    *_, w, _, _, _, o, kw, nibble = sch.get_loops(sums)
-    nibble, *body = sch.split(nibble, [None, point["unroll"]])
-    outer = [nibble] if point["shared"] else [kw, nibble]
-    if point["shared"]:  # rows stay in registers from tap to tap, or weights from column to column
-        extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
-        body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
-    else:
-        body.append(w)
-    body.append(o)
-    sch.reorder(*outer, *body)
-    unrolled += [*body, *([kw] if split and not point["shared"] else [])]
-    init = sch.decompose_reduction(sums, outer[0])
-    unrolled += sch.get_loops(init)[-2:]
-    for loop in unrolled:
-        sch.unroll(loop)
-    # 4 tensorize
-    sch.tensorize(sch.get_loops(f"lookup_{name}")[-2], LOOKUP_ADD[size].register())
-    sch.tensorize(sch.get_loops(f"widen_{name}")[-1], WIDENING_ADD[size].register())
+    @property
+    def _unit(self) -> int:
+        return max(self._size, NIBBLE_LANES)
+
+    def _tiles(self, group: Group, segment: Segment) -> tirx.PrimFunc:
+        """Schedule the tiles of a range of channels and columns."""
+        # 1 normalise
+        columns, last = (segment.start, segment.width * segment.tiles), group.lanes[-1] < LANES
+        cut: dict[str, Bounds] = {
+            "sum": {2: columns, 6: self._vectors(group, self._size)},
+            "wide": {2: columns, 3: self._vectors(group, self._unit)},
+        }
+        ends = [""] * (len(group.lanes) > last) + ["_last"] * last
+        for end in ends:
+            own = {} if end else {3: (group.first, group.count * (len(group.lanes) - last))}
+            cut |= {f"{name}{end}": {2: columns, **own} for name in ("acc", "out")}
+        sch = self._part(cut)
+        # 2 tile
+        rows = []
+        for end in ends:
+            n, h, w, o = sch.get_loops(f"out{end}")
+            tile, column = sch.split(w, [segment.tiles, segment.width])
+            outer, vector = sch.split(o, [group.count, None])
+            # Few rows are divided evenly, and few threads write to the same words.
+            nest = [n, h, outer] if self._point.get("divide", 0) else [outer, n, h]
+            sch.reorder(*nest, tile, column, vector)
+            channel_tiles.unrolled(sch, [column, vector])
+            rows.append(tile)
+            # 3 stage: what is read of a vector in front of its epilogue, sums under a tile
+            sch.compute_at(f"acc{end}", vector, preserve_unit_loops=True)
+            sch.vectorize(sch.get_loops(f"acc{end}_lane")[-1])
+        if len(rows) > 1:
+            sch.merge(*rows)
+        self._sums(sch, sch.get_loops(f"out{ends[0]}")[3], segment.tiles == 1)
+        # 5 vectorize
+        for end in ends:
+            epilogue.vectorize(
+                sch, sch.get_sblock(f"out{end}"), self._spec.out_channels, self._target
+            )
+        return sch.mod["main"]
+
+    def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV, apart: bool) -> None:
+        """Schedule the sums of a tile: of bytes under a turn of those of 16 bits.
+
+        Of a tile `apart`, perhaps at a border, each tap of a row is code of its own.
+        """
+        point, size = self._point, self._size
+        sch.compute_at("wide", tile, preserve_unit_loops=True)
+        *_, w, o, plane, kh, turn = sch.get_loops("wide")
+        sch.reorder(plane, kh, turn, w, o)
+        sch.compute_at("sum", turn, preserve_unit_loops=True)
+        unrolled = [w, o, *sch.get_loops(sch.decompose_reduction("wide", plane))[-2:]]
+        *_, w, _, _, _, o, kw, nibble = sch.get_loops("sum")
+        nibble, *body = sch.split(nibble, [None, point["unroll"]])
+        outer = [nibble] if point["shared"] else [kw, nibble]
+        if point[
+            "shared"
+        ]:  # rows stay in registers from tap to tap, or weights from column to column
+            extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
+            body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
+        else:
+            body.append(w)
+        body.append(o)
+        sch.reorder(*outer, *body)
+        unrolled += body
+        if apart and not point["shared"]:
+            unrolled.append(kw)
+        unrolled += sch.get_loops(sch.decompose_reduction("sum", outer[0]))[-2:]
+        channel_tiles.unrolled(sch, unrolled)
+        # 4 tensorize
+        sch.tensorize(sch.get_loops("sum_lookup")[-2], LOOKUP_ADD[size].register())
+        sch.tensorize(sch.get_loops("wide_add")[-1], WIDENING_ADD[size].register())
+        if 8 * size < self._target.vector_bits:
+            # TVM lets larger vectors share their memory, and LLVM then joins sums of two columns.
+            sch.set_scope("sum_update", 0, "local")
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default for one thread, from the registers of `target`."""
     per_group = spec.out_channels // spec.groups
     size = min(target.vector_bits // 8, 64)
-    if per_group % size and size > layout.NIBBLE_LANES:
-        size = layout.NIBBLE_LANES
+    if per_group % size and size > NIBBLE_LANES:
+        size = NIBBLE_LANES
     tile = 1 if per_group <= size or (spec.groups > 1 and per_group % (2 * size)) else 2
     budget, unroll, shared = _TILES[size]
     return {
         "bytes": size,
         "columns": shares(image(spec)[2], budget)[0],
-        "vectors": max(tile, layout.NIBBLE_LANES // size),
+        "vectors": max(tile, NIBBLE_LANES // size),
         "unroll": unroll,
         "shared": int(shared),
     }

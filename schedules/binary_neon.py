@@ -22,13 +22,11 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, with_threads
-from bnncc.schedules.templates.binary_conv2d import image
-from bnncc.schedules.templates.lookup import MAX_PRODUCTS
-from bnncc.schedules.templates.window import Segment, joined_tiles, taps_inside
+from bnncc.schedules.templates.window import Segment, image, joined_tiles, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define
-from bnncc.topi_binary.definitions.byte_sums import MAX_COUNTS
+from bnncc.topi_binary.definitions.byte_sums import MAX_COUNTS, MAX_PRODUCTS
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, QUAD
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes

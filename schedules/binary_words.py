@@ -33,9 +33,8 @@ from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
-from bnncc.schedules.templates.binary_conv2d import image
 from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, segments, taps_inside
+from bnncc.schedules.templates.window import Segment, image, segments, taps_inside
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.definitions import carry_save, define
@@ -133,16 +132,16 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Write and schedule a kernel whose weights have another order, as `point` says."""
-    if spec.weight_order == sliced_data.ORDER:
-        return binary_sliced.apply(spec, target, threads, point)
-    return binary_lookup.apply(spec, point)
+    """Write and schedule a kernel whose weights are in slices, as `point` says."""
+    return binary_sliced.apply(spec, target, threads, point)
 
 
 def apply(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a binary convolution as `point` says; None for orders of weights of templates."""
+    """Schedule a binary convolution as `point` says; None for weights in slices."""
+    if spec.weight_order == "nibbles":
+        return binary_lookup.apply(func, spec, target, point)
     if spec.weight_order in ("vectors", "halves"):
         return binary_neon.apply(func, spec, target, point)
     if spec.weight_order != "words":
@@ -287,7 +286,7 @@ def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
         if name not in TABLES:
             continue
         sch = s_tir.Schedule(ranges.part(func, {name: {}}, TABLES))
-        _table(sch, sch.get_sblock(name))
+        channel_tiles.table(sch, name)
         made.append(sch.mod["main"])
     return made
 
@@ -362,15 +361,3 @@ def accumulators(target: TargetSpec) -> int:
     if target.popcount == "vector":
         return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))
     return max(1, min(MAX_TILE, (target.vector_registers - 2 * SPARE_REGISTERS) // per_vector))
-
-
-def _table(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
-    """Schedule a table of counts per channel that accumulators start from."""
-    loops = sch.get_loops(block)
-    axes = sch.get(block).iter_vars
-    summed = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == 2]
-    lane = loops[len(loops) - len(summed) - 1]
-    sch.reorder(*summed, lane)
-    sch.vectorize(lane)
-    init = sch.decompose_reduction(block, summed[0])
-    sch.vectorize(sch.get_loops(init)[-1])

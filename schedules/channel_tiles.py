@@ -132,6 +132,18 @@ def sums(
         sch.tensorize(sch.get_loops(product)[-1], pair.register())
 
 
+def table(sch: s_tir.Schedule, name: str) -> None:
+    """Schedule a table of counts per channel that accumulators start from: lanes as vectors."""
+    loops = sch.get_loops(name)
+    axes = sch.get(sch.get_sblock(name)).iter_vars
+    summed = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == 2]
+    lane = loops[len(loops) - len(summed) - 1]
+    sch.reorder(*summed, lane)
+    sch.vectorize(lane)
+    init = sch.decompose_reduction(name, summed[0])
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
 def unrolled(sch: s_tir.Schedule, loops: Iterable[Any]) -> None:
     """Unroll loops."""
     for loop in loops:

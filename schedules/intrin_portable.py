@@ -170,7 +170,10 @@ def _widening_add(size: int, vectors: int) -> TensorPair:
     return TensorPair(
         f"widening_add_{vectors}x{size}_u8",
         "",
-        (Operand((2 * both,), "uint8"), Operand((2 * both,), "uint16")),
+        (
+            Operand((2 * both,), "uint8"),
+            Operand((2 * both,), "uint16"),
+        ),
         both,
         desc,
         impl,
@@ -180,6 +183,11 @@ def _widening_add(size: int, vectors: int) -> TensorPair:
 WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
 """By bytes of a vector: pairs of bytes are added to sums of 16 bits, ``even + 256 * odd``, and the
 odd ones to sums of their own; `NIBBLE_LANES` bytes at least."""
+
+
+def _nibble(data: Any, number: Expr) -> Expr:
+    moved = T.shift_right(data[number // 2], T.Cast("uint8", number % 2 * 4))
+    return T.shift_left(moved, T.uint8(4))
 
 
 def _spread(count: int) -> TensorPair:
@@ -193,11 +201,8 @@ def _spread(count: int) -> TensorPair:
         f"spread_nibbles_{count}_u8",
         "",
         (Operand((count,), "uint8"), Operand((2 * count,), "uint8")),
-        count,
-        lambda lane, data, rows: [
-            (lane * 2, T.shift_left(data[lane], T.uint8(4))),
-            (lane * 2 + 1, data[lane] & T.uint8(0xF0)),
-        ],
+        2 * count,
+        lambda lane, data, rows: [(lane, _nibble(data, lane))],
         impl,
         fresh=True,
     )

@@ -46,7 +46,7 @@ def _lookup_add(size: int) -> TensorPair:
 
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
         # One of the sixteen entries is meant. No loop can be found again that says ``row[weight]``.
-        meant = T.Cast("int32", weight[lane]) == entry
+        meant = weight[lane] == T.Cast("uint8", entry)
         picked = T.if_then_else(meant, row[lane // 16 * 16 + entry], T.uint8(0))
         return [(lane, total[lane] + picked)]
 

@@ -84,8 +84,7 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
-    from bnncc.schedules import binary_neon
-    from bnncc.schedules.templates import lookup
+    from bnncc.schedules import binary_lookup, binary_neon
     from bnncc.topi_binary import sliced_data
 
     if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
@@ -93,7 +92,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     if spec.per_image:
         return "words"
     chosen = ""
-    if target.popcount == "lookup" and lookup.pays(spec):
+    if target.popcount == "lookup" and binary_lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):
         chosen = binary_neon.order(spec)

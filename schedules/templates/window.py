@@ -10,7 +10,14 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.templates.kernel import Expr, bind, const
 from bnncc.topi_binary.definitions.taps import tap_bounds
-from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, FewBitConv2d, Pool2d
+from bnncc.topi_binary.spec import (
+    BinaryConv2d,
+    BitwiseMaxPool,
+    Conv2d,
+    Dim,
+    FewBitConv2d,
+    Pool2d,
+)
 from bnncc.topi_binary.spec import taps_inside as taps_inside
 
 Windowed = BinaryConv2d | Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
@@ -27,6 +34,16 @@ class Segment(NamedTuple):
     """How many tiles."""
     taps: tuple[range, ...]
     """For each column of a tile, the taps of a kernel row that are inside the image."""
+
+
+def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
+    """Return the extents of the loops over output pixels: images, rows, columns.
+
+    Rows of a dense layer are columns of one image, so that schedules tile them alike.
+    """
+    if spec.rank == 2 and isinstance(spec.n, int):
+        return 1, 1, spec.n
+    return (spec.n, *spec.output_hw)
 
 
 def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:

@@ -15,10 +15,12 @@ from bnncc.schedules import schedule, with_packed_operands, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.definitions import carry_save, define
+from bnncc.topi_binary.definitions import carry_save, define, nibbles
+from bnncc.topi_binary.reference import binary_conv2d
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
+from tests.binary_cases import make_inputs
 
 
 def run(spec: Spec, inputs: list[np.ndarray], form: str = "") -> list[np.ndarray]:
@@ -73,6 +75,28 @@ def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
     assert carry_save.fits(spec)
     case = make(spec)  # no exact zeros, which this form does not count
     assert case.difference(run(spec, case.inputs, carry_save.FORM)) == ""
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        definition_cases.WORDS,
+        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
+        replace(definition_cases.WORDS, channels=33, out_channels=100, ternary=True),
+        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
+        replace(definition_cases.WORDS, channels=300, pad_value=1),
+        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=128),
+    ],
+    ids=lambda spec: Workload.of(spec).name,
+)
+def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> None:
+    spec = replace(spec, weight_order="nibbles")
+    form = f"{nibbles.FORM}{size}{nibbles.ZEROS if spec.ternary else ''}"
+    inputs = make_inputs(spec, np.random.default_rng(1))
+    assert not spec.ternary or inputs[1].any()
+    for found, wanted in zip(run(spec, inputs, form), binary_conv2d(spec, inputs), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout, sliced_data
-from bnncc.topi_binary.definitions import byte_sums, carry_save
+from bnncc.topi_binary.definitions import byte_sums, carry_save, nibbles
 from bnncc.topi_binary.definitions.binary_operands import Operands, ones, operands, vectors
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
@@ -24,6 +24,7 @@ from bnncc.topi_binary.definitions.blocks import (
 )
 from bnncc.topi_binary.definitions.byte_sums import ByteSums
 from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
+from bnncc.topi_binary.definitions.nibbles import NibbleSums
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import (
     border_class,
@@ -43,7 +44,8 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     """Write ``acc = start + sum of what words count``, see `BinaryConv2d`, and the epilogue.
 
     Sums start at what taps outside the image count, and go over those inside; in the form
-    `carry_save.FORM`, over three of them at a time, in `byte_sums.FORM` over vectors of bytes.
+    `carry_save.FORM`, over three of them at a time, in `byte_sums.FORM` over vectors of bytes, in
+    `nibbles.FORM` over entries of a table.
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
@@ -51,7 +53,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
     met, params = operands(operator, counted)
     bytewise = form.startswith(byte_sums.FORM)
-    if bytewise:
+    if bytewise or form.startswith(nibbles.FORM):
         acc = _of_bytes(met, operator.n, form)
     else:
         start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
@@ -63,23 +65,24 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     )  # fmt: skip
 
 
-def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> Buffer:
+def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> list[Buffer]:
     """Write the accumulator, as a sum of what words count."""
     if form == carry_save.FORM:
         return _whole(met, n, carry_save.summed(met, n, start))
     sums = _summed("sum", met, n, start, Operands.count)
     if met.zero is None and met.weight_zero is None and not met.spec.doubled:
-        return sums
+        return [sums]
     return _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
 
 
-def _of_bytes(met: Operands, n: Expr, form: str) -> Buffer:
+def _of_bytes(met: Operands, n: Expr, form: str) -> list[Buffer]:
     """Write the accumulator, as sums of bytes: of two planes of data, where some are zeros."""
-    sums, planes = ByteSums(met, n, form), 1 + (byte_sums.ZEROS in form)
-    start, counted = _outside(met, None, sums), sums.summed()
+    planes, by_table = 1 + form.endswith(byte_sums.ZEROS), form.startswith(nibbles.FORM)
+    sums = NibbleSums(met, n, form) if by_table else ByteSums(met, n, form)
+    start, counted = _outside(replace(met, spec=sums.spec), None, sums), sums.summed()
     return _whole(
-        replace(met, zero=None), n, lambda *i: counted(*i) + start(*i) * planes,
-        (1 + met.spec.doubled) // planes, QUAD,
+        replace(met, spec=sums.spec, zero=None), n, lambda *i: counted(*i) + start(*i) * planes,
+        (1 + met.spec.doubled) // planes, LANES if by_table else QUAD,
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ def _summed(
 
 
 def _outside(
-    met: Operands, given: Buffer | None, sums: ByteSums | None = None
+    met: Operands, given: Buffer | None, sums: ByteSums | NibbleSums | None = None
 ) -> Callable[..., Expr]:
     """Return where sums start: at what the taps of a pixel count that are outside the image.
 
@@ -155,12 +158,12 @@ def _weight_bits(met: Operands) -> Buffer:
 
 
 def _whole(
-    met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0, multiple: int = LANES
-) -> Buffer:
+    met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0, multiple: int = 0
+) -> list[Buffer]:
     """Write the accumulator from sums: in halves, or with zeros.
 
-    Sums count `times`, twice by themselves if `doubled`. Of channels there are a multiple of
-    `multiple`.
+    Sums count `times`, twice by themselves if `doubled`. With `multiple`, the last channels are a
+    block of their own, of a multiple of so many; else all are whole vectors.
     """
     spec = met.spec
     seen = met.zero is not None or met.weight_zero is not None
@@ -172,14 +175,15 @@ def _whole(
         total = total + taps_outside(spec, h, w) * odd if odd else total
         return total if zeros is None else total + zeros[n, h, w, o * LANES + lane]
 
-    image, channels = (n, *spec.output_hw), layout.blocks(spec.out_channels, multiple) * multiple
-    acc = buffer("acc", (*image, channels), "int32")
-    full = channels // LANES if multiple == LANES else spec.out_channels // LANES
-    rest = channels - full * LANES
+    image, some = (n, *spec.output_hw), multiple or LANES
+    channels = layout.blocks(spec.out_channels, some) * some
+    full = (spec.out_channels if multiple else channels) // LANES
+    rest, made = channels - full * LANES, []
     for end, first, count, lanes in (("", 0, full, LANES), ("_last", full, int(rest > 0), rest)):
         if count:
-            compute_lanes(f"acc{end}", acc, (*image, count), whole, first, lanes)
-    return acc
+            acc = buffer(f"acc{end}", (*image, channels), "int32")
+            made.append(compute_lanes(f"acc{end}", acc, (*image, count), whole, first, lanes))
+    return made
 
 
 def _below(spec: BinaryConv2d) -> Below:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -177,6 +177,51 @@ def lane_of(name: str, lanes: int = layout.LANES) -> Iterator[Expr]:
     """Open a block of one lane, and the loop over them."""
     with T.grid(int64(lanes)) as loop, T.sblock(name):
         yield T.axis.spatial(int64(lanes), loop)
+
+
+class Window:
+    """So many lanes of a tensor, which blocks over single lanes write."""
+
+    def __init__(self, made: Buffer, at: Sequence[Expr], first: Expr, count: int) -> None:
+        self.at = at
+        self._made, self._first, self._count = made, first, count
+
+    @property
+    def region(self) -> Expr:
+        """All of them."""
+        return self._made[tuple([*self.at, slice(self._first, self._first + self._count)])]
+
+    def clear(self, lanes: int = 0) -> None:
+        """Begin with 0, so many lanes at a time, or 128 bits."""
+        lanes = lanes or 128 // int(self._made.dtype.removeprefix("uint"))
+        with T.init():
+            for vector in range(0, self._count, lanes):
+                with T.vectorized(0, lanes) as lane:
+                    where = [*self.at, self._first + (lane + vector)]
+                    T.buffer_store(self._made, T.Cast(self._made.dtype, T.int32(0)), where)
+
+    def write(self, name: str, value: Callable[[Expr], Expr], old: bool = False) -> None:
+        """Write a value to each lane."""
+        with T.grid(int64(self._count)) as loop, T.sblock(name):
+            lane = T.axis.spatial(int64(self._count), loop)
+            where = *self.at, self._first + lane
+            made = value(lane)
+            T.buffer_store(self._made, self._made[where] + made if old else made, list(where))
+
+    def add(self, name: str, value: Callable[[Expr], Expr]) -> None:
+        """Add a value to each lane."""
+        self.write(name, value, old=True)
+
+
+@contextmanager
+def axes(
+    name: str, spatial: Mapping[str, Any], reduced: Mapping[str, Any]
+) -> Iterator[dict[str, Expr]]:
+    """Open a block; give its axes by name."""
+    every = {**spatial, **reduced}
+    with T.grid(*map(extent, every.values())) as loops, T.sblock(name):
+        values = T.axis.remap("S" * len(spatial) + "R" * len(reduced), list(loops))
+        yield dict(zip(every, values, strict=True))
 
 
 @contextmanager

@@ -18,8 +18,7 @@ w) + popcount((d & ~z) ^ w)``: sums over two planes of data, in forms with `ZERO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -29,7 +28,16 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions.binary_operands import Operands
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    Window,
+    axes,
+    buffer,
+    compute,
+    int64,
+    under,
+)
 from bnncc.topi_binary.definitions.taps import leaves_image, tests_of
 from bnncc.topi_binary.definitions.taps import place as place_of
 from bnncc.topi_binary.layout import LANES, QUAD
@@ -44,6 +52,9 @@ BYTES = 16
 
 MAX_COUNTS = 31
 """Counts of at most 8 that a byte can sum."""
+
+MAX_PRODUCTS = 2**16 - 1
+"""What a sum of 16 bits can count."""
 
 Add = Callable[..., None]
 Extents = Mapping[str, Any]
@@ -130,7 +141,8 @@ class ByteSums:
     """
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
-        self._met, self._spec, self._n, self._form = met, met.spec, n, form
+        self.spec = met.spec
+        self._met, self._n, self._form = met, n, form
         self._halves, self._cut = met.spec.weight_order == "halves", cut(met.spec, form)
         self._sides = 1 + self._halves
         self._quads = layout.blocks(met.spec.out_channels, QUAD)
@@ -144,17 +156,17 @@ class ByteSums:
             made = buffer("twice", (taps.shape[0], 2), "uint64")
             compute("twice", made, made.shape, lambda tap, side: taps[tap])
             stored = made
-        shape = (self._quads, self._spec.kernel[0], self._cut.runs, self._cut.vectors)
+        shape = (self._quads, self.spec.kernel[0], self._cut.runs, self._cut.vectors)
         return T.decl_buffer((*shape, QUAD * BYTES), "uint8", data=stored.data)
 
     @property
     def count_columns_outside(self) -> bool:
         """Whether windows reach beside the image."""
-        return leaves_image(self._spec, 1)
+        return leaves_image(self.spec, 1)
 
     def weight_bits(self) -> Buffer:
         """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
-        spec, size, apart = self._spec, self._met.words * 4, self._cut.runs > 1
+        spec, size, apart = self.spec, self._met.words * 4, self._cut.runs > 1
         count = -(-size // BYTES) + (size % BYTES > 0 and not apart)
         part = min(count, MAX_COUNTS)
         extents = {"kh": spec.kernel[0], "kw": spec.kernel[1], "q": self._quads}
@@ -179,7 +191,7 @@ class ByteSums:
 
     def summed(self) -> Callable[..., Expr]:
         """Write the sums; return them: of a pixel, a vector of channels and a lane."""
-        spec, cut, zero, sides = self._spec, self._cut, int64(0), self._sides
+        spec, cut, zero, sides = self.spec, self._cut, int64(0), self._sides
         data, vector = self._data()
         wide = -(-spec.output_hw[1] // sides)
         extents = {"n": self._n, "h": spec.output_hw[0], "w": wide, "q": self._quads}
@@ -229,7 +241,7 @@ class ByteSums:
         spatial = {**{a: extents[a] for a in outer}, **turns}
         count = QUAD * (BYTES // (4 if dtype == "uint32" else 1))
         made = buffer(name, (*spatial.values(), self._quads * count), dtype)
-        with _axes(name, {**spatial, q: self._quads}, reduced) as i:
+        with axes(name, {**spatial, q: self._quads}, reduced) as i:
             here = Window(made, [i[axis] for axis in spatial], i[q] * count, count)
             here.clear()
 
@@ -256,7 +268,7 @@ class ByteSums:
             made = buffer(
                 f"{name}_wide", (*(extents[a] for a in outer), self._quads * wide), "uint16"
             )
-            with _axes(f"{name}_wide", extents, turns) as i:
+            with axes(f"{name}_wide", extents, turns) as i:
                 narrow = (*(i[a] for a in (*outer, *turns)),)
                 here, first = (
                     Window(made, [i[a] for a in outer], i[q] * wide, wide),
@@ -273,11 +285,11 @@ class ByteSums:
                 here.add(f"{name}_wide_add", both)
             sums, per = made, 8
         count = QUAD * sides
-        shape = *(extents[a] for a in outer), layout.blocks(self._spec.out_channels) * LANES * sides
+        shape = *(extents[a] for a in outer), layout.blocks(self.spec.out_channels) * LANES * sides
         # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
         scope = "local" if name == "sum" else "global"
         total = T.sblock_alloc_buffer(shape, "int32", scope=scope)
-        with _axes(f"{name}_total", extents, {}) as i:
+        with axes(f"{name}_total", extents, {}) as i:
             at = [i[a] for a in outer]
             here, first = Window(total, at, i[q] * count, count), i[q] * (QUAD * per)
             T.reads(sums[tuple([*at, slice(first, first + QUAD * per)])])
@@ -300,7 +312,7 @@ class ByteSums:
         there is one), pixels. They are copied to put columns of 0 beside the image, the words of a
         group side by side, or the columns of a stride side by side.
         """
-        spec, words = self._spec, self._met.words
+        spec, words = self.spec, self._met.words
         phases = spec.strides[1] if self._halves else 1
         pitch = -(-(spec.pads[1] + spec.width + spec.pads[3]) // phases)
         run = words * (spec.kernel[1] if spec.dilations[1] == 1 else 1)
@@ -331,7 +343,7 @@ class ByteSums:
 
     def _copied(self, line: Callable[..., Expr], total: Expr, phases: int, pitch: int) -> Buffer:
         """Write a copy of the data, of `total` words: the last vector may read beyond a row."""
-        spec, words, left = self._spec, self._met.words, self._spec.pads[1]
+        spec, words, left = self.spec, self._met.words, self.spec.pads[1]
         size = self._n * (spec.height * spec.width * spec.groups * words)
         data = aliased(self._met.data, [size])
         zero = aliased(self._met.zero, [size]) if ZEROS in self._form else None
@@ -362,45 +374,3 @@ class ByteSums:
         for plane, phase in product(range(1 if zero is None else 2), range(phases)):
             copy(plane, phase)
         return made
-
-
-class Window:
-    """So many lanes of a tensor, which blocks over single lanes write."""
-
-    def __init__(self, made: Buffer, at: Sequence[Expr], first: Expr, count: int) -> None:
-        self._made, self._at, self._first, self._count = made, at, first, count
-
-    @property
-    def region(self) -> Expr:
-        """All of them."""
-        return self._made[tuple([*self._at, slice(self._first, self._first + self._count)])]
-
-    def clear(self) -> None:
-        """Begin with 0, vector by vector."""
-        lanes = 128 // int(self._made.dtype.removeprefix("uint"))
-        with T.init():
-            for vector in range(0, self._count, lanes):
-                with T.vectorized(0, lanes) as lane:
-                    where = [*self._at, self._first + (lane + vector)]
-                    T.buffer_store(self._made, T.Cast(self._made.dtype, T.int32(0)), where)
-
-    def write(self, name: str, value: Callable[[Expr], Expr], old: bool = False) -> None:
-        """Write a value to each lane."""
-        with T.grid(int64(self._count)) as loop, T.sblock(name):
-            lane = T.axis.spatial(int64(self._count), loop)
-            where = *self._at, self._first + lane
-            made = value(lane)
-            T.buffer_store(self._made, self._made[where] + made if old else made, list(where))
-
-    def add(self, name: str, value: Callable[[Expr], Expr]) -> None:
-        """Add a value to each lane."""
-        self.write(name, value, old=True)
-
-
-@contextmanager
-def _axes(name: str, spatial: Extents, reduced: Extents) -> Iterator[dict[str, Expr]]:
-    """Open a block; give its axes by name."""
-    every = {**spatial, **reduced}
-    with T.grid(*map(extent, every.values())) as loops, T.sblock(name):
-        values = T.axis.remap("S" * len(spatial) + "R" * len(reduced), list(loops))
-        yield dict(zip(every, values, strict=True))

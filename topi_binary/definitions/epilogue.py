@@ -178,7 +178,7 @@ class Lanes:
 
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
-    value: Start | None = None, acc: Buffer | None = None, below: Below | None = None,
+    value: Start | None = None, acc: Sequence[Buffer] = (), below: Below | None = None,
     padded: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
@@ -195,8 +195,8 @@ def epilogue(
         Where.
     value : callable, optional
         What the steps start from; the accumulator, if not given.
-    acc : Buffer of int32, shape pixels.extents, optional
-        The accumulator.
+    acc : sequence of Buffer of int32, shape pixels.extents, optional
+        The accumulator, perhaps another one for the last channels if they fill no vector.
     below : callable, optional
         Writes thresholds whose limits are stored otherwise.
     padded : bool, default False
@@ -213,7 +213,8 @@ def epilogue(
         with T.grid(*extents) as loops, T.sblock(name):
             n, h, w, o = T.axis.remap("SSSS", list(loops))
             at = Place(n, h, w, o + first, channels, lanes, pixels.rank)
-            _Fetching(at, value, acc, below, padded).write(steps, params, outputs)
+            mine = acc[-1 if lanes < LANES else 0] if acc else None
+            _Fetching(at, value, mine, below, padded).write(steps, params, outputs)
 
 
 class Steps:

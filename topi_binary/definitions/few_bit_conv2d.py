@@ -69,7 +69,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
 
     acc = compute("acc", buffer("acc", extents, "int32"), extents, started)
     pixels = Pixels((*extents[:3], spec.out_channels), spec.rank)
-    epilogue(operator, spec.steps, params, pixels, acc=acc, padded=True)
+    epilogue(operator, spec.steps, params, pixels, acc=[acc], padded=True)
 
 
 def _numbers(
