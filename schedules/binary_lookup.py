@@ -159,6 +159,7 @@ class _Form:
         *taps, side, lane = sch.get_loops("nibbles")
         tile, vector, lane = sch.split(lane, [group.count, None, min(self._size, NIBBLE_LANES)])
         sch.reorder(tile, *taps, side, vector, lane)
+        sch.fuse(*taps)  # LLVM would unroll the last
         channel_tiles.in_registers(sch, [side, vector, lane])
         return sch.mod["main"]
 
@@ -182,7 +183,7 @@ class _Form:
         ends = [""] * (len(group.lanes) > last) + ["_last"] * last
         for end in ends:
             own = {} if end else {3: (group.first, group.count * (len(group.lanes) - last))}
-            cut |= {f"{name}{end}": {2: columns, **own} for name in ("acc", "out")}
+            cut[f"out{end}"] = {2: columns, **own}
         sch = self._part(cut)
         # 2 tile
         rows = []
@@ -195,11 +196,9 @@ class _Form:
             sch.reorder(*nest, tile, column, vector)
             channel_tiles.unrolled(sch, [column, vector])
             rows.append(tile)
-            # 3 stage: what is read of a vector in front of its epilogue, sums under a tile
-            sch.compute_at(f"acc{end}", vector, preserve_unit_loops=True)
-            sch.vectorize(sch.get_loops(f"acc{end}_lane")[-1])
         if len(rows) > 1:
             sch.merge(*rows)
+        # 3 stage: sums under a tile
         self._sums(sch, sch.get_loops(f"out{ends[0]}")[3], segment.tiles == 1)
         # 5 vectorize
         for end in ends:

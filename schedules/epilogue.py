@@ -37,6 +37,7 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
     channels : int
         Of the whole output.
     """
+    _inline(sch, block)
     existing = channels % LANES if sch.get(block).name_hint == BLOCKS[1] else 0
     for step in sch.get_child_blocks(block):
         body = sch.get(step)
@@ -52,6 +53,23 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
             sch.unroll(lane)
         else:
             sch.vectorize(lane)
+
+
+def _inline(sch: s_tir.Schedule, block: Any) -> None:
+    """Compute a step where one other reads it: TVM and LLVM take long to get rid of tensors.
+
+    Both have to be vectors.
+    """
+    steps = [(step, sch.get(step)) for step in sch.get_child_blocks(block)]
+    whole = {
+        id(body) for _, body in steps
+        if body.iter_vars and body.init is None and _neighbours(body) and not _chosen(body)
+    }  # fmt: skip
+    for step, body in steps:
+        made = body.writes[0].source
+        readers = [b for _, b in steps if any(read.source.same_as(made) for read in b.reads)]
+        if len(readers) == 1 and {id(body), id(readers[0])} <= whole:
+            sch.compute_inline(step)
 
 
 def _neighbours(step: Any) -> bool:

@@ -23,7 +23,7 @@ from bnncc.topi_binary.definitions.blocks import (
     int64,
 )
 from bnncc.topi_binary.definitions.byte_sums import ByteSums
-from bnncc.topi_binary.definitions.epilogue import Below, Pixels, epilogue
+from bnncc.topi_binary.definitions.epilogue import Below, Pixels, Start, epilogue, stored
 from bnncc.topi_binary.definitions.nibbles import NibbleSums
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import (
@@ -53,7 +53,9 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec
     met, params = operands(operator, counted)
     bytewise = form.startswith(byte_sums.FORM)
-    if bytewise or form.startswith(nibbles.FORM):
+    if form.startswith(nibbles.FORM):
+        acc = [_of_nibbles(met, operator.n, form)]
+    elif bytewise:
         acc = _of_bytes(met, operator.n, form)
     else:
         start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
@@ -65,25 +67,36 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     )  # fmt: skip
 
 
-def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> list[Buffer]:
+def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> list[Start]:
     """Write the accumulator, as a sum of what words count."""
     if form == carry_save.FORM:
-        return _whole(met, n, carry_save.summed(met, n, start))
+        return _written(met.spec, n, _whole(met, n, carry_save.summed(met, n, start)))
     sums = _summed("sum", met, n, start, Operands.count)
     if met.zero is None and met.weight_zero is None and not met.spec.doubled:
-        return [sums]
-    return _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
+        return [stored(sums)]
+    whole = _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
+    return _written(met.spec, n, whole)
 
 
-def _of_bytes(met: Operands, n: Expr, form: str) -> list[Buffer]:
-    """Write the accumulator, as sums of bytes: of two planes of data, where some are zeros."""
-    planes, by_table = 1 + form.endswith(byte_sums.ZEROS), form.startswith(nibbles.FORM)
-    sums = NibbleSums(met, n, form) if by_table else ByteSums(met, n, form)
-    start, counted = _outside(replace(met, spec=sums.spec), None, sums), sums.summed()
-    return _whole(
-        replace(met, spec=sums.spec, zero=None), n, lambda *i: counted(*i) + start(*i) * planes,
-        (1 + met.spec.doubled) // planes, LANES if by_table else QUAD,
-    )  # fmt: skip
+def _of_bytes(met: Operands, n: Expr, form: str) -> list[Start]:
+    """Write the accumulator, as sums of bytes."""
+    return _written(met.spec, n, _of_planes(met, n, form, ByteSums(met, n, form)), QUAD)
+
+
+def _of_nibbles(met: Operands, n: Expr, form: str) -> Start:
+    """Write sums of lookups; return the accumulator."""
+    whole = _of_planes(met, n, form, NibbleSums(met, n, form))
+    return lambda at, lane: whole(at.n, at.h, at.w, at.block, lane)
+
+
+def _of_planes(
+    met: Operands, n: Expr, form: str, sums: ByteSums | NibbleSums
+) -> Callable[..., Expr]:
+    """Return the accumulator, from sums of two planes of data where some are zeros."""
+    met, planes = replace(met, spec=sums.spec, zero=None), 1 + form.endswith(byte_sums.ZEROS)
+    start, counted = _outside(met, None, sums), sums.summed()
+    times = (1 + met.spec.doubled) // planes
+    return _whole(met, n, lambda *i: counted(*i) + start(*i) * planes, times)
 
 
 def _summed(
@@ -158,12 +171,11 @@ def _weight_bits(met: Operands) -> Buffer:
 
 
 def _whole(
-    met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0, multiple: int = 0
-) -> list[Buffer]:
-    """Write the accumulator from sums: in halves, or with zeros.
+    met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0
+) -> Callable[..., Expr]:
+    """Return the accumulator, from sums: in halves, or with zeros.
 
-    Sums count `times`, twice by themselves if `doubled`. With `multiple`, the last channels are a
-    block of their own, of a multiple of so many; else all are whole vectors.
+    Sums count `times`, twice by themselves if `doubled`.
     """
     spec = met.spec
     seen = met.zero is not None or met.weight_zero is not None
@@ -175,6 +187,17 @@ def _whole(
         total = total + taps_outside(spec, h, w) * odd if odd else total
         return total if zeros is None else total + zeros[n, h, w, o * LANES + lane]
 
+    return whole
+
+
+def _written(
+    spec: BinaryConv2d, n: Expr, whole: Callable[..., Expr], multiple: int = 0
+) -> list[Start]:
+    """Write the accumulator to a tensor.
+
+    With `multiple`, the last channels are a block and a tensor of their own, of a multiple of so
+    many; else all are whole vectors.
+    """
     image, some = (n, *spec.output_hw), multiple or LANES
     channels = layout.blocks(spec.out_channels, some) * some
     full = (spec.out_channels if multiple else channels) // LANES
@@ -182,7 +205,8 @@ def _whole(
     for end, first, count, lanes in (("", 0, full, LANES), ("_last", full, int(rest > 0), rest)):
         if count:
             acc = buffer(f"acc{end}", (*image, channels), "int32")
-            made.append(compute_lanes(f"acc{end}", acc, (*image, count), whole, first, lanes))
+            compute_lanes(f"acc{end}", acc, (*image, count), whole, first, lanes)
+            made.append(stored(acc))
     return made
 
 

@@ -176,9 +176,14 @@ class Lanes:
         compute(name, out, (at.lanes,), value, lambda lane: at.index(at.channel(lane), where))
 
 
+def stored(made: Buffer) -> Start:
+    """Return what reads a tensor of the shape of the output."""
+    return lambda at, lane: at.of(made, lane)
+
+
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
-    value: Start | None = None, acc: Sequence[Buffer] = (), below: Below | None = None,
+    value: Start | None = None, acc: Sequence[Start] = (), below: Below | None = None,
     padded: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
@@ -195,7 +200,7 @@ def epilogue(
         Where.
     value : callable, optional
         What the steps start from; the accumulator, if not given.
-    acc : sequence of Buffer of int32, shape pixels.extents, optional
+    acc : sequence of callable, optional
         The accumulator, perhaps another one for the last channels if they fill no vector.
     below : callable, optional
         Writes thresholds whose limits are stored otherwise.
@@ -487,7 +492,7 @@ class _Fetching(Steps):
     """Steps that read what they start from when they need it."""
 
     def __init__(
-        self, at: Place, start: Start | None, source: Buffer | None, below: Below | None,
+        self, at: Place, start: Start | None, source: Start | None, below: Below | None,
         padded: bool,
     ) -> None:  # fmt: skip
         super().__init__(at, Lanes())
@@ -500,7 +505,7 @@ class _Fetching(Steps):
         if self._acc is None:
             at, source = self._valued, self._source
             assert source is not None
-            self._acc = self._lanes.fetched("acc_lanes", "int32", at, partial(at.of, source))
+            self._acc = self._lanes.fetched("acc_lanes", "int32", at, partial(source, at))
         return self._acc
 
     @property

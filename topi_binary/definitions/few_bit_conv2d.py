@@ -18,7 +18,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, few_bit_data
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
-from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue, stored
 from bnncc.topi_binary.definitions.taps import (
     border_class,
     flattened,
@@ -69,7 +69,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
 
     acc = compute("acc", buffer("acc", extents, "int32"), extents, started)
     pixels = Pixels((*extents[:3], spec.out_channels), spec.rank)
-    epilogue(operator, spec.steps, params, pixels, acc=[acc], padded=True)
+    epilogue(operator, spec.steps, params, pixels, acc=[stored(acc)], padded=True)
 
 
 def _numbers(
