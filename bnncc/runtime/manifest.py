@@ -13,13 +13,13 @@ from bnncc._version import __version__
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits, limits_of_inputs
+from bnncc.options import CHOICES, CompileOptions
 from bnncc.runtime import container
 from bnncc.targets import gpus, host
 from bnncc.targets.host import normal_arch
 
 if TYPE_CHECKING:
     from bnncc.ir.graph import Graph
-    from bnncc.options import CompileOptions
     from bnncc.targets.spec import TargetSpec
 
 Dim = int | str
@@ -126,12 +126,7 @@ def make(
         "inputs": [_info(t) for t in inputs],
         "outputs": [_info(t) for t in outputs],
         "semantics": {
-            "assume": options.assume,
-            "few_bit": options.few_bit,
-            "sign_zero": options.sign_zero,
-            "float_conv": options.float_conv,
-            "first_layer": options.first_layer,
-            "float_type": options.float_type,
+            **{name: getattr(options, name) for name in CHOICES},
             "check_finite": options.check_finite,
             "input_uint8": [
                 {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(u).items()}
@@ -266,12 +261,8 @@ class _Checker:
             self.require(len(set(names)) == len(names), f"{key} (a name occurs twice)")
         semantics = self.typed(content, "semantics", dict)
         self.typed(semantics, "check_finite", bool, "semantics.")
-        self.typed(semantics, "assume", str, "semantics.")
-        self.typed(semantics, "sign_zero", str, "semantics.")
-        self.typed(semantics, "float_conv", str, "semantics.")
-        self.typed(semantics, "first_layer", str, "semantics.")
-        self.typed(semantics, "float_type", str, "semantics.")
-        self.typed(semantics, "few_bit", str, "semantics.")
+        for name in CHOICES:
+            self.typed(semantics, name, str, "semantics.")
         self.typed(self.typed(content, "options", dict), "tuned", bool, "options.")
         self.report(self.typed(content, "report", dict))
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bnncc.input_transforms import InputTransform
 from bnncc.ir.graph import Graph
-from bnncc.options import CompileOptions, Uint8Input
+from bnncc.options import CHOICES, CompileOptions, Uint8Input
 from bnncc.runtime.artifact import Artifact
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d, to_json
 from bnncc.transform.physical import KERNEL
-
-if TYPE_CHECKING:
-    pass
 
 
 def options_of(artifact: Artifact) -> CompileOptions:
@@ -32,12 +29,7 @@ def options_of(artifact: Artifact) -> CompileOptions:
     return CompileOptions(
         target=TargetSpec(**spec),
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
-        assume=semantics["assume"],
-        sign_zero=semantics["sign_zero"],
-        float_conv=semantics["float_conv"],
-        first_layer=semantics["first_layer"],
-        float_type=semantics["float_type"],
-        few_bit=semantics["few_bit"],
+        **{name: semantics[name] for name in CHOICES},
         check_finite=semantics["check_finite"],
         input_uint8=images,
         input_transform=transform,
