@@ -7,6 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def _operator(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
+    """Return the method of an operator; `turned` has the other operand first."""
+
+    def method(self: Number, other: Any) -> Number:
+        return self._made(op, other, self) if turned else self._made(op, self, other)
+
+    return method
+
+
+def _comparison(op: str) -> Callable[[Number, Any], Number]:
+    def method(self: Number, other: Any) -> Number:
+        return Number(self.emit, self.constant, self._made(op, self, other).name, "bool")
+
+    return method
+
+
 @dataclass(frozen=True, eq=False)
 class Number:
     """A tensor in a formula; what it is combined with is of its type, or a number.
@@ -47,67 +63,25 @@ class Number:
         names = [where.name, self.of(yes).name, self.of(no).name]
         return Number(self.emit, self.constant, self.emit("Where", names), self.dtype)
 
-    def equals(self, other: Any) -> Number:
-        """Return where both are the same."""
-        return self._compared("Equal", self, other)
-
     def _made(self, op: str, *operands: Any, **attrs: Any) -> Number:
         names = [self.of(one).name for one in operands]
         return Number(self.emit, self.constant, self.emit(op, names, **attrs), self.dtype)
 
-    def _compared(self, op: str, *operands: Any) -> Number:
-        return Number(self.emit, self.constant, self._made(op, *operands).name, "bool")
-
-    def __add__(self, other: Any) -> Number:
-        return self._made("Add", self, other)
-
-    def __radd__(self, other: Any) -> Number:
-        return self._made("Add", other, self)
-
-    def __sub__(self, other: Any) -> Number:
-        return self._made("Sub", self, other)
-
-    def __rsub__(self, other: Any) -> Number:
-        return self._made("Sub", other, self)
-
-    def __mul__(self, other: Any) -> Number:
-        return self._made("Mul", self, other)
-
-    def __rmul__(self, other: Any) -> Number:
-        return self._made("Mul", other, self)
-
-    def __truediv__(self, other: Any) -> Number:
-        return self._made("Div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Number:
-        return self._made("Div", other, self)
+    __add__, __radd__ = _operator("Add"), _operator("Add", turned=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", turned=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", turned=True)
+    __truediv__, __rtruediv__ = _operator("Div"), _operator("Div", turned=True)
+    __lt__, __le__ = _comparison("Less"), _comparison("LessOrEqual")
+    __gt__, __ge__ = _comparison("Greater"), _comparison("GreaterOrEqual")
+    equals = _comparison("Equal")
+    """Whether both are the same, element by element."""
+    __and__, __or__, __xor__ = _operator("And"), _operator("Or"), _operator("Xor")
 
     def __neg__(self) -> Number:
-        return self._made("Neg", self)
+        return self("Neg")
 
     def __abs__(self) -> Number:
-        return self._made("Abs", self)
-
-    def __lt__(self, other: Any) -> Number:
-        return self._compared("Less", self, other)
-
-    def __le__(self, other: Any) -> Number:
-        return self._compared("LessOrEqual", self, other)
-
-    def __gt__(self, other: Any) -> Number:
-        return self._compared("Greater", self, other)
-
-    def __ge__(self, other: Any) -> Number:
-        return self._compared("GreaterOrEqual", self, other)
-
-    def __and__(self, other: Number) -> Number:
-        return self._made("And", self, other)
-
-    def __or__(self, other: Number) -> Number:
-        return self._made("Or", self, other)
-
-    def __xor__(self, other: Number) -> Number:
-        return self._made("Xor", self, other)
+        return self("Abs")
 
     def __invert__(self) -> Number:
-        return self._made("Not", self)
+        return self("Not")
