@@ -97,7 +97,11 @@ def binary(op: str, site: Site) -> Name:
     return site.emit(op, [self, other])
 
 
-_OF_BOOLS = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
+_LOGICAL = ("And", "Or", "Xor")
+_OF_BOOLS = {
+    **{"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"},
+    **{f"Bitwise{k}": k for k in _LOGICAL},
+}
 
 
 def compare(op: str, site: Site) -> Name:
@@ -225,12 +229,6 @@ def _logical(op: str, site: Site) -> Name:
 
 def _not(site: Site) -> Name:
     return site.emit("Not", [site.cast(site.tensor("self"), "bool")])
-
-
-def _bitwise(op: str, logical: str, site: Site) -> Name:
-    dtype = site.out.dtype
-    operands = [site.operand(site.get(k), dtype) for k in ("self", "other")]
-    return site.emit(logical if dtype == "bool" else op, operands)
 
 
 def _bitwise_not(site: Site) -> Name:
@@ -415,16 +413,8 @@ RULES: dict[str, Rule] = {
     "threshold.default": formula(
         lambda x, limit, value: x.choose(x > limit, x, value), "self", "threshold", "value"
     ),
-    **{
-        f"{name}.{k}": partial(binary, op)
-        for name, op in _BINARY.items()
-        for k in ("Tensor", "Scalar")
-    },
-    **{
-        f"{name}.{k}": partial(compare, op)
-        for name, op in _COMPARE.items()
-        for k in ("Tensor", "Scalar")
-    },
+    **{f"{name}.{k}": partial(binary, op) for name, op in _BINARY.items() for k in _OPERANDS},
+    **{f"{name}.{k}": partial(compare, op) for name, op in _COMPARE.items() for k in _OPERANDS},
     **dict.fromkeys(("clamp.default", "clamp.Tensor", "clip.default"), _clamp),
     **{f"clamp_{k}.{form}": _clamp for k in ("min", "max") for form in ("default", "Tensor")},
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
@@ -433,12 +423,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), _rsub),
     **dict.fromkeys(("prelu.default", "_prelu_kernel.default"), _prelu),
     **{
-        f"{name}.{form}": partial(_bitwise, f"Bitwise{k.title()}", k.title())
-        for k in ("and", "or", "xor")
-        for name in (f"bitwise_{k}", f"__{k}__")
-        for form in ("Tensor", "Scalar")
+        f"{name}.{form}": partial(binary, f"Bitwise{k}")
+        for k in _LOGICAL
+        for name in (f"bitwise_{k.lower()}", f"__{k.lower()}__")
+        for form in _OPERANDS
     },
-    **{f"logical_{k}.default": partial(_logical, k.title()) for k in ("and", "or", "xor")},
+    **{f"logical_{k.lower()}.default": partial(_logical, k) for k in _LOGICAL},
     **{f"__{k[0]}shift__.{f}": partial(_shift, k == "left") for k in _SIDES for f in _OPERANDS},
     **{f"bitwise_{k}_shift.{f}": partial(_shift, k == "left") for k in _SIDES for f in _SHIFTED},
     "floor_divide.Scalar": _divide,
