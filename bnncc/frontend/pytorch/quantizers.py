@@ -88,22 +88,16 @@ def _observed(site: Site) -> Name | list[Any]:
     return _fake(bool(site.get("per_row_fake_quant", False)), site)
 
 
-def _quantize(per_channel: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        x, given, scale, zero = _parts(site, per_channel)
-        whole = _whole(site, site.cast(x, _FLOAT), scale, zero, given)
-        return site.cast(whole, site.out.dtype, _FLOAT)
-
-    return rule
+def _quantize(per_channel: bool, site: Site) -> Name:
+    x, given, scale, zero = _parts(site, per_channel)
+    whole = _whole(site, site.cast(x, _FLOAT), scale, zero, given)
+    return site.cast(whole, site.out.dtype, _FLOAT)
 
 
-def _dequantize(per_channel: bool) -> Rule:
-    def rule(site: Site) -> Name:
-        x, _, scale, zero = _parts(site, per_channel)
-        whole = site.emit("Sub", [site.cast(x, _FLOAT), zero])
-        return site.cast(site.emit("Mul", [whole, scale]), site.out.dtype, _FLOAT)
-
-    return rule
+def _dequantize(per_channel: bool, site: Site) -> Name:
+    x, _, scale, zero = _parts(site, per_channel)
+    whole = site.emit("Sub", [site.cast(x, _FLOAT), zero])
+    return site.cast(site.emit("Mul", [whole, scale]), site.out.dtype, _FLOAT)
 
 
 _FAKE = "fake_quantize_per_"
@@ -116,11 +110,11 @@ RULES: dict[str, Rule] = {
     f"{_FAKE}channel_affine_cachemask.default": partial(_fake, True),
     "fused_moving_avg_obs_fake_quant.default": _observed,
     **{
-        f"{_DECOMPOSED}{kind}quantize_per_tensor.{form}": rule(False)
+        f"{_DECOMPOSED}{kind}quantize_per_tensor.{form}": partial(rule, False)
         for kind, rule in (("", _quantize), ("de", _dequantize))
         for form in ("default", "tensor", "tensor2")
     },
-    f"{_DECOMPOSED}quantize_per_channel.default": _quantize(True),
-    f"{_DECOMPOSED}dequantize_per_channel.default": _dequantize(True),
+    f"{_DECOMPOSED}quantize_per_channel.default": partial(_quantize, True),
+    f"{_DECOMPOSED}dequantize_per_channel.default": partial(_dequantize, True),
 }
 """What becomes of each operator."""
