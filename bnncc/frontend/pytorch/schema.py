@@ -254,30 +254,21 @@ def _dtype(value: Any, names: Mapping[str, str]) -> Any:
     return DTYPES[value]
 
 
+_KINDS: Mapping[str, Rule] = {
+    "tensor": _ref,
+    "optional_tensor": _optional,
+    "int": _plain,
+    "float": _float,
+    "bool": _plain,
+    "string": _plain,
+    **{f"sym_{kind}": partial(_symbol, f"as_{kind}") for kind in ("int", "float", "bool")},
+}
+"""Arguments that also come as lists."""
 _ARGUMENTS: Mapping[str, Rule] = {
-    "as_none": _none,
-    "as_tensor": _ref,
-    "as_tensors": partial(_many, _ref),
-    "as_optional_tensor": _optional,
-    "as_optional_tensors": partial(_many, _optional),
-    "as_int": _plain,
-    "as_ints": partial(_many, _plain),
-    "as_float": _float,
-    "as_floats": partial(_many, _float),
-    "as_bool": _plain,
-    "as_bools": partial(_many, _plain),
-    "as_string": _plain,
-    "as_strings": partial(_many, _plain),
-    "as_sym_int": partial(_symbol, "as_int"),
-    "as_sym_ints": partial(_many, partial(_symbol, "as_int")),
-    "as_sym_float": partial(_symbol, "as_float"),
-    "as_sym_floats": partial(_many, partial(_symbol, "as_float")),
-    "as_sym_bool": partial(_symbol, "as_bool"),
-    "as_sym_bools": partial(_many, partial(_symbol, "as_bool")),
+    **{f"as_{kind}": rule for kind, rule in _KINDS.items()},
+    **{f"as_{kind}s": partial(_many, rule) for kind, rule in _KINDS.items()},
+    **{f"as_{kind}": _none for kind in ("none", "memory_format", "layout", "device")},
     "as_scalar_type": _dtype,
-    "as_memory_format": _none,
-    "as_layout": _none,
-    "as_device": _none,
     "as_operator": _plain,
 }
 
