@@ -47,14 +47,9 @@ def _embedding_bag(site: Site) -> list[Any]:
     return [site.emit(op, [made, site.ints_const([1])], keepdims=0)]
 
 
-def _index_select(site: Site) -> Name:
+def _gather(op: str, site: Site) -> Name:
     x = site.tensor("self")
-    return site.emit("Gather", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
-
-
-def _gather(site: Site) -> Name:
-    x = site.tensor("self")
-    return site.emit("GatherElements", [x, site.tensor("index")], axis=site.axis("dim", x.rank))
+    return site.emit(op, [x, site.tensor("index")], axis=site.axis("dim", x.rank))
 
 
 def _take(site: Site) -> Name:
@@ -571,10 +566,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("embedding_bag.default", "_embedding_bag.default"), _embedding_bag),
     "embedding_bag.padding_idx": _embedding_bag,
     "embedding.default": _embedding,
-    "gather.default": _gather,
+    "gather.default": partial(_gather, "GatherElements"),
     "index_add.default": partial(_index_along, "add"),
     "index_copy.default": partial(_index_along, "copy"),
-    "index_select.default": _index_select,
+    "index_select.default": partial(_gather, "Gather"),
     "kthvalue.default": _kth,
     "logcumsumexp.default": partial(_cumulated, "ReduceLogSumExp", -math.inf),
     "masked_scatter.default": _masked_scatter,

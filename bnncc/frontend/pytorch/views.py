@@ -141,11 +141,8 @@ def _place(site: Site, name: str, source: Value) -> tuple[int, range, bool] | No
     size = source.shape[axis]
     if not isinstance(size, int):
         return None
-    if call.target == "select.int":
-        start = call.args["index"] % size
-        return axis, range(start, start + 1), True
-    if call.target == "unbind.int":
-        start = call.outputs.index(name)
+    if call.target in ("select.int", "unbind.int"):
+        start = call.args.get("index", call.outputs.index(name)) % size
         return axis, range(start, start + 1), True
     if call.target == "slice.Tensor":
         start, end, step = (call.args.get(k) for k in ("start", "end", "step"))
