@@ -150,8 +150,7 @@ def _average_pool(site: Site) -> Name:
     value = x
     if divisor is not None and ceil:  # windows that reach beyond the padding hold zeros there
         have, want = x.shape[-rank:], site.out.shape[-rank:]
-        if not all(isinstance(n, int) for n in (*have, *want)):
-            raise site.refuse("of a dynamic image, with both ceil_mode and divisor_override")
+        site.sizes((*have, *want), "of a dynamic image, with both ceil_mode and divisor_override")
         behind = [
             max((int(w) - 1) * s + k - int(h) - p, 0)
             for w, s, k, h, p in zip(want, strides, kernel, have, padding, strict=True)
@@ -206,9 +205,7 @@ def _pad(site: Site) -> Name:
     }
     if mode not in modes or len(given) % 2 or len(given) > 2 * x.rank:
         raise site.refuse(f"mode `{mode}` with {len(given)} sizes")
-    if not all(isinstance(n, int) for n in given):
-        raise site.refuse("its sizes are dynamic")
-    if not any(given):
+    if not any(site.sizes(given, "its sizes are dynamic")):
         return x
     rank, count = x.rank, len(given) // 2
     front, back = [0] * rank, [0] * rank

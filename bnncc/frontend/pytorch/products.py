@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
+from bnncc.frontend.pytorch.reductions import norm
 from bnncc.frontend.pytorch.site import EVAL, Name, Rule, Site, Value
 
 
@@ -115,17 +116,8 @@ def _cdist(site: Site) -> Name:
     one, two, order = site.tensor("x1"), site.tensor("x2"), site.get("p", 2.0)
     rows = site.emit("Unsqueeze", [one, site.ints_const([one.rank - 1])])
     columns = site.emit("Unsqueeze", [two, site.ints_const([two.rank - 2])])
-    apart = site.emit("Abs", [site.emit("Sub", [rows, columns])])
-    last = site.ints_const([-1])
-    plain = {1: "ReduceL1", 2: "ReduceL2", math.inf: "ReduceMax"}
-    if order in plain:
-        return site.emit(plain[order], [apart, last], keepdims=0)
-    if order == 0:
-        some = site.emit("Not", [site.emit("Equal", [apart, site.const(0, one.dtype)])])
-        return site.emit("ReduceSum", [site.cast(some, one.dtype, "bool"), last], keepdims=0)
-    power = site.emit("Pow", [apart, site.const(order, one.dtype)])
-    total = site.emit("ReduceSum", [power, last], keepdims=0)
-    return site.emit("Pow", [total, site.const(1 / order, one.dtype)])
+    apart = Value(site.emit("Sub", [rows, columns]), one.dtype, (*site.out.shape, *one.shape[-1:]))
+    return norm(site, apart, order, [apart.rank - 1], keep=False)
 
 
 def _factors(site: Site) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
-from bnncc.frontend.pytorch.site import Name, Rule, Site
+from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
 
 def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
@@ -54,10 +54,7 @@ def _variance(site: Site, *, root: bool) -> Name | list[Any]:
     if "unbiased" in site.call.args:
         correction = int(site.get("unbiased"))
     correction = 1 if correction is None else correction
-    sizes = [x.shape[a] for a in axes]
-    if not all(isinstance(n, int) for n in sizes):
-        raise site.refuse("along a dynamic axis")
-    count = math.prod(n for n in sizes if isinstance(n, int))
+    count = math.prod(site.sizes([x.shape[a] for a in axes], "along a dynamic axis"))
     mean = _reduced(site, "ReduceMean", x, axes, keep=True)
     off = site.emit("Sub", [x, mean])
     total = _reduced(site, "ReduceSum", site.emit("Mul", [off, off]), axes)
@@ -77,24 +74,27 @@ def _any(op: str, site: Site) -> Name:
     return site.cast(made, "bool", "int32")
 
 
-def _norm(site: Site) -> Name:
-    x = site.typed(site.tensor("self"), site.out.dtype)
-    order = site.get("ord", site.get("p", 2))
+def norm(site: Site, x: Value, order: Any, axes: list[int], keep: bool) -> Name:
+    """Write the norm of an order along axes."""
+    reduced = partial(_reduced, site, axes=axes, keep=keep)
     names = {1: "ReduceL1", 2: "ReduceL2"}
-    axes = _axes(site, x.rank)
     if order in names:
-        return _reduced(site, names[order], x, axes)
+        return reduced(names[order], x)
     if order in (math.inf, -math.inf):
-        op = "ReduceMax" if order > 0 else "ReduceMin"
-        return _reduced(site, op, site.emit("Abs", [x]), axes)
+        return reduced("ReduceMax" if order > 0 else "ReduceMin", site.emit("Abs", [x]))
     if order == 0:
         some = site.emit("Not", [site.emit("Equal", [x, site.const(0, x.dtype)])])
-        return _reduced(site, "ReduceSum", site.cast(some, x.dtype, "bool"), axes)
+        return reduced("ReduceSum", site.cast(some, x.dtype, "bool"))
     if not isinstance(order, int | float):
         raise site.refuse(f"of order {order}")
     power = site.emit("Pow", [site.emit("Abs", [x]), site.const(order, x.dtype)])
-    total = _reduced(site, "ReduceSum", power, axes)
-    return site.emit("Pow", [total, site.const(1 / order, x.dtype)])
+    return site.emit("Pow", [reduced("ReduceSum", power), site.const(1 / order, x.dtype)])
+
+
+def _norm(site: Site) -> Name:
+    x = site.typed(site.tensor("self"), site.out.dtype)
+    order = site.get("ord", site.get("p", 2))
+    return norm(site, x, order, _axes(site, x.rank), bool(site.get("keepdim", False)))
 
 
 def _cumsum(site: Site) -> Name:
@@ -130,10 +130,8 @@ def _both_extremes(site: Site) -> list[Any]:
 
 def _trace(site: Site) -> Name:
     x = site.tensor("self")
-    sizes = [n for n in x.shape if isinstance(n, int)]
-    if len(sizes) < 2:
-        raise site.refuse("of a dynamic matrix")
-    places = [k * (sizes[1] + 1) for k in range(min(sizes))]
+    rows, columns = site.sizes(x.shape, "of a dynamic matrix")
+    places = [k * (columns + 1) for k in range(min(rows, columns))]
     flat = site.reshape(x, [-1])
     picked = site.emit("Gather", [flat, site.ints_const(places)], axis=0)
     made = site.cast(picked, site.out.dtype, x.dtype)

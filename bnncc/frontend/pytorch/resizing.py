@@ -166,9 +166,7 @@ def _cubic_border(site: Site, x: Value, grid: Value) -> Name:
     ONNX Runtime moves the place itself to the border. So the image is given a border of three
     pixels, and places are moved no further than where all 16 pixels are in it.
     """
-    sizes = [n for n in x.shape[-2:] if isinstance(n, int)]
-    if len(sizes) != 2:
-        raise site.refuse("a dynamic image")
+    sizes = site.sizes(x.shape[-2:], "a dynamic image")
     wide = 3
     pads = [0, 0, wide, wide] * 2
     image = site.emit("Pad", [x, site.ints_const(pads)], mode="edge")

@@ -36,10 +36,7 @@ def _flatten(site: Site) -> Name:
 
 def _behind(site: Site, x: Value, axis: int) -> list[int]:
     """Return the sizes of the axes behind `axis`."""
-    sizes = [d for d in x.shape[axis + 1 :] if isinstance(d, int)]
-    if len(sizes) != x.rank - axis - 1 and x.rank:
-        raise site.refuse(f"an axis behind axis {axis} is dynamic")
-    return sizes
+    return site.sizes(x.shape[axis + 1 :], f"an axis behind axis {axis} is dynamic")
 
 
 def _unflatten(site: Site) -> Name:
@@ -205,13 +202,11 @@ def _split(site: Site) -> list[Any]:
     """``split``, ``split_with_sizes`` and ``chunk``: torch wrote down how large the parts are."""
     x = site.value(site.first())
     axis = site.axis("dim", x.rank)
-    sizes = [meta.shape[axis] for meta in site.outs()]
-    if len(sizes) == 1:
+    if len(site.outs()) == 1:
         return [x]
-    if not all(isinstance(n, int) for n in sizes):
-        raise site.refuse(f"splits axis {axis}, which is dynamic")
-    given = site.ints_const([n for n in sizes if isinstance(n, int)])
-    return [*site.emit_many("Split", [x, given], len(sizes), axis=axis)]
+    given = [meta.shape[axis] for meta in site.outs()]
+    sizes = site.ints_const(site.sizes(given, f"splits axis {axis}, which is dynamic"))
+    return [*site.emit_many("Split", [x, sizes], len(given), axis=axis)]
 
 
 def _unbind(site: Site) -> list[Any]:
@@ -279,36 +274,36 @@ def _roll(site: Site) -> Name:
     return made if site.get("dims") else site.emit("Reshape", [made, site.shape_of(x)])
 
 
+def _regrouped(site: Site, x: Value, parts: list[int], order: list[int], whole: list[int]) -> Name:
+    """Return `x` with its last axes cut into parts, which are turned and joined again."""
+    lead = x.rank - len(whole)
+    cut = site.reshape(x, [*[0] * lead, *parts])
+    turned = site.transpose(cut, [*range(lead), *(lead + k for k in order)])
+    return site.reshape(turned, [*[0] * lead, *whole])
+
+
 def _pixel_shuffle(site: Site) -> Name:
     x, block = site.tensor("self"), site.get("upscale_factor")
     if x.rank == 4:
         return site.emit("DepthToSpace", [x], blocksize=block, mode="CRD")
     channels, height, width = (site.known(n, k - 3) for k, n in enumerate(x.shape[-3:]))
-    lead, rank = [0] * (x.rank - 3), x.rank - 3
-    cut = site.reshape(x, [*lead, channels // block**2, block, block, height, width])
-    order = [*range(rank), *(rank + k for k in (0, 3, 1, 4, 2))]
-    return site.reshape(
-        site.transpose(cut, order), [*lead, channels // block**2, height * block, width * block]
-    )
+    parts = [channels // block**2, block, block, height, width]
+    whole = [channels // block**2, height * block, width * block]
+    return _regrouped(site, x, parts, [0, 3, 1, 4, 2], whole)
 
 
 def _pixel_unshuffle(site: Site) -> Name:
     x, r = site.tensor("self"), site.get("downscale_factor")
     channels, height, width = (site.known(n, k - 3) for k, n in enumerate(x.shape[-3:]))
-    lead, rank = [0] * (x.rank - 3), x.rank - 3
-    cut = site.reshape(x, [*lead, channels, height // r, r, width // r, r])
-    turned = site.transpose(cut, [*range(rank), *(rank + k for k in (0, 2, 4, 1, 3))])
-    return site.reshape(turned, [*lead, channels * r * r, height // r, width // r])
+    parts = [channels, height // r, r, width // r, r]
+    return _regrouped(site, x, parts, [0, 2, 4, 1, 3], [channels * r * r, height // r, width // r])
 
 
 def _channel_shuffle(site: Site) -> Name:
     x, groups = site.tensor("self"), site.get("groups")
-    channels, *rest = x.shape[1:]
-    if not all(isinstance(d, int) for d in (channels, *rest)):
-        raise site.refuse("its image is dynamic")
-    cut = site.reshape(x, [0, groups, channels // groups, *rest])
-    turned = site.transpose(cut, [0, 2, 1, *range(3, 3 + len(rest))])
-    return site.reshape(turned, [0, channels, *rest])
+    channels, *rest = site.sizes(x.shape[1:], "its image is dynamic")
+    order = [1, 0, *range(2, 2 + len(rest))]
+    return _regrouped(site, x, [groups, channels // groups, *rest], order, [channels, *rest])
 
 
 def _triangle(upper: int, site: Site) -> Name:

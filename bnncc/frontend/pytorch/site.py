@@ -164,6 +164,12 @@ class Site:
             raise self.refuse(f"axis {axis} is dynamic")
         return size
 
+    def sizes(self, dims: Sequence[Any], unknown: str) -> list[int]:
+        """Return sizes that must be known; what is `unknown` stands in the error."""
+        if not all(isinstance(d, int) for d in dims):
+            raise self.refuse(unknown)
+        return list(dims)
+
     # ------------------------------------------------------------------------------------- emitting
 
     def emit(self, op: str, inputs: Sequence[Name], **attrs: Any) -> str:

@@ -21,9 +21,7 @@ def _window(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
 def _im2col(site: Site) -> Name:
     x = site.tensor("self")
     kernel, dilation, padding, stride = _window(site)
-    channels, *sizes = x.shape[-3:]
-    if not all(isinstance(n, int) for n in (channels, *sizes)):
-        raise site.refuse("its image is dynamic")
+    channels, *sizes = site.sizes(x.shape[-3:], "its image is dynamic")
 
     def layer(data: Name) -> Name:
         if any(padding):
@@ -32,12 +30,12 @@ def _im2col(site: Site) -> Name:
         counts = []
         for k in (0, 1):  # [N, C, kh, rows, kw, columns]
             reach = dilation[k] * (kernel[k] - 1)
-            count = (int(sizes[k]) + 2 * padding[k] - reach - 1) // stride[k] + 1
+            count = (sizes[k] + 2 * padding[k] - reach - 1) // stride[k] + 1
             places = np.arange(kernel[k])[:, None] * dilation[k] + np.arange(count) * stride[k]
             data = site.emit("Gather", [data, site.const(places, "int64")], axis=2 + 2 * k)
             counts.append(count)
         turned = site.transpose(data, [0, 1, 2, 4, 3, 5])
-        return site.reshape(turned, [0, int(channels) * math.prod(kernel), math.prod(counts)])
+        return site.reshape(turned, [0, channels * math.prod(kernel), math.prod(counts)])
 
     return batched(site, x, 2, layer)
 
@@ -75,9 +73,7 @@ def _unfold(site: Site) -> Name:
     """``x.unfold(axis, size, step)``: windows along an axis, each in a new last one."""
     x = site.tensor("self")
     axis = site.axis("dimension", x.rank)
-    have, size, step = x.shape[axis], site.get("size"), site.get("step")
-    if not isinstance(have, int):
-        raise site.refuse(f"axis {axis} is dynamic")
+    have, size, step = site.known(x.shape[axis], axis), site.get("size"), site.get("step")
     places = np.arange((have - size) // step + 1)[:, None] * step + np.arange(size)
     made = site.emit("Gather", [x, site.const(places, "int64")], axis=axis)
     perm = [k for k in range(x.rank + 1) if k != axis + 1]
@@ -86,19 +82,15 @@ def _unfold(site: Site) -> Name:
 
 def positions(site: Site, x: Value, rank: int, made: Name) -> Name:
     """Return places of maxima within an image, of those that ONNX counts within the tensor."""
-    sizes = x.shape[-rank:]
-    if not all(isinstance(n, int) for n in sizes):
-        raise site.refuse("places of maxima in a dynamic image")
-    plane = math.prod(int(n) for n in sizes)
-    return site.emit("Mod", [made, site.const(plane, "int64")])
+    sizes = site.sizes(x.shape[-rank:], "places of maxima in a dynamic image")
+    return site.emit("Mod", [made, site.const(math.prod(sizes), "int64")])
 
 
 def _unpool(site: Site) -> Name:
     x, indices = site.tensor("self"), site.tensor("indices")
     size = site.get("output_size")
     rank = len(size)
-    if not all(isinstance(n, int) for n in [*size, *x.shape[-rank:]]):
-        raise site.refuse("to or from a dynamic image")
+    site.sizes([*size, *x.shape[-rank:]], "to or from a dynamic image")
     lead = [0] * (x.rank - rank)
     plane = math.prod(size)
     flat, places = (site.reshape(v, [*lead, -1]) for v in (x, indices))
