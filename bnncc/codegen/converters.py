@@ -49,8 +49,7 @@ def _fixed(node: Node, graph: Graph, first: int) -> list[np.ndarray | None]:
     for k, name in enumerate(node.inputs[first:], first):
         if name and name not in graph.constants:
             raise UnsupportedOp(
-                f"{graph.source}: {node.op} `{node.name}`: its input {k} is computed, a "
-                "constant is wanted"
+                f"{graph.source}: {node.where}: its input {k} is computed, a constant is wanted"
             )
         values.append(graph.constants[name] if name else None)
     return values
@@ -58,7 +57,7 @@ def _fixed(node: Node, graph: Graph, first: int) -> list[np.ndarray | None]:
 
 def _resize(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
     kind, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
-    where = f"{graph.source}: {node.op} `{node.name}`"
+    where = f"{graph.source}: {node.where}"
     changed = [
         k for k, (a, b) in enumerate(zip(kind.shape, out.shape, strict=True)) if isinstance(a, int)
     ]
@@ -127,7 +126,7 @@ def _pad(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.
         size = kind.shape[axis]
         if not isinstance(size, int):
             raise UnsupportedOp(
-                f"{graph.source}: {node.op} `{node.name}`: pads an axis whose size is not known"
+                f"{graph.source}: {node.where}: pads an axis whose size is not known"
             )
         index = np.arange(size)[max(0, -low) : size - max(0, -high)]
         index = np.pad(index, (max(0, low), max(0, high)), mode=mode)
@@ -199,7 +198,7 @@ def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax
             continue
         if not isinstance(size, int):
             raise UnsupportedOp(
-                f"{graph.source}: {node.op} `{node.name}`: repeats an axis whose size is not known"
+                f"{graph.source}: {node.where}: repeats an axis whose size is not known"
             )
         index = np.tile(np.arange(size), count)
         x = bb.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))

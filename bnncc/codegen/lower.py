@@ -175,7 +175,7 @@ class _Lowering:
             results = [self.bb.emit(made)]
         if len(results) < len(node.outputs):
             raise UnsupportedOp(
-                f"{self.graph.source}: {node.op} `{node.name}`: only {len(results)} of its "
+                f"{self.graph.source}: {node.where}: only {len(results)} of its "
                 f"{len(node.outputs)} outputs are supported"
             )
         return [
@@ -204,7 +204,7 @@ class _Lowering:
 
     def _imported(self, node: Node, args: Any) -> relax.Expr:
         """Return what TVM's ONNX importer makes of a node."""
-        where = f"{self.graph.source}: {node.op} `{node.name}`"
+        where = f"{self.graph.source}: {node.where}"
         converter = self.converters.get(node.op)
         if converter is None:
             raise UnsupportedOp(
@@ -262,7 +262,7 @@ class _Lowering:
             args[k] = guards.checked(self.bb, demand, args[k], sizes)
         elif not self._from_input(demand):
             raise UnsupportedOp(
-                f"{self.graph.source}: {demand.node.op} `{demand.node.name}`: the values of "
+                f"{self.graph.source}: {demand.node.where}: the values of "
                 f"`{demand.operand}` are computed, and code for GPUs cannot check them",
                 hint="limit them in the model, for example by Clip",
             )

@@ -137,8 +137,7 @@ def check_attributes(node: Node) -> None:
     for key in [k for k in node.attrs if k not in known]:
         if (node.op, key) not in NO_EFFECT and not is_default(node.op, key, node.attrs[key]):
             raise UnsupportedOp(
-                f"{node.op} `{node.name}`: attribute `{key}` = {_shown(node.attrs[key])} is not "
-                "supported"
+                f"{node.where}: attribute `{key}` = {_shown(node.attrs[key])} is not supported"
             )
         del node.attrs[key]
 

@@ -44,7 +44,7 @@ def _pair(node: Node, key: str, default: int) -> tuple[int, int]:
     value = node.attrs.get(key, default)
     values = [value, value] if isinstance(value, int) else list(value)
     if len(values) != 2 or any(v < 1 for v in values):
-        raise ShapeError(f"{node.op} `{node.name}`: `{key}` is {values[:8]}, two sizes are wanted")
+        raise ShapeError(f"{node.where}: `{key}` is {values[:8]}, two sizes are wanted")
     return values[0], values[1]
 
 
@@ -59,9 +59,7 @@ def window(node: Node) -> dict[str, Any]:
     pads = node.attrs.get("pad_amount", 0)
     pads = [pads] * 4 if isinstance(pads, int) else list(pads)
     if len(pads) != 4 or any(p < 0 for p in pads):
-        raise ShapeError(
-            f"{node.op} `{node.name}`: `pad_amount` is {pads[:8]}, four numbers are wanted"
-        )
+        raise ShapeError(f"{node.where}: `pad_amount` is {pads[:8]}, four numbers are wanted")
     return {
         "kernel_shape": list(_pair(node, "kernel_size", 1)),
         "strides": list(_pair(node, "stride", 1)),

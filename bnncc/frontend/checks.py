@@ -187,7 +187,7 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
         for name in node.outputs:
             if name and name in defined:
                 raise ModelError(
-                    f"{node.op} `{node.name}`: output `{name}` is already {defined[name]}; "
+                    f"{node.where}: output `{name}` is already {defined[name]}; "
                     "each tensor is to be assigned once"
                 )
             if name:
@@ -195,7 +195,7 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
     for node in nodes:
         for name in node.inputs:
             if name and name not in defined:
-                raise ModelError(f"{node.op} `{node.name}`: input `{name}` is defined nowhere")
+                raise ModelError(f"{node.where}: input `{name}` is defined nowhere")
     listed: set[str] = set()
     for value in graph.output:
         if value.name not in defined:
@@ -350,7 +350,7 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
             continue
         twice = sum(name in reached for name in node.inputs) > 1  # it might be cancelled
         if node.op not in CARRY or (twice and node.op in ("Add", "Sub")):
-            raise ModelError(f"{node.op} `{node.name}`: {holds}, finite numbers are wanted")
+            raise ModelError(f"{node.where}: {holds}, finite numbers are wanted")
         if infinities:
             first = holds if "reaches" in holds else f"{holds}, which reaches it"
             reached.update(dict.fromkeys(node.outputs, first))

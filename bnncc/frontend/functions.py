@@ -82,15 +82,13 @@ def _definition(
         )
     except Exception as error:  # a C++ exception of any kind
         raise UnsupportedOp(
-            f"{node.op} `{node.name}`: ONNX has no definition for these inputs and attributes "
+            f"{node.where}: ONNX has no definition for these inputs and attributes "
             f"({str(error).splitlines()[0][:120] if str(error) else type(error).__name__})"
         ) from error
     function = FunctionProto()
     function.ParseFromString(data)
     if not function.node:
-        raise UnsupportedOp(
-            f"{node.op} `{node.name}`: ONNX has no definition for these inputs and attributes"
-        )
+        raise UnsupportedOp(f"{node.where}: ONNX has no definition for these inputs and attributes")
     return function
 
 

@@ -44,15 +44,14 @@ class _Operand:
         graph, inputs = write.graph, write.node.inputs
         self.name, self.write = inputs[data], write
         kind = graph.types[self.name]
-        where = f"{write.node.op} `{write.node.name}`"
         if kind.dtype not in ("int8", "uint8"):
-            raise UnsupportedOp(f"{where}: its data is {kind.dtype}, int8 or uint8 is wanted")
+            raise UnsupportedOp(f"{write.where}: its data is {kind.dtype}, int8 or uint8 is wanted")
         low, high = INTEGERS[kind.dtype]
         offset = inputs[zero] if zero < len(inputs) else ""
         fixed = graph.constants.get(offset)
         if offset and graph.types[offset].dtype != kind.dtype:
             raise ModelError(
-                f"{where}: a zero point of {graph.types[offset].dtype} for {kind.dtype}"
+                f"{write.where}: a zero point of {graph.types[offset].dtype} for {kind.dtype}"
             )
         self.float = write.cast(self.name, "float32")
         if offset and (fixed is None or fixed.any()):
@@ -131,9 +130,8 @@ def _requantized(
     factor = write("Div", write("Mul", first, second), out)
     whole = write("Round", write("Mul", total, factor))
     kind = graph.types[zero].dtype
-    where = write.where
     if kind not in ("int8", "uint8"):
-        raise UnsupportedOp(f"{where}: rounds to {kind}, int8 or uint8 is wanted")
+        raise UnsupportedOp(f"{write.where}: rounds to {kind}, int8 or uint8 is wanted")
     moved = write("Add", whole, write.cast(zero, "float32"))
     bounds = (write.constant(v, "float32") for v in INTEGERS[kind])
     write.give(write.cast(write("Clip", moved, *bounds), kind), 0)
@@ -170,9 +168,8 @@ def _convolution(
     """Return the exact sums of a convolution, their dtype, and the number of units."""
     graph, node = write.graph, write.node
     x, w = (graph.types[node.inputs[k]].shape for k in (data[0], weight[0]))
-    where = f"{node.op} `{node.name}`"
     if len(x) < 3 or len(w) != len(x) or not all(isinstance(d, int) for d in w):
-        raise ShapeError(f"{where}: input {list(x)} and weight {list(w)} do not fit together")
+        raise ShapeError(f"{write.where}: input {list(x)} and weight {list(w)} do not fit together")
     units, rank = int(w[0]), len(x) - 2
     across = [units, *[1] * (rank + 1)]
     first = _Operand(write, *data, lambda z, shape: _single(write, z, shape, "x_zero_point"))
@@ -214,9 +211,8 @@ def _matrices(
 ) -> tuple[str, str]:
     graph, node = write.graph, write.node
     a, b = (graph.types[node.inputs[k]].shape for k in (first[0], second[0]))
-    where = f"{node.op} `{node.name}`"
     if not a or not b or not isinstance(a[-1], int):
-        raise ShapeError(f"{where}: operands have shapes {list(a)} and {list(b)}")
+        raise ShapeError(f"{write.where}: operands have shapes {list(a)} and {list(b)}")
     left = _Operand(write, *first, lambda z, shape: _upright(write, z, shape))
     right = _Operand(write, *second, lambda z, shape: z)
     return _exact(

@@ -79,8 +79,7 @@ def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
     for name in node.inputs:
         if name and name not in graph.constants and _narrow(name, graph):
             raise UnsupportedOp(
-                f"{node.op} `{node.name}`: reads {graph.types[name].dtype}, which only a few "
-                "operators do"
+                f"{node.where}: reads {graph.types[name].dtype}, which only a few operators do"
             )
     return None
 

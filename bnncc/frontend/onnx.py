@@ -93,7 +93,7 @@ def _load(
         order.sort()
     except ValueError as error:
         stuck = _in_cycle(nodes)
-        raise ModelError(f"{stuck.op} `{stuck.name}`: the graph has a cycle through it") from error
+        raise ModelError(f"{stuck.where}: the graph has a cycle through it") from error
     checks.check_finite(order, infinities=False)
     folding = Folder(graph)
     reader = Reader(graph, functions, folder, folding)

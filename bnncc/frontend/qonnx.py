@@ -72,7 +72,7 @@ def _mode(node: Node, default: str) -> str:
     mode = {"ROUND_TO_ZERO": "DOWN"}.get(mode, mode)  # what older versions of Brevitas write
     if mode not in ROUNDING:
         raise UnsupportedOp(
-            f"{node.op} `{node.name}`: `rounding_mode` is {mode[:40]!r}, one of "
+            f"{node.where}: `rounding_mode` is {mode[:40]!r}, one of "
             f"{', '.join(ROUNDING)} is wanted"
         )
     return mode
@@ -153,7 +153,7 @@ def _channel_axis(node: Node, rank: int) -> int:
     axis = layout.find("C") if "C" in layout else 1
     if not 1 <= axis < rank or (layout and layout != "NONE" and len(layout) != rank):
         raise ShapeError(
-            f"{node.op} `{node.name}`: data of {rank} axes in layout {layout[:20] or 'unknown'!r}"
+            f"{node.where}: data of {rank} axes in layout {layout[:20] or 'unknown'!r}"
         )
     return axis
 

@@ -222,7 +222,7 @@ class Reader:
         self._unfolded += more
         if self._unfolded > MAX_UNFOLDED:
             raise UnsupportedOp(
-                f"{node.op} `{node.name}`: loops, recurrences and functions unfold to more than "
+                f"{node.where}: loops, recurrences and functions unfold to more than "
                 f"{MAX_UNFOLDED} nodes"
             )
 
@@ -254,7 +254,7 @@ class Reader:
         """
         self._count(node)
         self._serial += 1
-        where = f"{node.op} `{node.name}`"
+        where = node.where
         if len(body.input) != len(inputs):
             raise ModelError(f"{where}: its body has {len(body.input)} inputs, not {len(inputs)}")
         if body.sparse_initializer:
@@ -272,12 +272,10 @@ class Reader:
             self._count(node)
             for name in part.inputs:
                 if name and name not in self.graph.types and name not in self._sequences:
-                    raise ModelError(
-                        f"{part.op} `{part.name}`: input `{name}` is defined nowhere before it"
-                    )
+                    raise ModelError(f"{part.where}: input `{name}` is defined nowhere before it")
             for name in part.outputs:
                 if name and name in self.graph.types:
-                    raise ModelError(f"{part.op} `{part.name}`: output `{name}` is defined twice")
+                    raise ModelError(f"{part.where}: output `{name}` is defined twice")
             self.read(part, opsets)
         self._depth -= 1
         for name in outputs:

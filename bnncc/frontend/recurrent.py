@@ -49,21 +49,18 @@ class _Direction:
         self.write, self.kind, self.index, self.backward = write, kind, index, backward
         node = write.node
         self.attrs = node.attrs
-        self.dtype = write.graph.types[node.inputs[0]].dtype
+        self.dtype = write.type().dtype
         self.hidden = int(node.attrs["hidden_size"])
         self.functions = _activations(write, kind, index)
         self.clip = node.attrs.get("clip")
         self.w = self._operand(1)
         self.r = self._operand(2)
-        self.bias = self._operand(3) if self._has(3) else ""
-        self.peephole = self._operand(7) if kind.cell and self._has(7) else ""
-
-    def _has(self, k: int) -> bool:
-        inputs = self.write.node.inputs
-        return k < len(inputs) and bool(inputs[k])
+        self.bias = self._operand(3)
+        self.peephole = self._operand(7) if kind.cell else ""
 
     def _operand(self, k: int) -> str:
-        return self.write.at(self.write.node.inputs[k], self.index, 0)
+        name = self.write.input(k)
+        return self.write.at(name, self.index, 0) if name else ""
 
     def rows(self, name: str, gate: int, count: int = 1) -> str:
         """Return the part of gates ``gate`` to ``gate + count`` of a weight or bias."""
@@ -190,12 +187,13 @@ Activation = tuple[str, "float | None", "float | None"]
 def _activations(write: Expression, kind: _Kind, index: int) -> list[Activation]:
     """Return the activations of one direction with their parameters."""
     node = write.node
-    where = f"{node.op} `{node.name}`"
     directions = _directions(write)
     count = len(kind.activations)
     names = list(node.attrs.get("activations") or kind.activations * directions)
     if len(names) != count * directions:
-        raise ModelError(f"{where}: {len(names)} activations, {count * directions} are wanted")
+        raise ModelError(
+            f"{write.where}: {len(names)} activations, {count * directions} are wanted"
+        )
     known = {name.lower(): name for name in _PARAMETERS}
     alphas = iter(node.attrs.get("activation_alpha") or ())
     betas = iter(node.attrs.get("activation_beta") or ())
@@ -203,7 +201,7 @@ def _activations(write: Expression, kind: _Kind, index: int) -> list[Activation]
     for name in names:
         plain = known.get(name.lower())
         if plain is None:
-            raise UnsupportedOp(f"{where}: activation `{name}` is not supported")
+            raise UnsupportedOp(f"{write.where}: activation `{name}` is not supported")
         alpha, beta = _PARAMETERS[plain]
         found.append(
             (
@@ -266,24 +264,22 @@ def _order(write: Expression) -> Iterator[bool]:
     direction = node.attrs.get("direction", "forward")
     orders = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     if direction not in orders:
-        raise ModelError(f"{node.op} `{node.name}`: `direction` is {direction!r}")
+        raise ModelError(f"{write.where}: `direction` is {direction!r}")
     yield from orders[direction]
 
 
 def _steps(write: Expression) -> int:
     """Return the length of the sequence; shapes are checked on the way."""
-    graph, node = write.graph, write.node
-    where = f"{node.op} `{node.name}`"
-    shape = graph.types[node.inputs[0]].shape
+    node, shape = write.node, write.type().shape
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.op]
     hidden = node.attrs.get("hidden_size")
-    weights = [graph.types[i].shape for i in node.inputs[1:3]]
+    weights = [write.type(k).shape for k in (1, 2)]
     if len(shape) != 3 or any(len(s) != 3 for s in weights):
-        raise ShapeError(f"{where}: X, W and R of three axes are wanted")
+        raise ShapeError(f"{write.where}: X, W and R of three axes are wanted")
     if hidden is None:
         hidden = weights[1][2]
     if not isinstance(hidden, int) or hidden <= 0:
-        raise ShapeError(f"{where}: `hidden_size` is {hidden}")
+        raise ShapeError(f"{write.where}: `hidden_size` is {hidden}")
     node.attrs["hidden_size"] = hidden
     count = _directions(write)
     wanted: dict[int, Sequence[Any]] = {
@@ -293,28 +289,29 @@ def _steps(write: Expression) -> int:
         7: (count, 3 * hidden),
     }
     for k, form in wanted.items():
-        if k < len(node.inputs) and node.inputs[k]:
-            found = graph.types[node.inputs[k]].shape
+        if write.input(k):
+            found = write.type(k).shape
             if tuple(found) != tuple(form):
                 raise ShapeError(
-                    f"{where}: input {k} has shape {list(found)}, {list(form)} is wanted"
+                    f"{write.where}: input {k} has shape {list(found)}, {list(form)} is wanted"
                 )
     first = 1 if node.attrs.get("layout") else 0
     batch = shape[1 - first]
     state = (batch, count, hidden) if first else (count, batch, hidden)
     for k in (5, 6):
-        if k < len(node.inputs) and node.inputs[k]:
-            found = graph.types[node.inputs[k]].shape
+        if write.input(k):
+            found = write.type(k).shape
             pairs = zip(found, state, strict=False)
             known = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
             if len(found) != 3 or any(a != b for a, b in known):
                 raise ShapeError(
-                    f"{where}: input {k} has shape {list(found)}, {list(state)} is wanted"
+                    f"{write.where}: input {k} has shape {list(found)}, {list(state)} is wanted"
                 )
     steps = shape[first]
     if not isinstance(steps, int) or not 0 < steps <= MAX_STEPS:
         raise UnsupportedOp(
-            f"{where}: a sequence of {steps} steps; it is unrolled, so 1 to {MAX_STEPS} are wanted",
+            f"{write.where}: a sequence of {steps} steps; it is unrolled, so 1 to {MAX_STEPS} are "
+            "wanted",
             hint=None if isinstance(steps, int) else "give its length with --input-shape",
         )
     return steps
@@ -322,14 +319,12 @@ def _steps(write: Expression) -> int:
 
 def _lengths(write: Expression, steps: int) -> str:
     """Return the lengths of the sequences, if they are not all the whole."""
-    inputs = write.node.inputs
-    name = inputs[4] if len(inputs) > 4 else ""
+    name = write.input(4)
     value = write.graph.constants.get(name)
     if value is not None:
         if value.size and (int(value.min()) < 0 or int(value.max()) > steps):
             raise ShapeError(
-                f"{write.node.op} `{write.node.name}`: sequence lengths {value.tolist()[:8]} of "
-                f"{steps} steps"
+                f"{write.where}: sequence lengths {value.tolist()[:8]} of {steps} steps"
             )
         if bool(np.all(value == steps)):
             return ""
@@ -338,8 +333,7 @@ def _lengths(write: Expression, steps: int) -> str:
 
 def _initial(write: Expression, k: int, index: int, batch_first: bool) -> str:
     """Return an initial state of one direction, nothing where it is zero."""
-    inputs = write.node.inputs
-    name = inputs[k] if k < len(inputs) else ""
+    name = write.input(k)
     value = write.graph.constants.get(name)
     if not name or (value is not None and not value.any()):
         return ""

@@ -31,7 +31,7 @@ def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[
     UnsupportedOp
         If sizes or positions are not constant, or another operator reads a sequence.
     """
-    where = f"{node.op} `{node.name}`"
+    where = node.where
     if node.op == "SplitToSequence":
         parts = _sizes(node, graph, where)
         names = [graph.fresh(node.outputs[0]) for _ in parts]

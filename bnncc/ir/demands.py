@@ -48,11 +48,10 @@ class Demand:
         return self.node.inputs[self.position]
 
     def __str__(self) -> str:
-        where = f"{self.node.op} `{self.node.name}`"
         if not self.sizes:
-            return f"{where}: integer division by 0"
+            return f"{self.node.where}: integer division by 0"
         spans = [f"{f'-{size}' if self.wraps else '0'} .. {_last(size)}" for size in self.sizes]
-        return f"{where}: an index lies outside {', '.join(spans)}"
+        return f"{self.node.where}: an index lies outside {', '.join(spans)}"
 
 
 def _last(size: Dim) -> Dim:

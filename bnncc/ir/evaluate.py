@@ -121,7 +121,7 @@ def _reference(node: Node, inputs: Inputs, types: Mapping[str, TensorType]) -> l
     from onnx.reference import ReferenceEvaluator
 
     if "::" in node.op or node.op.startswith("bnncc."):
-        raise UnsupportedOp(f"{node.op} `{node.name}`: cannot be evaluated")
+        raise UnsupportedOp(f"{node.where}: cannot be evaluated")
     names = [f"i{k}" if v is not None else "" for k, v in enumerate(inputs)]
     outs = [f"o{k}" if name else "" for k, name in enumerate(node.outputs)]
     proto = helper.make_node(node.op, names, outs)
@@ -146,7 +146,7 @@ def _reference(node: Node, inputs: Inputs, types: Mapping[str, TensorType]) -> l
         results = iter(ReferenceEvaluator(model).run(None, given))
     except Exception as error:
         raise UnsupportedOp(
-            f"{node.op} `{node.name}`: cannot be evaluated ({error or type(error).__name__})"
+            f"{node.where}: cannot be evaluated ({error or type(error).__name__})"
         ) from error
     made = [np.asarray(next(results)) if o else np.zeros(0) for o in outs]
     if any(v.dtype == np.float64 for v in given.values()):

@@ -134,7 +134,7 @@ class Folder:
             for name in node.outputs:
                 if name and 0 in self.graph.types[name].shape:
                     shape = list(self.graph.types[name].shape)
-                    raise ShapeError(f"{node.op} `{node.name}`: output is empty, its shape {shape}")
+                    raise ShapeError(f"{node.where}: output is empty, its shape {shape}")
         return self.graph
 
     # -------------------------------------------------------------------------------- empty tensors
@@ -193,7 +193,7 @@ class Folder:
             raise
         except Exception as error:
             reason = str(error) or type(error).__name__
-            raise ModelError(f"{node.op} `{node.name}`: cannot be evaluated: {reason}") from error
+            raise ModelError(f"{node.where}: cannot be evaluated: {reason}") from error
         for name, value, kind in zip(node.outputs, results, types, strict=False):
             if name:
                 value = np.ascontiguousarray(value, np.dtype(kind.dtype)).reshape(value.shape)

@@ -55,6 +55,11 @@ class Node:
     covers: tuple[str, ...] = ()
     """Names of the Conv/Gemm/MatMul nodes of the file that this node computes; for reports."""
 
+    @property
+    def where(self) -> str:
+        """What to call it in messages."""
+        return f"{self.op} `{self.name}`"
+
 
 @dataclass(eq=False)
 class Graph:

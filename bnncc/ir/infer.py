@@ -63,7 +63,7 @@ def infer(
     ModelError
         If dtypes do not fit.
     """
-    where = f"{node.op} `{node.name}`"
+    where = node.where
     types = [graph.types[i] if i else None for i in node.inputs]
     if node.op in ELEMENTWISE:
         outs = [_elementwise(node, types, where)]

@@ -32,7 +32,7 @@ def check_node(node: Node, graph: Graph) -> None:
     rule = _RULES.get(node.op)
     if rule is not None:
         kinds = [graph.types[i] if i else None for i in node.inputs]
-        rule(node, kinds, graph, f"{node.op} `{node.name}`")
+        rule(node, kinds, graph, node.where)
 
 
 def _positive(values: Sequence[int], count: int, what: str, where: str) -> None:

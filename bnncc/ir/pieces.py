@@ -34,7 +34,7 @@ class Expression:
     @property
     def where(self) -> str:
         """Operator and name of the node, for messages."""
-        return f"{self.node.op} `{self.node.name}`"
+        return self.node.where
 
     def input(self, k: int) -> str:
         """Return input `k` of the node, nothing where it is left out."""

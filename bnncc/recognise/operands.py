@@ -53,7 +53,7 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
 def maker(name: str, producers: dict[str, Node]) -> str:
     """Say what makes a tensor."""
     made = producers.get(name)
-    return f" (from {made.op} `{made.name}`)" if made is not None else " (a graph input)"
+    return f" (from {made.where})" if made is not None else " (a graph input)"
 
 
 def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:
