@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.frontend.formula import Number, number
 from bnncc.ir.pieces import Expression
 
 _INTEGERS = ("int", "uint")
@@ -16,76 +17,66 @@ def _whole(dtype: str) -> bool:
 
 def _power(write: Expression) -> None:
     """Write Pow: of integers by squaring, of mixed types in the wider one."""
-    (x, y), base, exponent = write.node.inputs, write.type(0).dtype, write.type(1).dtype
+    (first, second), base, exponent = write.node.inputs, write.type(0).dtype, write.type(1).dtype
     if not _whole(base):
         if exponent != base:
-            write.give(write.as_is("Pow", x, write.cast(y, base)), 0)
+            write.give(write.as_is("Pow", first, write.cast(second, base)), 0)
         return
     if not _whole(exponent):
-        wide = write.as_is("Pow", write.cast(x, "float64"), write.cast(y, "float64"))
+        wide = write.as_is("Pow", *(write.cast(name, "float64") for name in write.node.inputs))
         write.give(write.cast(wide, base), 0)
         return
-    signed = exponent.startswith("int")
-    if base.startswith("u") or np.dtype(base).itemsize < 4:  # powers are rings: wrap at the end
-        x = write.cast(x, "int64")
-    dtype = "int64" if base != "int32" else "int32"
-    one, zero = (write.constant(v, dtype) for v in (1, 0))
-    y = write.cast(y, "int64")
-    none, limit = write.constant(0, "int64"), write.constant(62, "int64")
-    parity = write("BitwiseAnd", y, write.constant(1, "int64"))
+    # powers are rings: what is narrow or unsigned wraps at the end
+    wide = base if base in ("int32", "int64") else "int64"
+    x = number(write, first if wide == base else write.cast(first, wide), wide)
+    y = number(write, write.cast(second, "int64"), "int64")
+    parity = y("BitwiseAnd", 1)
     # 0, 1 and -1 have powers beyond; of theirs only whether the exponent is odd counts
-    large = write("Greater", y, limit)
-    rest = write("Where", large, write("Add", limit, parity), y)
-    result, square = one, x
-    bits = 6
+    rest = y.choose(y > 62, parity + 62, y)
+    result, square, bits = x.of(1), x, 6
     value = write.graph.constants.get(write.node.inputs[1])
     if value is not None and value.size:
         bits = min(6, max(1, int(value.max()).bit_length()))
     for k in range(bits):
-        bit = write("BitwiseAnd", rest, write.constant(1 << k, "int64"))
-        taken = write("Mul", result, square)
-        result = write("Where", write("Greater", bit, none), taken, result)
+        result = result.choose(rest("BitwiseAnd", 1 << k) > 0, result * square, result)
         if k + 1 < bits:
-            square = write("Mul", square, square)
+            square = square * square
+    signed = exponent.startswith("int")
     if signed and not (value is not None and value.size and int(value.min()) >= 0):
-        unit = write("Equal", write("Abs", x), one)
-        odd = write("Greater", parity, none)
-        inverse = write("Where", unit, write("Where", odd, x, one), zero)
-        result = write("Where", write("Less", y, none), inverse, result)
-    write.give(write.cast(result, base), 0)
+        inverse = x.choose(abs(x).equals(1), x.choose(parity > 0, x, 1), 0)
+        result = x.choose(y < 0, inverse, result)
+    write.give(write.cast(result.name, base), 0)
 
 
 def _shift(write: Expression) -> None:
     """Write BitShift: by negative and large amounts, nothing but the sign is left."""
-    (x, y), dtype = write.node.inputs, write.type().dtype
+    dtype = write.type().dtype
     bits = 8 * np.dtype(dtype).itemsize
     direction = write.node.attrs["direction"]
     if direction not in ("LEFT", "RIGHT"):
         raise ModelError(f"{write.where}: `direction` is {direction!r}, LEFT or RIGHT is wanted")
-    amount = write.graph.constants.get(y)
+    amount = write.graph.constants.get(write.node.inputs[1])
     if amount is not None and ((amount >= 0) & (amount < bits)).all():
         return
-    zero, width = write.constant(0, dtype), write.constant(bits, dtype)
-    inside = write("And", write("GreaterOrEqual", y, zero), write("Less", y, width))
-    shifted = write.as_is("BitShift", x, write("Where", inside, y, zero), direction=direction)
-    rest = zero
-    if direction == "RIGHT" and dtype.startswith("int"):
-        rest = write("Where", write("Less", x, zero), write.constant(-1, dtype), zero)
-    write.give(write("Where", inside, shifted, rest), 0)
+    x, y = (number(write, name, dtype) for name in write.node.inputs)
+    inside = (y >= 0) & (y < bits)
+    given = y.choose(inside, y, 0)
+    shifted = write.as_is("BitShift", x.name, given.name, direction=direction)
+    falls = direction == "RIGHT" and dtype.startswith("int")
+    rest = x.choose(x < 0, -1, 0) if falls else x.of(0)
+    write.give(write("Where", inside.name, shifted, rest.name), 0)
 
 
 def _modulo(write: Expression) -> None:
     """Write Mod of floats with the divisor's sign by the one with the dividend's."""
-    (x, y), dtype = write.node.inputs, write.type().dtype
+    dtype = write.type().dtype
     if write.node.attrs.get("fmod") or _whole(dtype):
         return
-    zero = write.constant(0, dtype)
-    rest = write.as_is("Mod", x, y, fmod=1)
-    negative = write("Less", y, zero)
-    other = write("Xor", write("Less", rest, zero), negative)
-    moved = write("Where", other, write("Add", rest, y), rest)
-    nothing = write("Where", negative, write.constant(-0.0, dtype), zero)
-    write.give(write("Where", write("Equal", rest, zero), nothing, moved), 0)
+    y = number(write, write.node.inputs[1], dtype)
+    rest = number(write, write.as_is("Mod", *write.node.inputs, fmod=1), dtype)
+    negative = y < 0
+    moved = rest.choose((rest < 0) ^ negative, rest + y, rest)
+    write.give(rest.choose(rest.equals(0), y.choose(negative, -0.0, 0), moved).name, 0)
 
 
 def _equal(write: Expression) -> None:
@@ -108,11 +99,11 @@ def _is_infinite(write: Expression) -> None:
 
 def _mish(write: Expression) -> None:
     """Write Mish with ``tanh(log(1 + e)) = e * (e + 2) / (e * (e + 2) + 2)`` for ``e = exp(x)``."""
-    x, dtype = write.node.inputs[0], write.type().dtype
-    two, limit = write.constant(2, dtype), write.constant(4 if dtype == "float16" else 20, dtype)
-    power = write("Exp", write("Min", x, limit))  # beyond, tanh is 1
-    top = write("Mul", power, write("Add", power, two))
-    write.give(write("Mul", x, write("Div", top, write("Add", top, two))), 0)
+    dtype = write.type().dtype
+    x = number(write, write.node.inputs[0], dtype)
+    power = x("Min", 4 if dtype == "float16" else 20)("Exp")  # beyond, tanh is 1
+    top = power * (power + 2)
+    write.give((x * (top / (top + 2))).name, 0)
 
 
 def _lp_normalization(write: Expression) -> None:
@@ -120,10 +111,8 @@ def _lp_normalization(write: Expression) -> None:
     p, axes = int(attrs.get("p", 2)), write.ints(int(attrs.get("axis", -1)))
     if p not in (1, 2):
         raise UnsupportedOp(f"{write.where}: `p` is {p}, 1 or 2 is wanted")
-    zero, one = write.constant(0, dtype), write.constant(1, dtype)
-    norm = write(f"ReduceL{p}", x, axes, keepdims=1)
-    divisor = write("Where", write("Equal", norm, zero), one, norm)
-    write.give(write("Div", x, divisor), 0)
+    norm = number(write, write(f"ReduceL{p}", x, axes, keepdims=1), dtype)
+    write.give((number(write, x, dtype) / norm.choose(norm.equals(0), 1, norm)).name, 0)
 
 
 def _einsum(write: Expression) -> None:
@@ -143,19 +132,21 @@ def _determinant(write: Expression) -> None:
         raise UnsupportedOp(f"{write.where}: a matrix of {size} rows, 1 to 4 are wanted")
     x = write.node.inputs[0]
     rows = [write.at(x, r, -2) for r in range(size)]
-    cells = [[write.at(row, c, -1) for c in range(size)] for row in rows]
+    dtype = write.type().dtype
+    cells = [[number(write, write.at(row, c, -1), dtype) for c in range(size)] for row in rows]
 
-    def minor(row: int, columns: tuple[int, ...]) -> str:
-        if len(columns) == 1:
-            return cells[row][columns[0]]
-        total = ""
-        for k, column in enumerate(columns):
-            rest = minor(row + 1, columns[:k] + columns[k + 1 :])
-            term = write("Mul", cells[row][column], rest)
-            total = write("Sub" if k % 2 else "Add", total, term) if total else term
+    def minor(row: int, columns: tuple[int, ...]) -> Number:
+        total, *terms = (
+            cells[row][column] * minor(row + 1, columns[:k] + columns[k + 1 :])
+            if len(columns) > 1
+            else cells[row][column]
+            for k, column in enumerate(columns)
+        )
+        for k, term in enumerate(terms, 1):
+            total = total - term if k % 2 else total + term
         return total
 
-    write.give(minor(0, tuple(range(size))), 0)
+    write.give(minor(0, tuple(range(size))).name, 0)
 
 
 def _elu(write: Expression) -> None:
@@ -176,15 +167,13 @@ def _batch_norm(write: Expression) -> None:
     if rank < 2 or any(len(kind.shape) != 1 for kind in kinds):
         return  # the check of its shapes has the message
 
-    def column(k: int) -> str:
+    def column(k: int) -> Number:
         name = parameters[k] if kinds[k].dtype == dtype else write.cast(parameters[k], dtype)
-        return write.reshape(name, 1, -1, *[1] * (rank - 2))
+        return number(write, write.reshape(name, 1, -1, *[1] * (rank - 2)), dtype)
 
     scale, bias, mean, variance = (column(k) for k in range(4))
-    epsilon = write.constant(write.node.attrs["epsilon"], dtype)
-    root = write("Sqrt", write("Add", variance, epsilon))
-    scaled = write("Mul", write("Sub", x, mean), write("Div", scale, root))
-    write.give(write("Add", scaled, bias), 0)
+    root = (variance + write.node.attrs["epsilon"])("Sqrt")
+    write.give(((number(write, x, dtype) - mean) * (scale / root) + bias).name, 0)
 
 
 EXPANSIONS = {

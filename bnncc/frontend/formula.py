@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bnncc.ir.pieces import Expression
+
 
 def _operator(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
     """Return the method of an operator; `turned` has the other operand first."""
@@ -85,3 +87,10 @@ class Number:
 
     def __invert__(self) -> Number:
         return self("Not")
+
+
+def number(write: Expression, name: str, dtype: str) -> Number:
+    """Return a tensor of this type in a formula of what stands for a node."""
+    return Number(
+        lambda op, inputs, **attrs: write(op, *inputs, **attrs), write.constant, name, dtype
+    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.errors import UnsupportedOp
+from bnncc.frontend.formula import Number, number
 from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.pieces import Expression
 
@@ -54,38 +55,25 @@ def decoded(write: Expression, x: str, dtype: str) -> str:
     if dtype in _WHOLE:
         return write.cast(x, "float32")
     form = _format(dtype)
-    code = write.cast(x, "int64")
+    byte = number(write, write.cast(x, "int64"), "int64")
     size = len(form.values)
-    if form.sign:
-        code = write("BitwiseAnd", code, write.constant(form.sign - 1, "int64"))
-    index = write("Min", code, write.constant(size - 1, "int64"))
-    number = write("Gather", write.constant(form.values, "float32"), index)
+    code = byte("BitwiseAnd", form.sign - 1) if form.sign else byte
+    table = write.constant(form.values, "float32")
+    made = number(write, write("Gather", table, code("Min", size - 1).name), "float32")
     if form.infinite:
-        infinite = write("Equal", code, write.constant(size, "int64"))
-        number = write("Where", infinite, write.constant(np.inf, "float32"), number)
+        made = made.choose(code.equals(size), np.inf, made)
     if form.sign:
-        limit = write.constant(form.sign, "int64")
-        negative = write("GreaterOrEqual", write.cast(x, "int64"), limit)
-        number = write("Where", negative, write("Neg", number), number)
+        made = made.choose(byte >= form.sign, -made, made)
     if form.nan >= 0:
-        number = write("Where", _is_nan(write, x, form), _nan(write, number), number)
-    return number
+        # Where NaN is what would be -0, only that code is it.
+        damaged = byte.equals(form.nan) if form.nan == form.sign else code >= form.nan
+        made = made.choose(damaged, _nan(made), made)
+    return made.name
 
 
-def _is_nan(write: Expression, x: str, form: _Format) -> str:
-    """Return which bytes are NaN."""
-    code = write.cast(x, "int64")
-    if form.nan == form.sign:  # what would be -0
-        return write("Equal", code, write.constant(form.nan, "int64"))
-    if form.sign:
-        code = write("BitwiseAnd", code, write.constant(form.sign - 1, "int64"))
-    return write("GreaterOrEqual", code, write.constant(form.nan, "int64"))
-
-
-def _nan(write: Expression, like: str) -> str:
+def _nan(like: Number) -> Number:
     """Return NaN in the shape of `like`; a constant one would be taken for damage."""
-    one = write.constant(-1, "float32")
-    return write("Sqrt", write("Sub", one, write("Abs", like)))
+    return (-1 - abs(like))("Sqrt")
 
 
 def encoded(write: Expression, x: str, dtype: str) -> str:
@@ -96,24 +84,19 @@ def encoded(write: Expression, x: str, dtype: str) -> str:
     steps = form.values[1:]
     if form.infinite:
         steps = np.append(steps, np.inf)
-    code = _reached(write, write("Abs", x), steps)
+    real = number(write, x, "float32")
+    code = number(write, _reached(write, abs(real).name, steps), "int64")
     if form.sign:
-        below = _negative(write, x, form)
-        bit = write("Where", below, write.constant(form.sign, "int64"), write.constant(0, "int64"))
-        code = write("Add", code, bit)
+        code = code + code.choose(_negative(real, form), form.sign, 0)
     if form.nan >= 0:
-        code = write("Where", write("IsNaN", x), write.constant(form.nan, "int64"), code)
-    return write.cast(code, "uint8")
+        code = code.choose(real("IsNaN"), form.nan, code)
+    return write.cast(code.name, "uint8")
 
 
-def _negative(write: Expression, x: str, form: _Format) -> str:
+def _negative(x: Number, form: _Format) -> Number:
     """Return which numbers have a sign; -0 has one where the format has a -0."""
-    zero = write.constant(0, "float32")
-    below = write("Less", x, zero)
-    if form.nan == form.sign:
-        return below
-    turned = write("Less", write("Div", write.constant(1, "float32"), x), zero)
-    return write("Or", below, write("And", write("Equal", x, zero), turned))
+    below = x < 0
+    return below if form.nan == form.sign else below | (x.equals(0) & (1 / x < 0))
 
 
 def _reached(write: Expression, x: str, thresholds: np.ndarray) -> str:
@@ -141,7 +124,8 @@ def rounded(
         x = write.cast(x, "float32")
     form = _format(dtype)
     values = form.values.astype(np.float32)
-    size, low = write("Abs", x), values[:-1]
+    real = number(write, x, "float32")
+    size, low = abs(real), values[:-1]
     if form.sign:
         middle = (form.values[:-1] + form.values[1:]) / 2
         behind = form.values[-1] + (form.values[-1] - form.values[-2])
@@ -156,17 +140,15 @@ def rounded(
         steps, over = values[1:], None
     else:
         raise UnsupportedOp(f"{write.where}: `round_mode` = {mode!r} is not supported")
-    number = write("Gather", write.constant(values, "float32"), _reached(write, size, steps))
+    table = write.constant(values, "float32")
+    made = number(write, write("Gather", table, _reached(write, size.name, steps)), "float32")
     if not saturate and over is not None and not dtype.startswith("float4"):
-        beyond = write("GreaterOrEqual", size, write.constant(over, "float32"))
-        infinity = write.constant(np.inf, "float32") if form.infinite else _nan(write, size)
-        number = write("Where", beyond, infinity, number)
+        made = made.choose(size >= over, np.inf if form.infinite else _nan(size), made)
     if form.sign:
-        number = write("Where", _negative(write, x, form), write("Neg", number), number)
+        made = made.choose(_negative(real, form), -made, made)
     if form.nan == form.sign and form.sign:  # no -0
-        zero = write.constant(0, "float32")
-        number = write("Where", write("Equal", number, zero), zero, number)
-    return write("Where", write("IsNaN", x), x, number)
+        made = made.choose(made.equals(0), 0, made)
+    return made.choose(real("IsNaN"), real, made).name
 
 
 def _wrapped(write: Expression, x: str, dtype: str) -> str:
