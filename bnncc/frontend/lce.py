@@ -23,7 +23,7 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError
 from bnncc.frontend.flatbuffer import flex_map
-from bnncc.frontend.tflite_file import Network, Operator, Quantization, Tensor
+from bnncc.frontend.tflite_file import Network, Quantization, Tensor
 from bnncc.frontend.tflite_writer import WORD_BITS, Rule, Writer, activation_range, words
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ def find_packed(network: Network, writer: Writer) -> None:
             _packed(writer, made, given.shape[-1])
             continue
         if given in inputs and given not in writer.channels:
-            _packed(writer, given, _held(operator, given, writer))
+            _packed(writer, given, _held(given, writer))
         if given not in writer.channels:
             raise ModelError(f"{writer.where}: its input `{given.name}` is not packed")
         if operator.op == "LceBMaxPool2d":
@@ -77,10 +77,11 @@ def find_packed(network: Network, writer: Writer) -> None:
             _packed(writer, made, int(shape[0]) if shape and isinstance(shape[0], int) else 0)
 
 
-def _held(operator: Operator, given: Tensor, writer: Writer) -> int:
+def _held(given: Tensor, writer: Writer) -> int:
     """Return how many channels a packed input of the network holds, by who reads it."""
+    operator = writer.operator
     if operator.op == "LceBconv2d":
-        return _options(writer, operator, _BCONV)["channels_in"]
+        return _options(writer, _BCONV)["channels_in"]
     last = (operator.outputs[0] if operator.op == "LceDequantize" else given).shape[-1]
     if not isinstance(last, int):
         raise ShapeError(f"{writer.where}: the number of its channels is not known")
@@ -101,9 +102,9 @@ def _packed(writer: Writer, tensor: Tensor, channels: int) -> None:
         )
 
 
-def _options(writer: Writer, operator: Operator, names: tuple[str, ...]) -> dict[str, int]:
+def _options(writer: Writer, names: tuple[str, ...]) -> dict[str, int]:
     try:
-        found = flex_map(operator.custom)
+        found = flex_map(writer.operator.custom)
     except ModelError as error:
         raise ModelError(f"{writer.where}: {error}") from error
     missing = [n for n in names if n not in found]
@@ -128,8 +129,8 @@ def _signs(writer: Writer, negative: str) -> str:
     return str(writer.node("Where", negative, writer.constant(-1.0), writer.constant(1.0)))
 
 
-def _quantize(writer: Writer, operator: Operator) -> str:
-    x = operator.inputs[0]
+def _quantize(writer: Writer) -> str:
+    x = writer.operator.inputs[0]
     assert x is not None
     if x.dtype == "bool":
         negative = writer.node("Not", writer.read(x))
@@ -148,8 +149,8 @@ def _zero_point(tensor: Tensor) -> int:
     return 0 if tensor.quantization is None else int(tensor.quantization.zero_point[0])
 
 
-def _dequantize(writer: Writer, operator: Operator) -> str:
-    x, y = operator.inputs[0], operator.outputs[0]
+def _dequantize(writer: Writer) -> str:
+    x, y = writer.operator.inputs[0], writer.operator.outputs[0]
     assert x is not None
     if y.shape[-1] != writer.channels[x]:
         raise ShapeError(
@@ -173,11 +174,11 @@ def _round_away(value: float) -> int:
     return math.floor(min(abs(value), 1e6) + 0.5) * (1 if value >= 0 else -1)
 
 
-def _max_pool(writer: Writer, operator: Operator) -> str:
-    x = operator.inputs[0]
+def _max_pool(writer: Writer) -> str:
+    x = writer.operator.inputs[0]
     assert x is not None
     writer.image(x)
-    options = _options(writer, operator, _BPOOL)
+    options = _options(writer, _BPOOL)
     pooled = writer.node(
         "MaxPool",
         writer.first(writer.read(x)),
@@ -188,17 +189,17 @@ def _max_pool(writer: Writer, operator: Operator) -> str:
     return writer.last(pooled)
 
 
-def _bconv(writer: Writer, operator: Operator) -> str:
-    x, y = operator.inputs[0], operator.outputs[0]
+def _bconv(writer: Writer) -> str:
+    x, y = writer.operator.inputs[0], writer.operator.outputs[0]
     assert x is not None
-    options = _options(writer, operator, _BCONV)
+    options = _options(writer, _BCONV)
     channels = writer.channels[x]
     if channels != options["channels_in"]:
         raise ShapeError(
             f"{writer.where}: `channels_in` is {options['channels_in']}, `{x.name}` holds "
             f"{channels}"
         )
-    weight, groups = _weight(writer, operator.inputs[1], channels)
+    weight, groups = _weight(writer, writer.operator.inputs[1], channels)
     same, ones = options["padding"] == _SAME, options["pad_values"] == 1
     data = writer.first(writer.read(x))
     kernel = list(weight.shape[2:])
@@ -214,13 +215,13 @@ def _bconv(writer: Writer, operator: Operator) -> str:
     code = options["fused_activation_function"]
     dot = writer.last(dot)
     if y.dtype == "int32":
-        return _thresholded(writer, operator.inputs[4], dot, weight.shape[0], taps)
+        return _thresholded(writer, writer.operator.inputs[4], dot, weight.shape[0], taps)
     if y.dtype not in ("float32", "int8") or (y.dtype == "int8" and y.quantization is None):
         raise writer.fail(f"makes {y.dtype}, float32, int32 or int8 with a scale is wanted")
     if y.quantization is not None and y.quantization.scale.size != 1:
         raise writer.fail(f"makes numbers with {y.quantization.scale.size} scales, 1 is wanted")
     quantization = y.quantization if y.dtype == "int8" else None
-    return _transformed(writer, operator, dot, weight.shape[0], taps, code, quantization)
+    return _transformed(writer, dot, weight.shape[0], taps, code, quantization)
 
 
 def _weight(writer: Writer, tensor: Tensor | None, channels: int) -> tuple[Array, int]:
@@ -284,7 +285,6 @@ def _thresholded(writer: Writer, tensor: Tensor | None, dot: str, count: int, ta
 
 def _transformed(
     writer: Writer,
-    operator: Operator,
     dot: str,
     count: int,
     taps: int,
@@ -296,8 +296,8 @@ def _transformed(
     It clamps ``2 * popcount = K - dot``, and has K, and the scale of int8, in multiplier and bias:
     what decides a sign behind this may hang on their rounding.
     """
-    multiplier = _vector(writer, operator.inputs[2], "multiplier", "float32", count)
-    bias = _vector(writer, operator.inputs[3], "bias", "float32", count)
+    multiplier = _vector(writer, writer.operator.inputs[2], "multiplier", "float32", count)
+    bias = _vector(writer, writer.operator.inputs[3], "bias", "float32", count)
     plain = not bias.any() and (multiplier == 1).all()
     if plain and not code and quantization is None:
         return dot

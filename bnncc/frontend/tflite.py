@@ -83,10 +83,10 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
         op = _name(operator)
         writer.begin(operator, op)
         if operator.op:
-            made = lce.OPERATORS[op](writer, operator)
+            made = lce.OPERATORS[op](writer)
         else:
-            _check_types(writer, operator, op)
-            made = tflite_ops.OPERATORS[operator.code][1](writer, operator)
+            _check_types(writer, op)
+            made = tflite_ops.OPERATORS[operator.code][1](writer)
         for tensor, result in zip(
             operator.outputs, [made] if isinstance(made, str) else made, strict=False
         ):
@@ -127,8 +127,9 @@ def _check_operators(network: Network) -> None:
     refuse_unknown(unknown, hint="replace it in the Keras model, or cut the network before it")
 
 
-def _check_types(writer: Writer, operator: Operator, op: str) -> None:
+def _check_types(writer: Writer, op: str) -> None:
     """Refuse bits where only numbers make sense, and arithmetic on quantized integers."""
+    operator = writer.operator
     for tensor in operator.inputs:
         if tensor is not None and tensor in writer.channels:
             raise writer.fail(f"reads `{tensor.name}`, which Larq Compute Engine packed into bits")

@@ -7,26 +7,22 @@ from functools import partial
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError
-from bnncc.frontend.tflite_file import Operator, Tensor
+from bnncc.frontend.tflite_file import Tensor
 from bnncc.frontend.tflite_writer import (
     LAST,
     Results,
     Rule,
     Writer,
-    operands,
-    option,
-    options_of,
     quantized,
-    rank_of,
 )
 
 _END = np.iinfo(np.int64).max
 
 
-def _blocks(op: str, writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
+def _blocks(op: str, writer: Writer) -> str:
+    (x,) = writer.operands(1)
     writer.image(x)
-    size = int(option(operator, 0, "int32"))
+    size = int(writer.option(0, "int32"))
     made = writer.node(op, writer.first(writer.read(x)), blocksize=size)
     return writer.node("Transpose", made, perm=LAST)
 
@@ -38,38 +34,41 @@ def _int64(writer: Writer, tensor: Tensor, what: str) -> str:
     return str(writer.node("Cast", writer.read(tensor), to=7))
 
 
-def _reshape(writer: Writer, operator: Operator) -> str:
-    x, shape = operands(writer, operator, 1, 2)
+def _reshape(writer: Writer) -> str:
+    x, shape = writer.operands(1, 2)
     if shape is not None:
         target = _int64(writer, shape, "shape")
     else:
-        target = writer.constant([int(d) for d in options_of(writer, operator).numbers(0, "int32")])
+        target = writer.constant([int(d) for d in writer.options().numbers(0, "int32")])
     return writer.node("Reshape", writer.read(x), target)
 
 
-def _squeeze(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    axes = [] if operator.options is None else operator.options.numbers(0, "int32").tolist()
+def _squeeze(writer: Writer) -> str:
+    axes = (
+        []
+        if writer.operator.options is None
+        else writer.operator.options.numbers(0, "int32").tolist()
+    )
     more = [writer.constant([int(a) for a in axes])] if axes else []
-    return writer.node("Squeeze", writer.read(x), *more)
+    return writer.node("Squeeze", writer.only(), *more)
 
 
-def _expand_dims(writer: Writer, operator: Operator) -> str:
-    x, axis = operands(writer, operator, 2)
+def _expand_dims(writer: Writer) -> str:
+    x, axis = writer.operands(2)
     axes = writer.constant(writer.ints(axis, "axis"))
     return writer.node("Unsqueeze", writer.read(x), axes)
 
 
-def _transpose(writer: Writer, operator: Operator) -> str:
-    x, perm = operands(writer, operator, 2)
+def _transpose(writer: Writer) -> str:
+    x, perm = writer.operands(2)
     order = writer.ints(perm, "permutation")
     return writer.node("Transpose", writer.read(x), perm=order)
 
 
-def _pad(writer: Writer, operator: Operator, *, mode: str = "constant") -> str:
-    x, pads, value = operands(writer, operator, 2, 3)
+def _pad(writer: Writer, *, mode: str = "constant") -> str:
+    x, pads, value = writer.operands(2, 3)
     both = writer.ints(pads, "padding")
-    if mode == "reflect" and option(operator, 0, "int8"):
+    if mode == "reflect" and writer.option(0, "int8"):
         raise writer.fail("symmetric padding is not supported", "use mode REFLECT")
     if mode == "constant" and value is None and quantized(x) and x.quantization is not None:
         value_name = writer.constant(float(x.quantization.zero_point[0]))
@@ -79,30 +78,28 @@ def _pad(writer: Writer, operator: Operator, *, mode: str = "constant") -> str:
     return writer.node("Pad", *(inputs if value_name else inputs[:2]), mode=mode)
 
 
-def _concat(writer: Writer, operator: Operator) -> str:
-    names = [writer.read(t) for t in operator.inputs]
+def _concat(writer: Writer) -> str:
+    names = [writer.read(t) for t in writer.operator.inputs]
     if not names:
         raise ModelError(f"{writer.where}: has no inputs")
-    made = writer.node("Concat", *names, axis=int(option(operator, 0, "int32")))
-    return writer.activated(made, option(operator, 1, "int8"))
+    made = writer.node("Concat", *names, axis=int(writer.option(0, "int32")))
+    return writer.activated(made, writer.option(1, "int8"))
 
 
-def _split(writer: Writer, operator: Operator) -> Results:
-    axis, x = operands(writer, operator, 2)
-    return _cut(writer, operator, x, axis, None)
+def _split(writer: Writer) -> Results:
+    axis, x = writer.operands(2)
+    return _cut(writer, x, axis, None)
 
 
-def _split_v(writer: Writer, operator: Operator) -> Results:
-    x, sizes, axis = operands(writer, operator, 3)
-    return _cut(writer, operator, x, axis, writer.ints(sizes, "sizes"))
+def _split_v(writer: Writer) -> Results:
+    x, sizes, axis = writer.operands(3)
+    return _cut(writer, x, axis, writer.ints(sizes, "sizes"))
 
 
-def _cut(
-    writer: Writer, operator: Operator, x: Tensor, axis: Tensor, sizes: list[int] | None
-) -> Results:
+def _cut(writer: Writer, x: Tensor, axis: Tensor, sizes: list[int] | None) -> Results:
     (number,) = writer.ints(axis, "axis")[:1] or [0]
-    count = len(operator.outputs)
-    rank = rank_of(writer, x)
+    count = len(writer.operator.outputs)
+    rank = writer.rank(x)
     if sizes is None or -1 in sizes:
         size = x.shape[number] if -rank <= number < rank else 0
         known = sum(s for s in sizes or [] if s != -1)
@@ -115,8 +112,8 @@ def _cut(
     return writer.node("Split", writer.read(x), writer.constant(sizes), outputs=count, axis=number)
 
 
-def _slice(writer: Writer, operator: Operator) -> str:
-    x, begin, size = operands(writer, operator, 3)
+def _slice(writer: Writer) -> str:
+    x, begin, size = writer.operands(3)
     starts = writer.ints(begin, "begin")
     ends = [
         _END if n == -1 else b + n for b, n in zip(starts, writer.ints(size, "size"), strict=False)
@@ -127,9 +124,9 @@ def _slice(writer: Writer, operator: Operator) -> str:
     return writer.node("Slice", writer.read(x), *bounds)
 
 
-def _strided_slice(writer: Writer, operator: Operator) -> str:
-    x, begin, end, strides = operands(writer, operator, 4)
-    options = options_of(writer, operator)
+def _strided_slice(writer: Writer) -> str:
+    x, begin, end, strides = writer.operands(4)
+    options = writer.options()
     begins, ends, new_axes, shrunk = (int(options.scalar(slot, "int32")) for slot in (0, 1, 3, 4))
     if options.scalar(2, "int32") or new_axes:
         raise writer.fail("an ellipsis or a new axis in a slice is not supported")
@@ -156,40 +153,38 @@ def _strided_slice(writer: Writer, operator: Operator) -> str:
     return made
 
 
-def _gather(writer: Writer, operator: Operator) -> str:
-    x, index = operands(writer, operator, 2)
-    if option(operator, 1, "int32"):
+def _gather(writer: Writer) -> str:
+    x, index = writer.operands(2)
+    if writer.option(1, "int32"):
         raise writer.fail("gathering in batches is not supported")
-    axis = int(option(operator, 0, "int32"))
+    axis = int(writer.option(0, "int32"))
     return writer.node("Gather", writer.read(x), writer.read(index), axis=axis)
 
 
-def _pack(writer: Writer, operator: Operator) -> str:
-    axis = int(option(operator, 1, "int32"))
+def _pack(writer: Writer) -> str:
+    axis = int(writer.option(1, "int32"))
     axes = writer.constant([axis])
-    parts = [writer.node("Unsqueeze", writer.read(t), axes) for t in operator.inputs]
+    parts = [writer.node("Unsqueeze", writer.read(t), axes) for t in writer.operator.inputs]
     if not parts:
         raise ModelError(f"{writer.where}: has no inputs")
     return writer.node("Concat", *parts, axis=axis)
 
 
-def _unpack(writer: Writer, operator: Operator) -> Results:
-    (x,) = operands(writer, operator, 1)
-    axis, count = int(option(operator, 1, "int32")), len(operator.outputs)
+def _unpack(writer: Writer) -> Results:
+    axis, count = int(writer.option(1, "int32")), len(writer.operator.outputs)
     sizes = writer.constant([1] * count)
-    parts = writer.node("Split", writer.read(x), sizes, outputs=count, axis=axis)
+    parts = writer.node("Split", writer.only(), sizes, outputs=count, axis=axis)
     parts = [parts] if count == 1 else parts
     return [writer.node("Squeeze", part, writer.constant([axis])) for part in parts]
 
 
-def _sized(op: str, writer: Writer, operator: Operator) -> str:
-    x, sizes = operands(writer, operator, 2)
+def _sized(op: str, writer: Writer) -> str:
+    x, sizes = writer.operands(2)
     return writer.node(op, writer.read(x), _int64(writer, sizes, "sizes"))
 
 
-def _shape(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    return writer.cast(writer.node("Shape", writer.read(x)), operator.outputs[0].dtype)
+def _shape(writer: Writer) -> str:
+    return writer.cast(writer.node("Shape", writer.only()), writer.operator.outputs[0].dtype)
 
 
 MOVES: dict[str, Rule] = {

@@ -10,19 +10,13 @@ from functools import partial
 from typing import Any
 
 from bnncc.errors import ModelError, ShapeError
-from bnncc.frontend.tflite_file import Operator, Tensor
 from bnncc.frontend.tflite_moves import MOVES
 from bnncc.frontend.tflite_names import CODES, NAMES
 from bnncc.frontend.tflite_writer import (
     Rule,
     Writer,
-    operands,
-    option,
-    options_of,
     quantized,
-    rank_of,
 )
-from bnncc.ir.graph import Dim
 
 EXACT = {
     "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "MAX_POOL_2D", "CONCATENATION", "SPLIT",
@@ -34,7 +28,7 @@ EXACT = {
 # --------------------------------------------------------------------------------------- layers
 
 
-def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]) -> dict[str, Any]:
+def _window(writer: Writer, slots: tuple[int, int, int, int]) -> dict[str, Any]:
     """Return padding and strides; `slots` are those of the width and height of strides, dilations.
 
     Padding SAME is ONNX's SAME_UPPER: the larger half goes behind.
@@ -44,7 +38,7 @@ def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]
     ModelError
         If an option makes no sense.
     """
-    options = options_of(writer, operator)
+    options = writer.options()
     padding = options.scalar(0, "int8")
     if padding not in (0, 1):
         raise ModelError(f"{writer.where}: `padding` is {padding}, SAME (0) or VALID (1) is wanted")
@@ -58,59 +52,33 @@ def _window(writer: Writer, operator: Operator, slots: tuple[int, int, int, int]
     }
 
 
-def _conv(writer: Writer, operator: Operator) -> str:
-    x, weight, bias = operands(writer, operator, 2, 3)
-    attrs = _window(writer, operator, (1, 2, 4, 5))
-    depth, channels = _filter(writer, weight)[3], writer.image(x)[3]
-    group = 1
-    if isinstance(depth, int) and isinstance(channels, int) and depth and channels % depth == 0:
-        group = channels // depth
-    return _convolve(
-        writer, operator, x, writer.turned(weight, [0, 3, 1, 2]), bias, group, 3, attrs
-    )
-
-
-def _depthwise(writer: Writer, operator: Operator) -> str:
-    x, weight, bias = operands(writer, operator, 2, 3)
-    attrs = _window(writer, operator, (1, 2, 5, 6))
-    channels = writer.image(x)[3]
-    if not isinstance(channels, int):
-        raise ShapeError(f"{writer.where}: the number of its channels is not known")
-    _filter(writer, weight)
-    return _convolve(
-        writer, operator, x, writer.turned(weight, [3, 0, 1, 2]), bias, channels, 4, attrs
-    )
-
-
-def _filter(writer: Writer, weight: Tensor) -> tuple[Dim, ...]:
+def _conv(writer: Writer, *, depthwise: bool = False) -> str:
+    x, weight, bias = writer.operands(2, 3)
+    attrs = _window(writer, (1, 2, 5, 6) if depthwise else (1, 2, 4, 5))
     if len(weight.shape) != 4:
         raise ShapeError(f"{writer.where}: filter of shape {list(weight.shape)}, 4 axes are wanted")
-    return weight.shape
-
-
-def _convolve(
-    writer: Writer,
-    operator: Operator,
-    x: Tensor,
-    weight: str,
-    bias: Tensor | None,
-    group: int,
-    activation: int,
-    attrs: dict[str, Any],
-) -> str:
-    inputs = [writer.first(writer.read(x)), weight]
+    depth, channels = weight.shape[3], writer.image(x)[3]
+    known = isinstance(channels, int)
+    if depthwise and not known:
+        raise ShapeError(f"{writer.where}: the number of its channels is not known")
+    if depthwise:
+        group, order, activation = channels, [3, 0, 1, 2], 4
+    else:
+        whole = known and isinstance(depth, int) and depth and channels % depth == 0
+        group, order, activation = channels // depth if whole else 1, [0, 3, 1, 2], 3
+    filters = writer.turned(weight, order)
+    inputs = [writer.first(writer.read(x)), filters]
     if bias is not None:
         inputs.append(writer.read(bias))
     made = writer.last(writer.node("Conv", *inputs, group=group, **attrs))
-    code = option(operator, activation, "int8")
-    return writer.activated(made, code)
+    return writer.activated(made, writer.option(activation, "int8"))
 
 
-def _pool(kind: str, writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
+def _pool(kind: str, writer: Writer) -> str:
+    (x,) = writer.operands(1)
     writer.image(x)
-    options = options_of(writer, operator)
-    attrs = _window(writer, operator, (1, 2, 1, 2))
+    options = writer.options()
+    attrs = _window(writer, (1, 2, 1, 2))
     del attrs["dilations"]
     kernel = [options.scalar(4, "int32"), options.scalar(3, "int32")]
     if min(kernel) < 1:
@@ -120,14 +88,14 @@ def _pool(kind: str, writer: Writer, operator: Operator) -> str:
     return writer.activated(writer.last(made), code)
 
 
-def _dense(writer: Writer, operator: Operator) -> str:
-    x, weight, bias = operands(writer, operator, 2, 3)
-    if option(operator, 1, "int8"):
+def _dense(writer: Writer) -> str:
+    x, weight, bias = writer.operands(2, 3)
+    if writer.option(1, "int8"):
         raise writer.fail("its weights are shuffled for a CPU; convert the model without that")
     if len(weight.shape) != 2 or not isinstance(weight.shape[1], int):
         raise ShapeError(f"{writer.where}: weights of shape {list(weight.shape)}, 2 are wanted")
-    data, keep = writer.read(x), bool(option(operator, 2, "bool", False))
-    rank = rank_of(writer, x)
+    data, keep = writer.read(x), bool(writer.option(2, "bool", False))
+    rank = writer.rank(x)
     if rank != 2 and not keep:
         data = writer.node("Reshape", data, writer.constant([-1, weight.shape[1]]))
     if rank == 2 or not keep:
@@ -137,15 +105,15 @@ def _dense(writer: Writer, operator: Operator) -> str:
         made = writer.node("MatMul", data, writer.turned(weight, [1, 0]))
         if bias is not None:
             made = writer.node("Add", made, writer.read(bias))
-    return writer.activated(made, option(operator, 0, "int8"))
+    return writer.activated(made, writer.option(0, "int8"))
 
 
-def _batch_matmul(writer: Writer, operator: Operator) -> str:
-    x, y = operands(writer, operator, 2)
+def _batch_matmul(writer: Writer) -> str:
+    x, y = writer.operands(2)
     names = []
     for k, tensor in enumerate((x, y)):
-        name, rank = writer.read(tensor), rank_of(writer, tensor)
-        if option(operator, k, "bool", False):
+        name, rank = writer.read(tensor), writer.rank(tensor)
+        if writer.option(k, "bool", False):
             if rank < 2:
                 raise ShapeError(f"{writer.where}: `{tensor.name}` is no matrix")
             perm = [*range(rank - 2), rank - 1, rank - 2]
@@ -160,37 +128,32 @@ def _batch_matmul(writer: Writer, operator: Operator) -> str:
 def _simple(
     op: str,
     writer: Writer,
-    operator: Operator,
     *,
     count: int = 1,
     activation: bool = False,
     **attrs: Any,
 ) -> str:
     """Stand for an operator that ONNX has as it is."""
-    made = writer.node(op, *map(writer.read, operands(writer, operator, count)), **attrs)
-    code = option(operator, 0, "int8") if activation else 0
+    made = writer.node(op, *map(writer.read, writer.operands(count)), **attrs)
+    code = writer.option(0, "int8") if activation else 0
     return writer.activated(made, code)
 
 
-def _fused(code: int, writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    return writer.activated(writer.read(x), code)
+def _fused(code: int, writer: Writer) -> str:
+    return writer.activated(writer.only(), code)
 
 
-def _clip01(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    return writer.node("Clip", writer.read(x), writer.constant(0.0), writer.constant(1.0))
+def _clip01(writer: Writer) -> str:
+    return writer.node("Clip", writer.only(), writer.constant(0.0), writer.constant(1.0))
 
 
-def _leaky(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    alpha = float(option(operator, 0, "float32", 0.0))
-    return writer.node("LeakyRelu", writer.read(x), alpha=alpha)
+def _leaky(writer: Writer) -> str:
+    alpha = float(writer.option(0, "float32", 0.0))
+    return writer.node("LeakyRelu", writer.only(), alpha=alpha)
 
 
-def _softmax(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    name, beta = writer.read(x), float(option(operator, 0, "float32", 0.0))
+def _softmax(writer: Writer) -> str:
+    name, beta = writer.only(), float(writer.option(0, "float32", 0.0))
     if beta != 1.0:
         name = writer.node("Mul", name, writer.constant(beta))
     return writer.node("Softmax", name, axis=-1)
@@ -199,9 +162,8 @@ def _softmax(writer: Writer, operator: Operator) -> str:
 def _composed(*steps: str) -> Rule:
     """Stand for an operator that is several unary ones, one after the other."""
 
-    def rule(writer: Writer, operator: Operator) -> str:
-        (x,) = operands(writer, operator, 1)
-        name = writer.read(x)
+    def rule(writer: Writer) -> str:
+        name = writer.only()
         for step in steps:
             name = writer.node(step, name)
         return name
@@ -209,43 +171,41 @@ def _composed(*steps: str) -> Rule:
     return rule
 
 
-def _square(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
+def _square(writer: Writer) -> str:
+    (x,) = writer.operands(1)
     return writer.node("Mul", writer.read(x), writer.read(x))
 
 
-def _squared_difference(writer: Writer, operator: Operator) -> str:
-    difference = writer.node("Sub", *map(writer.read, operands(writer, operator, 2)))
+def _squared_difference(writer: Writer) -> str:
+    difference = writer.node("Sub", *map(writer.read, writer.operands(2)))
     return writer.node("Mul", difference, difference)
 
 
-def _not_equal(writer: Writer, operator: Operator) -> str:
-    equal = writer.node("Equal", *map(writer.read, operands(writer, operator, 2)))
+def _not_equal(writer: Writer) -> str:
+    equal = writer.node("Equal", *map(writer.read, writer.operands(2)))
     return writer.node("Not", equal)
 
 
-def _normalise(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
+def _normalise(writer: Writer) -> str:
+    (x,) = writer.operands(1)
     length = writer.node("ReduceL2", writer.read(x), writer.constant([-1]), keepdims=1)
     bounded = writer.node("Max", length, writer.constant(1e-6))
     made = writer.node("Div", writer.read(x), bounded)
-    return writer.activated(made, option(operator, 0, "int8"))
+    return writer.activated(made, writer.option(0, "int8"))
 
 
-def _gelu(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    form = "tanh" if option(operator, 0, "bool", False) else "none"
-    return writer.node("Gelu", writer.read(x), approximate=form)
+def _gelu(writer: Writer) -> str:
+    form = "tanh" if writer.option(0, "bool", False) else "none"
+    return writer.node("Gelu", writer.only(), approximate=form)
 
 
-def _cast(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    return writer.cast(writer.read(x), operator.outputs[0].dtype)
+def _cast(writer: Writer) -> str:
+    return writer.cast(writer.only(), writer.operator.outputs[0].dtype)
 
 
-def _quantize(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    made = operator.outputs[0]
+def _quantize(writer: Writer) -> str:
+    (x,) = writer.operands(1)
+    made = writer.operator.outputs[0]
     if x.dtype != "float32" or not quantized(made) or made.dtype == "int16":
         raise writer.fail(f"{x.dtype} to {made.dtype}: float32 to int8 or uint8 is wanted")
     scale, zero = writer.quantization(made)
@@ -253,9 +213,9 @@ def _quantize(writer: Writer, operator: Operator) -> str:
     return writer.rounded(value, made.dtype, zero)
 
 
-def _dequantize(writer: Writer, operator: Operator) -> str:
-    (x,) = operands(writer, operator, 1)
-    made = operator.outputs[0]
+def _dequantize(writer: Writer) -> str:
+    (x,) = writer.operands(1)
+    made = writer.operator.outputs[0]
     if made.dtype != "float32" or not (quantized(x) or x.dtype == "float16"):
         raise writer.fail(f"{x.dtype} to {made.dtype} is not supported")
     if x.dtype == "float16":
@@ -268,18 +228,18 @@ def _dequantize(writer: Writer, operator: Operator) -> str:
 # ------------------------------------------------------------------------------------ reductions
 
 
-def _reduce(op: str, writer: Writer, operator: Operator) -> str:
-    x, axes = operands(writer, operator, 2)
+def _reduce(op: str, writer: Writer) -> str:
+    x, axes = writer.operands(2)
     listed = writer.constant(writer.ints(axes, "axes"))
-    keep = int(option(operator, 0, "bool", False))
+    keep = int(writer.option(0, "bool", False))
     return writer.node(op, writer.read(x), listed, keepdims=keep)
 
 
-def _arg(op: str, writer: Writer, operator: Operator) -> str:
-    x, axis = operands(writer, operator, 2)
+def _arg(op: str, writer: Writer) -> str:
+    x, axis = writer.operands(2)
     (number,) = writer.ints(axis, "axis")[:1] or [0]
     found = writer.node(op, writer.read(x), axis=number, keepdims=0)
-    return writer.cast(found, operator.outputs[0].dtype)
+    return writer.cast(found, writer.operator.outputs[0].dtype)
 
 
 _OF_ONE = (
@@ -305,7 +265,7 @@ _RULES: dict[str, Rule] = {
     "BATCH_MATMUL": _batch_matmul,
     "CAST": _cast,
     "CONV_2D": _conv,
-    "DEPTHWISE_CONV_2D": _depthwise,
+    "DEPTHWISE_CONV_2D": partial(_conv, depthwise=True),
     "DEQUANTIZE": _dequantize,
     "FULLY_CONNECTED": _dense,
     "GELU": _gelu,

@@ -46,9 +46,13 @@ class Writer:
     ----------
     channels : dict of Tensor to int
         How many channels the packed tensors hold.
+    operator : Operator
+        The one at hand.
     where : str
-        The operator at hand, for messages.
+        What to call it in messages.
     """
+
+    operator: Operator
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -64,8 +68,43 @@ class Writer:
 
     def begin(self, operator: Operator, op: str) -> None:
         """Start with an operator."""
+        self.operator = operator
         self._label = operator.outputs[0].name
         self.where = f"{op} `{self._label}`"
+
+    # ---- the operator at hand ---------------------------------------------------------------
+
+    def operands(self, least: int, most: int | None = None) -> list[Any]:
+        """Return the operands, as many as `most`, absent ones None."""
+        most = least if most is None else most
+        given = self.operator.inputs
+        if not least <= len(given) <= most or any(t is None for t in given[:least]):
+            raise ModelError(
+                f"{self.where}: has {sum(t is not None for t in given)} inputs, {least} to {most} "
+                "are wanted"
+            )
+        return [*given, *[None] * (most - len(given))]
+
+    def only(self) -> str:
+        """Return the name of the one operand."""
+        return self.read(self.operands(1)[0])
+
+    def option(self, slot: int, kind: str, default: Any = 0) -> Any:
+        """Return an option; `default` also where there are none at all."""
+        options = self.operator.options
+        return default if options is None else options.scalar(slot, kind, default)
+
+    def options(self) -> Table:
+        """Return the options, of which there must be some."""
+        if self.operator.options is None:
+            raise ModelError(f"{self.where}: has no options")
+        return self.operator.options
+
+    def rank(self, tensor: Tensor) -> int:
+        """Return how many axes a tensor has, which must be some."""
+        if not tensor.shape:
+            raise ShapeError(f"{self.where}: `{tensor.name}` is a scalar, axes are wanted")
+        return len(tensor.shape)
 
     # ---- tensors ----------------------------------------------------------------------------
 
@@ -262,36 +301,5 @@ def _info(tensor: Tensor) -> onnx.ValueInfoProto:
 Results = str | list[str]
 """Names of the results of an operator's nodes, as many as the operator has outputs."""
 
-Rule = Callable[[Writer, Operator], Results]
-"""Writes an operator."""
-
-
-def operands(writer: Writer, operator: Operator, least: int, most: int | None = None) -> list[Any]:
-    """Return the operands, as many as `most`, absent ones None."""
-    most = least if most is None else most
-    given = operator.inputs
-    if not least <= len(given) <= most or any(t is None for t in given[:least]):
-        raise ModelError(
-            f"{writer.where}: has {sum(t is not None for t in given)} inputs, {least} to {most} "
-            "are wanted"
-        )
-    return [*given, *[None] * (most - len(given))]
-
-
-def option(operator: Operator, slot: int, kind: str, default: Any = 0) -> Any:
-    """Return an option; `default` also where there are none at all."""
-    return default if operator.options is None else operator.options.scalar(slot, kind, default)
-
-
-def options_of(writer: Writer, operator: Operator) -> Table:
-    """Return the options of an operator that must have some."""
-    if operator.options is None:
-        raise ModelError(f"{writer.where}: has no options")
-    return operator.options
-
-
-def rank_of(writer: Writer, tensor: Tensor) -> int:
-    """Return how many axes a tensor has, which must be some."""
-    if not tensor.shape:
-        raise ShapeError(f"{writer.where}: `{tensor.name}` is a scalar, axes are wanted")
-    return len(tensor.shape)
+Rule = Callable[[Writer], Results]
+"""Writes the operator at hand."""
