@@ -190,12 +190,10 @@ class Physical:
 
     # ---- float forms ------------------------------------------------------------------------
 
-    def layout_of(self, name: str, prefer: str = "NHWC") -> str:
-        """Return the layout a kernel reads `name` in: `prefer` unless only the other exists."""
-        forms = self.floats.get(name)
-        if forms is None or prefer in forms:
-            return prefer
-        return next(iter(forms))
+    def layout_of(self, name: str) -> str:
+        """Return the layout a kernel reads `name` in: NHWC unless only the other exists."""
+        forms = self.floats.get(name, {"NHWC": ""})
+        return "NHWC" if "NHWC" in forms else next(iter(forms))
 
     def float(self, name: str, layout: str = "NCHW") -> str:
         """Return the tensor that holds `name` in `layout`, making it if need be."""

@@ -75,24 +75,11 @@ class Worker:
         else:
             self._network()
 
-    def _begin(self, key: str, seconds: float = 0.0) -> bool:
-        """Say what comes; return whether it is to be done.
-
-        Parameters
-        ----------
-        key : str
-            Of it.
-        seconds : float
-            That it will take.
-
-        Raises
-        ------
-        Late
-            If there is no time for it.
-        """
+    def _begin(self, key: str) -> bool:
+        """Say what comes; return whether it is to be done. Raises `Late` if it is too late."""
         if key in self.skip:
             return False
-        if time.monotonic() + seconds > self.until:
+        if time.monotonic() > self.until:
             raise Late
         self._say(begin=key)
         return True

@@ -56,9 +56,9 @@ def _wider(a: str, b: str) -> str:
     return np.promote_types(a, b).name
 
 
-def _float(site: Site, key: str = "self") -> Name:
-    """Return an argument as the floating type of the result."""
-    return site.cast(site.tensor(key), site.out.dtype)
+def _float(site: Site) -> Name:
+    """Return the first argument as the floating type of the result."""
+    return site.cast(site.tensor("self"), site.out.dtype)
 
 
 def formula(function: Callable[..., Number], *names: str) -> Rule:
