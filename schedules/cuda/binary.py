@@ -208,22 +208,15 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
     """
     cut = cut or default_cut(spec)
     how = tiles.of(spec)
-    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
     headers, products = ["common", "products", "binary_conv"], []
     operands = f"in0, {'in1' if spec.ternary else 'nullptr'}, in{1 + spec.ternary}"
     if how.kind == "cores":
         headers = [*headers, "wgmma_conv"]
         products = [wgmma.product(how.width + wgmma.ONES)]
     shared = "" if how.kind == "strips" else ", (int*)shared"
-    body = f"bnncc::{_FUNCTION[how.kind]}<{name}_layer>({operands}, images{shared}, {made});"
-    parts = [
-        *products,
-        text.layer(
-            f"{name}_layer", _constants(spec, how, cut), text.border_class(how.rows, how.columns)
-        ),
-        finish,
-        text.function(name, spec, body),
-    ]
+    body = f"bnncc::{_FUNCTION[how.kind]}<{{layer}}>({operands}, images{shared}, {{finish}});"
+    constants, border = _constants(spec, how, cut), text.border_class(how.rows, how.columns)
+    source = epilogue.source(name, spec, headers, constants, body, border, products)
     height, width = spec.window_hw
     pixels = height * width
     threads, units, per_block, taken, most = {
@@ -236,9 +229,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
             wgmma.shared_bytes(how), wgmma.blocks(how, cut.teams, _fetching(spec)),
         ),
     }[how.kind]  # fmt: skip
-    return text.Kernel(
-        name, text.source(headers, parts), threads, units, per_block, how.count, taken, most
-    )
+    return text.Kernel(name, source, threads, units, per_block, how.count, taken, most)
 
 
 def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
@@ -248,13 +239,9 @@ def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
 
 
 def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text.Constant]:
-    height, width = spec.window_hw
     per_group = layout.words(spec.channels // spec.groups)
     constants: dict[str, text.Constant] = {
-        "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
-        "KERNEL_X": spec.kernel[1], "STRIDE_Y": spec.strides[0], "STRIDE_X": spec.strides[1],
-        "DILATION_Y": spec.dilations[0], "DILATION_X": spec.dilations[1],
-        "PAD_TOP": spec.pads[0], "PAD_LEFT": spec.pads[1], "CHANNELS": spec.out_channels,
+        **text.window(spec), "CHANNELS": spec.out_channels,
         "GROUPS": spec.groups, "GROUP_OUT": spec.out_channels // spec.groups,
         "GROUP_WORDS": per_group, "PIXEL_WORDS": spec.groups * per_group,
         "RUN": how.run, "STEPS": how.steps, "TILE": how.width,

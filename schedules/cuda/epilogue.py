@@ -6,9 +6,9 @@ and products are spelled out as rounded operations, so that no compiler fuses th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from bnncc.schedules.cuda import few_bit
+from bnncc.schedules.cuda import few_bit, text
 from bnncc.schedules.cuda.terms import TEXT
 from bnncc.schedules.cuda.text import C_TYPES, HERE, each
 from bnncc.topi_binary import layout
@@ -18,26 +18,44 @@ from bnncc.topi_binary.spec import Spec
 from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs
 
 
-def struct(name: str, spec: Spec, steps: tuple[Step, ...]) -> tuple[str, str]:
-    """Write the epilogue of `spec`.
+def source(
+    name: str,
+    spec: Spec,
+    headers: Sequence[str],
+    constants: Mapping[str, text.Constant],
+    call: str,
+    members: str = "",
+    before: Sequence[str] = (),
+) -> str:
+    """Return the text of a kernel that ends in the epilogue of `spec`.
 
     Parameters
     ----------
     name : str
-        Of the struct.
+        Of the kernel.
     spec : Spec
-        The kernel.
-    steps : tuple of Step
-        Its epilogue.
+        What it computes.
+    headers : sequence of str
+        Device code to include.
+    constants : mapping of str to Constant
+        Of the layer, see `text.layer`.
+    call : str
+        All that the function does, with places for names: ``{layer}``, and ``{finish}``, which
+        makes the epilogue.
+    members : str, default ""
+        Of the layer, too.
+    before : sequence of str, optional
+        Text that comes first.
 
     Returns
     -------
-    text : str
-        The struct.
-    value : str
-        What makes one inside the function of `text.function`.
+    str
     """
-    return _Writer(name, spec, steps).write()
+    finish, made = _Writer(f"{name}_epilogue", spec, spec.steps).write()
+    layer = f"{name}_layer"
+    function = text.function(name, spec, call.format(layer=layer, finish=made))
+    parts = [*before, text.layer(layer, constants, members), finish, function]
+    return text.source(headers, parts)
 
 
 _EACH_FOUR = (
@@ -67,7 +85,7 @@ class _Writer:
             for plane, k in self.planes
         ]
         arrays = [f"    float {name}[LANES];" for name, _ in self.fetched]
-        text = "\n".join([
+        struct = "\n".join([
             f"struct {self.name} {{",
             *(f"  {kind} {field};" for field, (kind, _) in self.fields.items()),
             "  template <int LANES>",
@@ -105,7 +123,7 @@ class _Writer:
             "};",
         ])  # fmt: skip
         values = ", ".join(value for _, value in self.fields.values())
-        return text, f"{self.name}{{{values}}}"
+        return struct, f"{self.name}{{{values}}}"
 
     def _field(self, kind: str, name: str, value: str = "") -> str:
         self.fields[name] = (kind, value or name)

@@ -274,15 +274,10 @@ def _made(
     shared_words: int,
     *headers: str,
 ) -> text.Kernel:
-    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
-    call = f"bnncc::{function}<{name}_layer>(in0, in1, images, (int*)shared, {made});"
-    parts = [
-        text.layer(f"{name}_layer", constants),
-        finish,
-        text.function(name, spec, call),
-    ]
+    call = f"bnncc::{function}<{{layer}}>(in0, in1, images, (int*)shared, {{finish}});"
     height, width = spec.output_hw
-    source = text.source(("common", "floats", "float_tiles", *headers), parts)
+    files = ("common", "floats", "float_tiles", *headers)
+    source = epilogue.source(name, spec, files, constants, call)
     return text.Kernel(
         name, source, THREADS, height * width, pixels,
         layout.blocks(spec.out_channels, CHANNELS), 4 * shared_words,

@@ -69,18 +69,13 @@ def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
 
 def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
     """Write a kernel in which tensor cores multiply."""
-    layer, (height, width) = f"{name}_layer", spec.output_hw
-    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
+    height, width = spec.output_hw
     constants = {**text.window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
-    call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec).format(layer=layer)}, images, {made});"
-    parts = [
-        text.layer(layer, constants, few_bit.border_class(spec)),
-        finish,
-        text.function(name, spec, call),
-    ]
+    call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec)}, images, {{finish}});"
     headers = (*_FLOATS, "products", "binary_conv", "few_bit", "few_bit_mma")
+    source = epilogue.source(name, spec, headers, constants, call, few_bit.border_class(spec))
     return text.Kernel(
-        name, text.source(headers, parts), THREADS, height * width,
+        name, source, THREADS, height * width,
         few_bit.PIXELS * THREADS // 32, layout.blocks(spec.out_channels, few_bit.TILE),
     )  # fmt: skip
 
@@ -150,18 +145,16 @@ def _with_epilogue(
     members: str = "",
 ) -> text.Kernel:
     """Write a kernel that ends in an epilogue; `body` has places for names and lanes."""
-    finish, made = epilogue.struct(f"{name}_epilogue", spec, spec.steps)
     height, width = spec.output_hw
     channels = spec.output_channels
     filled = layout.words(channels) * layout.WORD_BITS if _packs(spec) else channels
     blocks = -(-filled // lanes)
     constants = {**text.window(spec), "CHANNELS": channels, **constants, "BLOCKS": blocks}
-    call = body.format(layer=f"{name}_layer", lanes=lanes, finish=made)
-    layer = text.layer(f"{name}_layer", constants, members)
-    parts = [layer, finish, text.function(name, spec, call)]
     units = height * width * blocks * threads_each
     headers = (*_FLOATS, "few_bit") if spec.exact else _FLOATS
-    return text.Kernel(name, text.source(headers, parts), THREADS, units, THREADS)
+    call = body.replace("{lanes}", str(lanes))
+    source = epilogue.source(name, spec, headers, constants, call, members)
+    return text.Kernel(name, source, THREADS, units, THREADS)
 
 
 def bitwise_maxpool(name: str, spec: BitwiseMaxPool) -> text.Kernel:
