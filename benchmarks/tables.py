@@ -81,6 +81,7 @@ RUNS = (
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
     Run("tuned_kernels", "tuned_kernels"),
+    Run("tune_check", "tune_check", ("build/tune_check", "--beside", "4be7ed9"), cores=2),
     Run("held_out", "held_out"),
     Run("compile_time", "compile_time"),
     Run("checks", "checks"),
