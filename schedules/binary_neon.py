@@ -22,7 +22,7 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_arm import BYTES
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, with_threads
-from bnncc.schedules.templates.window import Segment, image, joined_tiles, taps_inside
+from bnncc.schedules.templates.window import Segment, image, joined_tiles, taps_inside, tile_widths
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define
@@ -171,11 +171,8 @@ class _Form:
         Those whose taps are all inside are apart in rows that are inside too; of the others, how
         many there are at each end, if those are one loop.
         """
-        width, unit = self._spec.output_hw[1], self._unit
-        places = -(-width // unit)
-        count = min(self._point["tiles"], places)
-        sizes = [(places // count + (i < places % count)) * unit for i in range(count)]
-        sizes[-1] -= places * unit - width
+        count = min(self._point["tiles"], -(-self._spec.output_hw[1] // self._unit))
+        sizes = tile_widths(self._spec, count, self._unit)
         cut, whole = (joined_tiles(self._spec, sizes, apart) for apart in (True, False))
         if inner and len(cut) == 3 and len(whole) == 1 and cut[0].tiles == cut[2].tiles:
             return [(cut[1], 0), (whole[0], cut[0].tiles)]

@@ -337,7 +337,8 @@ class _Packing(TensorPair):
         """Write the body of one half."""
         lanes, bits = buffers
         if half == "impl":
-            found = mask(lanes[T.Ramp(0, 1, self.lanes)], self.lanes)
+            every = lanes[T.Ramp(0, 1, self.lanes)]
+            found = mask(every != T.Broadcast(T.uint32(0), self.lanes), self.lanes)
             T.buffer_store(bits, bits[0] | found, [0])
             return
         with T.serial(self.lanes) as loop, T.sblock("update"):
@@ -349,7 +350,7 @@ class _Packing(TensorPair):
 PACK = _Packing(
     f"pack_{LANES}_b",
     "",
-    (Operand((LANES,), "bool"), Operand((1,), f"uint{LANES}", bounds=(0, 0))),
+    (Operand((LANES,), "uint32", bounds=(0, 1)), Operand((1,), f"uint{LANES}", bounds=(0, 0))),
     LANES,
     lambda *_: [],
     lambda *_: [],

@@ -57,13 +57,40 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
     >>> [(s.start, s.width, s.tiles) for s in segments(stem, 7)]
     [(0, 7, 1), (7, 7, 14), (105, 7, 1)]
     """
-    _, width = spec.output_hw
+    units = -(-spec.output_hw[1] // unit)
+    return joined_tiles(spec, tile_widths(spec, -(-units // max(1, columns // unit)), unit))
+
+
+def tile_widths(spec: Windowed, tiles: int, unit: int = 1) -> list[int]:
+    """Return the columns of so many tiles of a row, from left to right.
+
+    They differ by at most one unit, and lie so that the fewest kinds of tiles follow one another;
+    if that helps more, those at both ends are narrower than all others.
+
+    Examples
+    --------
+    >>> tile_widths(BinaryConv2d(1, 14, 14, 64, 64, (3, 3), pads=(1, 1, 1, 1)), 4)
+    [4, 3, 3, 4]
+    >>> tile_widths(BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1)), 10)
+    [4, 6, 6, 6, 6, 6, 6, 6, 6, 4]
+    """
+    width = spec.output_hw[1]
     units = -(-width // unit)
-    tiles = -(-units // max(1, columns // unit))
     small, wider = divmod(units, tiles)
-    sizes = [(small + (tile < wider)) * unit for tile in range(tiles)]
-    sizes[-1] -= units * unit - width
-    return joined_tiles(spec, sizes)
+    wide, narrow = [small + 1] * wider, [small] * (tiles - wider)
+    left, half = -(-wider // 2), -(-len(narrow) // 2)
+    orders = [
+        wide + narrow, wide[:left] + narrow + wide[left:], narrow[:half] + wide + narrow[half:]
+    ]  # fmt: skip
+    rest = units - (small + 1) * (tiles - 2)
+    if wide and tiles > 2 and rest > 1:
+        orders.append([-(-rest // 2), *[small + 1] * (tiles - 2), rest // 2])
+    found = []
+    for order in orders:
+        sizes = [size * unit for size in order]
+        sizes[-1] -= units * unit - width
+        found.append(sizes)
+    return min(found, key=lambda sizes: len(joined_tiles(spec, sizes)))
 
 
 def joined_tiles(spec: Windowed, sizes: Sequence[int], apart: bool = True) -> list[Segment]:

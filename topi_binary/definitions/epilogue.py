@@ -155,8 +155,8 @@ class Lanes:
 
     def packed(self, name: str, condition: Of) -> Expr:
         """Write conditions as the bits of half a word; return it."""
-        lanes, half = buffer(f"{name}_lanes", (LANES,), "bool"), buffer(name, (1,), "uint16")
-        compute(f"{name}_lanes", lanes, (LANES,), condition)
+        lanes, half = buffer(f"{name}_lanes", (LANES,), "uint32"), buffer(name, (1,), "uint16")
+        compute(f"{name}_lanes", lanes, (LANES,), lambda lane: T.Cast("uint32", condition(lane)))
 
         def step(found: Expr, lane: Lane) -> Expr:
             one = T.shift_left(T.Cast("uint16", lanes[lane]), T.Cast("uint16", lane))
