@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -257,15 +257,19 @@ def checked_out(other: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(path)], check=True)
 
 
-def main() -> None:
-    """Compare two checkouts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", nargs="?", default=BASE, help=f"a commit; default: {BASE}")
-    parser.add_argument("--target", action="append", help=f"default: {', '.join(TARGETS)}")
+def asked(purpose: str, base: str, targets: Sequence[str]) -> argparse.Namespace:
+    """Return what the command line of a comparison of two checkouts asks for."""
+    parser = argparse.ArgumentParser(description=purpose)
+    parser.add_argument("other", nargs="?", default=base, help=f"a commit; default: {base}")
+    parser.add_argument("--target", action="append", help=f"default: {', '.join(targets)}")
     parser.add_argument("--only", default="", help="networks whose name has this word")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    """Compare two checkouts."""
+    args = asked(__doc__.splitlines()[0], BASE, TARGETS)
     rows = []
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         mine, other = Checkout(machine.ROOT), Checkout(before)

@@ -8,7 +8,6 @@ least of several turns. Ratios are times relative to the other checkout: below 1
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,11 +18,11 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from beside import Checkout, checked_out, mean
+from beside import Checkout, asked, checked_out, mean
 from tables import markdown, where
 
 BASE = "9d1c11c"
-"""The commit before kernels were scheduled from their definitions, with all formats."""
+"""Where the work began that has kernels scheduled from their definitions."""
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vpopcntdq", "arm64")
 NETWORKS = ("birealnet18", "quicknet", "vgg_small", "alexnet")
@@ -48,13 +47,7 @@ def main() -> None:
     """Compare two checkouts."""
     from networks import NETWORKS as MADE
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", nargs="?", default=BASE, help=f"a commit; default: {BASE}")
-    parser.add_argument("--target", action="append", help=f"default: {', '.join(TARGETS)}")
-    parser.add_argument("--only", default="", help="networks whose name has this word")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-
+    args = asked(__doc__.splitlines()[0], BASE, TARGETS)
     rows: list[dict[str, Any]] = []
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         sides = Checkout(machine.ROOT), Checkout(before)

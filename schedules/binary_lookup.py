@@ -20,8 +20,7 @@ from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.definitions import define, nibbles
-from bnncc.topi_binary.definitions.byte_sums import MAX_PRODUCTS
+from bnncc.topi_binary.definitions import byte_sums, define, nibbles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
@@ -59,7 +58,7 @@ def pays(spec: BinaryConv2d) -> bool:
     """Return whether this kernel can compute `spec`, and is faster than counting words."""
     if spec.groups > 1 and spec.out_channels // spec.groups % NIBBLE_LANES:
         return False
-    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS or (spec.ternary and spec.mode == "and"):
+    if not byte_sums.fits(spec):
         return False
     if spec.kernel[1] * nibbles.NIBBLES > nibbles.MAX_LOOKUPS:
         return False

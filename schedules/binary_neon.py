@@ -26,7 +26,7 @@ from bnncc.schedules.templates.window import Segment, image, joined_tiles, taps_
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define
-from bnncc.topi_binary.definitions.byte_sums import MAX_COUNTS, MAX_PRODUCTS
+from bnncc.topi_binary.definitions.byte_sums import MAX_COUNTS
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, QUAD
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
@@ -61,7 +61,7 @@ def order(spec: BinaryConv2d) -> str:
     words = layout.words(per_group)
     if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
         return ""
-    if spec.taps * (1 + spec.ternary) > MAX_PRODUCTS or (spec.ternary and spec.mode == "and"):
+    if not byte_sums.fits(spec):
         return ""
     pixels = spec.n if spec.rank == 2 else 2
     if words == 2 and spec.kernel[1] <= MAX_COUNTS and (isinstance(pixels, int) and pixels > 1):

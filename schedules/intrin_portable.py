@@ -170,10 +170,7 @@ def _widening_add(size: int, vectors: int) -> TensorPair:
     return TensorPair(
         f"widening_add_{vectors}x{size}_u8",
         "",
-        (
-            Operand((2 * both,), "uint8"),
-            Operand((2 * both,), "uint16"),
-        ),
+        (Operand((2 * both,), "uint8"), Operand((2 * both,), "uint16")),
         both,
         desc,
         impl,

@@ -7,7 +7,7 @@ columns are one *place*.
 
 Differing bits are summed in each byte, at most `MAX_COUNTS` times 8, then in 16 bits, then over the
 bytes of a channel; or, in forms with `FOURS`, in 32 bits over four bytes at once. A sum of 16 bits
-holds all bits of an output that differ: `order` in `schedules.binary_neon` admits no more.
+holds all bits of an output that differ: `fits` admits no more.
 
 Rows outside the image are skipped. Columns outside are words of 0 in a copy of the data, and what
 those count is taken from what a sum starts with, see `binary_conv2d`.
@@ -58,6 +58,13 @@ MAX_PRODUCTS = 2**16 - 1
 
 Add = Callable[..., None]
 Extents = Mapping[str, Any]
+
+
+def fits(spec: BinaryConv2d) -> bool:
+    """Return whether sums of 16 bits hold what differs, in both planes where some are zeros."""
+    return spec.taps * (1 + spec.ternary) <= MAX_PRODUCTS and not (
+        spec.ternary and spec.mode == "and"
+    )
 
 
 @dataclass(frozen=True)

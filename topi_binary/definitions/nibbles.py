@@ -4,8 +4,8 @@ A *nibble* is four channels. Row t of the table holds ``popcount(t ^ i)`` for i 
 to `ROW` bytes. A nibble of data chooses a row. A vector has a nibble of weights for each output
 channel, one to a byte; each of them chooses an entry of that row. Entries are summed in bytes, and
 those sums in 16 bits: a pair of bytes as one number, ``even + 256 * odd``, and the odd one once
-more, alone. So the even one is ``pair - 256 * odd`` modulo 2**16, which is exact as long as nothing
-counts more products; `pays` in `schedules.binary_lookup` sees to that.
+more, alone. So the even one is ``pair - 256 * odd`` modulo 2**16, which is exact for what
+`byte_sums.fits` admits.
 
 Padding with values is a border of the copy of the data that the table is looked up with; padding
 with zeros, which one bit does not hold, is taps that are skipped.
