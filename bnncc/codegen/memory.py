@@ -20,10 +20,11 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
+from bnncc.codegen.arguments import without_checks
 from bnncc.codegen.registers import split_tiles
 
 PIPELINE = "bnncc"
-"""Name of TVM's own lowering, which also notes scratch memory; see `recorded`."""
+"""Name of TVM's own lowering, with our passes before LLVM; it notes scratch memory (`recorded`)."""
 
 ALLOCATE = "tirx.TVMBackendAllocWorkspace"
 """What asks for scratch memory in lowered code."""
@@ -193,14 +194,14 @@ def tensor_bytes(kind: Any) -> int:
 
 def _lowering() -> tuple[Any, Any, Any]:
     pipeline, host, device = compilation_pipeline.PIPELINE_MAP["s_tir"]()
-    split = tvm.transform.module_pass(_split, opt_level=0)
+    prepared = tvm.transform.module_pass(_prepared, opt_level=0)
     note = tvm.transform.module_pass(_note, opt_level=0)
-    return pipeline, lambda: tvm.transform.Sequential([split, host(), note]), device
+    return pipeline, lambda: tvm.transform.Sequential([prepared, host(), note]), device
 
 
-def _split(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+def _prepared(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     for var, func in module.functions_items():
-        module[var] = split_tiles(func)
+        module[var] = split_tiles(without_checks(func))
     return module
 
 

@@ -11,6 +11,28 @@ INTO = "main_into"
 """Its name. Where a module has it, every output of ``main`` is memory that nothing else holds."""
 
 
+def values(func: relax.Function) -> dict[Any, Any]:
+    """Return what each variable of a function is bound to."""
+    return {b.var: b.value for block in func.body.blocks for b in block.bindings}
+
+
+def origin(expr: Any, bound: dict[Any, Any]) -> Any:
+    """Return what `expr` is another name of: a variable bound to a call, a parameter, ..."""
+    if isinstance(expr, relax.Tuple):
+        return expr
+    if isinstance(expr, relax.TupleGetItem):
+        whole = origin(expr.tuple_value, bound)
+        return origin(whole.fields[expr.index], bound) if isinstance(whole, relax.Tuple) else expr
+    value = bound.get(expr)
+    another = isinstance(value, relax.Tuple | relax.TupleGetItem | relax.Var)
+    return origin(value, bound) if another else expr
+
+
+def operator(value: Any) -> str:
+    """Return the name of the operator that a value calls, or nothing."""
+    return getattr(getattr(value, "op", None), "name", "")
+
+
 def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     """Add a function that writes its outputs where the caller says.
 
@@ -25,22 +47,11 @@ def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
         After TVM's ``StaticPlanBlockMemory``, which leaves the outputs' memory to ``main``.
     """
     main = module["main"]
-    bound = {b.var: b.value for block in main.body.blocks for b in block.bindings}
-
-    def origin(expr: Any) -> Any:
-        if isinstance(expr, relax.Tuple):
-            return expr
-        if isinstance(expr, relax.TupleGetItem):
-            whole = origin(expr.tuple_value)
-            return origin(whole.fields[expr.index]) if isinstance(whole, relax.Tuple) else expr
-        value = bound.get(expr)
-        another = isinstance(value, relax.Tuple | relax.TupleGetItem | relax.Var)
-        return origin(value) if another else expr
-
-    result = origin(main.body.body)
+    bound = values(main)
+    result = origin(main.body.body, bound)
     results = result.fields if isinstance(result, relax.Tuple) else [result]
-    made = [origin(field) for field in results]
-    names = [getattr(getattr(bound.get(var), "op", None), "name", "") for var in made]
+    made = [origin(field, bound) for field in results]
+    names = [operator(bound.get(var)) for var in made]
     if set(names) != {"relax.builtin.alloc_tensor"} or len(set(made)) != len(made):
         return module
     given = {var: relax.Var(f"out{k}", var.ty) for k, var in enumerate(made)}

@@ -14,6 +14,7 @@ from tvm.relax import backend, transform
 import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, memory
+from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
 from bnncc.records.database import Records
@@ -226,6 +227,7 @@ def build(
             transform.RewriteCUDAGraph()
             if on_gpu
             else tvm.transform.module_pass(with_outputs, opt_level=0),
+            tvm.transform.module_pass(mark_trusting, opt_level=0),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),
