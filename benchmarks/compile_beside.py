@@ -18,7 +18,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from beside import Checkout, asked, checked_out, mean
+from beside import Checkout, asking, checked_out, mean
 from tables import markdown, where
 
 BASE = "9d1c11c"
@@ -47,7 +47,7 @@ def main() -> None:
     """Compare two checkouts."""
     from networks import NETWORKS as MADE
 
-    args = asked(__doc__.splitlines()[0], BASE, TARGETS)
+    args = asking(__doc__.splitlines()[0], BASE, TARGETS).parse_args()
     rows: list[dict[str, Any]] = []
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         sides = Checkout(machine.ROOT), Checkout(before)

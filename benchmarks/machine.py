@@ -34,7 +34,7 @@ def head(**content: Any) -> dict[str, Any]:
         "mhz": host.clock(),
         "features": " ".join(sorted(host.features())),
         "date": str(datetime.date.today()),
-        "commit": _commit(),
+        "commit": commit(),
         "bnncc": bnncc.__version__,
         "tvm": tvm.__version__,
         "flags": " ".join(arg for arg in sys.argv[1:] if "/" not in arg),
@@ -49,7 +49,7 @@ def save(path: Path, **content: Any) -> None:
     path.write_text(json.dumps(head(**content), indent=1) + "\n", encoding="utf-8")
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of the working tree; ``-dirty`` behind it where files are changed."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True)
