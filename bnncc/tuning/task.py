@@ -55,10 +55,12 @@ class Task:
 
     @property
     def best(self) -> tuple[Point, float] | None:
-        """The fastest point so far, and its seconds."""
+        """The winner of the last race, or the fastest point since then, and its seconds."""
         if not self.times:
             return None
         key = min(self.times, key=self.times.__getitem__)
+        if self.raced == self.trials and self.kept in self.times:
+            key = self.kept  # of all that was measured, only the race compares like with like
         return self.points[key], self.times[key]
 
     def note(self, point: Point, seconds: float) -> None:
