@@ -124,7 +124,7 @@ class _Form:
         """Return it: tables; then for each tile of channels its weights, and rows of tiles."""
         parts = [self._table(name) for name in self._tables]
         for group in groups(self._spec.out_channels, self._point["vectors"] * self._size // LANES):
-            columns = segments(self._spec, self._point["columns"])
+            columns = segments(nibbles.bordered(self._spec), self._point["columns"])
             weights = self._weights(group)
             tiles = ranges.joined([self._tiles(group, segment) for segment in columns], 3)
             if self._point.get("divide", 0):
@@ -198,7 +198,8 @@ class _Form:
         if len(rows) > 1:
             sch.merge(*rows)
         # 3 stage: sums under a tile
-        self._sums(sch, sch.get_loops(f"out{ends[0]}")[3], segment.tiles == 1)
+        taps = range(self._spec.kernel[1])
+        self._sums(sch, sch.get_loops(f"out{ends[0]}")[3], any(t != taps for t in segment.taps))
         # 5 vectorize
         for end in ends:
             epilogue.vectorize(
@@ -206,10 +207,10 @@ class _Form:
             )
         return sch.mod["main"]
 
-    def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV, apart: bool) -> None:
+    def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV, skipped: bool) -> None:
         """Schedule the sums of a tile: of bytes under a turn of those of 16 bits.
 
-        Of a tile `apart`, perhaps at a border, each tap of a row is code of its own.
+        If taps are `skipped`, each tap of a row is code of its own.
         """
         point, size = self._point, self._size
         sch.compute_at("wide", tile, preserve_unit_loops=True)
@@ -230,7 +231,7 @@ class _Form:
         body.append(o)
         sch.reorder(*outer, *body)
         unrolled += body
-        if apart and not point["shared"]:
+        if skipped and not point["shared"]:
             unrolled.append(kw)
         unrolled += sch.get_loops(sch.decompose_reduction("sum", outer[0]))[-2:]
         channel_tiles.unrolled(sch, unrolled)

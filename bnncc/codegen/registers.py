@@ -96,15 +96,15 @@ def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
         if buffer in roots and not (len(indices) == 1 and isinstance(indices[0], tirx.IntImm)):
             wrong.add(roots[buffer])
 
-    def walk(kind: type, visit: Any) -> None:
-        tvm_ffi.structural_walk(body, (kind, visit), order="pre")
-
-    walk(tirx.AllocBuffer, allocated)
+    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, allocated), order="pre")
     if roots:
-        walk(tirx.DeclBuffer, declared)
-        walk(tvm.ir.Call, called)
-        walk(tvm.ir.TensorLoad, lambda node: access(node.source, node.indices))
-        walk(tirx.BufferStore, lambda node: access(node.buffer, node.indices))
+        accesses = [
+            (tirx.DeclBuffer, declared),
+            (tvm.ir.Call, called),
+            (tvm.ir.TensorLoad, lambda node: access(node.source, node.indices)),
+            (tirx.BufferStore, lambda node: access(node.buffer, node.indices)),
+        ]
+        tvm_ffi.structural_walk(body, accesses, order="pre")
     wrong.update(root for root, count in uses.items() if count != names[root])
     return {name: root for name, root in roots.items() if root not in wrong}
 

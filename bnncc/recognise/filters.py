@@ -100,7 +100,7 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
         few real numbers are near multiples of something by chance.
     """
     flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
-    if not flat.size:
+    if not flat.size or (len(flat) > 1 and few_bit_weights(weight[:1]) is None):
         return None
     top = np.abs(flat).max(axis=1)
     ratio = flat / np.where(top == 0, 1.0, top)[:, None]

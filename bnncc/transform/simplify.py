@@ -89,13 +89,23 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
 
 def _merge_constants(graph: Graph) -> None:
     """Let equal constants be one."""
-    first: dict[Any, str] = {}
-    alias: dict[str, str] = {}
+    alike: dict[Any, list[str]] = {}
     for name, value in graph.constants.items():
-        digest = hashlib.sha1(np.ascontiguousarray(value).tobytes()).digest()
-        alias[name] = first.setdefault((value.dtype.name, value.shape, digest), name)
+        some = value[(0,) * (value.ndim - 1)] if value.size and value.ndim else value
+        alike.setdefault((value.dtype.name, value.shape, some.tobytes()), []).append(name)
+    alias: dict[str, str] = {}
+    for names in alike.values():
+        if len(names) == 1:
+            continue
+        first: dict[bytes, str] = {}
+        for name in names:
+            alias[name] = first.setdefault(_digest(graph.constants[name]), name)
     for node in graph.nodes:
         node.inputs = [alias.get(i, i) for i in node.inputs]
+
+
+def _digest(value: np.ndarray) -> bytes:
+    return hashlib.sha1(np.ascontiguousarray(value).tobytes()).digest()
 
 
 def _freeze(value: Any) -> Any:

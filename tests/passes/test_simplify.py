@@ -32,6 +32,8 @@ CONSTANTS = {
     "pads": np.array([0, 1, 1, 0, 0, 1, 1, 0], np.int64),
     "none": np.zeros(8, np.int64),
 }
+CONSTANTS |= {"same": CONSTANTS["w"].copy(), "other": CONSTANTS["w"].copy()}
+CONSTANTS["other"].reshape(-1)[-1] += 1
 
 
 def build(text: str, shape: tuple[object, ...] = ("N", 4, 5, 5), opset: int = 17) -> Graph:
@@ -185,6 +187,13 @@ def test_merged_convolutions_are_both_covered() -> None:
     simplify(graph)
     assert [n.op for n in graph.nodes] == ["Conv", "Add"]
     assert graph.nodes[0].covers == ("Conv_a", "Conv_b")
+
+
+def test_equal_constants_are_one() -> None:
+    graph = build("a = Conv(x; w)\nb = Conv(x; same)\nc = Conv(x; other)\ny = Sum(a; b; c)")
+    simplify(graph)
+    weights = [node.inputs[1] for node in graph.nodes if node.op == "Conv"]
+    assert sorted(weights) == ["other", "w"]
 
 
 @pytest.mark.parametrize("case", [c for c in handmade.cases() if c.quick], ids=lambda c: c.name)

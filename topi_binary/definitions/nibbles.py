@@ -74,7 +74,7 @@ class NibbleSums:
     """Whether sums count columns outside the image."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
-        self.spec = _bordered(met.spec)
+        self.spec = bordered(met.spec)
         self._met, self._n, self._planes = met, n, 1 + form.endswith(ZEROS)
         self._size = int(form.removeprefix(FORM).removesuffix(ZEROS))
         self._unit = max(self._size, NIBBLE_LANES)
@@ -255,7 +255,7 @@ class NibbleSums:
         return made
 
 
-def _bordered(spec: BinaryConv2d) -> BinaryConv2d:
+def bordered(spec: BinaryConv2d) -> BinaryConv2d:
     """Return `spec` on data with a border of the pixels that padding means."""
     if spec.rank == 2 or (spec.mode == "xor" and spec.pad_value == 0) or not any(spec.pads):
         return spec
