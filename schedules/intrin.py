@@ -52,6 +52,9 @@ class Pair:
     source = ""
     """LLVM code that the instruction calls."""
 
+    name: str
+    """Under which TVM knows it."""
+
     @property
     def tensors(self) -> Sequence[Operand]:
         """What the halves take, as functions; the last one changes."""
@@ -60,6 +63,13 @@ class Pair:
     def write(self, half: str, buffers: list[Buffer]) -> None:
         """Write the body of one half."""
         raise NotImplementedError
+
+    def register(self) -> str:
+        """Let schedules put it in the place of a loop: by the name that is returned."""
+        if s_tir.TensorIntrin.get(self.name, allow_missing=True) is None:
+            halves = (self.function(half, alone=False) for half in ("desc", "impl"))
+            s_tir.TensorIntrin.register(self.name, *halves)
+        return self.name
 
     def function(self, half: str, alone: bool = True) -> tirx.PrimFunc:
         """Return one half as a function of its own.
@@ -196,13 +206,6 @@ class TensorPair(Pair):
     def __post_init__(self) -> None:
         """Enter it in `TENSOR_PAIRS`."""
         TENSOR_PAIRS[self.name] = self
-
-    def register(self) -> str:
-        """Make TVM know it, once; return its name."""
-        if s_tir.TensorIntrin.get(self.name, allow_missing=True) is None:
-            halves = (self.function(half, alone=False) for half in ("desc", "impl"))
-            s_tir.TensorIntrin.register(self.name, *halves)
-        return self.name
 
     @property
     def tensors(self) -> Sequence[Operand]:

@@ -1,8 +1,8 @@
-"""Tile instructions of x86 (AMX), and the product of matrices that they make.
+"""Tile instructions of x86 (AMX), and the pairs of loop and instruction that products are made of.
 
 There are eight tiles of up to sixteen rows of 64 bytes. A tile instruction names its tiles by
-number, and a thread has to configure its own ones before it uses any. `TileProduct` is the pair of
-all of them: one instruction alone leaves nothing in memory that a loop could be compared with.
+number, and a thread has to configure its own ones before it uses any. What a tile holds is in no
+memory, so `Tile` pairs are tested together: a product of matrices needs all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ DOTS = {
 """By types of data and weight: four products of bytes, added to each int32 of a tile."""
 
 
+SUMS, DATA, WEIGHT = 6, 6, 7
+"""How many tiles hold sums, the first ones; and the numbers of those for data and weights."""
+
+LOCAL = "local"
+"""Where tensors that are tiles lie."""
+
+
 def configure(memory: Buffer, rows: tuple[int, ...]) -> None:
     """Give the tiles their shapes, in the thread that executes this; their content is lost.
 
@@ -54,7 +61,7 @@ def release() -> None:
     _call("tilerelease")
 
 
-def zero(tile: int) -> None:
+def zero(tile: Expr) -> None:
     """Fill a tile with zeros."""
     _call("tilezero", T.uint8(tile))
 
@@ -79,66 +86,85 @@ def store(tile: int, first: Expr, stride: Expr) -> None:
     _call("tilestored64", T.uint8(tile), T.address_of(first), stride)
 
 
-def dot(total: int, data: int, weight: int, *, types: tuple[str, str]) -> None:
+def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
     """Add the product of two tiles to a third; `types` are a key of `DOTS`."""
     _call(DOTS[types], T.uint8(total), T.uint8(data), T.uint8(weight))
 
 
 @dataclass(frozen=True)
-class TileProduct(Pair):
-    """Rows of data by sixteen columns of weights, through all of their depth."""
+class Tile(Pair):
+    """An instruction on tiles, in the place of a loop over elements of tensors that are `LOCAL`.
 
+    Such a tensor is in no memory. Sums, of `rows` rows each, lie one behind the other: how far into
+    the tensor one begins says which tile it is. Data and weights are in `DATA` and `WEIGHT`.
+    """
+
+    operation: str
+    """``zero`` (sums), ``load`` (data), ``load_weight``, ``dot`` or ``store`` (sums)."""
+    rows: int
+    """Of data and sums, at most `TILE_ROWS`."""
     types: tuple[str, str]
     """Of data and weight: a key of `DOTS`."""
-    rows: int
-    """Of data, at most `TILE_ROWS`."""
-    steps: int
-    """Tiles that the depth takes."""
 
     feature = "amx_int8"
 
     @property
-    def name(self) -> str:
+    def fresh(self) -> bool:  # type: ignore[override]
+        """Whether the tensor that changes is not read."""
+        return self.operation != "dot"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
         """Instruction set, operation, shape and types."""
-        shape = f"{self.rows}x16x{self.steps * TILE_BYTES}"
-        return f"amx_{DOTS[self.types]}_{shape}"
+        return f"amx_{self.operation}_{self.rows}x{TILE_BYTES}_{'_'.join(self.types)}"
 
     @property
     def tensors(self) -> list[Operand]:
-        """Data; weights in the order in which tiles take them, four of a column together; sums."""
-        data, weight = self.types
-        return [
-            Operand((self.rows, self.steps * TILE_BYTES), data, strided=True),
-            Operand((self.steps, TILE_ROWS, TILE_BYTES), weight),
-            Operand((self.rows, 16), "int32", strided=True),
-        ]
+        """Tensors in memory have rows that lie apart; of weights, four of a column are together."""
+        shapes = (self.rows, TILE_BYTES), (TILE_ROWS, TILE_BYTES), (self.rows, TILE_BYTES // 4)
+        kinds = [*zip(shapes, (*self.types, "int32"), strict=True)]
+        data, weight, total = (Operand(shape, dtype, scope=LOCAL) for shape, dtype in kinds)
+        rows, four_rows, sums = (Operand(shape, dtype, strided=True) for shape, dtype in kinds)
+        return {
+            "zero": [total],
+            "load": [rows, data],
+            "load_weight": [four_rows, weight],
+            "dot": [data, weight, total],
+            "store": [total, sums],
+        }[self.operation]
 
     def write(self, half: str, buffers: list[Buffer]) -> None:
         """Write the body of one half."""
-        if half == "desc":
-            self._loops(*buffers)
+        if half == "impl":
+            self._instruction(*buffers)
+            return
+        first, last = buffers[0], buffers[-1]
+        rows, columns = last.shape
+        extents = (rows, columns, *[TILE_BYTES] * (self.operation == "dot"))
+        with T.grid(*extents) as loops, T.sblock("tile"):
+            i, j, *k = T.axis.remap("SSR"[: len(loops)], loops)
+            value = T.int32(0) if self.operation == "zero" else first[i, j]
+            if k:
+                one, other = first[i, k[0]], buffers[1][k[0] // 4, j * 4 + k[0] % 4]
+                value = last[i, j] + T.Cast("int32", one) * T.Cast("int32", other)
+            T.buffer_store(last, value, [i, j])
+
+    def _instruction(self, *buffers: Buffer) -> None:
+        total = buffers[0 if self.operation == "store" else -1]
+        number = T.Cast("uint8", total.elem_offset // (self.rows * (TILE_BYTES // 4)))
+        if self.operation == "zero":
+            zero(number)
+        elif self.operation == "dot":
+            dot(number, DATA, WEIGHT, types=self.types)
+        elif self.operation == "store":
+            store(number, buffers[1][0, 0], _stride(buffers[1]) * T.int64(4))
         else:
-            self._tiles(*buffers)
+            tile = DATA if self.operation == "load" else WEIGHT
+            load(tile, buffers[0][0, 0], _stride(buffers[0]))
 
-    def _loops(self, data: Buffer, weight: Buffer, total: Buffer) -> None:
-        with T.grid(self.rows, 16) as (row, column):
-            T.buffer_store(total, T.int32(0), [row, column])
-            with T.serial(self.steps * TILE_BYTES) as k:
-                place = k % TILE_BYTES
-                one = weight[k // TILE_BYTES, place // 4, column * 4 + place % 4]
-                product = T.Cast("int32", data[row, k]) * T.Cast("int32", one)
-                T.buffer_store(total, total[row, column] + product, [row, column])
 
-    def _tiles(self, data: Buffer, weight: Buffer, total: Buffer) -> None:
-        shapes = (self.rows, self.rows, TILE_ROWS, *[0] * 5)
-        configure(T.sblock_alloc_buffer((8,), "uint64"), shapes)
-        zero(0)
-        with T.serial(self.steps) as step:
-            load(1, data[0, step * TILE_BYTES], T.Cast("int64", data.strides[0]))
-            load(2, weight[step, 0, 0], T.int64(TILE_BYTES))
-            dot(0, 1, 2, types=self.types)
-        store(0, total[0, 0], T.Cast("int64", total.strides[0]) * T.int64(4))
-        release()
+def _stride(memory: Buffer) -> Expr:
+    return T.Cast("int64", memory.strides[0])
 
 
 def _call(instruction: str, *operands: Expr) -> None:

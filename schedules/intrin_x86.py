@@ -9,6 +9,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
 from bnncc.schedules.intrin_portable import dot_add, popcount
+from bnncc.topi_binary.definitions.blocks import bit
 from bnncc.topi_binary.definitions.terms import signed
 from bnncc.topi_binary.layout import LANES
 
@@ -259,3 +260,19 @@ CARRY_SAVE = {reach: _carry_save(reach) for reach in (1, 2, 3, 4)}
 """By the columns between two taps: three data words, whose XOR comes first, meet three rows of
 weight words. ``popcount(x) + popcount(y) + popcount(z)`` is ``popcount(x ^ y ^ z)``, the sums, and
 twice ``popcount(majority(x, y, z))``, the carries."""
+
+SIGNS = TensorPair(
+    "avx512bw_signs_64_i8",
+    "avx512bw",
+    (Operand((1,), "uint64"), Operand((64,), "int8")),
+    64,
+    lambda lane, word, made: [(lane, T.Select(bit(word[0], lane), T.int8(1), T.int8(-1)))],
+    lambda word, made: [(T.Ramp(0, 1, 64), _signs(T.reinterpret("uint1x64", word[0])))],
+    fresh=True,
+)
+"""Bits as bytes, +1 and -1."""
+
+
+def _signs(bits: Expr) -> Expr:
+    one, other = (T.Broadcast(T.int8(value), 64) for value in (1, -1))
+    return T.Select(T.Cast("boolx64", bits), one, other)

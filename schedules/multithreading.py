@@ -26,8 +26,12 @@ MIN_US = 15.0
 BALANCED = 0.9
 """Part of the threads' time that work cut in equal pieces should use."""
 
-_BITS = {"vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6}
-"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
+_BITS = {
+    "vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6,
+    "fours": 1.8e6,
+}  # fmt: skip
+"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted (``fours``:
+as bytes on tiles)."""
 
 _PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
 _NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
@@ -86,6 +90,8 @@ def multiplying(spec: Spec, target: TargetSpec) -> float:
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
     """Return how many products of bits vectors of 512 bits make in a microsecond."""
+    if spec.weight_order in _BITS:
+        return _BITS[spec.weight_order]
     lookup = "lookup" if spec.weight_order == "nibbles" else "bytes"
     return _BITS[lookup if target.popcount == "lookup" else target.popcount]
 
@@ -133,10 +139,10 @@ def _joined(stmt: tirx.Stmt) -> tirx.Stmt:
         parts: list[tirx.Stmt] = []
         for parallel, group in groupby(stmt.seq, lambda p: _is_loop(p) and _parallel(p)):
             run = list(group)
-            parts += [_region(run)] if parallel else [_joined(part) for part in run]
+            parts += [region(run)] if parallel else [_joined(part) for part in run]
         return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
     if _is_loop(stmt) and _parallel(stmt):
-        return _region([stmt])
+        return region([stmt])
     if isinstance(stmt, s_tir.SBlockRealize):
         old = stmt.block
         block = s_tir.SBlock(
@@ -154,7 +160,8 @@ def _is_loop(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.For)
 
 
-def _region(loops: list[tirx.Stmt]) -> tirx.Stmt:
+def region(loops: list[tirx.Stmt]) -> tirx.Stmt:
+    """Return statements that each thread executes, of parallel loops its part."""
     first = loops[0]
     if len(loops) == 1 and isinstance(first, tirx.For) and first.kind == tirx.ForKind.PARALLEL:
         return first

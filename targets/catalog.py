@@ -17,6 +17,10 @@ _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_AMX = ("avx512_vpopcntdq", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+_AMX_MATTR = (
+    "+avx512vpopcntdq", "+avx512vnni", "+avx512bf16", "+amx-tile", "+amx-int8", "+amx-bf16",
+)  # fmt: skip
 
 _ARM64 = TargetSpec(
     "arm64",
@@ -82,6 +86,15 @@ CATALOG = {
             features=(*_V4, "avx512_vpopcntdq"),
             popcount="vector",
         ),
+        dataclasses.replace(
+            _V4_TARGET,
+            name="x86-64-v4-amx",
+            mattr=(*_AMX_MATTR, "-prefer-256-bit"),
+            features=(*_V4, *_AMX),
+            popcount="vector",
+            l1_bytes=48 * 1024,
+            l2_bytes=2 * 1024 * 1024,
+        ),
         *gpus.TARGETS,
     )
 }
@@ -95,6 +108,9 @@ ALIASES = {
 """Other processors that a target of the catalog is for."""
 
 NATIVE = "native"
+
+UNTIMED = ("x86-64-v4-amx",)
+"""Targets whose kernels have been timed on no machine: `native` takes none of them."""
 
 _DOT_PRODUCTS = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
 """Features that only ``--first-layer`` makes use of, with LLVM's names."""
@@ -150,7 +166,9 @@ def native() -> TargetSpec:
     """
     features = host.features()
     for spec in reversed(CATALOG.values()):
-        if spec.kind == "llvm" and features.issuperset(spec.features):
+        if spec.name in UNTIMED or spec.kind != "llvm":
+            continue
+        if features.issuperset(spec.features):
             l1, l2 = host.cache_bytes()
             more = [f for f in _DOT_PRODUCTS if f in features and spec.vector_bits == 512]
             return dataclasses.replace(

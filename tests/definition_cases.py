@@ -44,8 +44,10 @@ def levels(way: str, count: int = 5, forms: tuple[str, ...] = FORMS, flip: bool 
     return Step("levels", count=count, way=way, forms=forms, lo=-1.0, hi=0.5, flip=flip)
 
 
+ORDERS = ("words", "nibbles", "vectors", "fours", *tiles.ORDERS)
+
 BINARY: list[Spec] = [
-    *(replace(WORDS, weight_order=o) for o in ("words", "nibbles", "vectors", *tiles.ORDERS)),
+    *(replace(WORDS, weight_order=order) for order in ORDERS),
     replace(WORDS, channels=33, weight_order="halves", pads=UNEVEN, strides=(1, 2)),
     replace(WORDS, pads=UNEVEN, strides=(2, 1), dilations=(1, 2), steps=BOTH, ternary=True),
     replace(WORDS, pad_value=1, steps=(AFFINE, Step("bits"), Step("store", layout="NCHW"))),

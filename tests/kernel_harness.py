@@ -20,6 +20,7 @@ from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.verification.confirm import runs_here
+from tests import amx_emulator
 
 HERE = [t.name for t in catalog.CATALOG.values() if t.kind == "llvm" and runs_here(t)]
 """Targets that this machine runs."""
@@ -40,13 +41,18 @@ EMULATED = [
 ]
 """Targets whose kernels run in an emulated processor."""
 
+TILES = ["x86-64-v4-amx"] if "x86-64-v4-vpopcntdq" in HERE else []
+"""Targets whose tile instructions `build` emulates, where the processor has none."""
+
 TARGETS = [*HERE, *EMULATED[:1]]
 """Targets that every operator is tested on."""
 
 
 def build(functions: dict[str, Any], target: TargetSpec) -> Any:
     """Compile scheduled functions: to be called by name, here or in an emulated processor."""
-    if not runs_here(target):
+    if "amx_int8" in target.features:
+        amx_emulator.load()
+    elif not runs_here(target):
         from bnncc.codegen.emulator import Module
 
         return Module(functions, target)

@@ -30,7 +30,10 @@ NIBBLE_LANES = 32
 QUAD = 4
 """Output channels whose weights take turns in the orders ``vectors`` and ``halves``."""
 
-WEIGHT_ORDERS = ("words", "nibbles", "vectors", "halves")
+DEPTH = 64
+"""Input channels in one block of weights stored in the order ``fours``."""
+
+WEIGHT_ORDERS = ("words", "nibbles", "vectors", "halves", "fours")
 """Orders of binary weights, see `pack_conv_weight`."""
 
 SLICED = "sliced"
@@ -116,17 +119,23 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
     word of the vector). In ``halves``, each tap is filled up to 2 words; the order is (kh, kw,
     channel, word).
 
+    In the order ``fours``, blocks are of `LANES` output and `DEPTH` input channels of a tap, both
+    filled up with zeros, in the order (block of output channels, kh, kw, block of input channels);
+    inside a block bits are in the order (four input channels, output channel, one of the four).
+
     Parameters
     ----------
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
-    order : {"words", "nibbles", "vectors", "halves"}
+    order : {"words", "nibbles", "vectors", "halves", "fours"}
         Of the result.
 
     Returns
     -------
     ndarray of uint32, shape (weight_words(...),)
     """
+    if order == "fours":
+        return _fours(bits)
     packed = pack_bits(bits)
     rows = packed.reshape(packed.shape[0], -1)
     if order == "words":
@@ -152,6 +161,15 @@ def _quads(packed: np.ndarray, order: str) -> np.ndarray:
     return np.ascontiguousarray(cut.transpose(0, 2, 3, 1, 4)).reshape(-1)
 
 
+def _fours(bits: np.ndarray) -> np.ndarray:
+    out, height, width, channels = bits.shape
+    steps = blocks(channels, DEPTH)
+    filled = np.zeros((blocks(out) * LANES, height, width, steps * DEPTH), bool)
+    filled[:out, ..., :channels] = bits
+    cut = filled.reshape(-1, LANES, height, width, steps, DEPTH // 4, 4)
+    return pack_bits(cut.transpose(0, 2, 3, 4, 5, 1, 6).reshape(-1, WORD_BITS)).reshape(-1)
+
+
 def weight_words(
     out_channels: int, kernel: tuple[int, int], channels: int, order: str = "words"
 ) -> int:
@@ -165,7 +183,7 @@ def weight_words(
         Kernel height and width.
     channels : int
         Input channels of a group.
-    order : {"words", "nibbles", "vectors", "halves"}
+    order : {"words", "nibbles", "vectors", "halves", "fours"}
         Of the weights.
 
     Returns
@@ -176,6 +194,10 @@ def weight_words(
     """
     height, width = kernel
     per_channel = height * width * words(channels)
+    if order == "fours":
+        return (
+            blocks(out_channels) * LANES * height * width * words(DEPTH) * blocks(channels, DEPTH)
+        )
     if order == "vectors":
         per_channel = height * (-(-width * words(channels) // 4) * 4)
     if order == "halves":

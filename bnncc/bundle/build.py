@@ -233,6 +233,7 @@ def _write(folder: Path, target: TargetSpec, contents: Contents, pythons: Sequen
         "target": target.name,
         "family": target.family,
         "device": "cuda" if target.gpus else "cpu",
+        "features": list(target.features),
         "bnncc": __version__,
         "tvm": importlib.metadata.version("apache-tvm"),
         "kernels": [_add_kernel(k, i, folder) for i, k in enumerate(contents.kernels)],

@@ -15,7 +15,7 @@ import tvm
 from bnncc import schedules
 from bnncc.bundle import build, candidates
 from bnncc.bundle.candidates import Trial
-from bnncc.bundle.device.place import Place, in_turns
+from bnncc.bundle.device.place import Place, Unfit, in_turns
 from bnncc.bundle.device.worker import Late, Worker
 from bnncc.records.workload import Workload
 from bnncc.targets import catalog
@@ -88,6 +88,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     root = tmp_path_factory.mktemp("place")
     (root / "lib").symlink_to(Path(str(tvm.__file__)).parent / "lib")
     return Place("cpu", root)
+
+
+def test_a_machine_without_the_features_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unfit, match="needs CPU features this machine lacks: amx_int3, sve9"):
+        Place("cpu", tmp_path, ["sve9", "amx_int3"])
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.n}")

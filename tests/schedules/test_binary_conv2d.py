@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bnncc.schedules import with_weight_order
+from bnncc.schedules import binary_amx, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 from tests.binary_cases import batches, build, check, make_inputs, run
-from tests.kernel_harness import EMULATED, HERE, TARGETS
+from tests.kernel_harness import EMULATED, HERE, TARGETS, TILES
 
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 THRESHOLD = (Step("threshold"),)
@@ -38,10 +38,14 @@ def seed(spec: BinaryConv2d) -> np.random.Generator:
 
 
 def for_target(spec: BinaryConv2d, target: str) -> BinaryConv2d:
-    return with_weight_order(spec, catalog.resolve(target))
+    """Return `spec` with the target's order of weights; on tiles also where they do not pay."""
+    chosen = catalog.resolve(target)
+    if target in TILES and binary_amx.supports(spec, chosen):
+        return dataclasses.replace(spec, weight_order=binary_amx.ORDER)
+    return with_weight_order(spec, chosen)
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", [*HERE, *TILES])
 @generated
 @given(specs=batches())
 def test_generated_cases_equal_the_oracle(target: str, specs: list[BinaryConv2d]) -> None:
@@ -67,7 +71,7 @@ def _compare(target: str, specs: list[BinaryConv2d]) -> None:
     assert sum(exact) >= len(specs) / 10
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 def test_word_and_lane_edges(target: str) -> None:
     channels = (1, 31, 32, 33, 63, 64, 65)
     outs = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)
@@ -81,7 +85,7 @@ def test_word_and_lane_edges(target: str) -> None:
         check(library, number, spec, make_inputs(spec, seed(spec)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 @pytest.mark.parametrize("equal", [True, False])
 def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
     base = BinaryConv2d(1, 5, 5, 4096, 17, (5, 5), steps=(Step("store"),))
@@ -130,7 +134,7 @@ def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
         assert got[0, 0, 3, 0] == worst
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 @pytest.mark.parametrize("pad_value", [0, 1, -1])
 def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     spec = BinaryConv2d(
@@ -141,7 +145,7 @@ def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     check(build([spec], target, threads=2), 0, spec, inputs)
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", [*HERE, *TILES])
 def test_threads_share_any_number_of_images(target: str) -> None:
     spec = BinaryConv2d("n", 24, 40, 256, 160, (3, 3), pads=(1, 1, 1, 1), steps=THRESHOLD)
     spec = for_target(spec, target)
@@ -149,7 +153,7 @@ def test_threads_share_any_number_of_images(target: str) -> None:
     check(build([spec], target, threads=2), 0, spec, inputs)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 @pytest.mark.parametrize("channels", [29, 100])
 def test_a_border_of_partial_words_is_compiled_in_seconds(target: str, channels: int) -> None:
     spec = BinaryConv2d(
@@ -162,7 +166,7 @@ def test_a_border_of_partial_words_is_compiled_in_seconds(target: str, channels:
     assert time.process_time() - start < 15  # about 1 s; minutes where LLVM merges single bytes
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 def test_windows_wholly_outside_the_image(target: str) -> None:
     steps = (Step("threshold", zero=True),)
     spec = BinaryConv2d(1, 5, 18, 64, 64, (7, 1), pads=(1, 1, 1, 1), ternary=True, steps=steps)
@@ -174,7 +178,7 @@ def test_windows_wholly_outside_the_image(target: str) -> None:
         check(library, number, one, make_inputs(one, seed(one)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 def test_rows_of_large_kernels_outside_the_image(target: str) -> None:
     # 49 taps of one vector each are more than bytes can sum, so each row is a sum of its own.
     spec = BinaryConv2d(1, 12, 12, 64, 32, (7, 7), (2, 2), pads=(3, 3, 3, 3), steps=THRESHOLD)
@@ -188,21 +192,41 @@ def test_weight_order_is_chosen_by_rule() -> None:
     odd_groups = dataclasses.replace(layer, groups=4)
     dense = BinaryConv2d(1, 1, 1, 512, 100, (1, 1), rank=2)
     dilated = dataclasses.replace(layer, channels=96, dilations=(2, 2))
-    for spec, x86, arm in (
-        (layer, "nibbles", "halves"),
-        (wide, "nibbles", "vectors"),
-        (odd_groups, "sliced", "sliced"),
-        (dense, "words", "vectors"),
-        (dilated, "nibbles", "words"),
+    for spec, x86, arm, tiles in (
+        (layer, "nibbles", "halves", "fours"),
+        (wide, "nibbles", "vectors", "fours"),
+        (odd_groups, "sliced", "sliced", "words"),
+        (dense, "words", "vectors", "words"),
+        (dilated, "nibbles", "words", "fours"),
     ):
         for name, target in catalog.CATALOG.items():
             if target.gpus:
                 continue
             wanted = {"lookup": x86, "neon": arm, "neon-dot": arm}.get(target.popcount, "words")
-            assert for_target(spec, name).weight_order == wanted
+            wanted = tiles if "amx_int8" in target.features else wanted
+            assert with_weight_order(spec, target).weight_order == wanted, (spec, name)
     bits = np.ones((64, 3, 3, 64), bool)
     sizes = [layout.pack_conv_weight(bits, order).size for order in layout.WEIGHT_ORDERS]
-    assert sizes == [64 * 9 * 2] * 2 + [64 * 3 * 8, 64 * 9 * 2]
+    assert sizes == [64 * 9 * 2] * 2 + [64 * 3 * 8, 64 * 9 * 2, 64 * 9 * 2]
+
+
+def test_tiles_are_used_where_a_study_found_them_faster() -> None:
+    layer = BinaryConv2d(1, 16, 16, 128, 64, (3, 3), pads=(1, 1, 1, 1))
+    pointwise = dataclasses.replace(layer, kernel=(1, 1), pads=(0, 0, 0, 0))
+    rows = BinaryConv2d(16, 1, 1, 512, 100, (1, 1), rank=2, steps=THRESHOLD)
+    for spec, pays in (
+        (layer, True),
+        (dataclasses.replace(layer, height=5, width=5, pads=(0, 0, 0, 0)), False),  # nine pixels
+        (dataclasses.replace(layer, channels=32), False),  # tiles would be half empty
+        (dataclasses.replace(layer, groups=8), False),  # of 16 channels each
+        (pointwise, False),
+        (rows, True),
+        (dataclasses.replace(rows, n=8), False),
+        (dataclasses.replace(rows, steps=(Step("affine"), Step("store"))), False),
+    ):
+        for name, target in catalog.CATALOG.items():
+            order = with_weight_order(spec, target).weight_order
+            assert (order == "fours") == (pays and "amx_int8" in target.features), (spec, name)
 
 
 def test_oracle_of_a_hand_computed_convolution() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -12,33 +11,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
+from tvm import s_tir, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.codegen.pipeline import tvm_target
-from bnncc.schedules import intrin_amx
-from bnncc.schedules.intrin_amx import DOTS, TileProduct
+from bnncc.schedules import intrin_amx, ranges
+from bnncc.schedules.intrin_amx import DOTS, LOCAL, SUMS, Tile
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from tests import amx_emulator
 
 ROOT = Path(__file__).resolve().parents[2]
-V4 = catalog.resolve("x86-64-v4")
-AMX = dataclasses.replace(V4, name="amx", mattr=(*V4.mattr, "+amx-tile", "+amx-int8"))
-SHAPES = [(1, 1), (7, 2), (14, 9), (16, 3)]
+AMX = catalog.resolve("x86-64-v4-amx")
+SHAPES = [(2, 1), (7, 2), (14, 9), (16, 3)]
+BLOCKS = 2
 GARBAGE = np.int32(0x5A5A5A5A)
 EXTREMES = {"int8": (-128, 127), "uint8": (0, 255)}
 
 
-def compiled(pair: TileProduct, half: str, target: TargetSpec) -> tvm.runtime.Module:
-    module = tvm.IRModule({"main": pair.function(half)})
+def compiled(func: tirx.PrimFunc, target: TargetSpec) -> tvm.runtime.Module:
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     return tvm.compile(module, target=tvm_target(target))
-
-
-def columns(whole: tvm.runtime.Tensor, count: int) -> tvm.runtime.Tensor:
-    """Return the first columns, in the same memory: rows lie apart."""
-    return tvm_ffi.from_dlpack(np.from_dlpack(whole)[:, :count])
 
 
 def matrix(weight: np.ndarray) -> np.ndarray:
@@ -46,31 +40,87 @@ def matrix(weight: np.ndarray) -> np.ndarray:
     return weight.reshape(-1, 16, 4).transpose(0, 2, 1).reshape(-1, 16)
 
 
+def product_of(types: tuple[str, str], rows: int, steps: int, apart: int) -> s_tir.Schedule:
+    """Write a product of matrices, in `BLOCKS` blocks of columns, as plain loops.
+
+    Rows of the data have `apart` tiles more than the product reads.
+    """
+    data = te.placeholder((rows, (steps + apart) * 64), types[0], "data")
+    weight = te.placeholder((BLOCKS, steps, 16, 64), types[1], "weight")
+    window = te.compute((steps, rows, 64), lambda s, i, k: data[i, s * 64 + k], "window")
+    step, k = te.reduce_axis((0, steps), "step"), te.reduce_axis((0, 64), "k")
+
+    def dot(o: tirx.Var, i: tirx.Var, j: tirx.Var) -> te.Tensor:
+        one, other = window[step, i, k], weight[o, step, k // 4, j * 4 + k % 4]
+        return te.sum(one.astype("int32") * other.astype("int32"), axis=[step, k])
+
+    sums = te.compute((BLOCKS, rows, 16), dot, "sums")
+    total = te.compute((rows, BLOCKS * 16), lambda i, j: sums[j // 16, i, j % 16], "total")
+    return s_tir.Schedule(te.create_prim_func([data, weight, total]))
+
+
+def on_tiles(sch: s_tir.Schedule, types: tuple[str, str], rows: int) -> tirx.PrimFunc:
+    """Schedule it: every loop over a tile becomes an instruction."""
+    o, row, column, step, k = sch.get_loops("sums")
+    sch.reorder(step, row, column, k)
+    data, weight = sch.get_sblock("window"), sch.cache_read("sums", 1, LOCAL)
+    for block in (data, weight):
+        sch.compute_at(block, step)
+    for block in (data, sch.get_sblock("sums")):
+        sch.set_scope(block, 0, LOCAL)
+    i, j = sch.get_loops("total")
+    outer, _ = sch.split(j, [BLOCKS, 16])
+    sch.reorder(outer, i)
+    sch.unroll(outer)
+    sch.unroll(o)
+    cleared = sch.get_loops(sch.decompose_reduction("sums", step))[-2]
+    loops = {
+        "zero": cleared, "load": sch.get_loops(data)[-2],
+        "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": i,
+    }  # fmt: skip
+    for operation, loop in loops.items():
+        sch.tensorize(loop, Tile(operation, rows, types).register())
+    func = sch.mod["main"]
+    root = func.body.block
+    with IRBuilder() as builder, T.sblock("configured"):
+        T.reads()
+        T.writes()
+        config = T.sblock_alloc_buffer((8,), "uint64")
+        intrin_amx.configure(config, (*[rows] * (SUMS + 1), 16))
+    with IRBuilder() as ended, T.sblock("released"):
+        T.reads()
+        T.writes()
+        intrin_amx.release()
+    body = tirx.SeqStmt([builder.get(), *ranges.statements(root.body), ended.get()])
+    return func.with_body(ranges.rooted(func, body, root.alloc_buffers))
+
+
 @pytest.mark.parametrize("half", ["desc", "impl"])
 @pytest.mark.parametrize(("rows", "steps"), SHAPES)
 @pytest.mark.parametrize("types", DOTS)
 def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, half: str) -> None:
     emulator = amx_emulator.load() if half == "impl" else None
-    pair = TileProduct(types, rows, steps)
-    library = compiled(pair, half, AMX if half == "impl" else catalog.native())
     rng = np.random.default_rng(0)
-    before = emulator.amx_emulator_performed() if emulator else 0
     for apart, ends in ((0, False), (0, True), (3, False)):
-        shapes = ((rows, (steps + apart) * 64), (steps, 16, 64))
+        sch = product_of(types, rows, steps, apart)
+        func = on_tiles(sch, types, rows) if half == "impl" else sch.mod["main"]
+        library = compiled(func, AMX if half == "impl" else catalog.native())
+        shapes = ((rows, (steps + apart) * 64), (BLOCKS, steps, 16, 64))
         data, weight = (
             rng.choice(EXTREMES[one], shape).astype(one)
             if ends
             else rng.integers(*EXTREMES[one], shape, one, endpoint=True)
             for one, shape in zip(types, shapes, strict=True)
         )
-        total = tvm.runtime.tensor(np.full((rows, 16 + 16 * apart), GARBAGE))
-        rows_of_data = columns(tvm.runtime.tensor(data), steps * 64)
-        library["main"](rows_of_data, tvm.runtime.tensor(weight), columns(total, 16))
-        wanted = data[:, : steps * 64].astype("int64") @ matrix(weight).astype("int64")
-        np.testing.assert_array_equal(total.numpy()[:, :16], wanted)
-        assert (total.numpy()[:, 16:] == GARBAGE).all()
-    if emulator:  # configure, zero, store and release; two loads and a product a step
-        assert emulator.amx_emulator_performed() - before == 3 * (4 + 3 * steps)
+        total = tvm.runtime.tensor(np.full((rows, BLOCKS * 16), GARBAGE))
+        before = emulator.amx_emulator_performed() if emulator else 0
+        library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), total)
+        columns = np.concatenate([matrix(block) for block in weight], axis=1).astype("int64")
+        wanted = data[:, : steps * 64].astype("int64") @ columns
+        np.testing.assert_array_equal(total.numpy(), wanted)
+        if emulator:  # configure and release; for each block zero and store; loads and products
+            performed = emulator.amx_emulator_performed() - before
+            assert performed == 2 + BLOCKS * (2 + 3 * steps)
 
 
 def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +166,9 @@ def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tile_instructions_are_what_llvm_writes() -> None:
-    asm = compiled(TileProduct(("uint8", "int8"), 16, 2), "impl", AMX).mod.inspect_source("asm")
+    types = ("uint8", "int8")
+    func = on_tiles(product_of(types, 16, 2, 0), types, 16)
+    asm = compiled(func, AMX).mod.inspect_source("asm")
     for instruction in (
         "ldtilecfg",
         "tilezero",

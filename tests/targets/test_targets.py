@@ -16,7 +16,8 @@ from bnncc.targets.spec import TargetSpec
 def test_native_is_the_best_target_that_runs_here() -> None:
     native = catalog.native()
     assert not catalog.missing_features(native)
-    better = [spec for spec in catalog.CATALOG.values() if spec.kind == "llvm"]
+    timed = (s for s in catalog.CATALOG.values() if s.name not in catalog.UNTIMED)
+    better = [spec for spec in timed if spec.kind == "llvm"]
     mcpus = [(spec.mcpu, spec.popcount) for spec in better]
     for spec in better[mcpus.index((native.mcpu, native.popcount)) + 1 :]:
         assert catalog.missing_features(spec)
@@ -69,6 +70,20 @@ def test_tiles_are_a_feature_where_the_system_permits_them(
     monkeypatch.setattr(host, "_permits_tiles", lambda: permitted)
     amx = {"amx_bf16", "amx_tile", "amx_int8"}
     assert host.features() == {"avx2", "avx512f"} | (amx if permitted else set())
+
+
+def test_native_takes_no_target_that_nobody_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    amx = catalog.resolve("x86-64-v4-amx")
+    monkeypatch.setattr(host, "features", lambda: frozenset(amx.features))
+    assert not catalog.missing_features(amx)
+    assert catalog.native().base == "x86-64-v4-vpopcntdq"
+
+
+def test_tiles_that_a_machine_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    amx = catalog.resolve("x86-64-v4-amx")
+    here = {feature for feature in amx.features if not feature.startswith("amx")}
+    monkeypatch.setattr(host, "features", lambda: frozenset(here))
+    assert catalog.missing_features(amx) == ["amx_tile", "amx_int8", "amx_bf16"]
 
 
 @pytest.mark.skipif(

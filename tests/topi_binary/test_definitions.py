@@ -15,7 +15,7 @@ from bnncc.schedules import schedule, with_packed_operands, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
-from bnncc.topi_binary.definitions import carry_save, define, nibbles
+from bnncc.topi_binary.definitions import byte_products, carry_save, define, nibbles
 from bnncc.topi_binary.reference import binary_conv2d
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
@@ -100,6 +100,28 @@ def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> No
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        definition_cases.WORDS,
+        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
+        replace(definition_cases.WORDS, channels=33, out_channels=100, ternary=True),
+        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
+        replace(definition_cases.WORDS, channels=300, out_channels=7, pad_value=1),
+        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=128),
+    ],
+    ids=lambda spec: Workload.of(spec).name,
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_products_of_bytes_are_the_same(spec: BinaryConv2d, whole: bool) -> None:
+    spec = replace(spec, weight_order="fours")
+    lines = byte_products.Lines(spec, spec.output_hw[0] if whole else 1)
+    form = replace(lines, places=lines.needed + 3).form
+    inputs = make_inputs(spec, np.random.default_rng(1))
+    for found, wanted in zip(run(spec, inputs, form), binary_conv2d(spec, inputs), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
     "target",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in kernel_harness.HERE[:-1]),
@@ -139,7 +161,7 @@ def test_definitions_have_the_parameters_of_their_kernels() -> None:
 def test_definitions_know_no_target() -> None:
     spec = replace(definition_cases.WORDS, weight_order="words")
     bodies = set()
-    for order in ("words", "nibbles", "vectors", *tiles.ORDERS):
+    for order in ("words", "nibbles", "vectors", "fours", *tiles.ORDERS):
         text = define(replace(spec, weight_order=order)).script(show_meta=False)
         bodies.add(text.count("sblock("))
     assert len(bodies) == 1  # the same blocks: only where a weight lies differs

@@ -10,7 +10,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout, sliced_data
-from bnncc.topi_binary.definitions import byte_sums, carry_save, nibbles
+from bnncc.topi_binary.definitions import byte_products, byte_sums, carry_save, nibbles
 from bnncc.topi_binary.definitions.binary_operands import Operands, ones, operands, vectors
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
@@ -45,7 +45,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
 
     Sums start at what taps outside the image count, and go over those inside; in the form
     `carry_save.FORM`, over three of them at a time, in `byte_sums.FORM` over vectors of bytes, in
-    `nibbles.FORM` over entries of a table.
+    `nibbles.FORM` over entries of a table, in `byte_products.FORM` over products of bytes.
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
@@ -55,6 +55,8 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     bytewise = form.startswith(byte_sums.FORM)
     if form.startswith(nibbles.FORM):
         acc = [_of_nibbles(met, operator.n, form)]
+    elif form.startswith(byte_products.FORM):
+        acc = _of_products(met, operator.n, form)
     elif bytewise:
         acc = _of_bytes(met, operator.n, form)
     else:
@@ -97,6 +99,17 @@ def _of_planes(
     start, counted = _outside(met, None, sums), sums.summed()
     times = (1 + met.spec.doubled) // planes
     return _whole(met, n, lambda *i: counted(*i) + start(*i) * planes, times)
+
+
+def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
+    """Write dot products; return the accumulator."""
+    scale, offset = met.spec.dot_from_acc()
+
+    def whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
+        rest = offset - dot(at.n, at.h, at.w, at.block, lane)
+        return T.shift_right(rest, T.int32(1)) if scale == -2 else rest
+
+    return [partial(whole, dot) for dot in byte_products.summed(met, n, form)]
 
 
 def _summed(

@@ -26,6 +26,16 @@ def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr,
             one = T.shift_right(weight[where // 4], T.Cast("uint32", where % 4 * 8))
             made = made | T.shift_left(T.bitwise_and(one, T.uint32(255)), T.uint32(8 * byte))
         return made
+    if spec.weight_order == "fours":
+        steps, lane = layout.blocks(words, 2), o % LANES
+        block = (o // LANES * spec.kernel[0] + kh) * spec.kernel[1] + kw
+        four = (block * steps * 2 + c) * 8
+        made = T.uint32(0)
+        for number in range(8):
+            pair = weight[(four + number) * 2 + lane // 8]
+            one = T.shift_right(pair, T.Cast("uint32", lane % 8 * 4))
+            made = made | T.shift_left(T.bitwise_and(one, T.uint32(15)), T.uint32(4 * number))
+        return made
     if spec.weight_order in ("vectors", "halves"):
         return weight[_quads(spec, words, o, kh, kw, c)]
     return weight[_tiled(spec, o, number)]

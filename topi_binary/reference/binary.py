@@ -126,6 +126,12 @@ def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
         rows = np.ascontiguousarray(chosen).view("<u4")
         bits = words_to_bits(rows, per_group)
         return _signs(bits)
+    if spec.weight_order == "fours":
+        steps = -(-per_group // 64)
+        cut = words_to_bits(packed.reshape(-1, height, width, steps, 16, 2), 64)
+        apart = cut.reshape(-1, height, width, steps, 16, 16, 4).transpose(0, 5, 1, 2, 3, 4, 6)
+        bits = apart.reshape(-1, height, width, steps * 64)
+        return _signs(bits[: spec.out_channels, ..., :per_group])
     if spec.weight_order in ("vectors", "halves"):
         unit = 4 if spec.weight_order == "vectors" else 2
         quads = -(-spec.out_channels // 4)

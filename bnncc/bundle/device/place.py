@@ -37,9 +37,18 @@ class Place:
         Which.
     root : Path
         The bundle, with ``lib/`` and ``tvm_ffi/``.
+    features : sequence of str
+        What the code needs of a CPU, as Linux spells it.
+
+    Raises
+    ------
+    Unfit
+        If the machine lacks any of them.
     """
 
-    def __init__(self, device: str, root: Path) -> None:
+    def __init__(self, device: str, root: Path, features: Sequence[str] = ()) -> None:
+        if lacking := sorted({*features} - _features() if features else ()):
+            raise Unfit(f"needs CPU features this machine lacks: {', '.join(lacking)}")
         self.device = device
         self.ffi = _load_runtime(device, root / "lib")
 
@@ -256,6 +265,16 @@ def in_turns(timers: Sequence[Timer], turns: int) -> list[list[float]]:
 def median(times: Sequence[float]) -> float:
     """Return the median of times, to a tenth of a nanosecond."""
     return round(statistics.median(times), 4)
+
+
+def _features() -> set[str]:
+    """Return the features that programs may use; tiles (AMX) have to be asked for."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    found = {f for x in lines if x.startswith(("flags", "Features")) for f in x.split()}
+    request = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA
+    if "amx_tile" in found and ctypes.CDLL(None).syscall(*request) != 0:
+        found = {feature for feature in found if not feature.startswith("amx_")}
+    return found
 
 
 def _load_runtime(device: str, folder: Path) -> Any:

@@ -275,7 +275,7 @@ def main(root: Path, names: Sequence[str], skip: Sequence[str], until: float) ->
     index = json.loads((root / "index.json").read_text(encoding="utf-8"))
     parts = {part["part"]: part for part in (*index["networks"], *index["kernels"])}
     try:
-        place = Place(index["device"], root)
+        place = Place(index["device"], root, index.get("features", ()))
         say(device=place.name, **place.versions)
         for name in names:
             say(part=name)

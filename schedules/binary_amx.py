@@ -1,0 +1,241 @@
+"""Binary convolution on tiles of AMX: products of runs of pixels and sixteen output channels.
+
+Bits become bytes before they meet, see `definitions.byte_products`. Those of the data are made for
+whole images, those of weights for sixteen output channels, which then go over all pixels. A line of
+windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of which meet each tile
+of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
+like those of other kernels. Data that may hold zeros need no other code.
+
+Only Intel's servers from Sapphire Rapids on have tiles. The study that `pays` follows took times on
+one; this kernel has been timed on none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.schedules import channel_tiles, epilogue, intrin_amx, multithreading, ranges
+from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, Tile
+from bnncc.schedules.intrin_x86 import SIGNS
+from bnncc.schedules.space import Point, Space, with_threads
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.definitions.byte_products import Lines
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
+from bnncc.topi_binary.spec import BinaryConv2d
+
+ORDER = "fours"
+"""Of the weights that this kernel reads."""
+
+TYPES = "int8", "int8"
+
+WINDOWED = 9
+"""Taps from which bytes of a pixel are used often enough."""
+
+MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
+"""Pixels of an image from which tiles win; with fewer taps than `WINDOWED` they do so up to
+`MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache and results are bits."""
+
+MIN_FILLED = 0.75
+"""Part of a tile's depth that channels must fill."""
+
+TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
+"""What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
+
+SHARED = "data", "panel", "panel_last", "sum", "sum_last"
+"""Blocks whose tensors several nests of loops have in common."""
+
+
+def supports(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    """Return whether there are tiles for a layer."""
+    whole = spec.groups == 1 or spec.out_channels // spec.groups % LANES == 0
+    return "amx_int8" in target.features and whole and not spec.per_image
+
+
+def pays(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    """Return whether a layer should be computed on tiles rather than by counting bits.
+
+    From the crossovers that the study of issue 16 measured on Sapphire Rapids: 3x3 from 16 pixels
+    on; 1x1 only for 16 to 32 pixels, with results that are bits.
+    """
+    flat = flattened(spec)
+    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels // spec.groups
+    words, steps = layout.words(depth), layout.blocks(depth, DEPTH)
+    if not supports(spec, target) or pixels < MIN_PIXELS:
+        return False
+    if words * WORD_BITS < MIN_FILLED * steps * DEPTH:
+        return False
+    if spec.kernel[0] * spec.kernel[1] >= WINDOWED:
+        return True
+    bits = all(step.op == "threshold" for step in spec.steps)
+    fits = pixels * spec.channels <= POINTWISE_BYTES
+    return bits and fits and pixels <= MAX_POINTWISE
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the sums of an image are cut into tiles.
+
+    Attributes
+    ----------
+    lines : Lines
+        Rows of the output that are one line, and its windows, which fill all tiles.
+    rows : int
+        Windows of a tile.
+    tiles : int
+        That meet each tile of weights.
+    """
+
+    lines: Lines
+    rows: int
+    tiles: int
+
+
+def cut(spec: BinaryConv2d, target: TargetSpec) -> Cut:
+    """Return the cut that takes the fewest cycles for a flat spec."""
+    height, found = spec.output_hw[0], []
+    for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
+        lines = Lines(spec, lined)
+        if lined > 1 and lines.needed * LANES * 4 > target.l1_bytes:
+            break
+        for rows in range(2, TILE_ROWS + 1):  # a loop of one turn cannot be tensorized
+            for tiles in range(1, SUMS + 1):
+                count = layout.blocks(lines.needed, rows * tiles)
+                each = tiles * (TILE_CYCLES + rows * ROW_CYCLES) + WEIGHT_CYCLES
+                filled = replace(lines, places=count * tiles * rows)
+                found.append((each * count * lines.count, Cut(filled, rows, tiles)))
+    return min(found, key=lambda one: one[0])[1]
+
+
+def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a layer whose weights are in `ORDER`."""
+    divided = multithreading.shared(spec, target, threads)
+    return with_threads({}, {}, threads > 1, divided)
+
+
+def apply(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, point: Point
+) -> tirx.PrimFunc:
+    """Schedule a binary convolution whose weights are in `ORDER`."""
+    flat, divided = flattened(spec), bool(point.get("divide", 0))
+    chosen = cut(flat, target)
+    whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
+    parts = [_bytes(whole, divided)]
+    full, rest = divmod(flat.out_channels, LANES)
+    ends = [""] * (full > 0) + ["_last"] * (rest > 0)
+    parts += [part for end in ends for part in _channels(whole, flat, target, chosen, end, divided)]
+    return _configured(ranges.joined(parts, 0), chosen)
+
+
+def _bytes(func: tirx.PrimFunc, divided: bool) -> tirx.PrimFunc:
+    """Schedule the bytes of data: a word at a time."""
+    sch = s_tir.Schedule(ranges.part(func, {"data": {}}, SHARED))
+    n, high, wide, row, *_, lane = sch.get_loops("data")
+    sch.vectorize(lane)
+    if divided:
+        sch.parallel(sch.fuse(n, high, wide, row))
+    return sch.mod["main"]
+
+
+def _channels(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, chosen: Cut, end: str,
+    divided: bool,
+) -> list[tirx.PrimFunc]:  # fmt: skip
+    """Schedule blocks of sixteen channels, one after another."""
+    names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
+    own = ranges.part(func, {name: {} for name in names}, SHARED[:1])
+    sums, results = _sums(own, chosen, end), _results(own, spec, target, chosen, end)
+    panel, lines = _panel(own, end), ranges.joined([sums, results], 3)
+    if divided:  # all weights before: threads share channels and lines
+        return [ranges.parallel(panel, 1), ranges.parallel(lines, 3)]
+    return [ranges.joined([panel, lines], 1)]
+
+
+def _panel(func: tirx.PrimFunc, end: str) -> tirx.PrimFunc:
+    """Schedule the bytes of weights."""
+    sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
+    sch.tensorize(sch.get_loops(f"panel{end}")[-1], SIGNS.register())
+    return sch.mod["main"]
+
+
+def _sums(func: tirx.PrimFunc, chosen: Cut, end: str) -> tirx.PrimFunc:
+    """Schedule the products of tiles."""
+    name = f"sum{end}"
+    sch = s_tir.Schedule(ranges.part(func, {"window": {}, name: {}}, SHARED))
+    # 2 tile
+    n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
+    run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
+    sch.reorder(o, n, line, run, kh, kw, c, tile, row, lane, k)
+    # 3 stage: what a tile holds
+    data = sch.get_sblock("window")
+    sch.set_scope(data, 0, LOCAL)
+    weight = sch.cache_read(name, 1, LOCAL)
+    total = sch.cache_write(name, 0, LOCAL)
+    sch.compute_at(data, tile)
+    sch.compute_at(weight, c)
+    sch.reverse_compute_at(total, run)
+    again, stored = sch.split(sch.get_loops(total)[-2], [chosen.tiles, chosen.rows])
+    *_, first, cleared, _ = sch.get_loops(sch.decompose_reduction(name, kh))
+    # 4 tensorize
+    loops = {
+        "zero": cleared, "load": sch.get_loops(data)[-2],
+        "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
+    }  # fmt: skip
+    for operation, loop in loops.items():
+        sch.tensorize(loop, Tile(operation, chosen.rows, TYPES).register())
+    # 5 unroll: instructions name tiles by number
+    channel_tiles.unrolled(sch, (first, tile, again))
+    return sch.mod["main"]
+
+
+def _results(
+    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, chosen: Cut, end: str
+) -> tirx.PrimFunc:
+    """Schedule the epilogue of a line."""
+    out = f"out{end}"
+    sch = s_tir.Schedule(ranges.part(func, {out: {}}, SHARED))
+    n, h, w, o = sch.get_loops(out)
+    line, row = sch.split(h, [chosen.lines.count, chosen.lines.rows])
+    sch.reorder(o, n, line, row, w)
+    epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
+    return sch.mod["main"]
+
+
+def _configured(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
+    """Give tiles their shapes before loops that use them, in each thread; and back behind them."""
+    made: list[tirx.Stmt] = []
+    for stmt in ranges.statements(func.body.block.body):
+        made += _with_tiles(stmt, chosen) if _uses_tiles(stmt) else [stmt]
+    return func.with_body(ranges.rooted(func, tirx.SeqStmt(made), func.body.block.alloc_buffers))
+
+
+def _uses_tiles(stmt: tirx.Stmt) -> bool:
+    found: list[bool] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        found.append(block.name_hint.startswith("sum_"))
+
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, visit), order="post")
+    return any(found)
+
+
+def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
+    rows = [*[chosen.rows] * (SUMS + 1), TILE_ROWS]
+    with IRBuilder() as builder, T.sblock("configured"):
+        T.reads()
+        T.writes()
+        intrin_amx.configure(T.sblock_alloc_buffer((8,), "uint64"), tuple(rows))
+    first = builder.get()
+    with IRBuilder() as builder, T.sblock("released"):
+        T.reads()
+        T.writes()
+        intrin_amx.release()
+    stmts = [first, loop, builder.get()]
+    return [multithreading.region(stmts)] if loop.kind == tirx.ForKind.PARALLEL else stmts

@@ -1,0 +1,233 @@
+"""Binary convolution as products of matrices of bytes.
+
+Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Exact
+zeros, padding with 0 and channels beyond the last are 0. So a sum is the dot product itself.
+
+Bytes of an image lie in *planes*, one for each place of a pixel within a stride: in these a window
+moves by one pixel whatever the stride is, and a tap is a distance. Rows follow one another, so that
+windows of several rows are one *line*, whose last few of a row belong to no output: their sums are
+not read. Where padding on one side does for the other side of the row before, rows are shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from tvm.tirx.script import builder as T
+
+from bnncc.topi_binary import layout
+from bnncc.topi_binary.definitions.binary_operands import Operands
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    accumulate,
+    bit,
+    buffer,
+    compute,
+    extent,
+)
+from bnncc.topi_binary.definitions.taps import inside, pixel
+from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
+from bnncc.topi_binary.spec import BinaryConv2d
+
+FORM = "products"
+"""Of `binary_conv2d`, with the numbers of `Lines` behind it."""
+
+_ALL = 2**WORD_BITS - 1
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Where pixels lie.
+
+    Attributes
+    ----------
+    spec : BinaryConv2d
+        The layer.
+    rows : int
+        Rows of the output in a line: they divide its height.
+    places : int
+        Windows of a line for which there are sums, at least `needed`.
+    """
+
+    spec: BinaryConv2d
+    rows: int
+    places: int = 0
+
+    @property
+    def form(self) -> str:
+        """The form of the definition."""
+        return f"{FORM}-{self.rows}-{self.places}"
+
+    @property
+    def count(self) -> int:
+        """Lines of an image."""
+        return self.spec.output_hw[0] // self.rows
+
+    @property
+    def needed(self) -> int:
+        """Windows from the first output of a line to its last one."""
+        return (self.rows - 1) * self.pitch + self.spec.output_hw[1]
+
+    @cached_property
+    def phases(self) -> tuple[int, int]:
+        """Planes of an image, as rows and columns of them."""
+        high, wide = (max(phase for phase, _ in self._taps(axis)) + 1 for axis in (0, 1))
+        return high, wide
+
+    def _taps(self, axis: int) -> list[tuple[int, int]]:
+        """Return the plane, and the distance there, of each tap of an axis."""
+        spec = self.spec
+        moves = (tap * spec.dilations[axis] for tap in range(spec.kernel[axis]))
+        return [(move % spec.strides[axis], move // spec.strides[axis]) for move in moves]
+
+    @cached_property
+    def pitch(self) -> int:
+        """Pixels of a row of a plane."""
+        width = self.spec.output_hw[1]
+        least = range(width, width + self._taps(1)[-1][1])
+        return next((pitch for pitch in least if self._shares(pitch)), least.stop)
+
+    def _shares(self, pitch: int) -> bool:
+        """Whether what is read behind rows of `pitch` pixels is padding, there and in the next."""
+        spec = self.spec
+        for (phase, move), w in product(self._taps(1), range(spec.output_hw[1])):
+            first, beyond = phase - spec.pads[1], w + move - pitch
+            image = (w + move) * spec.strides[1] + first, beyond * spec.strides[1] + first
+            if beyond >= 0 and (image[0] < spec.width or image[1] >= 0):
+                return False
+        return True
+
+    @cached_property
+    def plane(self) -> tuple[int, int]:
+        """Rows and columns of a plane; the last row is padding where rows share it."""
+        reach = [self._taps(axis)[-1][1] for axis in (0, 1)]
+        shares = self.pitch < self.spec.output_hw[1] + reach[1]
+        return self.spec.output_hw[0] + reach[0] + shares, self.pitch
+
+    def place(self, phase: tuple[Expr, Expr], row: Expr, column: Expr) -> Expr:
+        """Return where a pixel of a plane lies."""
+        rows, pitch = self.plane
+        return ((phase[0] * self.phases[1] + phase[1]) * rows + row) * pitch + column
+
+    def tap(self, kh: Expr, kw: Expr) -> Expr:
+        """Return how far a tap is from its window."""
+        moves = [tap * step for tap, step in zip((kh, kw), self.spec.dilations, strict=True)]
+        phase, move = (
+            [op(m, s) for m, s in zip(moves, self.spec.strides, strict=True)]
+            for op in (lambda m, s: m % s, lambda m, s: m // s)
+        )
+        return self.place((phase[0], phase[1]), *move)
+
+    @property
+    def pixels(self) -> int:
+        """Of all planes, and those that only windows without an output read."""
+        taps = product(*map(range, self.spec.kernel))
+        last = max(int(self.tap(*tap)) for tap in taps)
+        behind = (self.count - 1) * self.rows * self.pitch + self.places + last
+        planes = self.phases[0] * self.phases[1]
+        return max(planes * self.plane[0] * self.plane[1], behind)
+
+
+def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
+    """Write the dot products of a form.
+
+    Those of the last channels, if they fill no vector, are blocks and tensors of their own: a tile
+    is known by its place in a tensor.
+
+    Returns
+    -------
+    list of callable
+        What reads them: of a pixel, a vector of channels and a lane; perhaps another one for the
+        last channels.
+    """
+    spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
+    lines = Lines(spec, rows, places)
+    steps, (full, rest) = layout.blocks(met.depth, DEPTH), divmod(spec.out_channels, LANES)
+    held = spec.groups * steps
+    data = buffer("bytes", (n, held, lines.pixels, DEPTH), "int8")
+    words = (*lines.phases, *lines.plane, spec.groups, steps * (DEPTH // WORD_BITS))
+    compute("data", data, (n, *words, WORD_BITS), _bytes(met), _placed(lines, steps))
+    taps = [*map(extent, (n, lines.count, *spec.kernel, held, places, DEPTH))]
+    window = compute(
+        "window", buffer("window", taps, "int8"), taps,
+        lambda n, line, kh, kw, c, place, k: data[
+            n, c, line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
+        ],
+    )  # fmt: skip
+    parts = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
+    return [_sums(met, n, lines, window, *part) for part in parts]
+
+
+def _sums(
+    met: Operands, n: Expr, lines: Lines, window: Buffer, end: str, first: int, count: int
+) -> Callable[..., Expr]:
+    """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
+    spec, steps = met.spec, layout.blocks(met.depth, DEPTH)
+    shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, steps, LANES))]
+    stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
+
+    def sign(o: Expr, *i: Expr) -> Expr:
+        where = (first + o, *i[:-1])
+        return T.Select(bit(stored[where], i[-1]), T.int8(1), T.int8(-1))
+
+    shape = [extent(count), *shape[1:], extent(DEPTH)]
+    panel = compute(f"panel{end}", buffer(f"panel{end}", shape, "int8"), shape, sign)
+
+    def term(total: Expr, *i: Expr) -> Expr:
+        n, line, o, place, lane, kh, kw, c, k = i
+        channel = (first + o) * LANES
+        group = channel // (spec.out_channels // spec.groups) if spec.groups > 1 else 0
+        one = window[n, line, kh, kw, group * steps + c, place, k]
+        other = panel[o, kh, kw, c, k // 4, lane * 4 + k % 4]
+        return total + T.Cast("int32", one) * T.Cast("int32", other)
+
+    outputs = [*map(extent, (n, lines.count, count, lines.places, LANES))]
+    sums = buffer(f"sums{end}", outputs, "int32")
+    accumulate(f"sum{end}", sums, outputs, (*spec.kernel, steps, DEPTH), T.int32(0), term)
+
+    def dot(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
+        return sums[n, h // lines.rows, o - first, h % lines.rows * lines.pitch + w, lane]
+
+    return dot
+
+
+def _placed(lines: Lines, steps: int) -> Callable[..., list[Expr]]:
+    """Return where the bytes of words lie."""
+    words = DEPTH // WORD_BITS
+
+    def at(n: Expr, *i: Expr) -> list[Expr]:
+        high, wide, row, column, group, word, lane = i
+        place = lines.place((high, wide), row, column)
+        return [n, group * steps + word // words, place, word % words * WORD_BITS + lane]
+
+    return at
+
+
+def _bytes(met: Operands) -> Callable[..., Expr]:
+    """Return what a byte of data is."""
+    spec, count = met.spec, layout.words(met.depth)
+    outside = T.uint32(_ALL * (spec.pad_value != 0)), T.uint32(_ALL * (spec.pad_value > 0))
+
+    def value(n: Expr, *i: Expr) -> Expr:
+        high, wide, row, column, group, word, lane = i
+        y = row * spec.strides[0] + high - spec.pads[0]
+        x = column * spec.strides[1] + wide - spec.pads[1]
+        where = tuple(pixel(spec, n, y, x, group * count + word))
+        here, there = inside(spec, y, x), word < count
+        zeros = T.uint32(0) if met.zero is None else met.zero[where]
+        rest = met.depth % WORD_BITS
+        existing: Expr = T.uint32(_ALL)
+        if rest:
+            existing = T.Select(word == count - 1, T.uint32(2**rest - 1), existing)
+        keep = T.bitwise_and(T.if_then_else(here, T.bitwise_not(zeros), outside[0]), existing)
+        keep = T.if_then_else(there, keep, T.uint32(0))
+        loaded = T.if_then_else(T.And(here, there), met.data[where], outside[1])
+        one, other = bit(T.bitwise_and(loaded, keep), lane), bit(keep, lane)
+        low = T.int8(-1) if spec.mode == "xor" else T.int8(0)
+        return T.Select(one, T.int8(1), T.Select(other, low, T.int8(0)))
+
+    return value
