@@ -18,14 +18,15 @@ from collections.abc import Iterable
 from tvm import s_tir, tirx
 
 from bnncc.schedules import (
-    binary_amx,
     binary_lookup,
     binary_neon,
     binary_sliced,
+    byte_products,
     channel_tiles,
     epilogue,
     multithreading,
     ranges,
+    tile_choice,
     zeros,
 )
 from bnncc.schedules.columns import shares
@@ -101,8 +102,8 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         return binary_sliced.space(spec, target, threads)
     if spec.weight_order == "nibbles":
         return binary_lookup.space(spec, target, threads)
-    if spec.weight_order == binary_amx.ORDER:
-        return binary_amx.space(spec, target, threads)
+    if spec.weight_order == tile_choice.ORDER:
+        return byte_products.space(spec, target, threads)
     if spec.weight_order != "words":
         return binary_neon.space(spec, target, threads)
     _, _, width = image(spec)
@@ -147,8 +148,8 @@ def apply(
         return binary_lookup.apply(func, spec, target, point)
     if spec.weight_order in ("vectors", "halves"):
         return binary_neon.apply(func, spec, target, point)
-    if spec.weight_order == binary_amx.ORDER:
-        return binary_amx.apply(func, spec, target, point)
+    if spec.weight_order == tile_choice.ORDER:
+        return byte_products.apply(func, spec, target, point)
     if spec.weight_order != "words":
         return None
     planes, flat = zero_planes(spec), flattened(spec)

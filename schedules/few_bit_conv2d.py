@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, intrin_x86, multithreading, ranges
+from bnncc.schedules import (
+    byte_products,
+    channel_tiles,
+    epilogue,
+    intrin_x86,
+    multithreading,
+    ranges,
+    tile_choice,
+)
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import (
     AND_POPCOUNT,
@@ -45,6 +53,8 @@ MAX_VECTORS = 4
 
 def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a few-bit convolution or dense layer."""
+    if tile_choice.pays(spec, target):
+        return byte_products.space(spec, target, threads)
     blocks = layout.blocks(spec.out_channels)
     registers = target.vector_registers // target.registers_per_vector(layout.LANES)
     return with_threads(
@@ -64,6 +74,8 @@ def apply(
     func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Schedule a few-bit convolution or dense layer as `point` says."""
+    if tile_choice.pays(spec, target):
+        return byte_products.apply(func, spec, target, point)
     flat, vectors = flattened(spec), min(point["vectors"], layout.blocks(spec.out_channels))
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:

@@ -14,6 +14,7 @@ from itertools import groupby
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from bnncc.schedules import tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
@@ -107,6 +108,8 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
+    if tile_choice.pays(spec, target):
+        rate = _BITS[tile_choice.ORDER]
     return rate * spec.out_channels * spec.taps / done
 
 
@@ -137,11 +140,11 @@ def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _joined(stmt: tirx.Stmt) -> tirx.Stmt:
     if isinstance(stmt, tirx.SeqStmt):
         parts: list[tirx.Stmt] = []
-        for parallel, group in groupby(stmt.seq, lambda p: _is_loop(p) and _parallel(p)):
+        for parallel, group in groupby(stmt.seq, lambda p: _is_loop(p) and divided(p)):
             run = list(group)
             parts += [region(run)] if parallel else [_joined(part) for part in run]
         return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
-    if _is_loop(stmt) and _parallel(stmt):
+    if _is_loop(stmt) and divided(stmt):
         return region([stmt])
     if isinstance(stmt, s_tir.SBlockRealize):
         old = stmt.block
@@ -169,7 +172,7 @@ def region(loops: list[tirx.Stmt]) -> tirx.Stmt:
     return tirx.AttrStmt(tirx.IntImm("int32", 0), _REGION, tirx.IntImm("int32", 1), body)
 
 
-def _parallel(stmt: tirx.Stmt) -> bool:
+def divided(stmt: tirx.Stmt) -> bool:
     """Whether there is work for several threads in `stmt`."""
     found = []
 

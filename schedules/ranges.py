@@ -139,12 +139,21 @@ def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
     def replaced(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
         fused = tirx.Var("fused", loops[0].loop_var.ty)
         rest, total, places = fused, int64(1), {}
+        turning = [loop for loop in loops if not _single(loop)]
         for loop in reversed(loops):
-            places[loop.loop_var] = rest if loop is loops[0] else rest % loop.extent
+            if _single(loop):
+                places[loop.loop_var] = int64(0)
+                continue
+            # TVM does not see that a remainder by a symbol leaves all that is below it.
+            places[loop.loop_var] = rest if loop is turning[0] else rest % loop.extent
             rest, total = rest // loop.extent, total * loop.extent
         return tirx.For(fused, int64(0), total, tirx.ForKind.PARALLEL, _renamed(body, places))
 
     return _with_loops(func, count, replaced)
+
+
+def _single(loop: tirx.For) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def _with_loops(

@@ -84,7 +84,7 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
-    from bnncc.schedules import binary_amx, binary_lookup, binary_neon
+    from bnncc.schedules import binary_lookup, binary_neon, tile_choice
     from bnncc.topi_binary import sliced_data
 
     if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
@@ -92,8 +92,8 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     if spec.per_image:
         return "words"
     chosen = ""
-    if binary_amx.pays(spec, target):
-        chosen = binary_amx.ORDER
+    if tile_choice.pays(spec, target):
+        chosen = tile_choice.ORDER
     elif target.popcount == "lookup" and binary_lookup.pays(spec):
         chosen = "nibbles"
     elif target.popcount in ("neon", "neon-dot"):

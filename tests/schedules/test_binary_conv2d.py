@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bnncc.schedules import binary_amx, with_weight_order
+from bnncc.schedules import tile_choice, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
@@ -40,8 +40,8 @@ def seed(spec: BinaryConv2d) -> np.random.Generator:
 def for_target(spec: BinaryConv2d, target: str) -> BinaryConv2d:
     """Return `spec` with the target's order of weights; on tiles also where they do not pay."""
     chosen = catalog.resolve(target)
-    if target in TILES and binary_amx.supports(spec, chosen):
-        return dataclasses.replace(spec, weight_order=binary_amx.ORDER)
+    if target in TILES and tile_choice.supports(spec, chosen):
+        return dataclasses.replace(spec, weight_order=tile_choice.ORDER)
     return with_weight_order(spec, chosen)
 
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bnncc.schedules import tile_choice
+from bnncc.targets import catalog
 from bnncc.topi_binary import few_bit_data, reference
 from bnncc.topi_binary.spec import FewBitConv2d, from_json, to_json
 from bnncc.topi_binary.step import Step
+from tests import amx_emulator
 from tests.few_bit_cases import inputs
-from tests.kernel_harness import TARGETS, run_kernel, same
+from tests.kernel_harness import TARGETS, TILES, run_kernel, same
 
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
@@ -51,10 +54,40 @@ def _same_levels(spec: FewBitConv2d, got: list, want: list) -> None:
         same([one], [other])
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*TARGETS, NATIVE, *TILES])
 @pytest.mark.parametrize("method", few_bit_data.METHODS)
 def test_every_method_on_every_target(method: str, target: str) -> None:
     _check(replace(PADDED, method=method, starts=True), target, 1)
+
+
+@pytest.mark.parametrize("target", TILES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"channels": 64, "data_bits": 8, "weight_bits": 8},
+        {"channels": 100, "out_channels": 33, "strides": (2, 2), "height": 11, "width": 12},
+        {"dilations": (2, 1), "pads": (2, 1, 0, 3), "height": 8, "width": 8},
+        {"channels": 80, "out_channels": 64, "groups": 2},
+        {"kernel": (1, 1), "pads": (0, 0, 0, 0), "starts": False},
+        {"n": "n", "channels": 256, "height": 20, "width": 20, "steps": (LEVELS, FLIPPED)},
+    ],
+)
+def test_levels_are_multiplied_on_tiles(change: dict, threads: int, target: str) -> None:
+    spec = replace(PADDED, **{"method": "bytes", "starts": True, **change})
+    emulator = amx_emulator.load()
+    before = emulator.amx_emulator_performed() if emulator else 0
+    _check(spec, target, float(any(spec.pads)), threads)
+    assert emulator is None or emulator.amx_emulator_performed() > before
+
+
+def test_tiles_of_levels_need_pixels() -> None:
+    target = catalog.resolve("x86-64-v4-amx")
+    rows = replace(DENSE, method="bytes", data_bits=8, weight_bits=8)
+    for n, wanted in ((15, False), (16, True)):
+        assert tile_choice.pays(replace(rows, n=n), target) == wanted
+    assert not tile_choice.pays(replace(rows, n=16, method="xor"), target)
+    assert not tile_choice.pays(replace(rows, n=16), catalog.resolve("x86-64-v4"))
 
 
 @pytest.mark.parametrize("channels", [32, 40])

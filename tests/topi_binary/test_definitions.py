@@ -17,7 +17,7 @@ from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import byte_products, carry_save, define, nibbles
 from bnncc.topi_binary.reference import binary_conv2d
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d, Spec, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
 from tests.binary_cases import make_inputs
@@ -119,6 +119,19 @@ def test_products_of_bytes_are_the_same(spec: BinaryConv2d, whole: bool) -> None
     inputs = make_inputs(spec, np.random.default_rng(1))
     for found, wanted in zip(run(spec, inputs, form), binary_conv2d(spec, inputs), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("channels", [3, 40, 64, 100])
+@pytest.mark.parametrize("starts", [False, True])
+def test_products_of_levels_are_the_same(channels: int, starts: bool) -> None:
+    spec = FewBitConv2d(
+        1, 5, 6, channels, 20, (3, 3), strides=(2, 1), pads=(1, 1, 1, 1), data_bits=8,
+        weight_bits=4, method="bytes", starts=starts, steps=(Step("store"),),
+    )  # fmt: skip
+    lines = byte_products.Lines(spec, 1)
+    case = make(spec)
+    found = run(spec, case.inputs, replace(lines, places=lines.needed).form)
+    assert case.difference(found) == ""
 
 
 @pytest.mark.parametrize(

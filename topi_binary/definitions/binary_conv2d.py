@@ -109,7 +109,8 @@ def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
         rest = offset - dot(at.n, at.h, at.w, at.block, lane)
         return T.shift_right(rest, T.int32(1)) if scale == -2 else rest
 
-    return [partial(whole, dot) for dot in byte_products.summed(met, n, form)]
+    sums = byte_products.summed(byte_products.of_bits(met), n, form)
+    return [partial(whole, dot) for dot in sums]
 
 
 def _summed(

@@ -1,7 +1,8 @@
-"""Binary convolution as products of matrices of bytes.
+"""Binary and few-bit convolutions as products of matrices of bytes.
 
-Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Exact
-zeros, padding with 0 and channels beyond the last are 0. So a sum is the dot product itself.
+Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Levels
+and their weights are bytes already. Exact zeros, padding with 0 and channels beyond the last are 0:
+so a sum is the dot product itself, for levels without what padding with others adds.
 
 Bytes of an image lie in *planes*, one for each place of a pixel within a stride: in these a window
 moves by one pixel whatever the stride is, and a tap is a distance. Rows follow one another, so that
@@ -11,6 +12,7 @@ not read. Where padding on one side does for the other side of the row before, r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +20,8 @@ from itertools import product
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import layout
-from bnncc.topi_binary.definitions.binary_operands import Operands
+from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.definitions import binary_operands
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -31,10 +33,11 @@ from bnncc.topi_binary.definitions.blocks import (
 )
 from bnncc.topi_binary.definitions.taps import inside, pixel
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.signature import aliased
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 FORM = "products"
-"""Of `binary_conv2d`, with the numbers of `Lines` behind it."""
+"""Of `binary_conv2d` and `few_bit_conv2d`, with the numbers of `Lines` behind it."""
 
 _ALL = 2**WORD_BITS - 1
 
@@ -45,7 +48,7 @@ class Lines:
 
     Attributes
     ----------
-    spec : BinaryConv2d
+    spec : BinaryConv2d or FewBitConv2d
         The layer.
     rows : int
         Rows of the output in a line: they divide its height.
@@ -53,7 +56,7 @@ class Lines:
         Windows of a line for which there are sums, at least `needed`.
     """
 
-    spec: BinaryConv2d
+    spec: BinaryConv2d | FewBitConv2d
     rows: int
     places: int = 0
 
@@ -132,6 +135,34 @@ class Lines:
         return max(planes * self.plane[0] * self.plane[1], behind)
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What is multiplied.
+
+    Attributes
+    ----------
+    spec : BinaryConv2d or FewBitConv2d
+        The layer.
+    types : tuple of str
+        Of bytes of data and weight.
+    steps : int
+        Blocks of `DEPTH` channels in a group.
+    lanes : int
+        Bytes of data that are made at once.
+    datum, weight : callable
+        The byte of an image, row and column, which may be outside, a group, so many lanes of it,
+        and a lane; and the byte of a vector of output channels, a tap, a block of `DEPTH` channels,
+        four of these, and one of the `DEPTH` bytes that they have.
+    """
+
+    spec: BinaryConv2d | FewBitConv2d
+    types: tuple[str, str]
+    steps: int
+    lanes: int
+    datum: Callable[..., Expr]
+    weight: Callable[..., Expr]
+
+
 def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
     """Write the dot products of a form.
 
@@ -145,37 +176,45 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
         last channels.
     """
     spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
-    lines = Lines(spec, rows, places)
-    steps, (full, rest) = layout.blocks(met.depth, DEPTH), divmod(spec.out_channels, LANES)
-    held = spec.groups * steps
-    data = buffer("bytes", (n, held, lines.pixels, DEPTH), "int8")
-    words = (*lines.phases, *lines.plane, spec.groups, steps * (DEPTH // WORD_BITS))
-    compute("data", data, (n, *words, WORD_BITS), _bytes(met), _placed(lines, steps))
+    lines, (full, rest) = Lines(spec, rows, places), divmod(spec.out_channels, LANES)
+    held = spec.groups * met.steps
+    data = buffer("bytes", (n, held, lines.pixels, DEPTH), met.types[0])
+    parts = DEPTH // met.lanes
+
+    def datum(n: Expr, *i: Expr) -> Expr:
+        high, wide, row, column, *channel = i
+        y = row * spec.strides[0] + high - spec.pads[0]
+        x = column * spec.strides[1] + wide - spec.pads[1]
+        return met.datum(n, y, x, *channel)
+
+    def where(n: Expr, *i: Expr) -> list[Expr]:
+        high, wide, row, column, group, part, lane = i
+        place = lines.place((high, wide), row, column)
+        return [n, group * met.steps + part // parts, place, part % parts * met.lanes + lane]
+
+    extents = (*lines.phases, *lines.plane, spec.groups, met.steps * parts, met.lanes)
+    compute("data", data, (n, *extents), datum, where)
     taps = [*map(extent, (n, lines.count, *spec.kernel, held, places, DEPTH))]
     window = compute(
-        "window", buffer("window", taps, "int8"), taps,
+        "window", buffer("window", taps, met.types[0]), taps,
         lambda n, line, kh, kw, c, place, k: data[
             n, c, line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
         ],
     )  # fmt: skip
-    parts = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
-    return [_sums(met, n, lines, window, *part) for part in parts]
+    ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
+    return [_sums(met, n, lines, window, *end) for end in ends]
 
 
 def _sums(
     met: Operands, n: Expr, lines: Lines, window: Buffer, end: str, first: int, count: int
 ) -> Callable[..., Expr]:
     """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
-    spec, steps = met.spec, layout.blocks(met.depth, DEPTH)
-    shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, steps, LANES))]
-    stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
-
-    def sign(o: Expr, *i: Expr) -> Expr:
-        where = (first + o, *i[:-1])
-        return T.Select(bit(stored[where], i[-1]), T.int8(1), T.int8(-1))
-
-    shape = [extent(count), *shape[1:], extent(DEPTH)]
-    panel = compute(f"panel{end}", buffer(f"panel{end}", shape, "int8"), shape, sign)
+    spec, steps = met.spec, met.steps
+    shape = [*map(extent, (count, *spec.kernel, steps, LANES, DEPTH))]
+    panel = compute(
+        f"panel{end}", buffer(f"panel{end}", shape, met.types[1]), shape,
+        lambda o, *i: met.weight(first + o, *i),
+    )  # fmt: skip
 
     def term(total: Expr, *i: Expr) -> Expr:
         n, line, o, place, lane, kh, kw, c, k = i
@@ -195,27 +234,15 @@ def _sums(
     return dot
 
 
-def _placed(lines: Lines, steps: int) -> Callable[..., list[Expr]]:
-    """Return where the bytes of words lie."""
-    words = DEPTH // WORD_BITS
-
-    def at(n: Expr, *i: Expr) -> list[Expr]:
-        high, wide, row, column, group, word, lane = i
-        place = lines.place((high, wide), row, column)
-        return [n, group * steps + word // words, place, word % words * WORD_BITS + lane]
-
-    return at
-
-
-def _bytes(met: Operands) -> Callable[..., Expr]:
-    """Return what a byte of data is."""
+def of_bits(met: binary_operands.Operands) -> Operands:
+    """Return the bytes of a binary layer, whose weights are in the order ``fours``."""
     spec, count = met.spec, layout.words(met.depth)
     outside = T.uint32(_ALL * (spec.pad_value != 0)), T.uint32(_ALL * (spec.pad_value > 0))
+    steps = layout.blocks(met.depth, DEPTH)
+    shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, steps, LANES))]
+    stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
 
-    def value(n: Expr, *i: Expr) -> Expr:
-        high, wide, row, column, group, word, lane = i
-        y = row * spec.strides[0] + high - spec.pads[0]
-        x = column * spec.strides[1] + wide - spec.pads[1]
+    def datum(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr, lane: Expr) -> Expr:
         where = tuple(pixel(spec, n, y, x, group * count + word))
         here, there = inside(spec, y, x), word < count
         zeros = T.uint32(0) if met.zero is None else met.zero[where]
@@ -230,4 +257,28 @@ def _bytes(met: Operands) -> Callable[..., Expr]:
         low = T.int8(-1) if spec.mode == "xor" else T.int8(0)
         return T.Select(one, T.int8(1), T.Select(other, low, T.int8(0)))
 
-    return value
+    def weight(*i: Expr) -> Expr:
+        *where, byte = i
+        return T.Select(bit(stored[tuple(where)], byte), T.int8(1), T.int8(-1))
+
+    return Operands(spec, ("int8", "int8"), steps, WORD_BITS, datum, weight)
+
+
+def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
+    """Return the bytes of a few-bit layer of the method ``bytes``."""
+    words = few_bit_data.group_words(spec)
+    steps, together = layout.blocks(words, LANES), math.gcd(words, LANES)
+    levels = aliased(data, [*data.shape[:-1], data.shape[-1] * 4], "uint8")
+    shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, words, LANES * 4))]
+    stored = aliased(weights, shape, "int8")
+
+    def datum(n: Expr, y: Expr, x: Expr, group: Expr, part: Expr, lane: Expr) -> Expr:
+        channel = group * (words * 4) + part * (together * 4) + lane
+        there = T.And(inside(spec, y, x), part * together < words)
+        return T.if_then_else(there, levels[tuple(pixel(spec, n, y, x, channel))], T.uint8(0))
+
+    def weight(o: Expr, kh: Expr, kw: Expr, step: Expr, four: Expr, byte: Expr) -> Expr:
+        word = step * LANES + four
+        return T.if_then_else(word < words, stored[o, kh, kw, word, byte], T.int8(0))
+
+    return Operands(spec, ("uint8", "int8"), steps, together * 4, datum, weight)

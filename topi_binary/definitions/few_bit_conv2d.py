@@ -17,8 +17,10 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, few_bit_data
+from bnncc.topi_binary.definitions import byte_products
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
-from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue, stored
+from bnncc.topi_binary.definitions.epilogue import Pixels, Start, epilogue, stored
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import (
     border_class,
     flattened,
@@ -43,20 +45,22 @@ Product = Callable[[Expr, Callable[[Expr], Expr], Expr], Expr]
 sum."""
 
 
-def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
-    """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue."""
+def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> None:
+    """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue.
+
+    In the form `byte_products.FORM`, sums are products of matrices of bytes.
+    """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
     count = spec.data_tensors
     data, (weight, *params) = operator.inputs[:count], operator.inputs[count:]
     start = params.pop(0) if spec.starts else None
     tiles = (operator.n, *spec.output_hw, blocks(spec.out_channels))
-    sums = (_planes if spec.form == "planes" else _numbers)(spec, data, weight, tiles)
     extents = (*tiles[:3], tiles[3] * LANES)
     firsts = [borders.classes(spec, axis) for axis in (0, 1)]
+    pixels = Pixels((*extents[:3], spec.out_channels), spec.rank)
 
-    def started(n: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
-        total = sums[n, h, w, o]
+    def started(total: Expr, h: Expr, w: Expr, o: Expr) -> Expr:
         if spec.method == "floats":
             total = T.Cast("int32", total)
         if spec.doubled:
@@ -67,9 +71,18 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d) -> None:
         begin = start[kind * extents[3] + o]
         return begin - total if spec.method == "xor" else begin + total
 
-    acc = compute("acc", buffer("acc", extents, "int32"), extents, started)
-    pixels = Pixels((*extents[:3], spec.out_channels), spec.rank)
-    epilogue(operator, spec.steps, params, pixels, acc=[stored(acc)], padded=True)
+    def whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
+        return started(dot(at.n, at.h, at.w, at.block, lane), at.h, at.w, at.block * LANES + lane)
+
+    acc: list[Start]
+    if form:
+        dots = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
+        acc = [partial(whole, dot) for dot in dots]
+    else:
+        sums = (_planes if spec.form == "planes" else _numbers)(spec, data, weight, tiles)
+        made = buffer("acc", extents, "int32")
+        acc = [stored(compute("acc", made, extents, lambda *i: started(sums[i], *i[1:])))]
+    epilogue(operator, spec.steps, params, pixels, acc=acc, padded=True)
 
 
 def _numbers(

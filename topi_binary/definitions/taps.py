@@ -13,7 +13,7 @@ from bnncc.topi_binary import borders
 from bnncc.topi_binary.definitions.blocks import Expr, int64
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, taps_inside
 
-Flat = TypeVar("Flat", BinaryConv2d, Conv2d, FewBitConv2d)
+Flat = TypeVar("Flat", bound=BinaryConv2d | Conv2d | FewBitConv2d)
 
 
 def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:

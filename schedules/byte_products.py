@@ -1,4 +1,4 @@
-"""Binary convolution on tiles of AMX: products of runs of pixels and sixteen output channels.
+"""Convolutions on tiles of AMX: products of runs of pixels and sixteen output channels.
 
 Bits become bytes before they meet, see `definitions.byte_products`. Those of the data are made for
 whole images, those of weights for sixteen output channels, which then go over all pixels. A line of
@@ -6,8 +6,7 @@ windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of w
 of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
 like those of other kernels. Data that may hold zeros need no other code.
 
-Only Intel's servers from Sapphire Rapids on have tiles. The study that `pays` follows took times on
-one; this kernel has been timed on none.
+No machine has timed this kernel; `tile_choice` says which layers get it, and why.
 """
 
 from __future__ import annotations
@@ -28,55 +27,14 @@ from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.definitions.byte_products import Lines
 from bnncc.topi_binary.definitions.taps import flattened
-from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
-from bnncc.topi_binary.spec import BinaryConv2d
-
-ORDER = "fours"
-"""Of the weights that this kernel reads."""
-
-TYPES = "int8", "int8"
-
-WINDOWED = 9
-"""Taps from which bytes of a pixel are used often enough."""
-
-MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
-"""Pixels of an image from which tiles win; with fewer taps than `WINDOWED` they do so up to
-`MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache and results are bits."""
-
-MIN_FILLED = 0.75
-"""Part of a tile's depth that channels must fill."""
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
 """What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
 
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several nests of loops have in common."""
-
-
-def supports(spec: BinaryConv2d, target: TargetSpec) -> bool:
-    """Return whether there are tiles for a layer."""
-    whole = spec.groups == 1 or spec.out_channels // spec.groups % LANES == 0
-    return "amx_int8" in target.features and whole and not spec.per_image
-
-
-def pays(spec: BinaryConv2d, target: TargetSpec) -> bool:
-    """Return whether a layer should be computed on tiles rather than by counting bits.
-
-    From the crossovers that the study of issue 16 measured on Sapphire Rapids: 3x3 from 16 pixels
-    on; 1x1 only for 16 to 32 pixels, with results that are bits.
-    """
-    flat = flattened(spec)
-    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels // spec.groups
-    words, steps = layout.words(depth), layout.blocks(depth, DEPTH)
-    if not supports(spec, target) or pixels < MIN_PIXELS:
-        return False
-    if words * WORD_BITS < MIN_FILLED * steps * DEPTH:
-        return False
-    if spec.kernel[0] * spec.kernel[1] >= WINDOWED:
-        return True
-    bits = all(step.op == "threshold" for step in spec.steps)
-    fits = pixels * spec.channels <= POINTWISE_BYTES
-    return bits and fits and pixels <= MAX_POINTWISE
 
 
 @dataclass(frozen=True)
@@ -98,7 +56,7 @@ class Cut:
     tiles: int
 
 
-def cut(spec: BinaryConv2d, target: TargetSpec) -> Cut:
+def cut(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> Cut:
     """Return the cut that takes the fewest cycles for a flat spec."""
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
@@ -114,16 +72,16 @@ def cut(spec: BinaryConv2d, target: TargetSpec) -> Cut:
     return min(found, key=lambda one: one[0])[1]
 
 
-def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a layer whose weights are in `ORDER`."""
+def space(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a layer on tiles: whether threads share it."""
     divided = multithreading.shared(spec, target, threads)
     return with_threads({}, {}, threads > 1, divided)
 
 
 def apply(
-    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, point: Point
+    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule a binary convolution whose weights are in `ORDER`."""
+    """Schedule a layer on tiles."""
     flat, divided = flattened(spec), bool(point.get("divide", 0))
     chosen = cut(flat, target)
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
@@ -145,23 +103,27 @@ def _bytes(func: tirx.PrimFunc, divided: bool) -> tirx.PrimFunc:
 
 
 def _channels(
-    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, chosen: Cut, end: str,
-    divided: bool,
+    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, chosen: Cut,
+    end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule blocks of sixteen channels, one after another."""
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
     own = ranges.part(func, {name: {} for name in names}, SHARED[:1])
     sums, results = _sums(own, chosen, end), _results(own, spec, target, chosen, end)
-    panel, lines = _panel(own, end), ranges.joined([sums, results], 3)
+    panel, lines = _panel(own, spec, end), ranges.joined([sums, results], 3)
     if divided:  # all weights before: threads share channels and lines
         return [ranges.parallel(panel, 1), ranges.parallel(lines, 3)]
     return [ranges.joined([panel, lines], 1)]
 
 
-def _panel(func: tirx.PrimFunc, end: str) -> tirx.PrimFunc:
+def _panel(func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, end: str) -> tirx.PrimFunc:
     """Schedule the bytes of weights."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
-    sch.tensorize(sch.get_loops(f"panel{end}")[-1], SIGNS.register())
+    last = sch.get_loops(f"panel{end}")[-1]
+    if isinstance(spec, BinaryConv2d):
+        sch.tensorize(last, SIGNS.register())
+    else:
+        sch.vectorize(last)
     return sch.mod["main"]
 
 
@@ -188,16 +150,18 @@ def _sums(func: tirx.PrimFunc, chosen: Cut, end: str) -> tirx.PrimFunc:
         "zero": cleared, "load": sch.get_loops(data)[-2],
         "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
     }  # fmt: skip
+    one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
-        sch.tensorize(loop, Tile(operation, chosen.rows, TYPES).register())
+        sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
     # 5 unroll: instructions name tiles by number
     channel_tiles.unrolled(sch, (first, tile, again))
     return sch.mod["main"]
 
 
 def _results(
-    func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, chosen: Cut, end: str
-) -> tirx.PrimFunc:
+    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, chosen: Cut,
+    end: str,
+) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the epilogue of a line."""
     out = f"out{end}"
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, SHARED))
@@ -238,4 +202,4 @@ def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
         T.writes()
         intrin_amx.release()
     stmts = [first, loop, builder.get()]
-    return [multithreading.region(stmts)] if loop.kind == tirx.ForKind.PARALLEL else stmts
+    return [multithreading.region(stmts)] if multithreading.divided(loop) else stmts

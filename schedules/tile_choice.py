@@ -1,0 +1,57 @@
+"""Which layers are multiplied on the tiles of AMX, where a target has them.
+
+Only Intel's servers from Sapphire Rapids on do. A study there (issue 16) took times of a prototype:
+binary layers of 3x3 win from 16 pixels on, those of 1x1 only for 16 to 32 pixels, with results that
+are bits. For levels it knows the ceilings: tiles multiply seven times as many bytes as vectors do.
+"""
+
+from __future__ import annotations
+
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+
+ORDER = "fours"
+"""Of the binary weights that tiles read."""
+
+WINDOWED = 9
+"""Taps from which bytes of a pixel are used often enough."""
+
+MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
+"""Pixels of an image from which tiles win; with fewer taps than `WINDOWED`, binary layers do so up
+to `MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache."""
+
+MIN_FILLED = 0.75
+"""Part of a tile's depth that channels must fill, of binary layers; of levels, a half."""
+
+
+def supports(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> bool:
+    """Return whether there are tiles for a layer."""
+    if "amx_int8" not in target.features:
+        return False
+    if spec.groups > 1 and spec.out_channels // spec.groups % LANES:
+        return False
+    if isinstance(spec, BinaryConv2d):
+        return not spec.per_image
+    return spec.method == "bytes" and not spec.depthwise
+
+
+def pays(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> bool:
+    """Return whether a layer should be computed on tiles."""
+    if not supports(spec, target):
+        return False
+    flat = flattened(spec)
+    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels // spec.groups
+    room = layout.blocks(depth, DEPTH) * DEPTH
+    if pixels < MIN_PIXELS:
+        return False
+    if isinstance(spec, FewBitConv2d):
+        return few_bit_data.group_words(spec) * 4 * 2 >= room
+    if layout.words(depth) * WORD_BITS < MIN_FILLED * room:
+        return False
+    if spec.kernel[0] * spec.kernel[1] >= WINDOWED:
+        return True
+    bits = all(step.op == "threshold" for step in spec.steps)
+    return bits and pixels * spec.channels <= POINTWISE_BYTES and pixels <= MAX_POINTWISE
