@@ -20,7 +20,7 @@ from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.region import Box, Region, region, slices, whole
 from bnncc.ir.ties import tied
 from bnncc.runtime.manifest import infos
-from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, draw, pack
+from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, Source, draw, pack
 from bnncc.verification.inputs import sources
 
 _MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
@@ -56,9 +56,13 @@ class SelfCheck:
         self.infos = infos(graph, graph.inputs)
 
     @functools.cached_property
+    def _inputs(self) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+        return sources(self._graph, self.infos)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Where the values of the inputs come from."""
-        return sources(self._graph, self.infos)
+        return self._inputs[0]
 
     @functools.cached_property
     def coarse(self) -> dict[str, float]:
@@ -100,7 +104,8 @@ class SelfCheck:
         return draw(self.infos, self.sources, *self._drawn(number))
 
     def _drawn(self, number: int) -> tuple[str, int]:
-        return STYLES[number % len(STYLES)], self._seed + number
+        styles = self._inputs[1]
+        return styles[number % len(styles)], self._seed + number
 
     def values(self, number: int, tensors: Iterable[str]) -> dict[str, np.ndarray]:
         """Return what the graph makes of the inputs of a check, which need not be known again.

@@ -9,7 +9,7 @@ nearest numbers that rounding cannot bring to the other side, so that points mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import STYLES, Source, draw
 
 Array = np.ndarray[Any, Any]
+Range = tuple[float, float]
 
 _MOST_POINTS = 96
 _MOST_WAYS = 32
@@ -34,6 +35,8 @@ _SMALLEST = 1e-6
 """Points nearer to 0 do not say what range an input has."""
 _NARROWER = ((0, 126), (0, 15), (0, 3), (0, 1), (0, 0), (1, 1))
 """Ranges tried where a graph cannot be evaluated on ordinary integers."""
+_NARROW_FLOATS = ((0.5, 0.125), (0.0, 2.0**-10), (3.5, 0.125), (-0.5, 0.125))
+"""The same for floats from which indices or divisors are computed: mean and standard deviation."""
 
 _ULPS = 64 * float(np.finfo(np.float32).eps)
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
@@ -57,7 +60,9 @@ class _Way:
     exact: bool = True
 
 
-def sources(graph: Graph, infos: Sequence[TensorInfo]) -> tuple[Source, ...]:
+def sources(
+    graph: Graph, infos: Sequence[TensorInfo]
+) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return where the values of each input of `graph` come from.
 
     Parameters
@@ -69,8 +74,10 @@ def sources(graph: Graph, infos: Sequence[TensorInfo]) -> tuple[Source, ...]:
 
     Returns
     -------
-    tuple of Source
-        On which the graph can be evaluated, in all styles.
+    found : tuple of Source
+        On which the graph can be evaluated.
+    styles : tuple of str
+        In these styles: all of `STYLES`, unless floats lead to indices or divisors.
 
     Raises
     ------
@@ -79,21 +86,36 @@ def sources(graph: Graph, infos: Sequence[TensorInfo]) -> tuple[Source, ...]:
     """
     found = points(graph)
     made = [_source(info, found.get(info.name, [])) for info in infos]
-    if not any(info.dtype[0] in "iu" for info in infos) or not _delicate(graph):
-        return tuple(made)
-    for span in (None, *_NARROWER):
+    if not _delicate(graph):
+        return tuple(made), STYLES
+    failed: BnnccError | None = None
+    for integers, floats in _narrower(infos):
         tried = tuple(
-            s if span is None or info.dtype[0] not in "iu" else _narrowed(s, *span)
-            for s, info in zip(made, infos, strict=True)
+            _narrowed(source, info, integers, floats)
+            for source, info in zip(made, infos, strict=True)
         )
+        styles = STYLES if floats is None else STYLES[:1]
         try:
-            for style in STYLES:
+            for style in styles:
                 evaluate(graph, draw(infos, tried, style, 0))
-            return tried
-        except BnnccError:
-            if span == _NARROWER[-1]:
-                raise
-    return tuple(made)
+            return tried, styles
+        except BnnccError as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
+
+
+def _narrower(infos: Sequence[TensorInfo]) -> Iterator[tuple[Range | None, Range | None]]:
+    """Yield ranges of integers, and means and deviations of floats, that are worth a try."""
+    integers: tuple[Range | None, ...] = (None,)
+    if any(info.dtype[0] in "iu" for info in infos):
+        integers += _NARROWER
+    floats: tuple[Range | None, ...] = (None,)
+    if any(info.dtype[0] == "f" for info in infos):
+        floats += _NARROW_FLOATS
+    for other in floats:
+        for span in integers:
+            yield span, other
 
 
 def _delicate(graph: Graph) -> bool:
@@ -103,9 +125,15 @@ def _delicate(graph: Graph) -> bool:
     return any(demands(node, graph.types) is not None for node in graph.nodes)
 
 
-def _narrowed(source: Source, low: int, high: int) -> Source:
-    low, high = max(low, source.low), min(high, source.high)
-    return replace(source, low=low, high=high) if low <= high else source
+def _narrowed(
+    source: Source, info: TensorInfo, integers: Range | None, floats: Range | None
+) -> Source:
+    if info.dtype[0] in "iu" and integers is not None:
+        low, high = max(integers[0], source.low), min(integers[1], source.high)
+        return replace(source, low=int(low), high=int(high)) if low <= high else source
+    if info.dtype[0] == "f" and floats is not None:
+        return replace(source, center=floats[0], scale=floats[1])
+    return source
 
 
 def _source(info: TensorInfo, found: list[float]) -> Source:

@@ -15,7 +15,7 @@ import pytest
 from bnncc import verify
 from bnncc.cli import main as cli
 from bnncc.driver import compile_model
-from bnncc.errors import ArtifactError, VerificationError
+from bnncc.errors import ArtifactError, InputError, VerificationError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
@@ -92,7 +92,7 @@ def test_styles() -> None:
 
 def points_of(model: onnx.ModelProto) -> set[float]:
     graph = load(model)
-    (source,) = inputs.sources(graph, infos(graph, graph.inputs))
+    (source,), _ = inputs.sources(graph, infos(graph, graph.inputs))
     return set(source.points)
 
 
@@ -120,10 +120,39 @@ def test_points_are_where_a_graph_changes() -> None:
             assert len(set(session.run(None, {"x": x})[0].ravel())) == 2, place
 
 
+@pytest.mark.parametrize(
+    "indices",
+    [
+        "f = Floor(x) i = Cast<to = 7>(f)",  # only 0 <= x < 10
+        "f = Mul(x, ten) g = Round(f) i = Cast<to = 7>(g)",
+        "s = Sub(x, three) f = Floor(s) i = Cast<to = 7>(f)",
+        "f = Ceil(x) j = Cast<to = 7>(f) i = Div(nine, j)",
+    ],
+)
+def test_floats_that_indices_are_computed_from(indices: str) -> None:
+    text = f"(float[4] x) => (float[4, 3] y) {{ {indices} y = Gather<axis = 0>(t, i) }}"
+    table = np.arange(30, dtype=np.float32).reshape(10, 3)
+    model = parsed(text, t=table, ten=f4(10), three=f4(3), nine=np.int64(9))
+    artifact = compile_model(model, CompileOptions(threads=1))
+    x = np.array([0.25, 0.5, 0.75, 0.9], np.float32) + (3 if "three" in indices else 0)
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(artifact.run({"x": x})["y"], wanted)
+    with pytest.raises(InputError, match=r"index lies outside|division by 0"):
+        artifact.run({"x": np.array([0.5, 0, 1e3, -1e3], np.float32)})
+
+
+def test_indices_that_nothing_leads_inside() -> None:
+    far = "i = Cast<to = 7>(x) j = Add(i, far) y = Gather(t, j)"
+    text = f"(float[4] x) => (float[4, 3] y) {{ {far} }}"
+    model = parsed(text, t=np.zeros((10, 3), np.float32), far=np.int64(10**6))
+    with pytest.raises(InputError, match="index lies outside"):
+        compile_model(model, CompileOptions())
+
+
 def test_ranges_that_a_graph_tells() -> None:
     text = "(float[1, 64] x) => (uint8[1, 64] y) { y = QuantizeLinear(x, s, z) }"
     graph = load(parsed(text, s=f4(0.5), z=np.uint8(0)))
-    (source,) = inputs.sources(graph, infos(graph, graph.inputs))
+    (source,), _ = inputs.sources(graph, infos(graph, graph.inputs))
     made = draw(infos(graph, graph.inputs), [source], "ordinary", 0)
     assert len(set(evaluate(graph, made)["y"].ravel().tolist())) > 20
 
