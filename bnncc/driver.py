@@ -180,7 +180,7 @@ def compile_model(
     if not target.has_runtime:
         raise TargetError(
             f"TVM has no runtime for {target.name}, so there can be no artifact",
-            hint="`bnncc compile` makes an object file and C for it",
+            hint="`bnncc compile --format c` makes an object file and C for it",
         )
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, options, target, trace)
@@ -218,7 +218,7 @@ def compile_model(
 
 
 def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None) -> CNetwork:
-    """Compile a model to an object file and C that need no runtime.
+    """Compile a model to an object file and C that need no runtime, for any CPU.
 
     Parameters
     ----------
@@ -232,11 +232,15 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
     Raises
     ------
     TargetError
-        If the network needs TVM's runtime.
+        If the network needs TVM's runtime, or the target is a GPU.
     """
     target = _target(options)
+    if target.kind != "llvm":
+        raise TargetError(
+            f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
+        )
     if options.check_finite:
-        raise TargetError(f"--check-finite needs TVM's runtime, which {target.name} lacks")
+        raise TargetError("--check-finite needs TVM's runtime, which C does without")
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered

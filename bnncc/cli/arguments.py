@@ -115,6 +115,10 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
+FORMATS = ("artifact", "c")
+"""What `compile` writes."""
+
+
 _CHOICES = {
     "assume": "what the model implies: dabnn puts signs before convolutions with binary weights",
     "sign_zero": "sign of an exact zero where the model says 0, or NaN as x / |x| does",

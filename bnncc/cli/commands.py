@@ -41,14 +41,15 @@ def compile_(args: Namespace, console: Console) -> int:
     from bnncc.trace import Trace
 
     target = resolve(args.target)
-    suffix = "bnncc" if target.has_runtime else "tar"
+    form = args.format or ("artifact" if target.has_runtime else "c")
+    suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     check_readable(args.model)
     check_output(output, model=args.model, parameters=args.params)
     if args.report is not None:
         check_output(args.report, model=args.model, parameters=args.params, output=output)
     trace = Trace(args.dump_ir)
-    artifact = _compiled(args.model, options, console, trace)
+    artifact = _compiled(args.model, options, console, trace, form)
     report = artifact.report
     size = artifact.save(output)
     if args.report is not None:
@@ -66,7 +67,7 @@ def compile_(args: Namespace, console: Console) -> int:
         sys.stdout.write("\n".join(trace.table()) + "\n")
     from bnncc.verification.confirm import not_run
 
-    if note := not_run(target, output):
+    if note := not_run(target, output, form):
         console.result(note)
     return 0
 
@@ -226,8 +227,9 @@ def targets(args: Namespace, console: Console) -> int:
 
 
 def _compiled(
-    model: Path, options: CompileOptions, console: Console, trace: Trace | None = None
-) -> Artifact | CNetwork:
+    model: Path, options: CompileOptions, console: Console, trace: Trace | None = None,
+    form: str = "",
+) -> Artifact | CNetwork:  # fmt: skip
     check_readable(model)
     from bnncc.targets.catalog import resolve
 
@@ -235,7 +237,7 @@ def _compiled(
     console.progress(f"compiling {model}")
     from bnncc.driver import compile_c, compile_model
 
-    make = compile_model if target.has_runtime else compile_c
+    make = compile_c if form == "c" or not (form or target.has_runtime) else compile_model
     artifact = make(model, options, trace)
     for line in artifact.report["warnings"]:
         console.warning(line)

@@ -16,6 +16,7 @@ from typing import Any
 from bnncc._version import __version__
 from bnncc.cli import commands, tune_commands
 from bnncc.cli.arguments import (
+    FORMATS,
     Parser,
     add,
     add_verb,
@@ -139,6 +140,13 @@ def _compile(verbs: Any) -> None:
         "artifact to write; by default MODEL.TARGET.bnncc in the current folder",
         "OUT",
         path,
+    )
+    add(
+        group,
+        "--format",
+        "an artifact, or (of CPUs) MODEL.TARGET.tar of kernels and C that need no runtime; by "
+        "default an artifact where there is a runtime",
+        choices=FORMATS,
     )
     add(group, "--report", "write the report too", "FILE.json", path)
     add(group, "--dump-ir", "write a file for each step to DIR", "DIR", path)

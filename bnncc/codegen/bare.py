@@ -152,5 +152,5 @@ def _scratch(name: str, func: tirx.PrimFunc) -> int:
 
     tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit), order="post")
     if other:
-        raise TargetError(f"kernel `{name}` needs TVM's runtime, which this target lacks")
+        raise TargetError(f"kernel `{name}` needs TVM's runtime, which C does without")
     return sum(sizes)

@@ -109,7 +109,7 @@ def make(
         "network.h": c_text.header(prefix, name, target.name, order, sizes, *ios),
         "network.c": c_text.source(prefix, order, sizes, *ios),
         "check.c": c_text.program(prefix, *ios, kept, check.coarse),
-        "README.md": c_text.readme(prefix, name, target.name, sizes, *ios),
+        "README.md": c_text.readme(prefix, name, target, sizes, *ios),
     }
     files = {
         **{file: content.encode() for file, content in text.items()},
@@ -202,9 +202,7 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
                 inner = held(value.args[0])
                 tensors[var] = inner if isinstance(inner, tuple) else f"({kind} *){inner}"
             elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
-                raise TargetError(
-                    f"`{op or value.op}` needs TVM's runtime, which this target lacks"
-                )
+                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C does without")
             elif not isinstance(value, relax.Call):
                 tensors[var] = held(value)
     body = main.body.body

@@ -15,6 +15,7 @@ import numpy as np
 from bnncc._version import __version__
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
+from bnncc.targets.spec import TargetSpec
 
 ALIGNMENT = 64
 """Of every tensor, in bytes; it is TVM's."""
@@ -317,9 +318,20 @@ def _nbytes(tensor: TensorInfo) -> int:
     return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 
-def readme(prefix: str, name: str, target: str, sizes: Sizes, given: Named, made: Named) -> str:
+COMPILERS = {
+    "armv7l": ("arm-linux-gnueabihf-gcc", "qemu-arm"),
+    "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64"),
+}
+"""A C compiler for other machines, and what runs its programs, by architecture."""
+
+
+def readme(
+    prefix: str, name: str, target: TargetSpec, sizes: Sizes, given: Named, made: Named
+) -> str:
     """Return ``README.md``."""
     name = _harmless(name)
+    compiler, emulator = COMPILERS.get(target.arch, ("cc", ""))
+    here = f", or here: {emulator} ./run" if emulator else ""
     rows = [
         f"| {kind} | `{n}` | {_harmless(t.name)} | {t.dtype} | {_extents(t)} |"
         for kind, tensors in (("in", given), ("out", made))
@@ -327,11 +339,11 @@ def readme(prefix: str, name: str, target: str, sizes: Sizes, given: Named, made
     ]
     table = "\n".join(["| | argument | tensor | type | shape |", "|---|---|---|---|---|", *rows])
     return f"""\
-# {name} for {target}
+# {name} for {target.name}
 
-TVM has no runtime for this target on PyPI, so this is the network without one: kernels that are
-plain C functions, and a C file that calls them. It needs a C compiler for the target and nothing
-else, allocates nothing, and is serial.
+The network without a runtime: kernels that are plain C functions, and a C file that calls them. It
+needs a C compiler for the target and nothing else, allocates nothing, and is serial. What the
+processor must have: {", ".join(target.features) or "nothing special"}.
 
 | file | |
 |---|---|
@@ -349,6 +361,6 @@ All pointers are multiples of {ALIGNMENT} bytes. `arena` has {sizes.arena:,} byt
 content does not matter. One network runs in one thread at a time. Tensors are dense, the last axis
 fastest, little-endian.
 
-    arm-linux-gnueabihf-gcc -O2 -static check.c network.c kernels.o -lm -o check
-    ./check    # on the device, or here: qemu-arm ./check
+    {compiler} -O2 -static check.c network.c kernels.o -lm -o run
+    ./run    # on the device{here}
 """

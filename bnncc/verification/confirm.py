@@ -53,12 +53,13 @@ def runs_here(target: TargetSpec) -> bool:
     return arch in ("", normal_arch(platform.machine())) and not missing_features(target)
 
 
-def not_run(target: TargetSpec, output: object) -> str:
-    """Return what a user should know of `output`, if this machine cannot run it; else nothing."""
-    if not target.has_runtime:
+def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
+    """Return what a user should know of `output`, if it was not run here; else nothing."""
+    if form == "c":
+        why = "" if target.has_runtime else f"TVM has no runtime for {target.name} on PyPI: "
         return (
-            f"TVM has no runtime for {target.name} on PyPI: unpack {output} for the kernels "
-            "(kernels.o, network.h), a C file that calls them in order, and README.md"
+            f"{why}unpack {output} for the kernels (kernels.o, network.h), a C file that calls "
+            "them in order, and README.md; nothing was run"
         )
     if target.gpus and not runs_here(target):
         return (

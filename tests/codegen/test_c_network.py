@@ -1,4 +1,4 @@
-"""Networks as C for 32-bit Arm: compiled by a C compiler, run in an emulator, compared."""
+"""Networks as C: compiled by a C compiler, run here or in an emulator, compared."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from bnncc.cli import main as cli
-from bnncc.codegen import c_network
+from bnncc.codegen import c_network, c_text
 from bnncc.driver import compile_c, compile_model
 from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
+from bnncc.targets.catalog import resolve
 from bnncc.verification import checks
+from bnncc.verification.confirm import runs_here
 from tests.devices import DIGITS
 from tests.ir.test_number_types import BOTH, there_and_back
 
@@ -82,6 +84,57 @@ def test_digits_in_an_emulator(digits: Path) -> None:
     right[0, 3] += 1
     (digits / "check" / "logits.bin").write_bytes(right.tobytes())
     assert checked(digits) == (1, "logits: 1 of 10 values wrong\n")
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v2", "arm64", "armv7"])
+def test_the_commands_of_the_readme_work(target: str, tmp_path: Path) -> None:
+    compiler, emulator = c_text.COMPILERS.get(resolve(target).arch, ("cc", ""))
+    if not emulator and not runs_here(resolve(target)):
+        pytest.skip(f"this machine does not run {target}")
+    if not shutil.which(compiler) or (emulator and not shutil.which(emulator)):
+        pytest.skip(f"needs {compiler} and {emulator}")
+    output = tmp_path / "digits.tar"
+    asked = ("--format", "c", "--target", target, "-o", str(output))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 0
+    folder = unpacked(output.read_bytes(), tmp_path / "digits")
+    (command, run) = (
+        line.strip() for line in (folder / "README.md").read_text().splitlines()
+        if line.startswith("    ")
+    )  # fmt: skip
+    subprocess.run(command.split(), cwd=folder, check=True, timeout=300)
+    words = run.partition("#")[2].partition("or here: ")[2] if emulator else run.partition("#")[0]
+    done = subprocess.run(words.split(), cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "logits: 0 of 10 values wrong\n")
+
+
+def test_every_kind_of_kernel_of_this_machine_is_the_same_as_c(tmp_path: Path) -> None:
+    """As C, without a runtime, kernels give what the artifact gives, bit for bit."""
+    if not shutil.which("cc"):
+        pytest.skip("needs cc")
+    options = CompileOptions(threads=1)
+    artifact = compile_model(DIGITS / "digits.onnx", options)
+    folder = unpacked(c_network.archive(compile_c(DIGITS / "digits.onnx", options).files), tmp_path)
+    with np.load(DIGITS / "test_images.npz") as data:
+        image = data["images"][:1]
+    (folder / "check" / "images.bin").write_bytes(image.tobytes())
+    (folder / "check" / "logits.bin").write_bytes(artifact.run({"images": image})["logits"])
+    program = (folder / "check.c").read_text()
+    assert program.count("<= 0.0001 *") == 1
+    (folder / "check.c").write_text(program.replace("<= 0.0001 *", "<= 0.0 *"))
+    sources = ("check.c", "network.c", "kernels.o", "-lm")
+    subprocess.run(["cc", *sources, "-o", "check.out"], cwd=folder, check=True, timeout=300)
+    subprocess.run(["./check.out"], cwd=folder, check=True, timeout=300)
+
+
+def test_gpus_have_no_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "x.tar"
+    asked = ("--format", "c", "--target", "cuda-sm80", "-o", str(output))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 1
+    assert "cuda-sm80 is a GPU" in capsys.readouterr().err
+    assert not output.exists()
+    asked = ("--format", "artifact", "--target", "armv7", "-o", str(output))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 1
+    assert "TVM has no runtime for armv7" in capsys.readouterr().err
 
 
 @needs_tools
