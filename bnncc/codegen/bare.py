@@ -1,13 +1,14 @@
 """Kernels as plain C functions, for machines without TVM's runtime: pointers in, an int out.
 
 TVM's own lowering gives each kernel the calling convention of its runtime. Here that one pass is
-replaced: the buffers a kernel takes become pointers to their first element. What is left for the
-program to provide is the C library, and scratch memory: the object has two pointers to functions,
-``__TVMBackendAllocWorkspace`` and ``__TVMBackendFreeWorkspace``, that the program must set.
+replaced: the buffers a kernel takes become pointers to their first element, and scratch memory that
+it would ask the runtime for is another pointer, the last one. What is left for the program to
+provide is the C library.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from bnncc.files import scratch_folder
 _CPU = 1
 
 FAILED = -1
-"""What a kernel returns that had no scratch memory, or was given an index or a divisor that is not
-as demanded (`bnncc.codegen.guards`)."""
+"""What a kernel returns that was given an index or a divisor that is not as demanded
+(`bnncc.codegen.guards`)."""
 
 
 def build(
@@ -43,11 +44,11 @@ def build(
     Returns
     -------
     bytes
-        A relocatable object. ``int32_t name(T *first, ...)`` has a pointer for each tensor, outputs
-        last, all at multiples of `ALIGNMENT`; it returns 0 or
-        `FAILED`.
+        A relocatable object. ``int32_t name(T *first, ..., void *scratch)`` has a pointer for each
+        tensor, outputs last, then one to scratch memory, all at multiples of `ALIGNMENT`; it
+        returns 0 or `FAILED`.
     dict
-        Bytes of scratch memory, at most, by kernel.
+        Bytes of scratch memory by kernel.
 
     Raises
     ------
@@ -61,7 +62,8 @@ def build(
     options = {"tirx.disable_cse_tir": True}
     with target, tvm.transform.PassContext(config=options):
         lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
-        scratch = {v.name_hint: _scratch(v.name_hint, f) for v, f in lowered.functions_items()}
+        lowered, scratch = _with_scratch(lowered)
+        lowered = tir.LowerIntrin()(lowered)
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
     with scratch_folder("bare") as folder:
         made.write_to_file(str(Path(folder) / "kernels.o"))
@@ -97,7 +99,6 @@ def _passes() -> list[tvm.transform.Pass]:
         tvm.transform.module_pass(_pointers, opt_level=0),
         tir.BF16StorageLegalize(),
         tir.LowerTVMBuiltin(),
-        tir.LowerIntrin(),
     ]
 
 
@@ -138,19 +139,43 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule(out)
 
 
-def _scratch(name: str, func: tirx.PrimFunc) -> int:
-    """Return what a kernel allocates; refuse what calls more of the runtime."""
-    sizes: list[int] = []
-    other: list[str] = []
+def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
+    """Let kernels take what they allocate from a last parameter; refuse what calls the runtime.
 
-    def visit(call: Any) -> None:
-        op = str(getattr(call.op, "name", ""))
-        if op == memory.ALLOCATE:
-            sizes.append(-(-int(call.args[2]) // ALIGNMENT) * ALIGNMENT)
-        elif "packed" in op or op.startswith("tirx.TVMBackendParallel"):
-            other.append(op)
+    Returns
+    -------
+    module : tvm.IRModule
+        With that parameter.
+    scratch : dict of str to int
+        Bytes of it, by kernel.
 
-    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit), order="post")
-    if other:
-        raise TargetError(f"kernel `{name}` needs TVM's runtime, which C does without")
-    return sum(sizes)
+    Raises
+    ------
+    TargetError
+        If a kernel needs more of the runtime.
+    """
+    out, scratch = {}, {}
+    for var, func in module.functions_items():
+        name, place = var.name_hint, tirx.Var("scratch", "handle")
+        sizes: list[int] = []
+        refused: list[str] = []
+        taken = partial(_from_scratch, place, sizes, refused)
+        body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
+        if refused:
+            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C does without")
+        made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
+        out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
+    return tvm.IRModule(out), scratch
+
+
+def _from_scratch(place: tirx.Var, sizes: list[int], refused: list[str], call: Any) -> Any:
+    """Return what takes the place of a call of the runtime; put on record what it asks for."""
+    op = str(getattr(call.op, "name", ""))
+    if op == memory.ALLOCATE:
+        sizes.append(-(-int(call.args[2]) // ALIGNMENT) * ALIGNMENT)
+        return tirx.handle_add_byte_offset(place, sum(sizes[:-1]))
+    if op == memory.FREE:
+        return tirx.const(0, "int32")
+    if "packed" in op or op.startswith("tirx.TVMBackendParallel"):
+        refused.append(op)
+    return call

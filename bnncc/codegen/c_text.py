@@ -139,56 +139,24 @@ def header(
             f" *   {kind}: {n}: {_harmless(t.name)}, {t.dtype}, {_extents(t)}" for n, t in tensors
         ]
     lines += [" */", f"{_signature(prefix, given, made)};", ""]
-    lines += ["/* The kernels: tensors that they read, then those that they write. */"]
+    lines += ["/* The kernels: tensors that they read, those that they write, scratch memory. */"]
     for kernel, types in order.kernels.items():
-        lines.append(f"int32_t {prefix}_{kernel}({', '.join(f'{t} *' for t in types)});")
+        arguments = ", ".join([*(f"{t} *" for t in types), "void *"])
+        lines.append(f"int32_t {prefix}_{kernel}({arguments});")
     lines += ["", "#ifdef __cplusplus", "}", "#endif", "#endif", ""]
     return "\n".join(lines)
-
-
-_SCRATCH = """\
-/* Scratch memory of kernels lies behind the tensors; they free it in reverse order. */
-static char *scratch_top, *scratch_end;
-
-static void *take(int type, int device, uint64_t size, int code, int bits) {
-  char *place = scratch_top;
-  uint64_t whole = (size + 63) / 64 * 64;
-  (void)type, (void)device, (void)code, (void)bits;
-  if (whole > (uint64_t)(scratch_end - place)) return 0;
-  scratch_top += whole;
-  return place;
-}
-
-static int give_back(int type, int device, void *place) {
-  (void)type, (void)device;
-  scratch_top = (char *)place;
-  return 0;
-}
-
-/* kernels.o has these pointers, for us to set. */
-extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
-extern int (*__TVMBackendFreeWorkspace)(int, int, void *);
-"""
 
 
 def source(prefix: str, order: Order, sizes: Sizes, given: Named, made: Named) -> str:
     """Return ``network.c``."""
     lines = ['#include "network.h"', "", "#include <string.h>", ""]
-    if sizes.scratch:
-        lines += [_SCRATCH]
     lines += [f"{_signature(prefix, given, made)} {{"]
     lines += ["  char *base = (char *)arena, *constants = (char *)weights;", "  int failed;"]
     lines += ["  (void)base, (void)constants, (void)failed;"]
-    if sizes.scratch:
-        lines += [
-            "  __TVMBackendAllocWorkspace = take;",
-            "  __TVMBackendFreeWorkspace = give_back;",
-            f"  scratch_top = base + {sizes.tensors};",
-            f"  scratch_end = base + {sizes.arena};",
-        ]
+    scratch = f"base + {sizes.tensors}"
     for kernel, args in order.calls:
         lines.append(f"  failed = {prefix}_{kernel}(")
-        lines.append(",\n".join(f"      {arg}" for arg in args) + ");")
+        lines.append(",\n".join(f"      {arg}" for arg in (*args, scratch)) + ");")
         lines.append("  if (failed) return failed;")
     lines += [f"  memcpy({to}, {source}, {size});" for to, source, size in order.copies]
     return "\n".join([*lines, "  return 0;", "}", ""])
@@ -347,7 +315,7 @@ processor must have: {", ".join(target.features) or "nothing special"}.
 
 | file | |
 |---|---|
-| `kernels.o` | the kernels: `int32_t f(T *tensor, ...)`, no TVM |
+| `kernels.o` | the kernels: `int32_t f(T *tensor, ..., void *scratch)`, no TVM |
 | `network.h` | `{prefix}_run` and every kernel |
 | `network.c` | `{prefix}_run`: the kernels in call order, with the place of each tensor |
 | `weights.bin` | constants ({sizes.weights:,} bytes) |
@@ -358,8 +326,8 @@ processor must have: {", ".join(target.features) or "nothing special"}.
 
 All pointers are multiples of {ALIGNMENT} bytes. `arena` has {sizes.arena:,} bytes:
 {sizes.tensors:,} for tensors between kernels and {sizes.scratch:,} of kernels' scratch memory. Its
-content does not matter. One network runs in one thread at a time. Tensors are dense, the last axis
-fastest, little-endian.
+content does not matter. Several threads may run the network at once, each with an arena of its own.
+Tensors are dense, the last axis fastest, little-endian.
 
     {compiler} -O2 -static check.c network.c kernels.o -lm -o run
     ./run    # on the device{here}

@@ -26,7 +26,7 @@ from bnncc.codegen.registers import split_tiles
 PIPELINE = "bnncc"
 """Name of TVM's own lowering, with our passes before LLVM; it notes scratch memory (`recorded`)."""
 
-ALLOCATE = "tirx.TVMBackendAllocWorkspace"
+ALLOCATE, FREE = "tirx.TVMBackendAllocWorkspace", "tirx.TVMBackendFreeWorkspace"
 """What asks for scratch memory in lowered code."""
 
 _REGION = "pragma_parallel_launch_point"

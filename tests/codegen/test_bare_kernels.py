@@ -49,7 +49,7 @@ def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
     from bnncc.codegen.emulator import Library
 
     functions = {"kernel": schedules.schedule(define(spec), ARMV7, 1)}
-    content, _ = bare.build(functions, tvm_target(ARMV7))
+    content, scratch = bare.build(functions, tvm_target(ARMV7))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernels.o").write_bytes(content)
         link(Path(folder), ["kernels.o"], "kernels.so", triple=ARMV7.triple)
@@ -58,7 +58,8 @@ def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
         np.full([int(d) for d in shape], 0x5A5A5A5A, "uint32").view(dtype)
         for shape, dtype in output_types(spec)
     ]
-    library.call_bare("kernel", [*map(np.ascontiguousarray, inputs), *outputs])
+    room = np.zeros(max(64, scratch["kernel"]), np.uint8)
+    library.call_bare("kernel", [*map(np.ascontiguousarray, inputs), *outputs, room])
     return outputs
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import re
 import shutil
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -124,6 +127,49 @@ def test_every_kind_of_kernel_of_this_machine_is_the_same_as_c(tmp_path: Path) -
     sources = ("check.c", "network.c", "kernels.o", "-lm")
     subprocess.run(["cc", *sources, "-o", "check.out"], cwd=folder, check=True, timeout=300)
     subprocess.run(["./check.out"], cwd=folder, check=True, timeout=300)
+
+
+def test_threads_may_run_it_at_once(tmp_path: Path) -> None:
+    """Each with an arena of its own: nothing is shared but weights and code."""
+    if not shutil.which("cc"):
+        pytest.skip("needs cc")
+    target = "x86-64-v2" if runs_here(resolve("x86-64-v2")) else "native"
+    options = CompileOptions(target=target, threads=1)
+    network = compile_c(DIGITS / "digits.onnx", options)
+    folder = unpacked(c_network.archive(network.files), tmp_path)
+    command = ["cc", "-shared", "-fPIC", "network.c", "kernels.o", "-o", "network.so", "-lm"]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
+    run = ctypes.CDLL(str(folder / "network.so")).digits_run
+    weights = placed((folder / "weights.bin").read_bytes())
+    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", network.files["network.h"].decode())
+    with np.load(DIGITS / "test_images.npz") as data:
+        images = data["images"][:2]
+    graph = load(DIGITS / "digits.onnx")
+
+    def repeated(number: int) -> list[np.ndarray]:
+        image, arena = placed(images[number].tobytes()), placed(bytes(int(arena_bytes)))
+        made = []
+        for _ in range(300):
+            logits = placed(bytes(40))
+            arrays = (weights, arena, image, logits)
+            assert run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays)) == 0
+            made.append(logits.view(np.float32))
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, made in enumerate(pool.map(repeated, range(2))):
+            feeds = {graph.inputs[0]: images[number : number + 1]}
+            wanted = evaluate(graph, feeds)[graph.outputs[0]][0]
+            for logits in made:
+                np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def placed(content: bytes) -> np.ndarray:
+    """Return bytes at a multiple of 64."""
+    room = np.empty(len(content) + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    room[start : start + len(content)] = np.frombuffer(content, np.uint8)
+    return room[start : start + len(content)]
 
 
 def test_gpus_have_no_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,7 +228,7 @@ def test_c_functions_return_a_code(tmp_path: Path) -> None:
     proto = model(nodes, {"i": ("int64", [2])}, table=TABLE, one=np.array(1))
     header = compile_c(proto, CompileOptions(target="armv7")).files["network.h"].decode()
     assert "-1 where an index" in header
-    assert "_check_index(int64_t *, int64_t *);" in header
+    assert "_check_index(int64_t *, int64_t *, void *);" in header
     # The same functions for this machine.
     target = resolve("x86-64-v2")
     module = _scheduled(proto, CompileOptions(threads=1), target, Trace(), fixed=True).module
@@ -242,10 +242,8 @@ def test_c_functions_return_a_code(tmp_path: Path) -> None:
         ([0, -6], bare.FAILED, [0, 9]),
     ):
         given, made = np.array(indices), np.full(2, 9)
-        assert (
-            check(given.ctypes.data_as(ctypes.c_void_p), made.ctypes.data_as(ctypes.c_void_p))
-            == code
-        )
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (given, made)]
+        assert check(*pointers, None) == code
         assert made.tolist() == wanted
 
 
