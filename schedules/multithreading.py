@@ -29,10 +29,9 @@ BALANCED = 0.9
 
 _BITS = {
     "vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6,
-    "fours": 1.8e6,
+    "tiles": 1.8e6,
 }  # fmt: skip
-"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted (``fours``:
-as bytes on tiles)."""
+"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
 
 _PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
 _NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
@@ -91,8 +90,8 @@ def multiplying(spec: Spec, target: TargetSpec) -> float:
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
     """Return how many products of bits vectors of 512 bits make in a microsecond."""
-    if spec.weight_order in _BITS:
-        return _BITS[spec.weight_order]
+    if spec.weight_order == tile_choice.ORDER:
+        return _BITS["tiles"]
     lookup = "lookup" if spec.weight_order == "nibbles" else "bytes"
     return _BITS[lookup if target.popcount == "lookup" else target.popcount]
 
@@ -109,7 +108,7 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
     if tile_choice.pays(spec, target):
-        rate = _BITS[tile_choice.ORDER]
+        rate = _BITS["tiles"]
     return rate * spec.out_channels * spec.taps / done
 
 

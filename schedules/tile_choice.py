@@ -1,8 +1,8 @@
 """Which layers are multiplied on the tiles of AMX, where a target has them.
 
-Only Intel's servers from Sapphire Rapids on do. A study there (issue 16) took times of a prototype:
-binary layers of 3x3 win from 16 pixels on, those of 1x1 only for 16 to 32 pixels, with results that
-are bits. For levels it knows the ceilings: tiles multiply seven times as many bytes as vectors do.
+Only Intel's servers from Sapphire Rapids on do. A prototype was timed there: binary layers of 3x3
+win from 16 pixels on, those of 1x1 only for 16 to 32 pixels, with results that are bits. Of levels
+only the ceilings are known: tiles multiply seven times as many bytes as vectors do.
 """
 
 from __future__ import annotations

@@ -77,19 +77,19 @@ def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
     assert case.difference(run(spec, case.inputs, carry_save.FORM)) == ""
 
 
+COUNTED = [
+    definition_cases.WORDS,
+    replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
+    replace(definition_cases.WORDS, channels=33, out_channels=100, ternary=True),
+    replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
+    replace(definition_cases.WORDS, channels=300, pad_value=1),
+    replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=128),
+]
+"""Layers of which other forms make the same sums."""
+
+
 @pytest.mark.parametrize("size", [16, 32, 64])
-@pytest.mark.parametrize(
-    "spec",
-    [
-        definition_cases.WORDS,
-        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
-        replace(definition_cases.WORDS, channels=33, out_channels=100, ternary=True),
-        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
-        replace(definition_cases.WORDS, channels=300, pad_value=1),
-        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=128),
-    ],
-    ids=lambda spec: Workload.of(spec).name,
-)
+@pytest.mark.parametrize("spec", COUNTED, ids=lambda spec: Workload.of(spec).name)
 def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> None:
     spec = replace(spec, weight_order="nibbles")
     form = f"{nibbles.FORM}{size}{nibbles.ZEROS if spec.ternary else ''}"
@@ -101,14 +101,7 @@ def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> No
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        definition_cases.WORDS,
-        replace(definition_cases.WORDS, strides=(1, 2), dilations=(1, 2), pads=(2, 1, 0, 3)),
-        replace(definition_cases.WORDS, channels=33, out_channels=100, ternary=True),
-        replace(definition_cases.WORDS, mode="and", pad_value=1, steps=(Step("store"),)),
-        replace(definition_cases.WORDS, channels=300, out_channels=7, pad_value=1),
-        replace(definition_cases.WORDS, pad_value=-1, groups=2, channels=80, out_channels=128),
-    ],
+    [*COUNTED, replace(definition_cases.WORDS, channels=300, out_channels=7, pad_value=1)],
     ids=lambda spec: Workload.of(spec).name,
 )
 @pytest.mark.parametrize("whole", [False, True])
