@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from bnncc.console import Console
 from bnncc.errors import BnnccError
-from bnncc.input_transforms import parse_input_transform
 from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
 
 
@@ -162,7 +161,6 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
         "order; with NAME= in front, that input",
         "rgb-threshold:FILE.json|gray-threshold:V|lbp",
-        option(parse_input_transform),
     )
     for name, text in _CHOICES.items():
         default = getattr(CompileOptions, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -50,10 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit code: 0 done, 1 failed, 2 bad usage, 70 bug in bnncc, 130 interrupted.
     """
+    if argv is None:
+        _open_streams()
     parser = _parser()
     try:
         args = parser.parse_args(argv)
     except SystemExit as done:
+        try:
+            Console().data("")  # so that help that cannot be written is a failure
+        except BrokenPipeError:
+            pass
+        except BnnccError as error:
+            Console().error(error)
+            return error.exit_code
+        finally:
+            _flush_stdout()
         return int(done.code or 0)
     args.own_process = argv is None
     if args.own_process:
@@ -70,28 +82,64 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
     console = Console(verbosity=args.verbose - args.quiet)
     try:
         with _quiet_libraries(args.verbose):
-            code = int(args.run(args, console))
-        sys.stdout.flush()
-        return code
+            return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         console.line("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout is gone; keep Python from complaining when it flushes at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read standard output has seen enough
         return EXIT_OK
     except MemoryError:
         console.error(BnnccError("out of memory"))
         return 1
-    except Exception:
-        sys.stderr.write(written())
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            console.error(_machine_error(error))
+            return 1
+        console.line(written() + traceback.format_exc().rstrip())
         console.line("error: this is a bug in bnncc; the lines above say where")
         return EXIT_BUG
+    finally:
+        _flush_stdout()
+
+
+_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM),
+}
+"""What the machine, not bnncc, is to blame for, wherever it happens."""
+
+
+def _machine_error(error: OSError) -> BnnccError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return BnnccError(
+        f"{error.filename or 'temporary files'}: {error.strerror}",
+        hint="free some space, or set TMPDIR to a folder that has some" if full else None,
+    )
+
+
+def _flush_stdout() -> None:
+    """Flush standard output, or keep Python from complaining at exit that it cannot be flushed."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Give closed standard streams a file, whose number the next file opened would get else."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack a name's letters
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_output,
+    check_outputs,
     check_readable,
     device_of,
     options_of,
@@ -49,7 +49,7 @@ def tune(args: Namespace, console: Console) -> int:
     for model in args.models:
         check_readable(model)
     if args.lock is not None:
-        check_output(args.lock)
+        check_outputs(args, lock=args.lock)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:
@@ -77,7 +77,7 @@ def tune(args: Namespace, console: Console) -> int:
         console=console,
     )
     if args.json:
-        sys.stdout.write(as_json(result))
+        console.data(as_json(result))
     console.result(network.text(result, folder))
     return 130 if result["interrupted"] else 0
 
@@ -149,10 +149,10 @@ def records(args: Namespace, console: Console) -> int:
         for lines in listed.values():
             for line in lines["stale"]:
                 console.warning(line)
-        sys.stdout.write(as_json(listed) if args.json else _table(listed))
+        console.data(as_json(listed) if args.json else _table(listed))
         return 0
     if args.json:
-        sys.stdout.write(as_json(changed))
+        console.data(as_json(changed))
     word = "removed" if args.action == "prune" else "added"
     for name, count in changed.items():
         console.result(f"{folder / name}: {count} records {word}")

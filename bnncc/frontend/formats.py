@@ -11,6 +11,7 @@ import onnx
 
 from bnncc.errors import UsageError
 from bnncc.frontend import mxnet, pytorch, tflite
+from bnncc.frontend.external import locations
 from bnncc.ir.graph import Dim
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -79,6 +80,19 @@ def as_onnx(
         if path is not None and belongs(path):
             return read(path)
     return model
+
+
+def companions(path: Path) -> list[tuple[str, Path]]:
+    """Return the files that a model is read from besides its own, with what they are.
+
+    Raises
+    ------
+    UsageError
+        If it is a network of MXNet, and it is not clear which file has its parameters.
+    """
+    if mxnet.is_symbol(path):
+        return [("parameter file", mxnet.beside(path))]
+    return [("external data", path.parent / name) for name in locations(path)]
 
 
 _READERS = ((pytorch.is_pt2, pytorch.read), (tflite.is_tflite, tflite.read))
