@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import os
 import sys
@@ -41,7 +40,7 @@ class Console:
             self.line(text)
 
     def progress(self, text: str) -> None:
-        """Write what is going on, if asked to say more."""
+        """Write what is going on, if verbose."""
         if self.verbosity > 0:
             self.line(text)
 
@@ -61,9 +60,9 @@ class Console:
         BnnccError
             If it cannot be written for another reason.
         """
+        if sys.stdout is None:
+            raise BnnccError("standard output: cannot be written: it is closed")
         try:
-            if sys.stdout is None:
-                raise OSError(errno.EBADF, "it is closed")
             sys.stdout.write(text)
             sys.stdout.flush()
         except BrokenPipeError:

@@ -249,7 +249,7 @@ def read_npz(
     file : path or bytes stream
         What to read.
     names : collection of str
-        Arrays to read; others are passed over.
+        Arrays to read; others are ignored.
     check : callable
         Given name, shape and dtype of an array, raises `InputError` if it is not wanted; so the
         memory used is bounded by what the caller accepts.

@@ -39,7 +39,7 @@ def device_of(args: Namespace) -> dict[str, Any] | None:
     if args.rpc is None and args.tracker is None:
         for option in ("key", "timeout"):
             if getattr(args, option) is not None:
-                raise UsageError(f"--{option} goes with --rpc or --tracker")
+                raise UsageError(f"--{option} needs --rpc or --tracker")
         return None
     found = {"rpc": args.rpc, "tracker": args.tracker, "key": args.key}
     return {**found, **({} if args.timeout is None else {"timeout": args.timeout})}
@@ -59,11 +59,11 @@ def check_bundle(args: Namespace) -> None:
     """Refuse options that do not go with ``--bundle`` and ``--import``, nor these together."""
     away = args.bundle is not None or args.results is not None
     if args.bundle is not None and args.results is not None:
-        raise UsageError("--bundle writes what is to be run, --import reads what came of it")
+        raise UsageError("--bundle and --import cannot be combined")
     if away and (args.rpc is not None or args.tracker is not None):
-        raise UsageError("--rpc and --tracker reach devices that need no bundle")
+        raise UsageError("--bundle and --import cannot be combined with --rpc or --tracker")
     if args.python and args.bundle is None:
-        raise UsageError("--python goes with --bundle")
+        raise UsageError("--python needs --bundle")
 
 
 def check_readable(path: Path) -> None:

@@ -28,7 +28,7 @@ def write_tune(
         If options do not go together.
     """
     if args.measure != "clock":
-        raise UsageError("--measure instructions needs no bundle")
+        raise UsageError("--measure instructions cannot be combined with --bundle")
     pythons = pythons_of(args)
     options = replace(options_of(args), threads=args.threads or 1)
     from bnncc.bundle import tuning
@@ -64,7 +64,7 @@ def import_tuned(args: Namespace, folder: Path, command: str, console: Console) 
         If options do not go together.
     """
     if args.models:
-        raise UsageError("--import takes no MODEL: the results say which kernels they are of")
+        raise UsageError("--import takes no MODEL: the results name their kernels")
     from bnncc.bundle import importing, results
     from bnncc.targets.catalog import resolve
 

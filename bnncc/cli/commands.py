@@ -159,7 +159,9 @@ def deploy(args: Namespace, console: Console) -> int:
         If the device computes something else than the artifact says is right.
     """
     if args.rpc is None and args.tracker is None:
-        raise UsageError("deploy needs a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K")
+        raise UsageError(
+            "deploy needs a device: give --rpc HOST:PORT, or --tracker HOST:PORT --key K"
+        )
     _runtime_only(args)
     from bnncc.remote import deploy as deployment
 

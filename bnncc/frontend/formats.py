@@ -36,7 +36,7 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
     if pytorch.is_torch(model):
         return pytorch.read_module(model, example_inputs, dynamic_shapes)
     if example_inputs is not None or dynamic_shapes is not None:
-        raise UsageError("example_inputs and dynamic_shapes go with a torch.nn.Module")
+        raise UsageError("example_inputs and dynamic_shapes are only for a torch.nn.Module")
     return model
 
 
@@ -73,7 +73,7 @@ def as_onnx(
     if path is not None and mxnet.is_symbol(path):
         return mxnet.read_mxnet(path, params, input_shapes)
     if params is not None:
-        raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
+        raise UsageError("--params is only for MXNet networks (NAME-symbol.json)")
     if pytorch.is_torch(model):
         return pytorch.read_module(model)
     for belongs, read in _READERS:

@@ -197,7 +197,7 @@ def _compilers(arch: str) -> Iterator[list[str]]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse what is there already, unless it is a kit, with nothing else in it."""
+    """Refuse to replace anything but a kit with nothing else in it."""
     if not os.path.lexists(folder):
         return
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else None

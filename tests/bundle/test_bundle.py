@@ -515,11 +515,11 @@ def test_commands_write_bundles(
         (["tune", "--bundle", "x", "--import", "x"], "--bundle writes what is to be run"),
         (["tune", "{model}", "--bundle", "{used}"], "is not an empty folder"),
         (["tune", "{model}", "--bundle", "x", "--rpc", "a:1"], "reach devices that need no bundle"),
-        (["tune", "{model}", "--python", "3.12"], "--python goes with --bundle"),
+        (["tune", "{model}", "--python", "3.12"], "--python needs --bundle"),
         (["tune", "{model}", "--bundle", "x", "--python", "2.7"], "--python is `2.7`, not one of"),
         (
             ["tune", "{model}", "--bundle", "x", "--measure", "instructions"],
-            "--measure instructions needs no bundle",
+            "--measure instructions cannot be combined with --bundle",
         ),
         (["tune", "{model}", "--bundle", "{used}/file/b"], "cannot be made: Not a directory"),
     ],

@@ -148,13 +148,13 @@ def test_bad_paths(
     [
         (("compile", "x" * 300), "cannot be read: File name too long"),
         (("compile", "tiny.bnncc", "-o", "x" * 300), "cannot be written: File name too long"),
-        (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is no number from 0"),
+        (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is not a number from 0"),
         (("tune", "tiny.bnncc", "--lock", "nowhere/lock"), "nowhere/lock: folder nowhere does not"),
-        (("compile", "m.onnx", "--input-uint8", "x:1,0"), "a scale of 0 leaves nothing"),
+        (("compile", "m.onnx", "--input-uint8", "x:1,0"), "the scale must not be 0"),
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
         (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, a folder is wanted"),
-        (("tune", "tiny.bnncc", "--records", "tiny.bnncc"), "a folder of records is wanted"),
-        (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is no number from 0"),
+        (("tune", "tiny.bnncc", "--records", "tiny.bnncc"), "is a file, not a folder of records"),
+        (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_done(
