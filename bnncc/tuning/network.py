@@ -180,7 +180,9 @@ def _compared(
     from bnncc.remote.network import connect
 
     with connect(**device) as there:
-        return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_TURNS)
+        return _in_turns(
+            [before.on_device(there), after.on_device(there)], threads, 1, DEVICE_TURNS
+        )
 
 
 def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         line += f"; network {before:.2f} us before, {after:.2f} us after: {gain.text}"
         if gain.slower:
             line += ", so the defaults are kept"
-    return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
+    return f"{line} ({os.fspath(folder)} is for `bnncc compile --tuning-dir`)"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:
