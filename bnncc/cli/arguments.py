@@ -124,7 +124,7 @@ def add_verb(
         formatter_class=Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, verb=name)
     group = parser.add_argument_group("messages")
     for names, help_text in _MESSAGES.items():
         add(group, names, help_text, action="count", default=0)

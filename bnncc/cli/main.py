@@ -34,8 +34,9 @@ from bnncc.cli.arguments import (
     threads_option,
 )
 from bnncc.cli.asked import check_inputs
-from bnncc.console import Console, library_output_hidden
+from bnncc.console import Bar, Console, library_output_hidden
 from bnncc.errors import BnnccError
+from bnncc.progress import SHARES, listening
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 _MODEL = "ONNX, PyTorch (.pt2), TensorFlow Lite or MXNet (NAME-symbol.json) file"
@@ -90,7 +91,8 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
         console.warning(line)
     try:
         check_inputs(args)
-        with _quiet_libraries(args.verbose):
+        bar = Bar(console, SHARES.get(args.verb, SHARES[""]))
+        with _quiet_libraries(args.verbose), listening(bar):
             return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
