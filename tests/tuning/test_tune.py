@@ -234,7 +234,7 @@ def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
     stale = compiled(tmp_path)
     assert stale.report["summary"]["tuned"] == good.report["summary"]["tuned"] - 1
     (warning,) = stale.report["warnings"]
-    assert warning.startswith("a tuning record does not apply and was passed over: ")
+    assert warning.startswith("ignored a tuning record that does not apply: ")
     assert "(and 3 more)" in warning
     untuned = bnncc.compile(DIGITS / "digits.onnx", tuned=False, threads=1)
     assert untuned.report["summary"]["tuned"] == 0
@@ -452,7 +452,7 @@ def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> No
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = str(DIGITS / "digits.onnx")
     for options, says in (
-        (["--kernels", "("], "is no regular expression"),
+        (["--kernels", "("], "is not a regular expression"),
         (["--kernels", "nothing like it"], "no kernel matches nothing like it"),
         (["--target", "arm64"], "this machine cannot run arm64"),
         (["--measure", "instructions"], "is for Arm"),
