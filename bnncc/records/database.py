@@ -324,7 +324,7 @@ class Writer:
             self.close()
             raise TuningError(
                 f"{folder}: another process writes records there",
-                hint="wait for it, or give another folder with --records",
+                hint="wait for it, or give another folder with --tuning-dir",
             ) from error
         except OSError as error:
             self.close()
