@@ -420,7 +420,7 @@ def test_networks_race_in_processes_of_their_own(tmp_path: Path) -> None:
     fast = bnncc.compile(DIGITS / "digits.onnx", threads=1, tuned=False)
     times = network._in_processes([slow, fast], Setup(NATIVE))
     assert [len(side) for side in times] == [race.TURNS, race.TURNS]
-    assert all(len(turn) == network.RUNS * network.PROCESS_TURNS for turn in times[0] + times[1])
+    assert all(len(turn) >= network.PROCESS_TURNS for turn in times[0] + times[1])
 
 
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
