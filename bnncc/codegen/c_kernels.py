@@ -1,7 +1,7 @@
 """Kernels as portable C99: loops over words, for any compiler and any processor.
 
-A scheduled kernel is lowered by TVM's passes, without vectors or TVM's runtime, and printed. What is
-printed converts no number silently, and takes scratch memory from its caller; words that are
+A scheduled kernel is lowered by TVM's passes, without vectors or TVM's runtime, and printed. What
+is printed converts no number silently, and takes scratch memory from its caller; words that are
 read or written in parts are accessed by types of which compilers know that.
 """
 
