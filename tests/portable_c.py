@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from bnncc.targets.catalog import CATALOG
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
+from tests import cortex_m
 
 C99 = CATALOG["c99"]
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Werror")
@@ -36,16 +37,38 @@ static void *content(FILE *file, size_t bytes) {
   return place;
 }
 
-int main(int argc, char **argv) {
-  FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
-  if (argc < 3 || !in || !out) return 2;
+int main(void) {
+  FILE *in = fopen("in", "rb"), *out = fopen("out", "wb");
+  if (!in || !out) return 2;
 """
 
 
-def run(spec: Spec, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Compile a kernel and call it under sanitizers; outputs start as garbage.
+def here(folder: Path) -> tuple[int, str]:
+    """Compile a kernel for this machine, and run it under sanitizers."""
+    command = ["gcc", *STRICT, *SANITIZED, "kernel.c", "-lm", "-o", "kernel"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        return done.returncode, done.stderr[:2000]
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        ["./kernel"], cwd=folder, capture_output=True, text=True, timeout=300, env=env
+    )
+    return done.returncode, done.stderr[:3000]
 
-    Tensors and scratch memory have just their size, so that a byte beyond is found.
+
+def on_cortex_m4(folder: Path) -> tuple[int, str]:
+    """Compile a kernel for a Cortex-M4, and run it in an emulator."""
+    return cortex_m.run(folder, ["kernel.c"], *STRICT, "-Os")
+
+
+Machine = Callable[[Path], tuple[int, str]]
+"""Compiles and runs the program of a folder; returns its status and what it says."""
+
+
+def run(spec: Spec, inputs: Sequence[np.ndarray], machine: Machine = here) -> list[np.ndarray]:
+    """Compile a kernel and call it; outputs start as garbage.
+
+    Tensors and scratch memory have just their size, so that sanitizers find a byte beyond.
     """
     functions = {"kernel": schedules.schedule(define(spec), C99)}
     source, scratch = c_kernels.build(functions, tvm_target(C99))
@@ -72,15 +95,8 @@ def run(spec: Spec, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         place = Path(folder)
         (place / "kernel.c").write_text(text + "\n  return fclose(in) | fclose(out);\n}\n")
         (place / "in").write_bytes(b"".join(x.tobytes() for x in arrays))
-        command = ["gcc", *STRICT, *SANITIZED, "kernel.c", "-lm", "-o", "kernel"]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[:2000] + text
-        env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-        done = subprocess.run(
-            ["./kernel", "in", "out"], cwd=place, capture_output=True, text=True, timeout=300,
-            env=env,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[:3000] + source.decode()
+        code, said = machine(place)
+        assert code == 0, said + source.decode()
         content = (place / "out").read_bytes()
     results, start = [], 0
     for k in made:

@@ -15,6 +15,7 @@ from bnncc.cli import main as cli
 from bnncc.codegen.c_network import archive
 from bnncc.driver import compile_c, compile_model
 from bnncc.options import CompileOptions
+from tests import cortex_m
 from tests.codegen.test_c_network import large_network, odd_network, unpacked
 from tests.devices import DIGITS
 from tests.portable_c import SANITIZED, STRICT, needs_gcc
@@ -162,3 +163,68 @@ def test_the_command_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "portable C99" in said
     assert "kernels.o" not in said
+
+
+_ON_A_BOARD = """
+#include <stdio.h>
+#include <string.h>
+#include "digits.h"
+#include "images.h"
+
+static uint64_t arena[(DIGITS_ARENA_BYTES + 7) / 8];
+
+int main(void) {
+  unsigned char *top = (unsigned char *)__builtin_frame_address(0) - 256;
+  unsigned char *bottom = top - 16384, *first = bottom;
+  memset(arena, 0x5A, sizeof arena);
+  memset(bottom, 0xA5, (size_t)(top - bottom));
+  for (int number = 0; number < 450; ++number) {
+    float logits[10];
+    uint32_t bits[10];
+    if (digits_run(arena, images[number], logits)) return 1;
+    if (!number) {
+      while (*first == 0xA5) ++first;
+    }
+    memcpy(bits, logits, sizeof bits);
+    for (int i = 0; i < 10; ++i) printf("%08lx ", (unsigned long)bits[i]);
+  }
+  printf("%d\\n", (int)(top - first));
+  return 0;
+}
+"""
+
+
+@cortex_m.needs_cortex_m
+def test_all_digits_on_a_cortex_m4(digits: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(digits, tmp_path / "digits")
+    with np.load(DIGITS / "test_images.npz") as data:
+        images = data["images"]
+    rows = ",\n".join(
+        "{" + ",".join(f"{value!r}f" for value in image.ravel().tolist()) + "}" for image in images
+    )
+    (folder / "images.h").write_text(f"static const float images[450][64] = {{{rows}}};\n")
+    (folder / "board.c").write_text(_ON_A_BOARD)
+    flags = ("-std=c99", "-Os", "-Wall", "-Wextra", "-Wconversion", "-Werror")
+    code, said = cortex_m.run(folder, ["board.c", "digits.c", "digits_kernels.c"], *flags)
+    assert code == 0, said
+    *bits, stack = said.split()
+    logits = np.array([int(word, 16) for word in bits], np.uint32).view(np.float32)
+    artifact = compile_model(DIGITS / "digits.onnx", CompileOptions(threads=1))
+    wanted = artifact.run({"images": images})["logits"]
+    np.testing.assert_allclose(logits.reshape(450, 10), wanted, rtol=1e-4, atol=1e-4)
+    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", (digits / "digits.h").read_text())
+    assert 0 < int(stack) <= 0.05 * int(arena_bytes)
+    for name, most in (("digits_kernels", 20_000), ("digits", 1_000)):
+        command = [cortex_m.COMPILER, *cortex_m.M4, *flags, "-c", f"{name}.c"]
+        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        tool = cortex_m.COMPILER.replace("gcc", "size")
+        done = subprocess.run(
+            [tool, f"{name}.o"], cwd=folder, check=True, capture_output=True, text=True
+        )
+        text, data, bss = map(int, done.stdout.splitlines()[1].split()[:3])
+        weights = name == "digits" and sum(
+            int(size) * 4
+            for size in re.findall(r"weights_\d+\[(\d+)\] =", (folder / "digits.c").read_text())
+        )
+        assert (data, bss) == (0, 0)
+        assert text - weights < most
