@@ -137,10 +137,12 @@ def make(
 
     Parameters
     ----------
-    module, target, name, **ios
+    module, target, name
         As of `build`.
     selfcheck : callable
         What is stored of inputs.
+    **ios
+        Inputs and outputs, as of `build`.
 
     Returns
     -------
