@@ -248,7 +248,7 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
         If the network needs TVM's runtime, or the target is a GPU.
     """
     target = _target(options)
-    if target.kind != "llvm":
+    if target.kind == "cuda":
         raise TargetError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
@@ -257,15 +257,16 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
-    from bnncc.codegen import c_network
+    from bnncc.codegen import c_network, c_portable
 
-    files, scratch = c_network.make(
+    make = c_portable.make if target.kind == "c" else c_network.make
+    files, scratch, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
         _plan(made, scratch), model=network.name, target=target.name,
-        code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
+        code=code, selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
     return c_network.CNetwork(files, content)
 

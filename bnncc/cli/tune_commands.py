@@ -175,13 +175,14 @@ def _names(folder: Path, args: Namespace) -> list[str]:
 def _table(listed: dict[str, Any]) -> str:
     from bnncc.report import table
 
-    rows = [("target", "kernel", "trials", "best us", "default us", "point")]
+    rows = [("target", "cpu", "kernel", "trials", "best us", "default us", "point")]
     for name, content in listed.items():
         for entry in content["kernels"]:
             default = entry["default_us"]
             rows.append(
                 (
                     name,
+                    entry["cpu"],
                     entry["kernel"],
                     str(entry["trials"]),
                     f"{entry['best_us']:.2f}",
@@ -189,4 +190,4 @@ def _table(listed: dict[str, Any]) -> str:
                     entry["point"],
                 )
             )
-    return "\n".join(table(rows, right=(2, 3, 4))) + "\n"
+    return "\n".join(table(rows, right=(3, 4, 5))) + "\n"
