@@ -21,7 +21,17 @@ from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
-from bnncc.options import CompileOptions, Uint8Input
+from bnncc.options import (
+    Assume,
+    CompileOptions,
+    FewBit,
+    FirstLayer,
+    FloatConv,
+    FloatType,
+    SignZero,
+    Uint8Input,
+    wrong_type,
+)  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
@@ -65,12 +75,12 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "none",
-    sign_zero: str = "exact",
-    float_conv: str = "filtered",
-    first_layer: str = "float32",
-    float_type: str = "float32",
-    few_bit: str = "auto",
+    assume: Assume = "none",
+    sign_zero: SignZero = "exact",
+    float_conv: FloatConv = "filtered",
+    first_layer: FirstLayer = "float32",
+    float_type: FloatType = "float32",
+    few_bit: FewBit = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     input_transform: InputTransform | str | None = None,
@@ -144,29 +154,30 @@ def compile(
     if tuned is not None:
         deprecated("tuned", "untuned")
         untuned = not tuned
-    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuple(tuning_dir)
-    return compile_model(
-        captured(model, example_inputs, dynamic_shapes),
-        CompileOptions(
-            target=target,
-            params=params,
-            input_shapes=dict(input_shapes or {}),
-            assume=assume,
-            sign_zero=sign_zero,
-            float_conv=float_conv,
-            first_layer=first_layer,
-            float_type=float_type,
-            few_bit=few_bit,
-            check_finite=check_finite,
-            input_uint8=tuple(input_uint8),
-            input_transform=as_transform(input_transform),
-            dump_ir=dump_ir,
-            threads=threads,
-            seed=seed,
-            records=folders,
-            tuned=not untuned,
-        ),
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
+    for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
+        if not isinstance(given, Sequence):
+            raise wrong_type(name, given, "a sequence")
+    options = CompileOptions(
+        target=target,
+        params=params,
+        input_shapes={} if input_shapes is None else input_shapes,
+        assume=assume,
+        sign_zero=sign_zero,
+        float_conv=float_conv,
+        first_layer=first_layer,
+        float_type=float_type,
+        few_bit=few_bit,
+        check_finite=check_finite,
+        input_uint8=tuple(input_uint8),
+        input_transform=as_transform(input_transform),
+        dump_ir=dump_ir,
+        threads=threads,
+        seed=seed,
+        records=tuple(folders),
+        tuned=not untuned,
     )
+    return compile_model(captured(model, example_inputs, dynamic_shapes), options)
 
 
 def compile_model(

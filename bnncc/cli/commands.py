@@ -132,14 +132,12 @@ def verify(args: Namespace, console: Console) -> int:
     int
         Exit code: 1 if they differ.
     """
-    from bnncc import verify as verification
+    from bnncc import agreement
 
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = verification.verify(
-            args.model, artifact, arrays, seed=args.seed, params=args.params
-        )
-    console.data(as_json(result) if args.json else verification.text(result) + "\n")
+        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+    console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 
 

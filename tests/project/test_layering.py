@@ -53,22 +53,23 @@ MAY_IMPORT = {
         "errors trace options input_transforms report notices topi_binary targets schedules ir "
         "frontend recognise transform codegen runtime records verification"
     ),
-    "verify": (
+    "agreement": (
         "errors progress options input_transforms report ir frontend recognise transform runtime "
         "verification driver"
     ),
-    "bnncc": "_version driver runtime",
     "tuning": (
         "_version errors console files options topi_binary targets schedules records codegen "
         "runtime remote verification driver"
     ),
+    "api": "errors files options targets frontend runtime driver agreement tuning",
+    "bnncc": "_version api driver errors options runtime",
     "bundle": (
         "_version errors console files options topi_binary targets schedules records runtime "
         "driver tuning bnncc"
     ),
     "cli": (
         "_version errors progress trace console files options input_transforms report targets "
-        "records frontend codegen runtime remote verification driver verify tuning bundle"
+        "records frontend codegen runtime remote verification driver agreement tuning bundle"
     ),
     "__main__": "cli",
 }
