@@ -188,6 +188,13 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     add(group, "--untuned", "use no tuning records, not even those of bnncc", action="store_true")
+    add(
+        group,
+        "--no-measure",
+        "measure nothing: for native, short measurements choose among records of other CPUs, and "
+        "say where an option loses time",
+        action="store_true",
+    )
 
 
 def params_option(parser: Any) -> None:
