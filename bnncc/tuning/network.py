@@ -191,7 +191,7 @@ def _raced(
         from bnncc.remote.network import connect
 
         with connect(**setup.device) as there:
-            sides = [artifact.on(there) for artifact in (before, after)]
+            sides = [artifact.on_device(there) for artifact in (before, after)]
             turns = bench.in_turns(sides, setup.threads, 0.0, DEVICE_TURNS)
         times = [[[min(one)] for one in side] for side in turns]
     least, median = ([float(f(np.concatenate(t))) for t in times] for f in (np.min, np.median))
@@ -239,7 +239,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
     elif any(kernel["gain"] for kernel in result["kernels"]):
         line += "; no kernel won its race, so the defaults are kept"
-    return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
+    return f"{line} ({os.fspath(folder)} is for `bnncc compile --tuning-dir`)"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:
