@@ -85,6 +85,15 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     return made
 
 
+def writes_nchw(spec: Spec, target: TargetSpec) -> bool:
+    """Return whether the kernel of `spec` should write results in NCHW where they are wanted so.
+
+    A kernel of its own transposes them elsewhere. The steps of `spec` do not matter.
+    """
+    own = row(spec).nchw if target.kind == "llvm" else ""
+    return bool(own and function(own)(spec, target))
+
+
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
     """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
     from bnncc.schedules import float_layers
@@ -125,4 +134,5 @@ __all__ = [
     "with_half_operands",
     "with_packed_operands",
     "with_weight_order",
+    "writes_nchw",
 ]

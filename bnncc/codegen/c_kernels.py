@@ -1,8 +1,8 @@
 """Kernels as portable C99: loops over words, for any compiler and any processor.
 
-A scheduled kernel is lowered by TVM's passes, without vectors or TVM's runtime, and printed. What
-is printed converts no number silently, and takes scratch memory from its caller; words that are
-read or written in parts are accessed by types of which compilers know that.
+A scheduled kernel is lowered by TVM's passes, without vectors and without TVM's runtime, and
+printed. The code converts no number implicitly and takes scratch memory from its caller. Words that
+are read or written in parts are accessed through types that may alias.
 """
 
 from __future__ import annotations

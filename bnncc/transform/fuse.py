@@ -22,6 +22,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
+from bnncc.schedules import writes_nchw
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering
@@ -182,13 +183,8 @@ class _Fuser:
                 layouts.add("NCHW")
             layouts.discard("")
             if layouts:
-                shape = self.graph.types[tip].shape
-                if (
-                    len(shape) != 4
-                    or shape[2:] == (1, 1)
-                    or not isinstance(group.spec, Elementwise)
-                ):
-                    layouts = {"NHWC"}  # lanes are channels: turning tiles later is faster
+                if not self._writes_nchw(group):
+                    layouts = {"NHWC"}
                 group.events.append(Event("store", tip, None, tuple(sorted(layouts))))
             if follow is None:
                 return
@@ -196,6 +192,16 @@ class _Fuser:
             group.events.append(follow)
             self.absorbed.add(id(follow.node))
             group.tip = follow.tensor
+
+    def _writes_nchw(self, group: Group) -> bool:
+        """Whether the kernel of a group can make its tip in NCHW faster than another one could."""
+        shape, target = self.graph.types[group.tip].shape, self.physical.target
+        if len(shape) != 4 or shape[2:] == (1, 1):
+            return False
+        if isinstance(group.spec, Elementwise):
+            return True
+        pooled = group.pool is not None
+        return target is not None and not pooled and writes_nchw(group.spec, target)
 
     def _decision(self, node: Node) -> Event:
         out = node.outputs[0]
