@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from machine import save
 from networks import vgg_small
+from tables import markdown, where
 
 from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
@@ -121,6 +123,24 @@ def measured(folder: Path, program: str, repeat: int) -> tuple[float, int, np.nd
     )
     time, memory, *values = done.stdout.split()
     return float(time), int(memory), np.array(values, np.float64)
+
+
+def _table(content: dict[str, Any]) -> str:
+    ours, other, ratio = (
+        *(content["programs"][name] for name in ("ours", "emx")), content["emx_over_ours"]
+    )  # fmt: skip
+    rows = [
+        ("time, ms", f"{ours['ms']:.2f}", f"{other['ms']:,.0f}", f"{ratio['ms']:.0f} x"),
+        *(
+            (text, f"{ours[key]:,}", f"{other[key]:,}", f"{ratio[key]:.1f} x")
+            for text, key in (("memory, bytes", "memory_bytes"), ("weights, bytes", "weight_bytes"))
+        ),
+    ]
+    table = markdown(("VGG-small", "bnncc", "emx-onnx-cgen", "ratio"), rows)
+    return f"{table}\n\n{where(content)}"
+
+
+TABLES = {"c-code": (_table, ("c_code",))}
 
 
 def main() -> None:
