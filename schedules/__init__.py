@@ -46,6 +46,10 @@ def schedule(
         from bnncc.schedules import cuda
 
         result = cuda.schedule(spec, target, chosen)
+    elif target.kind == "c":
+        from bnncc.schedules import portable
+
+        result = portable.schedule(func)
     else:
         own, result = row(spec), None
         if own.apply:
@@ -74,6 +78,8 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     made: Space
     if target.kind == "cuda":
         made = function(own.gpu_space)(spec, target)
+    elif target.kind == "c":
+        made = function("space:no_choice")(spec, target, threads)
     else:
         made = function(own.space)(spec, target, threads)
     return made

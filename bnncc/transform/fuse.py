@@ -98,7 +98,8 @@ class _Fuser:
     def __init__(self, float_conv: str, physical: Physical) -> None:
         self.physical, self.graph = physical, (graph := physical.source)
         # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
-        self.on_gpu = physical.target is not None and physical.target.kind == "cuda"
+        kind = "llvm" if physical.target is None else physical.target.kind
+        self.on_gpu, self.filters = kind == "cuda", kind == "llvm"
         self.float_conv = float_conv
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
@@ -284,7 +285,7 @@ class _Fuser:
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
         exact = data not in self.graph.inputs and filtering.integral(weight)
-        direct = exact or self.on_gpu or self.look.zeros_matter(node)
+        direct = exact or not self.filters or self.look.zeros_matter(node)
         wish = "direct" if direct else self.float_conv
         method = filtering.choose(spec, wish, *spec.output_hw)
         spec = replace(spec, method=method)
