@@ -76,6 +76,21 @@ def check_readable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read, or is something else.
+    """
+    check_readable(path)
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is not JSON: {error}") from error
+
+
 def check_output(path: Path, **others: Path | None) -> None:
     """Refuse a file to write before the work is done, not after.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from argparse import Namespace
@@ -19,6 +20,7 @@ from bnncc.cli.asked import (
     check_readable,
     device_of,
     options_of,
+    read_json,
 )  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
@@ -107,15 +109,29 @@ def bench(args: Namespace, console: Console) -> int:
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Print how each layer of a model or artifact is computed."""
+    """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
+    from bnncc.files import write_atomic
+    from bnncc.report import html
     from bnncc.runtime.artifact import Artifact
 
+    bench = None if args.bench is None else read_json(args.bench)
+    if args.html is not None:
+        check_output(args.html, file=args.file, parameters=args.params, figures=args.bench)
     if _is_artifact(args.file):
         content = Artifact.load(args.file, for_this_machine=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
-    sys.stdout.write(as_json(content) if args.json else report.text(content) + "\n")
+    if args.html is not None:
+        page = html.page(content, bench).encode("utf-8", "replace")
+        write_atomic(args.html, [page])
+        console.result(f"{args.html}: {len(page):,} bytes")
+    if args.json:
+        sys.stdout.write(as_json(content))
+    elif args.html is None:
+        width = shutil.get_terminal_size((report.WIDTH, 24)).columns
+        said = report.text(content, width=width, sort=args.sort, bench=bench)
+        sys.stdout.write(said + "\n")
     return 0
 
 

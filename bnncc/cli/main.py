@@ -32,6 +32,7 @@ from bnncc.cli.arguments import (
 )
 from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
+from bnncc.report import SORTS
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 _MODEL = "file of ONNX, PyTorch (.pt2) or TensorFlow Lite, or network of MXNet (NAME-symbol.json)"
@@ -184,6 +185,16 @@ def _explain(verbs: Any) -> None:
         verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
     )
     add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", path)
+    group = parser.add_argument_group("output")
+    add(group, "--html", "write a page to look at, instead of printing text", "FILE.html", path)
+    add(
+        group,
+        "--bench",
+        "show these times, from `bnncc bench --json`, instead of estimates",
+        "FILE.json",
+        path,
+    )
+    add(group, "--sort", "order of the rows of the text", choices=SORTS, default="order")
     model_options(parser)
     json_option(parser)
 

@@ -1,0 +1,32 @@
+"""What a compilation did: one model of facts, and its forms as JSON, text and HTML."""
+
+from bnncc.report.facts import (
+    FORMAT,
+    KINDS,
+    Compared,
+    Kernel,
+    KernelArg,
+    Layer,
+    Plan,
+    SignZero,
+    build,
+    with_file_size,
+)
+from bnncc.report.text import SORTS, WIDTH, table, text
+
+__all__ = [
+    "FORMAT",
+    "KINDS",
+    "SORTS",
+    "WIDTH",
+    "Compared",
+    "Kernel",
+    "KernelArg",
+    "Layer",
+    "Plan",
+    "SignZero",
+    "build",
+    "table",
+    "text",
+    "with_file_size",
+]
