@@ -95,7 +95,11 @@ def bench(args: Namespace, console: Console) -> int:
     check_bundle(args)
     check_readable(args.artifact)
     if args.bundle is not None:
+        if args.trace is not None:
+            raise UsageError("--trace needs times, and --bundle measures none here")
         return bundle_commands.write_bench(args, console)
+    if args.trace is not None:
+        check_output(args.trace, artifact=args.artifact, results=args.results)
     _runtime_only(args)
     from bnncc.runtime import runner
 
@@ -104,6 +108,11 @@ def bench(args: Namespace, console: Console) -> int:
     else:
         with _loaded(args) as artifact:
             result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+    if args.trace is not None:
+        from bnncc.files import write_atomic
+        from bnncc.report.trace import trace
+
+        write_atomic(args.trace, [as_json(trace(result)).encode()])
     sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 

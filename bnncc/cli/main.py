@@ -177,6 +177,13 @@ def _bench(verbs: Any) -> None:
         "print the times in a bundle's results",
     )
     add(parser, "--repeat", "timed runs of the network", "N", count, default=200)
+    add(
+        parser,
+        "--trace",
+        "write the times as a trace for Perfetto or Chrome, too",
+        "FILE.json",
+        path,
+    )
     json_option(parser)
 
 
