@@ -125,19 +125,32 @@ def explain(args: Namespace, console: Console) -> int:
     from bnncc.runtime.artifact import Artifact
 
     bench = None if args.bench is None else read_json(args.bench)
-    if args.html is not None:
-        check_output(args.html, file=args.file, parameters=args.params, figures=args.bench)
+    inputs = {"file": args.file, "parameters": args.params, "figures": args.bench}
+    for output in filter(None, (args.html, args.annotate)):
+        check_output(output, **inputs)
+        inputs["other output"] = output
     if _is_artifact(args.file):
+        if args.annotate is not None:
+            raise UsageError(
+                f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
+            )
         content = Artifact.load(args.file, for_this_machine=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
+    if args.annotate is not None:
+        from bnncc.frontend.annotate import annotated
+
+        verdicts = report.verdicts(content, bench)
+        model = annotated(args.file, verdicts, args.annotate.absolute().parent, params=args.params)
+        write_atomic(args.annotate, [model])
+        console.result(f"{args.annotate}: {len(model):,} bytes")
     if args.html is not None:
         page = html.page(content, bench).encode("utf-8", "replace")
         write_atomic(args.html, [page])
         console.result(f"{args.html}: {len(page):,} bytes")
     if args.json:
         sys.stdout.write(as_json(content))
-    elif args.html is None:
+    elif args.html is None and args.annotate is None:
         width = shutil.get_terminal_size((report.WIDTH, 24)).columns
         said = report.text(content, width=width, sort=args.sort, bench=bench)
         sys.stdout.write(said + "\n")

@@ -196,6 +196,13 @@ def _explain(verbs: Any) -> None:
     add(group, "--html", "write a page to look at, instead of printing text", "FILE.html", path)
     add(
         group,
+        "--annotate",
+        "write the model as ONNX, with what became of each node in its metadata, as Netron shows",
+        "OUT.onnx",
+        path,
+    )
+    add(
+        group,
         "--bench",
         "show these times, from `bnncc bench --json`, instead of estimates",
         "FILE.json",

@@ -12,6 +12,7 @@ from bnncc.report.facts import (
     build,
     with_file_size,
 )
+from bnncc.report.rows import verdicts
 from bnncc.report.text import SORTS, WIDTH, table, text
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "build",
     "table",
     "text",
+    "verdicts",
     "with_file_size",
 ]

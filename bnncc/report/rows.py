@@ -59,6 +59,32 @@ def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> l
     return made + [Row({}, (layer,), None, None) for layer in layers.values()]
 
 
+def verdicts(
+    report: Mapping[str, Any], bench: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, str]]:
+    """Return what there is to say of each layer, by its name; under ``""`` of other nodes."""
+    made = {
+        "": {
+            "kind": OTHER,
+            "note": "no layer: part of the kernels of its neighbours, or an operator of its own in "
+            "`bnncc explain`",
+        }
+    }
+    for row in rows(report, bench):
+        for layer in row.layers:
+            said = {
+                "kind": layer["kind"],
+                "bits": "x".join(map(str, layer["bits"])),
+                "reason": layer["reason"] or layer["assumed"],
+                "remedy": layer["remedy"],
+                "kernel": layer["kernel"],
+                "kernel_us": "" if row.us is None else f"{row.us:.1f}",
+                "multiply_adds": str(layer["macs"]),
+            }
+            made[layer["name"]] = {key: value for key, value in said.items() if value}
+    return made
+
+
 def _estimated(report: Mapping[str, Any]) -> list[float | None]:
     return [kernel.get("estimated_us") for kernel in report["kernels"]]
 

@@ -67,7 +67,7 @@ MAY_IMPORT = {
     ),
     "cli": (
         "_version errors trace console files options input_transforms report targets records "
-        "codegen runtime remote verification driver verify tuning bundle"
+        "frontend codegen runtime remote verification driver verify tuning bundle"
     ),
     "__main__": "cli",
 }
