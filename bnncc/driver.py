@@ -120,7 +120,7 @@ def compile(
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
-        How many threads kernels are cut for; by default the CPUs this process may use.
+        Threads to compile for; by default the CPUs that this process may use.
     seed : int
         Of the self-check's random input.
     records : sequence of path

@@ -50,6 +50,13 @@ Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 _EXAMPLES = 3
+_VERDICTS = {
+    "right": "PASS",
+    "right but for ties": "PASS: outputs differ only where a value is a tie",
+    "wrong": "FAIL",
+    "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
+}
+"""What verdicts are called for people."""
 
 
 def verify(
@@ -174,7 +181,7 @@ def _against(
     elif kernels:
         verdict = "right but for ties"
     else:
-        verdict = "undecided: ties were met, so whole outputs tell nothing; try another seed"
+        verdict = "undecided"
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
@@ -251,7 +258,7 @@ def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Non
 def text(result: Mapping[str, Any]) -> str:
     """Render what `verify` returned for a terminal."""
     lines = [f"reference  {result['reference']}"]
-    rows = [("tensor", "layer", "largest difference", "of largest", "")]
+    rows = [("tensor", "layer", "max abs error", "relative", "")]
     for item in (*result["layers"], *result["outputs"]):
         rows.append(
             (
@@ -259,17 +266,17 @@ def text(result: Mapping[str, Any]) -> str:
                 item.get("layer", "output"),
                 f"{item['difference']:.3g}",
                 f"{item['relative']:.1e}",
-                "" if item["right"] else "WRONG" if "layer" in item else "differs",
+                "" if item["right"] else "FAIL" if "layer" in item else "differs",
             )
         )
     lines += report.table(rows, right=(2, 3))
     wrong = [k for k in result["kernels"] if not k["right"]]
     for item in wrong:
         layers = f" ({', '.join(item['layers'])})" if item["layers"] else ""
-        lines.append(f"kernel  {item['name']}{layers}: WRONG, {item['wrong']} values")
+        lines.append(f"kernel  {item['name']}{layers}: FAIL, {item['wrong']} wrong values")
     if result["kernels"]:
         lines.append(
-            f"kernels  {len(result['kernels']) - len(wrong)} of {len(result['kernels'])} right, "
+            f"kernels  {len(result['kernels']) - len(wrong)} of {len(result['kernels'])} pass, "
             "each run alone"
         )
     for tie in result["ties"]:
@@ -279,12 +286,12 @@ def text(result: Mapping[str, Any]) -> str:
         )
     for item in result["deviation"]:
         lines.append(
-            f"deviation  {item['name']}: {item['difference']:.3g} ({item['relative']:.1e} of the "
-            "largest) from the model without --first-layer and --float-type"
+            f"deviation  {item['name']}: max abs error {item['difference']:.3g} (relative "
+            f"{item['relative']:.1e}) against the model without --first-layer and --float-type"
         )
     if result["note"]:
         lines.append(f"note  {result['note']}")
-    lines.append(f"verdict  {result['verdict']}")
+    lines.append(_VERDICTS[result["verdict"]])
     return "\n".join(lines)
 
 

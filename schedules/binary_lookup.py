@@ -37,13 +37,16 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """What the names of blocks that are computed before all sums begin with."""
 
-_TILES = {16: (4, 4, False), 32: (6, 1, False), 64: (7, 1, True)}
-"""Columns of a tile, nibbles in a loop body and whether taps share rows, by the bytes of a vector.
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
+"""Columns and vectors of channels of a tile, nibbles in a loop body and whether taps share rows, by
+the bytes of a vector.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. With two vectors of channels
-there are 8, 12 or 14 accumulators; SSE needs registers for copies, as its lookup overwrites the
-row. Whole lines of 64 bytes are loaded at most twice in a cycle, as many as are looked up, so
-those of the table are shared by taps; 16 registers are too few to gain from that.
+The fastest of those tried on the layers of ``benchmarks/layers.py``. There are 8, 12 or 7
+accumulators; SSE needs registers for copies, as its lookup overwrites the row. Of 32 registers, 7
+accumulators leave enough for their 14 sums of 16 bits: with two vectors these are stored and loaded
+for every turn, which takes 6 % of the time on Zen 4. Whole lines of 64 bytes are loaded at most
+twice in a cycle, as many as are looked up, so those of the table are shared by taps; 16 registers
+are too few to gain from that.
 """
 
 
@@ -249,12 +252,13 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     size = min(target.vector_bits // 8, 64)
     if per_group % size and size > NIBBLE_LANES:
         size = NIBBLE_LANES
-    tile = 1 if per_group <= size or (spec.groups > 1 and per_group % (2 * size)) else 2
-    budget, unroll, shared = _TILES[size]
+    columns, vectors, unroll, shared = _TILES[size]
+    if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
+        vectors = 1
     return {
         "bytes": size,
-        "columns": shares(image(spec)[2], budget)[0],
-        "vectors": max(tile, NIBBLE_LANES // size),
+        "columns": shares(image(spec)[2], columns)[0],
+        "vectors": max(vectors, NIBBLE_LANES // size),
         "unroll": unroll,
         "shared": int(shared),
     }

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from bnncc.console import Console
 from bnncc.errors import BnnccError
-from bnncc.input_transforms import parse_input_transform
 from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
 
 
@@ -65,7 +64,7 @@ def seed(text: str) -> int:
     """
     value = int(text) if text.isdigit() else -1
     if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 to 2**32 - 1")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 2**32 - 1")
     return value
 
 
@@ -96,8 +95,8 @@ def add_verb(
     )
     parser.set_defaults(run=run)
     group = parser.add_argument_group("messages")
-    add(group, "-v --verbose", "say more", action="count", default=0)
-    add(group, "-q --quiet", "say errors only", action="count", default=0)
+    add(group, "-v --verbose", "verbose", action="count", default=0)
+    add(group, "-q --quiet", "errors only", action="count", default=0)
     return parser
 
 
@@ -120,15 +119,15 @@ FORMATS = ("artifact", "c")
 
 
 _CHOICES = {
-    "assume": "what the model implies: dabnn puts signs before convolutions with binary weights",
-    "sign_zero": "sign of an exact zero where the model says 0, or NaN as x / |x| does",
-    "float_conv": "how float convolutions may be computed: with all products, or fewer, rounding "
-    "more",
-    "few_bit": "how few-bit layers are computed: the way that should be fastest, or as bit planes; "
-    "all give the same numbers",
-    "first_layer": "what data and weights of convolutions that read an input are rounded to",
-    "float_type": "what float tensors between kernels are on a GPU, and what convolutions of them "
-    "multiply",
+    "assume": "what to assume beyond the model: dabnn applies sign() to the input of every "
+    "convolution with binary weights",
+    "sign_zero": "the sign of an exact zero where the model gives 0, or NaN as x / |x| does",
+    "float_conv": "algorithm of float convolutions: direct, or minimal filtering (Winograd) along "
+    "rows or in both directions, which is faster and rounds more",
+    "few_bit": "algorithm of few-bit layers: the fastest by estimate, or always bit planes; the "
+    "results are the same",
+    "first_layer": "type to which the data and weights of convolutions on an input are rounded",
+    "float_type": "type of float tensors between kernels, and of their convolutions, on a GPU",
 }
 """What the `CHOICES` of `CompileOptions` are for."""
 
@@ -140,7 +139,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-shape",
-        "shape of an input in place of the file's; a word is a symbolic dimension; repeatable",
+        "shape of an input, instead of the one in the model; a word in place of a number is a "
+        "symbolic dimension; repeatable",
         "NAME:1x3x224x224",
         option(parse_input_shape),
         action="append",
@@ -149,8 +149,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-uint8",
-        "take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
-        "or a/b/c per channel; repeatable",
+        "read an image input as bytes: the network gets (pixel - mean) * scale, each one number or "
+        "a/b/c for the channels; repeatable",
         "NAME:mean,scale[:nhwc]",
         option(parse_input_uint8),
         action="append",
@@ -159,10 +159,9 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-transform",
-        "take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
-        "order; with NAME= in front, that input",
+        "read an image input as bytes and binarise it; append :nhwc if the bytes are in that "
+        "order; prepend NAME= to choose the input",
         "rgb-threshold:FILE.json|gray-threshold:V|lbp",
-        option(parse_input_transform),
     )
     for name, text in _CHOICES.items():
         default = getattr(CompileOptions, name)
@@ -170,24 +169,30 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--check-finite",
-        "refuse inputs with NaN or infinity at run time",
+        "reject inputs with NaN or infinity at run time",
         action="store_true",
     )
     group = parser.add_argument_group("code")
     add(
-        group, "--target", "name (`bnncc targets` lists them) or target file", "T", default="native"
+        group, "--target", "target name (see `bnncc targets`) or target file", "T", default="native"
     )
-    threads_option(group, "threads that kernels are cut for, and that the self-check uses")
+    threads_option(group, "number of threads to compile for")
     add(
         group,
         "--records",
-        "tuning records of your own, from `bnncc tune`, before those of bnncc; repeatable",
+        "folder of tuning records from `bnncc tune`, used before those that come with bnncc; "
+        "repeatable",
         "DIR",
         path,
         action="append",
         default=[],
     )
-    add(group, "--untuned", "use no tuning records, not even those of bnncc", action="store_true")
+    add(
+        group,
+        "--untuned",
+        "use no tuning records, not even bnncc's own",
+        action="store_true",
+    )
 
 
 def params_option(parser: Any) -> None:
@@ -195,7 +200,7 @@ def params_option(parser: Any) -> None:
     add(
         parser,
         "--params",
-        "parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
+        "parameters of an MXNet network; default: NAME-0000.params beside NAME-symbol.json",
         "FILE",
         path,
     )
@@ -206,9 +211,9 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     add(parser, "--json", "print JSON", action="store_true")
 
 
-def threads_option(parser: Any, help_text: str = "threads that kernels use at most") -> None:
+def threads_option(parser: Any, help_text: str = "maximum number of threads") -> None:
     """Add ``--threads``."""
-    add(parser, "--threads", f"{help_text}; by default the CPUs this process may use", "N", count)
+    add(parser, "--threads", f"{help_text}; default: the number of CPUs available", "N", count)
 
 
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
@@ -218,7 +223,7 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
     add(
         group,
         "--python",
-        "version of Python there; repeatable; by default all that bnncc supports",
+        "Python version of that machine; repeatable; default: all that bnncc supports",
         "3.X",
         action="append",
         default=[],
@@ -228,14 +233,16 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
 
 def device_options(parser: argparse.ArgumentParser) -> None:
     """Add where a device is."""
-    group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")
-    add(group, "--rpc", "where the device's server listens", "HOST:PORT")
-    add(group, "--tracker", "TVM RPC tracker that knows devices", "HOST:PORT")
-    add(group, "--key", "kind of device to ask the tracker for", "K")
+    group = parser.add_argument_group(
+        "device", "Run on a device, not on this machine; see docs/deploy.md."
+    )
+    add(group, "--rpc", "address of the device's server", "HOST:PORT")
+    add(group, "--tracker", "address of a TVM RPC tracker", "HOST:PORT")
+    add(group, "--key", "device key to request from the tracker", "K")
     add(
         group,
         "--timeout",
-        "how long to wait for a free device of the tracker, and for any answer (300)",
+        "how long to wait for a free device and for each answer (default: 300)",
         "SECONDS",
         count,
     )

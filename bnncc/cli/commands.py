@@ -16,7 +16,7 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_output,
+    check_outputs,
     check_readable,
     device_of,
     options_of,
@@ -38,7 +38,7 @@ def compile_(args: Namespace, console: Console) -> int:
     """Compile a model and write the artifact."""
     start = time.perf_counter()
     options = options_of(args)
-    from bnncc.files import model_stem
+    from bnncc.files import model_stem, output_name, write_atomic
     from bnncc.targets.catalog import resolve
     from bnncc.trace import Trace
 
@@ -47,26 +47,28 @@ def compile_(args: Namespace, console: Console) -> int:
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     check_readable(args.model)
-    check_output(output, model=args.model, parameters=args.params)
-    if args.report is not None:
-        check_output(args.report, model=args.model, parameters=args.params, output=output)
+    check_outputs(args, output=output, report=args.report)
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace, form)
     report = artifact.report
     size = artifact.save(output)
     if args.report is not None:
-        from bnncc.files import write_atomic
-
         write_atomic(args.report, [as_json(report).encode()])
     summary = report["summary"]
     layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
     tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
+    if not summary["tuned"]:
+        tuned = "untuned"
     console.result(
-        f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
+        f"{output_name(output)}: {size:,} bytes, layers: {layers}, {tuned}, "
         f"{time.perf_counter() - start:.1f} s"
     )
     if args.time_passes:
-        sys.stdout.write("\n".join(trace.table()) + "\n")
+        table = "\n".join(trace.table())
+        if Path("-") in (output, args.report):
+            console.line(table)
+        else:
+            console.data(table + "\n")
     from bnncc.verification.confirm import not_run
 
     if note := not_run(target, output, form):
@@ -79,7 +81,9 @@ def run(args: Namespace, console: Console) -> int:
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
 
-    check_output(args.output, artifact=args.artifact, input=args.input)
+    check_readable(args.artifact)
+    check_readable(args.input)
+    check_outputs(args, output=args.output)
     with _loaded(args) as artifact:
         if args.selfcheck:
             artifact.require_selfcheck()
@@ -98,10 +102,11 @@ def bench(args: Namespace, console: Console) -> int:
         if args.trace is not None:
             raise UsageError("--trace needs times, and --bundle measures none here")
         return bundle_commands.write_bench(args, console)
-    if args.trace is not None:
-        check_output(args.trace, artifact=args.artifact, results=args.results)
     _runtime_only(args)
+    from bnncc.files import STDOUT, write_atomic
     from bnncc.runtime import runner
+
+    check_outputs(args, trace=args.trace, **{"printed times": STDOUT})
 
     if args.results is not None:
         result = bundle_commands.imported_bench(args, console)
@@ -109,26 +114,28 @@ def bench(args: Namespace, console: Console) -> int:
         with _loaded(args) as artifact:
             result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
     if args.trace is not None:
-        from bnncc.files import write_atomic
         from bnncc.report.trace import trace
 
         write_atomic(args.trace, [as_json(trace(result)).encode()])
-    sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
+    console.data(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 
 
 def explain(args: Namespace, console: Console) -> int:
     """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
-    from bnncc.files import write_atomic
+    from bnncc.files import STDOUT, output_name, write_atomic
     from bnncc.report import html
     from bnncc.runtime.artifact import Artifact
 
     bench = None if args.bench is None else read_json(args.bench)
-    inputs = {"file": args.file, "parameters": args.params, "figures": args.bench}
-    for output in filter(None, (args.html, args.annotate)):
-        check_output(output, **inputs)
-        inputs["other output"] = output
+    printed = args.json or (args.html is None and args.annotate is None)
+    outputs = {
+        "page": args.html,
+        "model": args.annotate,
+        "printed data": STDOUT if printed else None,
+    }
+    check_outputs(args, **outputs)
     if _is_artifact(args.file):
         if args.annotate is not None:
             raise UsageError(
@@ -143,17 +150,17 @@ def explain(args: Namespace, console: Console) -> int:
         verdicts = report.verdicts(content, bench)
         model = annotated(args.file, verdicts, args.annotate.absolute().parent, params=args.params)
         write_atomic(args.annotate, [model])
-        console.result(f"{args.annotate}: {len(model):,} bytes")
+        console.result(f"{output_name(args.annotate)}: {len(model):,} bytes")
     if args.html is not None:
         page = html.page(content, bench).encode("utf-8", "replace")
         write_atomic(args.html, [page])
-        console.result(f"{args.html}: {len(page):,} bytes")
+        console.result(f"{output_name(args.html)}: {len(page):,} bytes")
     if args.json:
-        sys.stdout.write(as_json(content))
-    elif args.html is None and args.annotate is None:
+        console.data(as_json(content))
+    elif printed:
         width = shutil.get_terminal_size((report.WIDTH, 24)).columns
         said = report.text(content, width=width, sort=args.sort, bench=bench)
-        sys.stdout.write(said + "\n")
+        console.data(said + "\n")
     return 0
 
 
@@ -173,7 +180,7 @@ def verify(args: Namespace, console: Console) -> int:
         result = verification.verify(
             args.model, artifact, arrays, seed=args.seed, params=args.params
         )
-    sys.stdout.write(as_json(result) if args.json else verification.text(result) + "\n")
+    console.data(as_json(result) if args.json else verification.text(result) + "\n")
     return 0 if result["right"] else 1
 
 
@@ -193,13 +200,15 @@ def deploy(args: Namespace, console: Console) -> int:
         If the device computes something else than the artifact says is right.
     """
     if args.rpc is None and args.tracker is None:
-        raise UsageError("deploy needs a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K")
+        raise UsageError(
+            "deploy needs a device: give --rpc HOST:PORT, or --tracker HOST:PORT --key K"
+        )
     _runtime_only(args)
     from bnncc.remote import deploy as deployment
 
     with _loaded(args) as artifact:
         result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
-    sys.stdout.write(as_json(result) if args.json else deployment.text(result) + "\n")
+    console.data(as_json(result) if args.json else deployment.text(result) + "\n")
     if not result["right"]:
         raise VerificationError(
             f"{args.artifact}: wrong outputs on the device",
@@ -252,15 +261,15 @@ def targets(args: Namespace, console: Console) -> int:
         vector = spec.engine or f"{spec.vector_bits} bits"
         rows.append((name, ", ".join(spec.gpus) or spec.mcpu, vector, here))
     if args.json:
-        sys.stdout.write(as_json(data if args.name is None else data[0]))
+        console.data(as_json(data if args.name is None else data[0]))
     elif args.name is None:
-        sys.stdout.write("\n".join(table(rows)) + "\n")
+        console.data("\n".join(table(rows)) + "\n")
     else:
         pairs = [
             (key, " ".join(value) if isinstance(value, tuple | list) else str(value))
             for key, value in data[0].items()
         ]
-        sys.stdout.write("\n".join(table(pairs)) + "\n")
+        console.data("\n".join(table(pairs)) + "\n")
     return 0
 
 

@@ -14,7 +14,7 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_output,
+    check_outputs,
     check_readable,
     device_of,
     options_of,
@@ -49,7 +49,7 @@ def tune(args: Namespace, console: Console) -> int:
     for model in args.models:
         check_readable(model)
     if args.lock is not None:
-        check_output(args.lock)
+        check_outputs(args, lock=args.lock)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:
@@ -77,7 +77,7 @@ def tune(args: Namespace, console: Console) -> int:
         console=console,
     )
     if args.json:
-        sys.stdout.write(as_json(result))
+        console.data(as_json(result))
     console.result(network.text(result, folder))
     return 130 if result["interrupted"] else 0
 
@@ -85,10 +85,12 @@ def tune(args: Namespace, console: Console) -> int:
 def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
     if len(args.records) > 1 or args.untuned:
-        raise UsageError("tune takes one --records, to read and write, and no --untuned")
+        raise UsageError(
+            "tune takes at most one --records, which it reads and writes, and no --untuned"
+        )
     folder: Path = args.records[0] if args.records else FOLDER
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: is a file, a folder of records is wanted")
+        raise UsageError(f"{folder}: is a file, not a folder of records")
     return folder
 
 
@@ -102,7 +104,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise UsageError(f"--kernels: `{text}` is no regular expression: {error}") from error
+        raise UsageError(f"--kernels: `{text}` is not a regular expression: {error}") from error
 
 
 def _device(args: Namespace) -> dict[str, Any] | None:
@@ -110,7 +112,7 @@ def _device(args: Namespace) -> dict[str, Any] | None:
     device = device_of(args)
     if device is not None:
         if args.measure != "clock":
-            raise UsageError("--measure instructions needs no device")
+            raise UsageError("--measure instructions cannot be combined with a device")
         from bnncc import remote
 
         remote.check_where(**device)
@@ -133,7 +135,7 @@ def records(args: Namespace, console: Console) -> int:
     folder = args.folder or logs.shipped()
     names = _names(folder if args.action != "merge" else args.sources[0], args)
     if not names:
-        raise TuningError(f"{folder}: holds no records", hint="`bnncc tune` writes them")
+        raise TuningError(f"{folder}: contains no records", hint="`bnncc tune` writes them")
     if args.action == "prune":
         changed = {name: prune(folder / name, args.keep) for name in names}
     elif args.action == "merge":
@@ -149,10 +151,10 @@ def records(args: Namespace, console: Console) -> int:
         for lines in listed.values():
             for line in lines["stale"]:
                 console.warning(line)
-        sys.stdout.write(as_json(listed) if args.json else _table(listed))
+        console.data(as_json(listed) if args.json else _table(listed))
         return 0
     if args.json:
-        sys.stdout.write(as_json(changed))
+        console.data(as_json(changed))
     word = "removed" if args.action == "prune" else "added"
     for name, count in changed.items():
         console.result(f"{folder / name}: {count} records {word}")

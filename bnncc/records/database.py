@@ -4,7 +4,7 @@
 (`tvm.s_tir.meta_schedule.database.JSONDatabase` reads them): one line for each kernel, and one for
 each measurement. ``index.json``, also line by line, says where and when they were made and how many
 trials each kernel has had. Lines are appended with one system call each and never changed, so a
-process that is killed leaves at most a torn last line, which readers pass over and the next writer
+process that is killed leaves at most a torn last line, which readers ignore and the next writer
 removes.
 
 Reading needs no TVM.
@@ -98,7 +98,7 @@ class Log:
 
 
 def lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Read a file of JSON lines; what follows the last end of line is torn, and passed over.
+    """Read a file of JSON lines; what follows the last end of line is torn, and ignored.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class Records:
     Attributes
     ----------
     stale : list of str
-        One line for each record that was passed over, and why.
+        One line for each ignored record, and why.
     """
 
     def __init__(self) -> None:

@@ -69,13 +69,13 @@ def text(result: Mapping[str, Any]) -> str:
     what = ", ".join(str(device[key]) for key in ("machine", "cpu") if key in device)
     lines = [
         f"device   {device.get('address', 'this machine')}" + (f" ({what})" if what else ""),
-        f"network  {result['library_bytes']:,} bytes, there and loaded in "
+        f"network  {result['library_bytes']:,} bytes, uploaded and loaded in "
         f"{result['loading_seconds']:.2f} s",
     ]
     for output in result["outputs"]:
-        said = "right" if output["right"] else "WRONG"
+        said = "PASS" if output["right"] else "FAIL"
         lines.append(
-            f"output   {output['name']}: {said}, off by {output['difference']:.3g} at most"
+            f"output   {output['name']}: {said}, max abs error {output['difference']:.3g}"
             + (f", {output['check']} inputs" if output["check"] else "")
         )
     if "network" in result:

@@ -70,7 +70,7 @@ class Kernel:
     """`input_bytes`, `output_bytes`: of its activations; what it stores over an input is no
     output."""
     workspace_bytes: int = 0
-    """Scratch memory, of all threads the kernels are cut for."""
+    """Scratch memory of all threads that the kernel is compiled for."""
     live_bytes: int = 0
     """Everything in use while it runs: scratch memory, its tensors and those that later kernels
     read, without the network's inputs."""

@@ -213,9 +213,9 @@ class Artifact:
         if bad:
             where = "" if self.device is None else f" on {self.device.address}"
             raise VerificationError(
-                f"{self._source}: the self-check fails{where}: `{bad[0]['name']}` is off by "
-                f"{bad[0]['difference']:.3g} on {bad[0]['check'] or 'its'} inputs "
-                f"({len(bad)} outputs in all)",
+                f"{self._source}: the self-check fails{where}: `{bad[0]['name']}` has a "
+                f"max abs error of {bad[0]['difference']:.3g} on {bad[0]['check'] or 'its'} inputs "
+                f"({len(bad)} outputs fail)",
                 hint="`bnncc verify MODEL ARTIFACT` names the kernel, or says that a value lies "
                 "within rounding of a step",
             )
@@ -223,7 +223,7 @@ class Artifact:
     def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
         """Read this network's inputs from an npz file; what does not fit is an `InputError`.
 
-        Arrays of other names are passed over: test sets have labels beside the images.
+        Other arrays are ignored: test sets have labels beside the images.
         """
         known = {t.name: t for t in self.inputs}
         symbols: dict[str, tuple[int, str]] = {}

@@ -154,13 +154,30 @@ class Tuner:
             self.progress.end(self.tasks)
         return self.result
 
-    def keep_defaults(self) -> None:
-        """Let the rules decide again: a network of faster kernels has turned out to be slower."""
+    @property
+    def won(self) -> bool:
+        """Whether kernels raced in this run, and any is kept other than as the rules make it."""
+        raced = any(task.gain is not None for task in self.tasks)
+        changed = (task.kept not in (None, self._unchanged(task)) for task in self.tasks)
+        return raced and any(changed)
+
+    def _unchanged(self, task: Task) -> str:
+        """Return what is kept of a kernel where the rule's default is kept of its layer."""
+        return key_of(task.space.default) if task is self._layer(task)[0] else ""
+
+    def keep_defaults(self, again: bool = False) -> None:
+        """Let the rules decide again: a network of faster kernels has not won its own race.
+
+        Parameters
+        ----------
+        again : bool
+            Whether the next run is to race the kernels again.
+        """
         with Writer(self.folder) as self.writer:
             for task in self.tasks:
                 if task.kept is not None:
-                    own = self._layer(task)[0]
-                    task.kept = key_of(task.space.default) if task is own else ""
+                    task.kept = self._unchanged(task)
+                    task.raced = 0 if again else task.raced
                     self._note(task)
 
     # ---- what happens next -----------------------------------------------------------------
@@ -280,8 +297,8 @@ class Tuner:
 
     def _note(self, task: Task) -> None:
         kept, own = task.kept, self._layer(task)[0]
-        if kept is None and (default := key_of(own.space.default)) in own.times:
-            kept = default if task is own else ""  # what is only measured is no gain yet
+        if kept is None and key_of(own.space.default) in own.times:
+            kept = self._unchanged(task)  # what is only measured is no gain yet
         self.writer.note(
             {
                 "kernel": task.workload.spec,
@@ -421,8 +438,10 @@ class Progress:
             return ""
         if not task.kept:
             return "; another order of the weights is kept"
-        kept = "default" if task.kept == key_of(task.space.default) else "tuned tile"
-        return ("" if task.gain is None else f"; race: {task.gain.text}") + f"; kept the {kept}"
+        race = "" if task.gain is None else f"; race: {task.gain.text}"
+        if task.kept == key_of(task.space.default):
+            return f"{race}; kept the default"
+        return f"{race}; the tuned tile wins"
 
     def best(self, task: Task) -> str:
         """Return the best so far of `task`, beside the default."""

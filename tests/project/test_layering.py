@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "input_transforms": "errors",
     "options": "errors targets input_transforms",
     "ir": "errors topi_binary",
-    "trace": "errors ir",
+    "trace": "errors files ir",
     "records": "errors files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",

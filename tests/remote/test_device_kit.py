@@ -66,9 +66,9 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     full = tmp_path / "thesis"
     full.mkdir()
     (full / "chapter1.tex").write_text("x")
-    with pytest.raises(UsageError, match="is there already, and is no kit"):
+    with pytest.raises(UsageError, match="exists and is not a bnncc kit"):
         kit.make(full, resolve("native"))
-    with pytest.raises(UsageError, match="is no kit"):
+    with pytest.raises(UsageError, match="is not a bnncc kit"):
         kit.make(full / "chapter1.tex", resolve("native"))
     assert (full / "chapter1.tex").read_text() == "x"
     with pytest.raises(UsageError, match="does not exist"):

@@ -253,7 +253,7 @@ def test_wrong_result_is_an_error(
     Artifact(container.sealed(artifact.manifest, members), members).save(path)
     assert main(["deploy", str(path), "--rpc", host.address]) == 1
     out, err = capsys.readouterr()
-    assert "product: WRONG, off by 1" in out
+    assert "product: FAIL, max abs error 1" in out
     assert "sum: right" in out
     assert "wrong outputs on the device" in err
 
@@ -280,7 +280,7 @@ def test_device_options_need_a_device(
     digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = fails(capsys, "bench", digits["host"], "--key", "k", code=2)
-    assert "--key goes with --rpc or --tracker" in message
+    assert "--key needs --rpc or --tracker" in message
 
 
 def test_addresses() -> None:

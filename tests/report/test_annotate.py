@@ -103,5 +103,5 @@ def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "would be overwritten" in capsys.readouterr().err
     page = str(tmp_path / "out")
     assert main(["explain", str(path), "--annotate", page, "--html", page]) == 2
-    assert "is the other output" in capsys.readouterr().err
+    assert "out: cannot be both page and model" in capsys.readouterr().err
     assert path.read_bytes() == before
