@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError, deprecated
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
@@ -66,7 +66,7 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "nothing",
+    assume: str = "none",
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
@@ -78,8 +78,10 @@ def compile(
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
-    records: Sequence[str | Path] = (),
-    tuned: bool = True,
+    tuning_dir: str | Path | Sequence[str | Path] = (),
+    untuned: bool = False,
+    records: Sequence[str | Path] | None = None,
+    tuned: bool | None = None,
 ) -> Artifact:
     """Compile a model.
 
@@ -97,7 +99,7 @@ def compile(
         For a module: which sizes may vary, as ``torch.export.export`` takes it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
-    assume : {"nothing", "dabnn"}
+    assume : {"none", "dabnn"}
         What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
         convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
@@ -109,7 +111,7 @@ def compile(
         What data and weights of the convolutions that read an input are rounded to.
     float_type : {"float32", "float16"}
         What float tensors between kernels are on a GPU, and what convolutions of them multiply.
-    few_bit : {"auto", "planes"}
+    few_bit : {"auto", "bitplanes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
@@ -123,16 +125,27 @@ def compile(
         Threads to compile for; by default the CPUs that this process may use.
     seed : int
         Of the self-check's random input.
-    records : sequence of path
-        Folders of tuning records (see `bnncc tune`), beside those that come with bnncc.
-    tuned : bool
-        Whether to use any records at all.
+    tuning_dir : path or sequence of path
+        Folders of tuning records (see `bnncc tune`), used before those that come with bnncc.
+    untuned : bool
+        Use no tuning records at all.
+    records : sequence of path, optional
+        Deprecated name of `tuning_dir`.
+    tuned : bool, optional
+        Deprecated opposite of `untuned`.
 
     Raises
     ------
     BnnccError
         See `bnncc.errors` for which; the message is one line.
     """
+    if records is not None:
+        deprecated("records", "tuning_dir")
+        tuning_dir = records
+    if tuned is not None:
+        deprecated("tuned", "untuned")
+        untuned = not tuned
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuple(tuning_dir)
     return compile_model(
         captured(model, example_inputs, dynamic_shapes),
         CompileOptions(
@@ -151,8 +164,8 @@ def compile(
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
-            records=tuple(records),
-            tuned=tuned,
+            records=folders,
+            tuned=not untuned,
         ),
     )
 
@@ -276,7 +289,7 @@ def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]
         By layer, what the file does not say of it.
     """
     model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    if options.assume == "nothing":
+    if options.assume == "none":
         return model, {}
     return assume_dabnn(model, options.input_shapes)
 
@@ -516,9 +529,9 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
                 tuned=call.name in made.tuned,
-                zeros=zero_planes(spec),
+                zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
-                live_bytes=used.live + scratch, bitstream=bitstream(spec),
+                live_bytes=used.live + scratch, reference_memory=bitstream(spec),
                 estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
             )
         )  # fmt: skip

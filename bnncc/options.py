@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "assume": ("nothing", "dabnn"),
+    "assume": ("none", "dabnn"),
     "sign_zero": ("exact", "+1", "-1"),
     "float_conv": ("direct", "filtered", "filtered-2d"),
     "first_layer": ("float32", "bfloat16", "int8", "float16"),
     "float_type": ("float32", "float16"),
-    "few_bit": ("auto", "planes"),
+    "few_bit": ("auto", "bitplanes"),
 }
 """Accepted values of fields of `CompileOptions`."""
+
+OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
+"""Deprecated values, and what they are called now; older artifacts hold them, too."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -58,7 +61,7 @@ class CompileOptions:
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Shapes that replace those in the file; a str is a symbolic dimension."""
-    assume: str = "nothing"
+    assume: str = "none"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
@@ -80,6 +83,9 @@ class CompileOptions:
     is wrong."""
 
     def __post_init__(self) -> None:
+        for option, renamed in OLD_VALUES.items():
+            given = getattr(self, option)
+            object.__setattr__(self, option, renamed.get(given, given))
         for option, values in CHOICES.items():
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")

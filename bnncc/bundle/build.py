@@ -295,7 +295,7 @@ def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
     library, check = f"networks/{number}.so", f"networks/{number}.npz"
     (folder / library).write_bytes(network.library)
     (folder / check).write_bytes(network.check)
-    kept = ("name", "args", "zeros")
+    kept = ("name", "args", "zero_plane_args")
     return {
         "part": f"network-{number}", "name": network.name, "library": library, "check": check,
         "digest": hashlib.sha256(network.library).hexdigest(), "inputs": network.inputs,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bnncc import options
 from bnncc.console import Console
 from bnncc.errors import BnnccError
 from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
@@ -114,6 +115,48 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
+RENAMED = {"--records": "--tuning-dir", "--lock": "--lock-file"}
+"""Deprecated options, and what they are called now."""
+
+OLD_VALUES = {
+    **{f"--{name.replace('_', '-')}": renamed for name, renamed in options.OLD_VALUES.items()},
+    "--measure": {"clock": "time"},
+}
+"""Deprecated values of options."""
+
+
+def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Put new names in the place of deprecated ones; also return what to say of that.
+
+    Examples
+    --------
+    >>> renamed(["tune", "m.onnx", "--lock=f", "--assume", "nothing"])[0]
+    ['tune', 'm.onnx', '--lock-file=f', '--assume', 'none']
+    """
+    made: list[str] = []
+    said: list[str] = []
+
+    def current(old: str, table: Mapping[str, str], what: str) -> str:
+        if old not in table:
+            return old
+        said.append(
+            f"{what}{old} is deprecated and will be removed in the next version: use {table[old]}"
+        )
+        return table[old]
+
+    before = ""
+    for word in words:
+        if not word.startswith("--"):
+            made.append(current(word, OLD_VALUES.get(before, {}), f"{before} "))
+            before = ""
+            continue
+        option, equals, value = word.partition("=")
+        option = current(option, RENAMED, "")
+        made.append(option + equals + current(value, OLD_VALUES.get(option, {}), f"{option} "))
+        before = "" if equals else option
+    return made, said
+
+
 FORMATS = ("artifact", "c")
 """What `compile` writes."""
 
@@ -179,13 +222,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     threads_option(group, "number of threads to compile for")
     add(
         group,
-        "--records",
+        "--tuning-dir",
         "folder of tuning records from `bnncc tune`, used before those that come with bnncc; "
         "repeatable",
         "DIR",
         path,
         action="append",
         default=[],
+        dest="records",
     )
     add(
         group,

@@ -27,7 +27,7 @@ def write_tune(
     UsageError
         If options do not go together.
     """
-    if args.measure != "clock":
+    if args.measure != "time":
         raise UsageError("--measure instructions cannot be combined with --bundle")
     pythons = pythons_of(args)
     options = replace(options_of(args), threads=args.threads or 1)
@@ -87,7 +87,7 @@ def write_bench(args: Namespace, console: Console) -> int:
     from bnncc.bundle.benching import target_of
     from bnncc.runtime.artifact import Artifact
 
-    artifact = Artifact.load(args.artifact, for_this_machine=False)
+    artifact = Artifact.load(args.artifact, check_host=False)
     target = target_of(artifact)
     build.check(args.bundle, target)
     network = build.Network.of(artifact, args.artifact.stem)
@@ -116,7 +116,7 @@ def imported_bench(args: Namespace, console: Console) -> dict[str, Any]:
     from bnncc.bundle import benching
     from bnncc.runtime.artifact import Artifact
 
-    artifact = Artifact.load(args.artifact, for_this_machine=False)
+    artifact = Artifact.load(args.artifact, check_host=False)
     result, warnings = benching.bench(artifact, args.results)
     for line in warnings:
         console.warning(line)

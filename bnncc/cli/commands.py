@@ -141,7 +141,7 @@ def explain(args: Namespace, console: Console) -> int:
             raise UsageError(
                 f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
             )
-        content = Artifact.load(args.file, for_this_machine=False).report
+        content = Artifact.load(args.file, check_host=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
     if args.annotate is not None:
@@ -181,7 +181,7 @@ def verify(args: Namespace, console: Console) -> int:
             args.model, artifact, arrays, seed=args.seed, params=args.params
         )
     console.data(as_json(result) if args.json else verification.text(result) + "\n")
-    return 0 if result["right"] else 1
+    return 0 if result["passed"] else 1
 
 
 def deploy(args: Namespace, console: Console) -> int:
@@ -209,7 +209,7 @@ def deploy(args: Namespace, console: Console) -> int:
     with _loaded(args) as artifact:
         result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
     console.data(as_json(result) if args.json else deployment.text(result) + "\n")
-    if not result["right"]:
+    if not result["passed"]:
         raise VerificationError(
             f"{args.artifact}: wrong outputs on the device",
             hint="`bnncc verify MODEL ARTIFACT` with the same device finds the layer, or that a "
@@ -306,13 +306,13 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
         prepare(args.threads)
         yield Artifact.load(args.artifact)
         return
-    artifact = Artifact.load(args.artifact, for_this_machine=False)  # damaged, it stays here
+    artifact = Artifact.load(args.artifact, check_host=False)  # damaged, it stays here
     from bnncc import remote
 
     with remote.connect(**where) as device:
         if args.threads is not None:
             device.set_threads(args.threads)
-        yield artifact.on(device)
+        yield artifact.on_device(device)
 
 
 def _is_artifact(path: Path) -> bool:

@@ -28,6 +28,7 @@ from bnncc.cli.arguments import (
     model_options,
     params_option,
     path,
+    renamed,
     seed,
     threads_option,
 )
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _open_streams()
     parser = _parser()
     try:
-        args = parser.parse_args(argv)
+        words, old = renamed(sys.argv[1:] if argv is None else list(argv))
+        args = parser.parse_args(words)
     except SystemExit as done:
         try:
             Console().data("")  # so that help that cannot be written is a failure
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             _flush_stdout()
         return int(done.code or 0)
-    args.own_process = argv is None
+    args.own_process, args.deprecated = argv is None, old
     if args.own_process:
         # TVM imports torch where it is installed, for two seconds; no verb has a use for it.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
     """Run the verb; `written` returns what libraries had to say meanwhile."""
     console = Console(verbosity=args.verbose - args.quiet)
+    for line in args.deprecated:
+        console.warning(line)
     try:
         with _quiet_libraries(args.verbose):
             return int(args.run(args, console))
@@ -349,12 +353,12 @@ def _tune(verbs: Any) -> None:
         "--measure",
         "what to minimise: time on this machine or a device, or the number of instructions in an "
         "emulated Arm processor, for want of hardware",
-        choices=("clock", "instructions"),
-        default="clock",
+        choices=("time", "instructions"),
+        default="time",
     )
     add(
         group,
-        "--lock",
+        "--lock-file",
         "lock this file while measuring, so that several programs can take turns",
         "FILE",
         path,

@@ -48,8 +48,8 @@ def tune(args: Namespace, console: Console) -> int:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
     for model in args.models:
         check_readable(model)
-    if args.lock is not None:
-        check_outputs(args, lock=args.lock)
+    if args.lock_file is not None:
+        check_outputs(args, lock=args.lock_file)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:
@@ -68,11 +68,11 @@ def tune(args: Namespace, console: Console) -> int:
         folder=folder,
         pattern=pattern,
         device=_device(args),
-        method=args.measure,
+        method="clock" if args.measure == "time" else args.measure,
         trials=args.trials,
         time_limit=args.time_limit,
         jobs=args.jobs,
-        lock=args.lock,
+        lock=args.lock_file,
         command=_command(),
         console=console,
     )
@@ -86,7 +86,7 @@ def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
     if len(args.records) > 1 or args.untuned:
         raise UsageError(
-            "tune takes at most one --records, which it reads and writes, and no --untuned"
+            "tune takes at most one --tuning-dir, which it reads and writes, and no --untuned"
         )
     folder: Path = args.records[0] if args.records else FOLDER
     if folder.exists() and not folder.is_dir():
@@ -111,7 +111,7 @@ def _device(args: Namespace) -> dict[str, Any] | None:
     """Return the device to measure on, checked before kernels are built for it."""
     device = device_of(args)
     if device is not None:
-        if args.measure != "clock":
+        if args.measure != "time":
             raise UsageError("--measure instructions cannot be combined with a device")
         from bnncc import remote
 
@@ -178,13 +178,14 @@ def _names(folder: Path, args: Namespace) -> list[str]:
 def _table(listed: dict[str, Any]) -> str:
     from bnncc.report import table
 
-    rows = [("target", "kernel", "trials", "best us", "default us", "point")]
+    rows = [("target", "cpu", "kernel", "trials", "best us", "default us", "point")]
     for name, content in listed.items():
         for entry in content["kernels"]:
             default = entry["default_us"]
             rows.append(
                 (
                     name,
+                    entry["cpu"],
                     entry["kernel"],
                     str(entry["trials"]),
                     f"{entry['best_us']:.2f}",
@@ -192,4 +193,4 @@ def _table(listed: dict[str, Any]) -> str:
                     entry["point"],
                 )
             )
-    return "\n".join(table(rows, right=(2, 3, 4))) + "\n"
+    return "\n".join(table(rows, right=(3, 4, 5))) + "\n"

@@ -41,7 +41,8 @@ class CNetwork:
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""
-        return report.with_file_size(self.content, len(archive(self.files)))
+        size = len(archive(self.files))
+        return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
         """Write all files as a tar file, whole or not at all, and return its size in bytes."""

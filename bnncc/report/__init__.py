@@ -3,6 +3,7 @@
 from bnncc.report.facts import (
     FORMAT,
     KINDS,
+    RENAMED,
     Compared,
     Kernel,
     KernelArg,
@@ -11,6 +12,8 @@ from bnncc.report.facts import (
     SignZero,
     build,
     with_file_size,
+    with_new_keys,
+    with_old_keys,
 )
 from bnncc.report.rows import verdicts
 from bnncc.report.text import SORTS, WIDTH, table, text
@@ -18,6 +21,7 @@ from bnncc.report.text import SORTS, WIDTH, table, text
 __all__ = [
     "FORMAT",
     "KINDS",
+    "RENAMED",
     "SORTS",
     "WIDTH",
     "Compared",
@@ -31,4 +35,6 @@ __all__ = [
     "text",
     "verdicts",
     "with_file_size",
+    "with_new_keys",
+    "with_old_keys",
 ]

@@ -181,7 +181,7 @@ def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> np.n
     for position, arg in enumerate(kernel["args"]):
         shape = tuple(d if isinstance(d, int) else 1 for d in arg["shape"])
         array = _random(rng, shape, arg["dtype"])
-        if position in kernel["zeros"]:
+        if position in kernel["zero_plane_args"]:
             array[...] = 0
         if array.dtype in (np.int32, np.int64):  # an index, perhaps, or a divisor
             array[...] = kernel["name"].startswith("check_divisor")

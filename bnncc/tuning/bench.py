@@ -26,6 +26,9 @@ KEPT = 5
 LEAST = 3
 """Repeats of a kernel that takes longer than all of them should."""
 
+MOST_RUNS = 500
+"""Of a network in a turn."""
+
 PAGE = 4096
 """Bytes within which the beginning of a tensor changes from turn to turn."""
 
@@ -63,7 +66,9 @@ def checked(
     return args
 
 
-def in_turns(artifacts: Sequence[Any], threads: int, runs: int, turns: int) -> list[Any]:
+def in_turns(
+    artifacts: Sequence[Any], threads: int, seconds: float, turns: int
+) -> list[list[list[float]]]:
     """Time networks in turns, forwards and backwards, each turn with tensors of its own.
 
     Parameters
@@ -72,8 +77,8 @@ def in_turns(artifacts: Sequence[Any], threads: int, runs: int, turns: int) -> l
         Of networks with the same inputs; or what stands for them on a device.
     threads : int
         That kernels use.
-    runs : int
-        Of a network in a turn.
+    seconds : float
+        Of a network in a turn, more or less; it runs once at least.
     turns : int
         How many.
 
@@ -87,7 +92,10 @@ def in_turns(artifacts: Sequence[Any], threads: int, runs: int, turns: int) -> l
     for turn in range(turns):
         for number in range(len(artifacts))[:: 1 if turn % 2 == 0 else -1]:
             session = artifacts[number].session(threads=threads)
-            times[number].append(list(session.time_network(session.tensors(inputs), runs)))
+            tensors = session.tensors(inputs)
+            first = session.time_network(tensors, 2).min() * 1e-6
+            runs = int(max(1, min(MOST_RUNS, seconds / first)))
+            times[number].append(session.time_network(tensors, runs).tolist())
     return times
 
 

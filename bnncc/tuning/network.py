@@ -27,10 +27,10 @@ from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
 from bnncc.verification.confirm import runs_here
 
-RUNS = 20
-"""Of the network before and after, in each turn of a process."""
+TURN_SECONDS = 0.015
+"""That the network before or after runs, of each turn in a process."""
 
-PROCESS_TURNS = 3
+PROCESS_TURNS = 12
 """Of a process, whose shortest times make one turn of the race."""
 
 PROCESS_SECONDS = 300.0
@@ -189,8 +189,8 @@ def _raced(
         from bnncc.remote.network import connect
 
         with connect(**setup.device) as there:
-            sides = [artifact.on(there) for artifact in (before, after)]
-            turns = bench.in_turns(sides, setup.threads, 1, DEVICE_TURNS)
+            sides = [artifact.on_device(there) for artifact in (before, after)]
+            turns = bench.in_turns(sides, setup.threads, 0.0, DEVICE_TURNS)
         times = [[[min(one)] for one in side] for side in turns]
     least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
     return {
@@ -210,7 +210,8 @@ def _in_processes(artifacts: Sequence[Any], setup: Setup) -> list[list[list[floa
         for turn in range(race.TURNS):
             step = 1 if turn % 2 == 0 else -1
             job = {
-                "task": "network", "artifacts": paths[::step], "runs": RUNS, "turns": PROCESS_TURNS
+                "task": "network", "artifacts": paths[::step],
+                "seconds": TURN_SECONDS, "turns": PROCESS_TURNS,
             }  # fmt: skip
             with Pool(setup, 1) as pool:
                 (answer,) = pool.run([job], PROCESS_SECONDS)
@@ -236,7 +237,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
     elif any(kernel["gain"] for kernel in result["kernels"]):
         line += "; no kernel won its race, so the defaults are kept"
-    return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
+    return f"{line} ({os.fspath(folder)} is for `bnncc compile --tuning-dir`)"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:

@@ -113,7 +113,9 @@ class Tuner:
         self.tasks, self.setup, self.plan = tasks, setup, plan
         self.folder = folder / records.folder_of(setup.target, setup.method)
         self.console = console
-        self.search = Search(setup.target, plan.seed, plan.from_default)
+        here = setup.device is None and setup.method == "clock"
+        self.cpu = host.core_model() if here else ""
+        self.search = Search(setup.target, plan.seed, plan.from_default, self.cpu)
         self.result = Result(tasks)
 
     def run(self) -> Result:
@@ -187,17 +189,20 @@ class Tuner:
 
     def _resume(self) -> None:
         """Take up what is on record, and say in the index who goes on."""
-        log, notes = self.writer.log, self.writer.log.notes()
+        known = records.load(self.setup.target, [self.folder.parent])
+        log, _ = records.that_count(self.writer.log, self.setup.target)
+        notes = log.notes()
         for task in self.tasks:
-            task.resume(log.records, notes.get(task.workload))
+            workload = task.workload
+            task.elsewhere = known.candidates(workload.spec, workload.threads)
+            task.resume(log.records, notes.get(workload))
         import importlib.metadata
 
-        here = self.setup.device is None and self.setup.method == "clock"
         self.writer.note(
             {
                 "session": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
                 "device": self.plan.device,
-                **({"cpu": host.identity()} if here else {}),
+                **({"cpu": host.identity()} if self.cpu else {}),
                 "measured": self.setup.method,
                 "target": self.setup.target.name,
                 "tvm": importlib.metadata.version("apache-tvm"),
@@ -306,6 +311,7 @@ class Tuner:
                 "trials": task.trials,
                 "failed": task.failed,
                 "raced": task.raced,
+                **({"cpu": self.cpu} if self.cpu else {}),
                 **({} if kept is None else {records.KEPT: kept}),
             }
         )

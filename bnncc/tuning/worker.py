@@ -121,7 +121,7 @@ class Worker:
         from bnncc.tuning.bench import in_turns
 
         artifacts = [Artifact.load(path) for path in job["artifacts"]]
-        return {"times": in_turns(artifacts, self.threads, job["runs"], job["turns"])}
+        return {"times": in_turns(artifacts, self.threads, job["seconds"], job["turns"])}
 
 
 def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: bool) -> Any:

@@ -149,11 +149,11 @@ def test_bad_paths(
         (("compile", "x" * 300), "cannot be read: File name too long"),
         (("compile", "tiny.bnncc", "-o", "x" * 300), "cannot be written: File name too long"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is not a number from 0"),
-        (("tune", "tiny.bnncc", "--lock", "nowhere/lock"), "nowhere/lock: folder nowhere does not"),
+        (("tune", "tiny.bnncc", "--lock-file", "nowhere/lock"), "lock: folder nowhere does not"),
         (("compile", "m.onnx", "--input-uint8", "x:1,0"), "the scale must not be 0"),
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
         (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, a folder is wanted"),
-        (("tune", "tiny.bnncc", "--records", "tiny.bnncc"), "is a file, not a folder of records"),
+        (("tune", "tiny.bnncc", "--tuning-dir", "tiny.bnncc"), "not a folder of records"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
 )  # fmt: skip

@@ -117,12 +117,12 @@ def test_inputs_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("compile", "m.onnx", *uint8, "-o", "t.json"), "t.json: is the file of thresholds,"),
         (
-            ("compile", "m.onnx", "--records", "logs", "-o", "logs/native/records.jsonl"),
+            ("compile", "m.onnx", "--tuning-dir", "logs", "-o", "logs/native/records.jsonl"),
             "is the tuning record,",
         ),
         (("run", "a.bnncc", "--input", "in.npz", "--output", "in.npz"), "in.npz: is the input,"),
         (("run", "a.bnncc", "--input", "in.npz", "--output", "a.bnncc"), "is the artifact,"),
-        (("tune", "m.onnx", "--lock", "hard"), "hard: is the model,"),
+        (("tune", "m.onnx", "--lock-file", "hard"), "hard: is the model,"),
     )
     with unchanged():
         for asked, said in cases:

@@ -79,7 +79,7 @@ def test_verify(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "PASS" in capsys.readouterr().out
     assert cli.main(["verify", str(MODEL), str(compiled), "--seed", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["right"]
+    assert result["passed"]
     assert len(result["layers"]) >= 5
 
 

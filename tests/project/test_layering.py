@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "codegen": (
         "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
-    "remote": "_version errors targets runtime codegen",
+    "remote": "_version errors report targets runtime codegen",
     "verification": (
         "errors options input_transforms topi_binary targets ir frontend recognise transform "
         "runtime codegen"

@@ -86,7 +86,7 @@ def test_two_clients_at_once(
     machine: str, server: Server, digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with remote.connect(server.address) as device:
-        artifact = Artifact.load(digits[machine], for_this_machine=False).on(device)
+        artifact = Artifact.load(digits[machine], check_host=False).on_device(device)
         given, wanted = artifact.selfcheck_arrays()
         for _ in range(3):
             message = fails(capsys, "deploy", digits[machine], "--rpc", server.address)
@@ -236,14 +236,14 @@ def test_random_bytes_leave_the_server_usable(
 def test_many_deployments(
     machine: str, server: Server, digits: dict[str, Path], tmp_path: Path
 ) -> None:
-    artifact = Artifact.load(digits[machine], for_this_machine=False)
+    artifact = Artifact.load(digits[machine], check_host=False)
     given, wanted = artifact.selfcheck_arrays()
     before = server.handles()
     ours = []
     count = 100 if os.environ.get("BNNCC_TEST_ALL") else 20
     for _ in range(count):
         with remote.connect(server.address) as device:
-            made = artifact.on(device).run(given)
+            made = artifact.on_device(device).run(given)
         np.testing.assert_allclose(made["logits"], wanted["logits"], rtol=1e-4, atol=1e-4)
         gc.collect()
         ours.append((len(os.listdir("/proc/self/fd")), len(children(os.getpid()))))

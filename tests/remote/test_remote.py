@@ -38,8 +38,8 @@ def test_deploy(
 ) -> None:
     where = ("--rpc", server.address)
     result = json.loads(succeeds(capsys, "deploy", digits[machine], *where, "--json"))
-    assert result["right"]
-    assert result["outputs"][0]["difference"] < 1e-4
+    assert result["passed"]
+    assert result["outputs"][0]["max_abs_error"] < 1e-4
     assert result["device"]["machine"] == {"host": os.uname().machine, "arm64": "aarch64"}[machine]
     assert result["network"]["min_us"] > 0
     text = succeeds(capsys, "deploy", digits[machine], *where, "--repeat", 3, "--threads", 1)
@@ -80,16 +80,16 @@ def test_bench_and_verify(
     assert result["threads"] == 1
     model = DIGITS / "digits.onnx"
     verdict = json.loads(succeeds(capsys, "verify", model, digits[machine], *where, "--json"))
-    assert verdict["verdict"] == "right"
+    assert verdict["verdict"] == "pass"
     assert len(verdict["layers"]) > 5
     if machine == "host":  # each run alone on the device
         assert [kernel["name"] for kernel in verdict["kernels"]] == named
-        assert all(kernel["right"] for kernel in verdict["kernels"])
+        assert all(kernel["passed"] for kernel in verdict["kernels"])
 
 
 def test_names_shapes_and_dynamic_batch(host: Server) -> None:
     with remote.connect(host.address) as device:
-        artifact = tiny().on(device)
+        artifact = tiny().on_device(device)
         for batch in (1, 5):
             x = np.random.default_rng(batch).standard_normal((batch, 8)).astype(np.float32)
             made = artifact.run({"x/in:0": x, "y": x[::-1]})
@@ -97,7 +97,7 @@ def test_names_shapes_and_dynamic_batch(host: Server) -> None:
                 np.testing.assert_allclose(made[name], wanted, rtol=1e-5, atol=1e-5)
         with pytest.raises(InputError, match=r"`y` has shape \[1, 7\]"):
             artifact.run({"x/in:0": x[:1], "y": x[:1, :7]})
-        finite = tiny(check_finite=True).on(device)
+        finite = tiny(check_finite=True).on_device(device)
         with pytest.raises(InputError, match="--check-finite"):
             finite.run({"x/in:0": x * np.nan, "y": x})
         again = artifact.run({"x/in:0": x, "y": x})  # refusals leave the session usable
@@ -107,7 +107,7 @@ def test_names_shapes_and_dynamic_batch(host: Server) -> None:
 def test_several_threads_share_a_device(host: Server) -> None:
     wrong: list[object] = []
     with remote.connect(host.address) as device:
-        artifact = tiny().on(device)
+        artifact = tiny().on_device(device)
 
         def work(seed: int) -> None:
             x = np.full((1, 8), seed, np.float32)
@@ -202,7 +202,7 @@ def test_wrong_architecture(
     assert f"the device at {server.address} is {device}" in message
     # Not even where nobody looks first.
     with remote.connect(server.address) as device_:
-        library = Artifact.load(wrong, for_this_machine=False)._members[container.LIBRARY]
+        library = Artifact.load(wrong, check_host=False)._members[container.LIBRARY]
         with pytest.raises(ArtifactError, match="loading failed"):
             device_.load(library)
     assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
@@ -212,10 +212,10 @@ def test_missing_feature_and_other_tvm(host: Server) -> None:
     target = dataclasses.replace(resolve("x86-64-v2"), name="x", features=("popcnt", "time_travel"))
     with remote.connect(host.address) as device:
         with pytest.raises(TargetError, match=r"needs CPU features .* lacks: time_travel"):
-            tiny(target=target).on(device)
+            tiny(target=target).on_device(device)
         with pytest.raises(ArtifactError, match=r"compiled with TVM 0\.26\.0, the device at"):
-            changed(tiny(), tvm="0.26.0").on(device)
-        right, wanted = tiny().on(device), tiny().selfcheck_arrays()
+            changed(tiny(), tvm="0.26.0").on_device(device)
+        right, wanted = tiny().on_device(device), tiny().selfcheck_arrays()
         np.testing.assert_allclose(right.run(wanted[0])["sum"], wanted[1]["sum"], rtol=1e-5)
 
 
@@ -234,7 +234,7 @@ def test_truncated_artifact(
     assert "session" not in server.said()
     # A library that is cut short where the artifact's checksums are right.
     with remote.connect(server.address) as device:
-        library = Artifact.load(digits[machine], for_this_machine=False)._members["lib.so"]
+        library = Artifact.load(digits[machine], check_host=False)._members["lib.so"]
         with pytest.raises((ArtifactError, DeviceError)):
             device.load(library[: len(library) // 2])
     server.settled()

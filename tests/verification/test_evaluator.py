@@ -127,7 +127,7 @@ def filters(graph: Graph) -> None:
     [weights, level_threshold, swapped_planes, swapped_zeros, few_bit_weights, scales, filters],
 )
 def test_sees_a_mistake(mistake: Callable[[Graph], None]) -> None:
-    before, physical, _ = passed(network(), "arm64", few_bit="planes")
+    before, physical, _ = passed(network(), "arm64", few_bit="bitplanes")
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
     assert not compare_passes(physical, before, feeds)
     mistake(physical)
