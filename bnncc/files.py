@@ -7,6 +7,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import shutil
 import stat
 import sys
@@ -280,15 +281,24 @@ def read_npz(
                 with archive.open(info) as stream:
                     arrays[name] = _read_member(stream, name, source, info.file_size, check)
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        _check_npz(file, source, hint)
         if isinstance(error, OSError) and error.filename is None:  # no zip: a place before it
             raise InputError(f"{source}: not an intact .npz file", hint=hint) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
+        _check_npz(file, source, hint)
         raise InputError(
             f"{source}: not an intact .npz file: {str(error)[:160]}", hint=hint
         ) from error
     return arrays
+
+
+def _check_npz(file: str | Path | io.BytesIO, source: str, hint: str) -> None:
+    """Refuse a file of another kind by that kind's name."""
+    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
+    if kind and not kind.startswith("a zip"):
+        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
 
 
 def _read_member(
@@ -355,3 +365,43 @@ def read_bytes(file: Path, what: str, limit: int = MAX_FILE_BYTES) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"{file}: cannot be read: {reason}") from error
+
+
+_KINDS = (
+    (rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]", "an ONNX model"),
+    (rb".{4}TFL3", "a TensorFlow Lite model"),
+    (rb"\s*\{.*\"nodes\"", "an MXNet network"),
+    (rb"(\./)?(manifest\.json|lib\.so|selfcheck\.npz)\0", "a bnncc artifact"),
+    (rb"\x1f\x8b", "a gzip file"),
+    (rb"PK\x03\x04", "a zip file (a PyTorch checkpoint or .npz file?)"),
+    (rb"version https://git-lfs", "a Git LFS pointer"),
+    (rb"<!DOCTYPE|<html", "an HTML page"),
+    (rb"\x89HDF", "an HDF5 file"),
+    (rb"\x93NUMPY", "a .npy file"),
+    (rb"\x89PNG", "a PNG image"),
+    (rb"\xff\xd8\xff", "a JPEG image"),
+    (rb"\x7fELF", "an ELF file"),
+    (rb"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
+)
+"""How files of some kinds begin."""
+MODELS = tuple(kind for _, kind in _KINDS[:3])
+"""Those of them that can be compiled."""
+
+
+def kind_of(file: str | Path | bytes) -> str:
+    """Return what kind of file it is, by how its content begins; empty if that is not known.
+
+    Parameters
+    ----------
+    file : path or bytes
+        The file, or its beginning.
+    """
+    if isinstance(file, bytes):
+        head = file[:4096]
+    else:
+        try:
+            with open(file, "rb") as stream:
+                head = stream.read(4096)
+        except (OSError, ValueError):
+            return ""
+    return next((kind for start, kind in _KINDS if re.match(start, head, re.DOTALL)), "")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +20,35 @@ class Parser(argparse.ArgumentParser):
     """argparse, with its messages in the form of ours."""
 
     def error(self, message: str) -> NoReturn:
-        """Print `message` and how to get help; exit with 2."""
-        self.exit(2, f"error: {message}\n\nhint: `{self.prog} --help` lists the options\n")
+        """Print `message`, what may have been meant and how to get help; exit with 2."""
+        near = ""
+        if wrong := _CHOICE.search(message):
+            near = _meant(wrong["given"], re.findall(r"[^\s,']+", wrong["choices"]))
+            if wrong["what"] in ("VERB", "ACTION"):
+                message = f"unknown {wrong['what'].lower()} `{wrong['given']}`"
+        self._leave(message, near)
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Refuse what was left over; exit with 2."""
+        word, _, _ = words[0].partition("=")
+        if not word.startswith("-"):
+            self.error(f"unexpected argument `{word}`")
+        near = _meant(word, [o for o in self._option_string_actions if o.startswith("--")])
+        self._leave(f"unknown option `{word}`", near)
+
+    def _leave(self, message: str, near: str) -> NoReturn:
+        listed = "the options" if self._subparsers is None else "all"
+        self.exit(2, f"error: {message}\n\nhint: {near}`{self.prog} --help` lists {listed}\n")
+
+
+_CHOICE = re.compile(
+    r"argument (?P<what>.+): invalid choice: '(?P<given>.*)' \(choose from (?P<choices>.*)\)"
+)
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean `{close[0]}`? " if close else ""
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -94,11 +124,35 @@ def add_verb(
         formatter_class=Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser, verb=name)
     group = parser.add_argument_group("messages")
-    add(group, "-v --verbose", "verbose", action="count", default=0)
-    add(group, "-q --quiet", "errors only", action="count", default=0)
+    for names, help_text in _MESSAGES.items():
+        add(group, names, help_text, action="count", default=0)
     return parser
+
+
+_MESSAGES = {
+    "-v --verbose": "verbose: also name each phase and its time",
+    "-q --quiet": "errors only",
+}
+_LEADING = re.compile(r"-v+|-q+|--verbose|--quiet")
+
+
+def arranged(words: Sequence[str]) -> list[str]:
+    """Put what stands before the verb behind it, and ``help`` in the form of an option.
+
+    Examples
+    --------
+    >>> arranged(["-v", "compile", "m.onnx"])
+    ['compile', '-v', 'm.onnx']
+    >>> arranged(["help", "records", "list"])
+    ['records', 'list', '--help']
+    """
+    leading = list(itertools.takewhile(_LEADING.fullmatch, words))
+    verb, rest = list(words[len(leading) :][:1]), list(words[len(leading) + 1 :])
+    if verb == ["help"]:
+        return [*rest, "--help"]
+    return [*verb, *leading, *rest]
 
 
 def add(
@@ -235,6 +289,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         group,
         "--untuned",
         "use no tuning records, not even bnncc's own",
+        action="store_true",
+    )
+    add(
+        group,
+        "--no-measure",
+        "native: measure no alternative schedules, and do not check that faster options are faster",
         action="store_true",
     )
 

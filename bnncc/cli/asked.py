@@ -31,6 +31,7 @@ def options_of(args: Namespace) -> CompileOptions:
         threads=args.threads,
         records=tuple(args.records),
         tuned=not args.untuned,
+        measure=not args.no_measure,
     )
 
 
@@ -66,8 +67,17 @@ def check_bundle(args: Namespace) -> None:
         raise UsageError("--python needs --bundle")
 
 
-def check_readable(path: Path) -> None:
-    """Refuse a model, an artifact or data that cannot be read."""
+def check_inputs(args: Namespace) -> None:
+    """Refuse a command if a file that it names cannot be read."""
+    for name in _INPUTS:
+        given = getattr(args, name, None) or []
+        for path in given if isinstance(given, list) else [given]:
+            _check_readable(path)
+    if str(getattr(args, "target", None)).endswith(".json"):
+        _check_readable(Path(args.target))
+
+
+def _check_readable(path: Path) -> None:
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise UsageError(f"{path}: is not a regular file")
@@ -85,7 +95,6 @@ def read_json(path: Path) -> Any:
     UsageError
         If it cannot be read, or is something else.
     """
-    check_readable(path)
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -17,7 +17,6 @@ from bnncc.cli.asked import (
     as_json,
     check_bundle,
     check_outputs,
-    check_readable,
     device_of,
     options_of,
     read_json,
@@ -46,7 +45,6 @@ def compile_(args: Namespace, console: Console) -> int:
     form = args.format or ("artifact" if target.has_runtime else "c")
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
-    check_readable(args.model)
     check_outputs(args, output=output, report=args.report)
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace, form)
@@ -81,8 +79,6 @@ def run(args: Namespace, console: Console) -> int:
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
 
-    check_readable(args.artifact)
-    check_readable(args.input)
     check_outputs(args, output=args.output)
     with _loaded(args) as artifact:
         if args.selfcheck:
@@ -97,22 +93,26 @@ def run(args: Namespace, console: Console) -> int:
 def bench(args: Namespace, console: Console) -> int:
     """Time an artifact."""
     check_bundle(args)
-    check_readable(args.artifact)
     if args.bundle is not None:
         if args.trace is not None:
             raise UsageError("--trace needs times, and --bundle measures none here")
+        if args.batch is not None:
+            raise UsageError("--batch and --bundle cannot be combined")
         return bundle_commands.write_bench(args, console)
     _runtime_only(args)
     from bnncc.files import STDOUT, write_atomic
     from bnncc.runtime import runner
 
+    if args.batch is not None and args.results is not None:
+        raise UsageError("--batch and --import cannot be combined")
     check_outputs(args, trace=args.trace, **{"printed times": STDOUT})
-
     if args.results is not None:
         result = bundle_commands.imported_bench(args, console)
     else:
         with _loaded(args) as artifact:
-            result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
+            result = runner.bench(
+                artifact, threads=args.threads, repeat=args.repeat, batch=args.batch
+            )
     if args.trace is not None:
         from bnncc.report.trace import trace
 
@@ -172,15 +172,12 @@ def verify(args: Namespace, console: Console) -> int:
     int
         Exit code: 1 if they differ.
     """
-    from bnncc import verify as verification
+    from bnncc import agreement
 
-    check_readable(args.model)
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = verification.verify(
-            args.model, artifact, arrays, seed=args.seed, params=args.params
-        )
-    console.data(as_json(result) if args.json else verification.text(result) + "\n")
+        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+    console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 
 
@@ -277,7 +274,6 @@ def _compiled(
     model: Path, options: CompileOptions, console: Console, trace: Trace | None = None,
     form: str = "",
 ) -> Artifact | CNetwork:  # fmt: skip
-    check_readable(model)
     from bnncc.targets.catalog import resolve
 
     target = resolve(str(options.target))  # before TVM costs seconds
@@ -296,9 +292,6 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
     """Load ``args.artifact`` to be run here, or on the device that the options name."""
     from bnncc.runtime.artifact import Artifact
 
-    check_readable(args.artifact)
-    if getattr(args, "input", None) is not None:
-        check_readable(args.input)
     where = device_of(args)
     if where is None:
         from bnncc.runtime.threads import prepare

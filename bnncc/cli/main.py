@@ -21,6 +21,7 @@ from bnncc.cli.arguments import (
     Parser,
     add,
     add_verb,
+    arranged,
     bundle_options,
     count,
     device_options,
@@ -32,8 +33,10 @@ from bnncc.cli.arguments import (
     seed,
     threads_option,
 )
-from bnncc.console import Console, library_output_hidden
+from bnncc.cli.asked import check_inputs
+from bnncc.console import Bar, Console, library_output_hidden
 from bnncc.errors import BnnccError
+from bnncc.progress import SHARES, listening
 from bnncc.report import SORTS
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
@@ -58,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         words, old = renamed(sys.argv[1:] if argv is None else list(argv))
-        args = parser.parse_args(words)
+        args, left = parser.parse_known_args(arranged(words))
+        if left:
+            args.parser.refuse(left)
     except SystemExit as done:
         try:
             Console().data("")  # so that help that cannot be written is a failure
@@ -86,7 +91,9 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
     for line in args.deprecated:
         console.warning(line)
     try:
-        with _quiet_libraries(args.verbose):
+        check_inputs(args)
+        bar = Bar(console, SHARES.get(args.verb, SHARES[""]))
+        with _quiet_libraries(args.verbose), listening(bar):
             return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
@@ -170,16 +177,51 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="bnncc",
         description="Compile binary and few-bit neural networks to exact, fast machine code.",
-        epilog="`bnncc VERB --help` lists the options of a verb.",
+        epilog="`bnncc help VERB` lists the options of a verb.",
     )
     parser.add_argument("--version", action="version", version=f"bnncc {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in (
         *(_compile, _run, _bench, _explain, _verify, _tune, _records),
-        *(_deploy, _device_kit, _targets),
+        *(_deploy, _device_kit, _targets, _completion),
     ):
         verb(verbs)
     return parser
+
+
+def _completion(verbs: Any) -> None:
+    parser = add_verb(verbs, "completion", "print a shell's completion script", _complete)
+    add(parser, "shell", "which shell", choices=("bash", "zsh", "fish"))
+
+
+def _complete(args: argparse.Namespace, console: Console) -> int:
+    """Print a script that completes verbs, options and files.
+
+    Raises
+    ------
+    BnnccError
+        If shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise BnnccError(
+            "completion scripts are written by shtab, which is not installed",
+            hint="pip install 'bnncc[completion]'",
+        ) from error
+
+    def mark(parser: argparse.ArgumentParser) -> None:
+        for action in parser._actions:
+            if action.type is path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    mark(child)
+
+    parser = _parser()
+    mark(parser)
+    console.data(shtab.complete(parser, args.shell))
+    return 0
 
 
 def _compile(verbs: Any) -> None:
@@ -243,6 +285,7 @@ def _bench(verbs: Any) -> None:
         "FILE.json",
         path,
     )
+    add(parser, "--batch", "size of a dynamic batch (default: 1)", "N", count)
     json_option(parser)
 
 
@@ -386,6 +429,7 @@ def _records(verbs: Any) -> None:
         action = actions.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
+        action.set_defaults(parser=action)
         if name == "merge":
             add(action, "sources", "folder of records to add", "FROM", path, nargs="+")
         add(

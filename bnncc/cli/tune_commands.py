@@ -15,7 +15,6 @@ from bnncc.cli.asked import (
     as_json,
     check_bundle,
     check_outputs,
-    check_readable,
     device_of,
     options_of,
 )  # fmt: skip
@@ -46,8 +45,6 @@ def tune(args: Namespace, console: Console) -> int:
         return bundle_commands.import_tuned(args, _folder(args), _command(), console)
     if not args.models:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
-    for model in args.models:
-        check_readable(model)
     if args.lock_file is not None:
         check_outputs(args, lock=args.lock_file)
     target = resolve(args.target)

@@ -16,12 +16,13 @@ from bnncc.console import Console
 from bnncc.errors import DeviceError, TuningError, UsageError
 from bnncc.files import scratch_folder
 from bnncc.options import CompileOptions
+from bnncc.records import race
 from bnncc.records.workload import Workload
 from bnncc.remote import connection
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning import bench, race
+from bnncc.tuning import bench
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
@@ -181,6 +182,7 @@ def _raced(
     Here, each turn is a process of its own: where code and weights lie in memory, physical memory
     included, makes more of a difference than the next run in the same place.
     """
+    options = replace(options, measure=False)
     before = driver.compile_model(model, options)
     after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
     if setup.device is None:
@@ -192,7 +194,7 @@ def _raced(
             sides = [artifact.on_device(there) for artifact in (before, after)]
             turns = bench.in_turns(sides, setup.threads, 0.0, DEVICE_TURNS)
         times = [[[min(one)] for one in side] for side in turns]
-    least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
+    least, median = ([float(f(np.concatenate(t))) for t in times] for f in (np.min, np.median))
     return {
         "before_us": least[0], "after_us": least[1],
         "before_median_us": median[0], "after_median_us": median[1],

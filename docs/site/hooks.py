@@ -17,16 +17,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-PUBLIC = (
-    "bnncc.compile",
-    "bnncc.Artifact",
-    "bnncc.runtime.session.Session",
-    "bnncc.options.Uint8Input",
-    "bnncc.runtime.runner.bench",
-    "bnncc.verify.verify",
-    "bnncc.remote.connect",
-    "bnncc.errors",
-)
+MORE = ("bnncc.runtime.session.Session", "bnncc.remote.connect", "bnncc.errors")
+"""What the Python reference shows besides `bnncc.__all__`."""
+
+OF_DATA = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+ELSEWHERE = {"ImageDecoder", "MaxRoiPool", "RegexFullMatch", "TfIdfVectorizer"}
+"""`OF_DATA`, `ELSEWHERE`: operators of ONNX whose shape depends on data, and others that TVM's
+importer knows but bnncc does not take."""
 _LINK = re.compile(r"\[([^]]*)\]\(([^)\s]+)\)")
 
 
@@ -115,8 +112,11 @@ def _escaped(text: str) -> str:
 
 def python() -> str:
     """Return what mkdocstrings fills with docstrings."""
+    import bnncc
+
+    names = [f"bnncc.{name}" for name in bnncc.__all__ if not name.startswith("_")]
     parts = ["# Python reference", ""]
-    for name in PUBLIC:
+    for name in (*names, *MORE):
         parts += [f"::: {name}", ""]
     return "\n".join(parts)
 
@@ -135,7 +135,8 @@ def operators() -> str:
     by_definition = {s.name for s in schemas if s.has_function or s.has_context_dependent_function}
     read = {*converters._TABLE, *expansions._TABLE, *control.RULES, *FUNCTIONS, *by_definition}
     read |= set(onnx_frontend._get_convert_map())
-    onnx_names = ({s.name for s in schemas} & read) - set(checks.RANDOM)
+    strange = {n for n in read if "Optional" in n or "String" in n} | OF_DATA | ELSEWHERE
+    onnx_names = ({s.name for s in schemas} & read) - set(checks.RANDOM) - strange
     lists = {
         "ONNX": onnx_names,
         "QONNX, FINN and Brevitas": {*custom._GENERAL, *custom._CHANNELS_LAST, *qonnx.OPERATORS},
@@ -148,7 +149,8 @@ def operators() -> str:
         "",
         "Made from the tables of the readers. An operator in a list is read; a combination of "
         "attributes, types or shapes that is not supported is refused by a message that names the "
-        "node. `bnncc explain MODEL` is the quickest test.",
+        "node. `bnncc explain MODEL` is the quickest test. Operators whose result has a size that "
+        "depends on data, such as `NonZero`, run only on constants.",
     ]
     for name, found in lists.items():
         parts += ["", f"## {name}", "", _listed(found)]

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from bnncc.agreement import verify
 from bnncc.driver import compile_model
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
@@ -20,7 +21,6 @@ from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.transform.physical import KERNEL
 from bnncc.transform.simplify import simplify
 from bnncc.verification.confirm_passes import compare_passes
-from bnncc.verify import verify
 from tests.kernel_harness import HERE
 from tests.physical_networks import passed
 

@@ -43,7 +43,7 @@ def test_deploy(
     assert result["device"]["machine"] == {"host": os.uname().machine, "arm64": "aarch64"}[machine]
     assert result["network"]["min_us"] > 0
     text = succeeds(capsys, "deploy", digits[machine], *where, "--repeat", 3, "--threads", 1)
-    assert "logits: right" in text
+    assert "logits: PASS" in text
     assert "(3 runs, 1 threads)" in text
 
 
@@ -141,14 +141,14 @@ def test_tracker(
         with devices.running(machine, kits[machine], tmp_path / "log", *options) as server:
             until(lambda: known(address, "board"), "the tracker to know the device")
             for _ in range(2):
-                assert "right" in succeeds(capsys, *deploy, *where)
+                assert "PASS" in succeeds(capsys, *deploy, *where)
             other = fails(capsys, *deploy, "--tracker", address, "--key", "phone")
             assert "hint: it has: board" in other
             assert "give --tracker" in fails(capsys, *deploy, "--rpc", server.address)
             with remote.connect(tracker=address, key="board"):
                 busy = fails(capsys, *deploy, *where, "--timeout", 1)
                 assert "every device with key `board` was busy for 1 s" in busy
-            assert "right" in succeeds(capsys, *deploy, *where)
+            assert "PASS" in succeeds(capsys, *deploy, *where)
 
 
 def known(tracker: str, key: str) -> bool:
@@ -175,7 +175,7 @@ def test_a_device_given_to_nobody_comes_back(
 def test_tvms_own_server(digits: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     with devices.tvm_process("tvm.exec.rpc_server") as port:
         where = ("--rpc", f"127.0.0.1:{port}")
-        assert "logits: right" in succeeds(capsys, "deploy", digits["host"], *where)
+        assert "logits: PASS" in succeeds(capsys, "deploy", digits["host"], *where)
         result = json.loads(
             succeeds(capsys, "bench", digits["host"], "--repeat", 5, "--json", *where)
         )
@@ -184,7 +184,7 @@ def test_tvms_own_server(digits: dict[str, Path], capsys: pytest.CaptureFixture[
         message = fails(capsys, "deploy", digits["arm64"], *where)
         assert "loading failed" in message
         assert "another architecture" in message
-        assert "logits: right" in succeeds(capsys, "deploy", digits["host"], *where)
+        assert "logits: PASS" in succeeds(capsys, "deploy", digits["host"], *where)
 
 
 # What is refused before anything is sent.
@@ -205,7 +205,7 @@ def test_wrong_architecture(
         library = Artifact.load(wrong, check_host=False)._members[container.LIBRARY]
         with pytest.raises(ArtifactError, match="loading failed"):
             device_.load(library)
-    assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
 
 
 def test_missing_feature_and_other_tvm(host: Server) -> None:
@@ -238,7 +238,7 @@ def test_truncated_artifact(
         with pytest.raises((ArtifactError, DeviceError)):
             device.load(library[: len(library) // 2])
     server.settled()
-    assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
 
 
 def test_wrong_result_is_an_error(
@@ -254,7 +254,7 @@ def test_wrong_result_is_an_error(
     assert main(["deploy", str(path), "--rpc", host.address]) == 1
     out, err = capsys.readouterr()
     assert "product: FAIL, max abs error 1" in out
-    assert "sum: right" in out
+    assert "sum: PASS" in out
     assert "wrong outputs on the device" in err
 
 
