@@ -37,6 +37,7 @@ from bnncc.cli.asked import check_inputs
 from bnncc.console import Bar, Console, library_output_hidden
 from bnncc.errors import BnnccError
 from bnncc.progress import SHARES, listening
+from bnncc.report import SORTS
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 _MODEL = "ONNX, PyTorch (.pt2), TensorFlow Lite or MXNet (NAME-symbol.json) file"
@@ -277,6 +278,13 @@ def _bench(verbs: Any) -> None:
         "print the times that a bundle measured",
     )
     add(parser, "--repeat", "number of timed runs", "N", count, default=200)
+    add(
+        parser,
+        "--trace",
+        "also write the times as a trace for Perfetto or Chrome",
+        "FILE.json",
+        path,
+    )
     add(parser, "--batch", "size of a dynamic batch (default: 1)", "N", count)
     json_option(parser)
 
@@ -289,6 +297,23 @@ def _explain(verbs: Any) -> None:
         commands.explain,
     )
     add(parser, "file", f"{_MODEL}, or an artifact", "MODEL|ARTIFACT", path)
+    group = parser.add_argument_group("output")
+    add(group, "--html", "write a page to look at, instead of printing text", "FILE.html", path)
+    add(
+        group,
+        "--annotate",
+        "write the model as ONNX, with what became of each node in its metadata, as Netron shows",
+        "OUT.onnx",
+        path,
+    )
+    add(
+        group,
+        "--bench",
+        "show these times, from `bnncc bench --json`, instead of estimates",
+        "FILE.json",
+        path,
+    )
+    add(group, "--sort", "order of the rows of the text", choices=SORTS, default="order")
     model_options(parser)
     json_option(parser)
 
