@@ -22,6 +22,7 @@ from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
 from bnncc.options import (
+    FASTER,
     Assume,
     CompileOptions,
     FewBit,
@@ -40,7 +41,7 @@ from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
 from bnncc.schedules.weight_order import Recorded
-from bnncc.targets.catalog import resolve
+from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
@@ -89,6 +90,7 @@ def compile(
     seed: int = 0,
     tuning_dir: str | Path | Sequence[str | Path] = (),
     untuned: bool = False,
+    measure: bool = True,
     records: Sequence[str | Path] | None = None,
     tuned: bool | None = None,
 ) -> Artifact:
@@ -138,6 +140,9 @@ def compile(
         Folders of tuning records (see `bnncc tune`), used before those that come with bnncc.
     untuned : bool
         Use no tuning records at all.
+    measure : bool
+        For ``native``: whether short measurements choose among schedules recorded on other CPUs,
+        and whether options that make the network slower on this machine are reported.
     records : sequence of path, optional
         Deprecated name of `tuning_dir`.
     tuned : bool, optional
@@ -176,6 +181,7 @@ def compile(
         seed=seed,
         records=tuple(folders),
         tuned=not untuned,
+        measure=measure,
     )
     return compile_model(captured(model, example_inputs, dynamic_shapes), options)
 
@@ -315,9 +321,7 @@ def kernels(
     list of (str, int)
         JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
     """
-    network = lowered(model, options)
-    counts = Counter(call.spec for call in network.calls if call.spec)
-    return list(counts.items())
+    return list(_counted(lowered(model, options)).items())
 
 
 def _target(options: CompileOptions) -> TargetSpec:
@@ -511,13 +515,46 @@ def _scheduled(
 
     from bnncc.codegen import pipeline
 
+    lost: tuple[str, ...] = ()
+    if options.measure and target.name == NATIVE and target.kind == "llvm":
+        with trace.timed("measure"):
+            lost = _measured(network, model, options, target, records, fixed)
     with trace.timed("schedule"):
         activations = pipeline.memory_plan(network.module)
         threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
         module, tuned = pipeline.schedule(network.module, target, threads, records)
     trace.module("schedule", module)
-    warnings = (*network.warnings, *notices.stale_records(records))
+    warnings = (*network.warnings, *lost, *notices.stale_records(records))
     return _Scheduled(network, module, threads, activations, tuned, warnings)
+
+
+def _measured(
+    network: Lowered, model: Model, options: CompileOptions, target: TargetSpec, records: Records,
+    fixed: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """Let short measurements choose among records; return what options lose on this machine."""
+    from bnncc.codegen.measuring import Stopwatch, choose, seconds
+
+    asked = _counted(network)
+    with Stopwatch(target) as watch:
+        choose(records, asked, watch)
+    lines: list[str] = []
+    for name, values in FASTER.items():
+        value, default = getattr(options, name), getattr(CompileOptions, name)
+        if value not in values:
+            continue
+        without = replace(options, **{name: default}, confirm=False, dump_ir=None)
+        plain = _counted(_lowered(model, without, target, Trace(), records, fixed))
+        with Stopwatch(target) as watch:  # what both have takes the same
+            ours, theirs = (seconds(x, watch) for x in (asked - plain, plain - asked))
+        if ours is not None and theirs is not None:
+            lines += notices.lost(name, value, default, ours, theirs)
+    return tuple(lines)
+
+
+def _counted(network: Lowered) -> Counter[str]:
+    """Return the kernels of a network, and how often it calls each."""
+    return Counter(call.spec for call in network.calls if call.spec)
 
 
 def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:

@@ -33,6 +33,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
 """Deprecated values, and what they are called now; older artifacts hold them, too."""
 
+FASTER = {
+    "float_conv": ("filtered-2d",),
+    "first_layer": ("bfloat16", "int8"),
+    "few_bit": ("bitplanes",),
+}
+"""Values of fields that are meant to be faster on CPUs than the default."""
+
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
 
@@ -89,6 +96,8 @@ class CompileOptions:
     seed: int = 0
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
+    measure: bool = True
+    """Whether short measurements may decide, and say where an option loses; for ``native`` only."""
     confirm: bool = True
     """Run the result on the self-check's input, where this machine can, and refuse to return what
     is wrong."""

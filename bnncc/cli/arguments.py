@@ -295,6 +295,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "use no tuning records, not even bnncc's own",
         action="store_true",
     )
+    add(
+        group,
+        "--no-measure",
+        "native: measure no alternative schedules, and do not check that faster options are faster",
+        action="store_true",
+    )
 
 
 def params_option(parser: Any) -> None:

@@ -31,6 +31,7 @@ def options_of(args: Namespace) -> CompileOptions:
         threads=args.threads,
         records=tuple(args.records),
         tuned=not args.untuned,
+        measure=not args.no_measure,
     )
 
 
