@@ -512,8 +512,8 @@ def test_commands_write_bundles(
     [
         (["tune"], "tune needs a MODEL, or --import RESULTS"),
         (["tune", "{model}", "{model}"], "takes one MODEL; with --bundle it takes several"),
-        (["tune", "{model}", "--import", "x"], "--import takes no MODEL"),
-        (["tune", "--bundle", "x", "--import", "x"], "--bundle and --import cannot"),
+        (["tune", "{model}", "--import", "{used}/file"], "--import takes no MODEL"),
+        (["tune", "--bundle", "x", "--import", "{used}/file"], "--bundle and --import cannot"),
         (["tune", "{model}", "--bundle", "{used}"], "is not an empty folder"),
         (["tune", "{model}", "--bundle", "x", "--rpc", "a:1"], "be combined with --rpc"),
         (["tune", "{model}", "--python", "3.12"], "--python needs --bundle"),
