@@ -31,7 +31,7 @@ from bnncc.options import (
     FloatType,
     SignZero,
     Uint8Input,
-    wrong_type,
+    refuse_type,
 )  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
@@ -163,7 +163,7 @@ def compile(
     folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
     for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
         if not isinstance(given, Sequence):
-            raise wrong_type(name, given, "a sequence")
+            refuse_type(name, given, "a sequence")
     options = CompileOptions(
         target=target,
         params=params,

@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         words, old = renamed(sys.argv[1:] if argv is None else list(argv))
-        args, left = parser.parse_known_args(arranged(words))
+        words = arranged(words)
+        if words and words[0].startswith("-") and not parser.knows(words[0]):
+            parser.refuse(words)
+        args, left = parser.parse_known_args(words)
         if left:
             args.parser.refuse(left)
     except SystemExit as done:
@@ -173,7 +176,7 @@ def _quiet_libraries(verbose: int) -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="bnncc",
         description="Compile binary and few-bit neural networks to exact, fast machine code.",
