@@ -88,7 +88,7 @@ def test_implied_signs_are_taken_when_asked_for(opset: int, second: dict[str, An
     kinds = {x["name"]: x["kind"] for x in artifact.report["layers"]}
     assert kinds == {"stem": "float", "first": "binary", "Conv_f": "binary", "taps": "float"}
     assert verify(model, artifact)["right"]
-    assert "2 of its convolutions" in artifact.report["warnings"][0]
+    assert "the input of 2 convolutions" in artifact.report["warnings"][0]
 
 
 def test_nothing_is_assumed_unasked() -> None:
