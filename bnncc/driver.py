@@ -21,7 +21,18 @@ from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
-from bnncc.options import FASTER, CompileOptions, Uint8Input
+from bnncc.options import (
+    FASTER,
+    Assume,
+    CompileOptions,
+    FewBit,
+    FirstLayer,
+    FloatConv,
+    FloatType,
+    SignZero,
+    Uint8Input,
+    refuse_type,
+)  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
@@ -29,6 +40,7 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
+from bnncc.schedules.multithreading import estimated
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
@@ -65,12 +77,12 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "none",
-    sign_zero: str = "exact",
-    float_conv: str = "filtered",
-    first_layer: str = "float32",
-    float_type: str = "float32",
-    few_bit: str = "auto",
+    assume: Assume = "none",
+    sign_zero: SignZero = "exact",
+    float_conv: FloatConv = "filtered",
+    first_layer: FirstLayer = "float32",
+    float_type: FloatType = "float32",
+    few_bit: FewBit = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     input_transform: InputTransform | str | None = None,
@@ -148,30 +160,31 @@ def compile(
     if tuned is not None:
         deprecated("tuned", "untuned")
         untuned = not tuned
-    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuple(tuning_dir)
-    return compile_model(
-        captured(model, example_inputs, dynamic_shapes),
-        CompileOptions(
-            target=target,
-            params=params,
-            input_shapes=dict(input_shapes or {}),
-            assume=assume,
-            sign_zero=sign_zero,
-            float_conv=float_conv,
-            first_layer=first_layer,
-            float_type=float_type,
-            few_bit=few_bit,
-            check_finite=check_finite,
-            input_uint8=tuple(input_uint8),
-            input_transform=as_transform(input_transform),
-            dump_ir=dump_ir,
-            threads=threads,
-            seed=seed,
-            records=folders,
-            tuned=not untuned,
-            measure=measure,
-        ),
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
+    for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
+        if not isinstance(given, Sequence):
+            refuse_type(name, given, "a sequence")
+    options = CompileOptions(
+        target=target,
+        params=params,
+        input_shapes={} if input_shapes is None else input_shapes,
+        assume=assume,
+        sign_zero=sign_zero,
+        float_conv=float_conv,
+        first_layer=first_layer,
+        float_type=float_type,
+        few_bit=few_bit,
+        check_finite=check_finite,
+        input_uint8=tuple(input_uint8),
+        input_transform=as_transform(input_transform),
+        dump_ir=dump_ir,
+        threads=threads,
+        seed=seed,
+        records=tuple(folders),
+        tuned=not untuned,
+        measure=measure,
     )
+    return compile_model(captured(model, example_inputs, dynamic_shapes), options)
 
 
 def compile_model(
@@ -364,6 +377,7 @@ class _Scheduled:
 
     lowered: Lowered
     module: Any
+    target: TargetSpec
     threads: int
     activations: memory.Plan
     tuned: frozenset[str]
@@ -513,7 +527,7 @@ def _scheduled(
         module, tuned = pipeline.schedule(network.module, target, threads, records)
     trace.module("schedule", module)
     warnings = (*network.warnings, *lost, *notices.stale_records(records))
-    return _Scheduled(network, module, threads, activations, tuned, warnings)
+    return _Scheduled(network, module, target, threads, activations, tuned, warnings)
 
 
 def _measured(
@@ -559,6 +573,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         total = sum(macs.get(c, 0) for c in covers)
         spec = from_json(call.spec) if call.spec else None
         scratch = workspace.get(call.name, 0)
+        estimate = estimated(network.module[call.name], spec, made.target)
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
@@ -566,6 +581,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
                 zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
+                estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
             )
         )  # fmt: skip
     binary = {
