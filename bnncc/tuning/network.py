@@ -19,6 +19,7 @@ from bnncc.options import CompileOptions
 from bnncc.records import race
 from bnncc.records.workload import Workload
 from bnncc.remote import connection
+from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
@@ -139,15 +140,14 @@ def tune(
         "network": None,
     }
     if not result.interrupted and method == "clock" and tuner.won:
+        won, lost = tuner.verdicts(), tuner.defaults()
         try:
-            made = _raced(model, options, folder, setup)
-        except BaseException:  # Ctrl-C too: nothing is kept that the network has not won with
-            tuner.keep_defaults(again=True)
-            raise
-        content["network"] = made
-        if not race.Gain(**made["gain"]).faster:
-            tuner.keep_defaults()
-            content |= summary(result)
+            sides = _compiled(model, options, folder)
+        finally:  # whatever ends this process now, only what the network wins with is kept
+            tuner.keep(tuner.defaults(again=True))
+        made = content["network"] = _raced(sides, setup)
+        tuner.keep(won if race.Gain(**made["gain"]).faster else lost)
+        content |= summary(result)
     return content
 
 
@@ -174,24 +174,26 @@ def _name(device: dict[str, Any] | None, method: str) -> str:
     return str(device["rpc"] or f"{device['key']} of {device['tracker']}")
 
 
-def _raced(
-    model: str | Path, options: CompileOptions, folder: Path, setup: Setup
-) -> dict[str, Any]:
+def _compiled(model: str | Path, options: CompileOptions, folder: Path) -> list[Artifact]:
+    """Compile the network by the rules' defaults, and with the records."""
+    options = replace(options, measure=False)
+    tuned = replace(options, tuned=True, records=(folder,))
+    return [driver.compile_model(model, asked) for asked in (options, tuned)]
+
+
+def _raced(artifacts: Sequence[Artifact], setup: Setup) -> dict[str, Any]:
     """Time the network with the rules' defaults and with the records, in turns.
 
     Here, each turn is a process of its own: where code and weights lie in memory, physical memory
     included, makes more of a difference than the next run in the same place.
     """
-    options = replace(options, measure=False)
-    before = driver.compile_model(model, options)
-    after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
     if setup.device is None:
-        times = _in_processes([before, after], setup)
+        times = _in_processes(artifacts, setup)
     else:
         from bnncc.remote.network import connect
 
         with connect(**setup.device) as there:
-            sides = [artifact.on_device(there) for artifact in (before, after)]
+            sides = [artifact.on_device(there) for artifact in artifacts]
             turns = bench.in_turns(sides, setup.threads, 0.0, DEVICE_TURNS)
         times = [[[min(one)] for one in side] for side in turns]
     least, median = ([float(f(np.concatenate(t))) for t in times] for f in (np.min, np.median))
@@ -208,10 +210,15 @@ def _gain(times: Sequence[Sequence[Sequence[float]]]) -> race.Gain:
     return race.Gain.of(default, tuned)
 
 
-def _in_processes(artifacts: Sequence[Any], setup: Setup) -> list[list[list[float]]]:
+def _in_processes(artifacts: Sequence[Artifact], setup: Setup) -> list[list[list[float]]]:
     """Return the times of two artifacts in each of several processes, by artifact and process.
 
     Where `race.TURNS` processes do not tell which is faster, as many more are asked.
+
+    Raises
+    ------
+    TuningError
+        If one crashes.
     """
     with scratch_folder("race") as scratch:
         paths = [os.path.join(scratch, f"{n}.bnncc") for n in range(len(artifacts))]

@@ -167,19 +167,21 @@ class Tuner:
         """Return what is kept of a kernel where the rule's default is kept of its layer."""
         return key_of(task.space.default) if task is self._layer(task)[0] else ""
 
-    def keep_defaults(self, again: bool = False) -> None:
-        """Let the rules decide again: a network of faster kernels has not won its own race.
+    def verdicts(self) -> list[tuple[str | None, int]]:
+        """Return what is kept of each kernel, and after how many trials it raced."""
+        return [(task.kept, task.raced) for task in self.tasks]
 
-        Parameters
-        ----------
-        again : bool
-            Whether the next run is to race the kernels again.
-        """
+    def defaults(self, again: bool = False) -> list[tuple[str | None, int]]:
+        """Return verdicts that let the rules decide; `again` if kernels are to race once more."""
+        kept = (None if task.kept is None else self._unchanged(task) for task in self.tasks)
+        return [(k, 0 if again else t.raced) for k, t in zip(kept, self.tasks, strict=True)]
+
+    def keep(self, verdicts: Sequence[tuple[str | None, int]]) -> None:
+        """Put on record what is kept of each kernel, and after how many trials it raced."""
         with Writer(self.folder) as self.writer:
-            for task in self.tasks:
-                if task.kept is not None:
-                    task.kept = self._unchanged(task)
-                    task.raced = 0 if again else task.raced
+            for task, (kept, raced) in zip(self.tasks, verdicts, strict=True):
+                if kept is not None:
+                    task.kept, task.raced = kept, raced
                     self._note(task)
 
     # ---- what happens next -----------------------------------------------------------------

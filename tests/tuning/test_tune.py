@@ -429,7 +429,8 @@ def test_networks_race_in_processes_of_their_own(
     monkeypatch.setattr(Pool, "run", listening)
     monkeypatch.setattr(network, "TURN_SECONDS", 1e-4)
     options = CompileOptions(threads=1, tuned=False, confirm=False)
-    made = network._raced(DIGITS / "digits.onnx", options, tuned, Setup(NATIVE))
+    sides = network._compiled(DIGITS / "digits.onnx", options, tuned)
+    made = network._raced(sides, Setup(NATIVE))
     assert 0 < made["before_us"] <= made["before_median_us"]
     assert 0 < made["after_us"] <= made["after_median_us"]
     assert made["gain"]["low"] <= made["gain"]["ratio"] <= made["gain"]["high"]
