@@ -33,6 +33,15 @@ _ARM64 = TargetSpec(
     popcount="neon",
     l2_bytes=512 * 1024,
 )
+_WASM = TargetSpec(
+    "wasm32",
+    "llvm",
+    "generic",
+    triple="wasm32-unknown-unknown",
+    features=("bulk-memory",),
+    vector_bits=32,
+    popcount="bytes",
+)
 _V2_TARGET = TargetSpec(
     "x86-64-v2", "llvm", "x86-64-v2", triple=_X86_TRIPLE, features=_V2, popcount="lookup"
 )
@@ -94,6 +103,15 @@ CATALOG = {
             popcount="vector",
             l1_bytes=48 * 1024,
             l2_bytes=2 * 1024 * 1024,
+        ),
+        _WASM,
+        dataclasses.replace(
+            _WASM,
+            name="wasm32-simd128",
+            mattr=("+simd128",),
+            features=("bulk-memory", "simd128"),
+            vector_bits=128,
+            popcount="lookup",
         ),
         *gpus.TARGETS,
     )

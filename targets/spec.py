@@ -28,7 +28,8 @@ class TargetSpec:
     popcount: str = "bytes"
     """How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
     ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
-    ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
+    ``pshufb`` or WebAssembly's ``i8x16.swizzle``, takes the place of XOR and count; where that does
+    not apply, as ``bytes``),
     ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
     by the dot product of Armv8.2)."""
     float_abi: str = ""
@@ -53,8 +54,15 @@ class TargetSpec:
 
     @property
     def has_runtime(self) -> bool:
-        """Whether TVM's runtime exists for this target: not for 32-bit processors."""
-        return self.arch != "arm" and not self.arch.startswith(("armv", "thumb"))
+        """Whether TVM's runtime exists for this target: as wheels, for two architectures."""
+        return self.arch in ("", "x86_64", "aarch64")
+
+    @property
+    def default_format(self) -> str:
+        """What `bnncc compile` writes: ``artifact``, ``wasm`` or ``c``."""
+        if self.has_runtime:
+            return "artifact"
+        return "wasm" if self.arch == "wasm32" else "c"
 
     @property
     def arch(self) -> str:

@@ -115,7 +115,7 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
-FORMATS = ("artifact", "c")
+FORMATS = ("artifact", "c", "wasm")
 """What `compile` writes."""
 
 

@@ -36,16 +36,19 @@ def compile_(args: Namespace, console: Console) -> int:
     """Compile a model and write the artifact."""
     start = time.perf_counter()
     options = options_of(args)
-    from bnncc.files import model_stem
+    from bnncc.files import check_folder, model_stem
     from bnncc.targets.catalog import resolve
     from bnncc.trace import Trace
 
     target = resolve(args.target)
-    form = args.format or ("artifact" if target.has_runtime else "c")
+    form = args.format or target.default_format
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     check_readable(args.model)
-    check_output(output, model=args.model, parameters=args.params)
+    if form == "artifact" or output.suffix == ".tar":
+        check_output(output, model=args.model, parameters=args.params)
+    else:
+        check_folder(output)
     if args.report is not None:
         check_output(args.report, model=args.model, parameters=args.params, output=output)
     trace = Trace(args.dump_ir)
@@ -237,8 +240,12 @@ def _compiled(
     console.progress(f"compiling {model}")
     from bnncc.driver import compile_c, compile_model
 
-    make = compile_c if form == "c" or not (form or target.has_runtime) else compile_model
-    artifact = make(model, options, trace)
+    form = form or target.default_format
+    artifact: Artifact | CNetwork
+    if form == "artifact":
+        artifact = compile_model(model, options, trace)
+    else:
+        artifact = compile_c(model, options, trace, form)
     for line in artifact.report["warnings"]:
         console.warning(line)
     return artifact

@@ -34,16 +34,36 @@ PLACES = ".at"
 """Ends the names of files that say where in an output its stored values are."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    root: str
+    """``base`` (the arena), ``constants`` (the weights), or an argument."""
+    dtype: str
+    offset: int = 0
+    """In bytes."""
+
+    def __str__(self) -> str:
+        """Return the pointer in C."""
+        where = f"({self.root} + {self.offset})" if self.root in ROOTS else self.root
+        return f"({C_TYPES[self.dtype]} *){where}"
+
+
+ROOTS = "base", "constants"
+"""Pointers to bytes that the program text has."""
+
+
 @dataclass
 class Order:
-    """The calls of a network, with an expression in C for every tensor."""
+    """The calls of a network, with a place for every tensor."""
 
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    calls: list[tuple[str, list[Place]]] = field(default_factory=list)
     """In order."""
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """C types of the tensors of each kernel."""
-    copies: list[tuple[str, str, int]] = field(default_factory=list)
-    """Outputs that no kernel writes in place."""
+    copies: list[tuple[Place, Place, int]] = field(default_factory=list)
+    """Outputs that no kernel writes in place: to, from, bytes."""
     weights: list[np.ndarray] = field(default_factory=list)
     """Constants, in the order of the file."""
     arena: int = 0
