@@ -34,6 +34,8 @@ class TargetSpec:
     by the dot product of Armv8.2)."""
     float_abi: str = ""
     """``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm)."""
+    abi: str = ""
+    """LLVM's name of the calling convention, where the processor has several (RISC-V)."""
     base: str = ""
     """The target of the catalog that this one was made from, if it is none itself."""
     l1_bytes: int = 32 * 1024
@@ -68,6 +70,11 @@ class TargetSpec:
     def arch(self) -> str:
         """The architecture that the triple begins with; empty for the machine that compiles."""
         return self.triple.split("-")[0]
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there are no vectors: code is written for each lane, so there is to be little."""
+        return self.vector_bits == 32
 
     def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
         """Return how many registers hold one vector of `lanes` values of `bits` bits."""

@@ -8,6 +8,7 @@ provide is the C library.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -63,12 +64,13 @@ def build(
     TargetError
         If a kernel needs more of TVM's runtime.
     """
+    lowering = _without_scalable(target)
     named = {
-        name: f.with_attr("global_symbol", name).with_attr("target", target)
+        name: f.with_attr("global_symbol", name).with_attr("target", lowering)
         for name, f in functions.items()
     }
     options = {"tirx.disable_cse_tir": True}
-    with target, tvm.transform.PassContext(config=options):
+    with lowering, tvm.transform.PassContext(config=options):
         lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
         lowered, scratch = _with_scratch(lowered)
         lowered = tir.LowerIntrin()(lowered)
@@ -81,6 +83,31 @@ def build(
     with scratch_folder("bare") as folder:
         made.write_to_file(str(Path(folder) / "kernels.o"))
         return (Path(folder) / "kernels.o").read_bytes(), scratch
+
+
+def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
+    """Hide RISC-V's vectors from TVM's passes, which take them to be of unknown length."""
+    attrs = {key: target.attrs[key] for key in target.attrs}
+    kept = [feature for feature in attrs.get("mattr", ()) if feature != "+v"]
+    return tvm.target.Target({"kind": target.kind.name, **attrs, "mattr": kept})
+
+
+def loaded_bytes(library: bytes) -> int:
+    """Return how many bytes of an object file (ELF) take memory of the device."""
+    wide = library[4] == 2
+    start, size, count = (
+        (struct.unpack_from("<Q", library, 40)[0], *struct.unpack_from("<2H", library, 58))
+        if wide
+        else (struct.unpack_from("<I", library, 32)[0], *struct.unpack_from("<2H", library, 46))
+    )
+    total = 0
+    for place in range(start, start + size * count, size):
+        head = struct.unpack_from("<2I4Q" if wide else "<6I", library, place)
+        total += head[5] if head[2] & _ALLOCATED else 0
+    return total
+
+
+_ALLOCATED = 2
 
 
 def _passes() -> list[tvm.transform.Pass]:

@@ -168,7 +168,8 @@ def make(
     prefix, sizes, tensors = made.prefix, made.sizes, (made.given, made.made)
     text = {
         "network.h": c_text.header(prefix, name, target.name, made.order, sizes, *tensors),
-        "network.c": c_text.source(prefix, made.order, sizes, *tensors),
+        "network.c": c_text.source(prefix, made.order, sizes, *tensors)
+        + c_text.soft_floats(made.library, target.arch),
         "check.c": c_text.program(prefix, *tensors, kept, coarse),
         "README.md": c_text.readme(prefix, name, target, sizes, *tensors),
     }

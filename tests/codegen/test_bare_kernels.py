@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.codegen import bare
+from bnncc.codegen.c_text import COMPILERS
 from bnncc.codegen.link import link
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
@@ -30,7 +33,19 @@ from tests.schedules import test_bits_kernels, test_float_kernels
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 
 
-@pytest.fixture(params=[EMULATED[-1], *IN_NODE])
+HERE = Path(__file__).resolve().parent
+COMPILER, EMULATOR = COMPILERS["riscv64"]
+RISCV = pytest.param(
+    "riscv64gcv",
+    marks=pytest.mark.skipif(
+        not (shutil.which(COMPILER) and shutil.which(EMULATOR.split()[0])),
+        reason=f"needs {COMPILER} and qemu-riscv64 (packages gcc-riscv64-linux-gnu, "
+        "libc6-dev-riscv64-cross, qemu-user)",
+    ),
+)
+
+
+@pytest.fixture(params=[EMULATED[-1], RISCV, *IN_NODE])
 def target(request: pytest.FixtureRequest) -> TargetSpec:
     return catalog.CATALOG[request.param]
 
@@ -65,6 +80,9 @@ def run(spec: Spec, inputs: list[np.ndarray], target: TargetSpec) -> list[np.nda
     from bnncc.codegen.emulator import Library
 
     content, scratch = bare.build(functions, tvm_target(target))
+    if target.arch == "riscv64":
+        _as_program(content, [*arrays, np.zeros(max(64, scratch["kernel"]), np.uint8)])
+        return outputs
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernels.o").write_bytes(content)
         link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)
@@ -72,6 +90,23 @@ def run(spec: Spec, inputs: list[np.ndarray], target: TargetSpec) -> list[np.nda
     room = np.zeros(max(64, scratch["kernel"]), np.uint8)
     library.call_bare("kernel", [*arrays, room])
     return outputs
+
+
+def _as_program(content: bytes, arrays: list[np.ndarray]) -> None:
+    """Call a kernel in a program of its own, in an emulator."""
+    sizes = np.array([len(arrays), *(array.nbytes for array in arrays)], np.uint32)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.o").write_bytes(content)
+        place = Path(folder, "tensors.bin")
+        place.write_bytes(b"".join(a.tobytes() for a in (sizes, *arrays)))
+        sources = (str(HERE / "bare_main.c"), "kernels.o", "-lm", "-o", "run")
+        subprocess.run([COMPILER, "-static", *sources], cwd=folder, check=True, timeout=300)
+        command = [*EMULATOR.split(), "./run", "tensors.bin"]
+        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        made = place.read_bytes()[sizes.nbytes :]
+    for array in arrays:
+        array[...] = np.frombuffer(made, array.dtype, array.size).reshape(array.shape)
+        made = made[array.nbytes :]
 
 
 def check_binary(spec: BinaryConv2d, target: TargetSpec) -> None:
