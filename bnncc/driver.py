@@ -256,14 +256,16 @@ def compile_c(
     from bnncc.codegen import c_network, wasm_network
 
     make = wasm_network.make if form == "wasm" else c_network.make
-    files, scratch, code = make(
+    files, bare, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
-        _plan(made, scratch), model=network.name, target=target.name,
+        _plan(made, bare.scratch), model=network.name, target=target.name,
         code=code, selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
+    if form == "c":
+        content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
 
 

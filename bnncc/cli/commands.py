@@ -21,7 +21,7 @@ from bnncc.cli.asked import (
     options_of,
 )  # fmt: skip
 from bnncc.console import Console
-from bnncc.errors import BnnccError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
 from bnncc.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compile_(args: Namespace, console: Console) -> int:
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace, form)
     report = artifact.report
+    _require_fits(args, report, console)
     size = artifact.save(output)
     if args.report is not None:
         from bnncc.files import write_atomic
@@ -118,6 +119,7 @@ def explain(args: Namespace, console: Console) -> int:
         content = Artifact.load(args.file, for_this_machine=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
+    _require_fits(args, content, console)
     sys.stdout.write(as_json(content) if args.json else report.text(content) + "\n")
     return 0
 
@@ -249,6 +251,22 @@ def _compiled(
     for line in artifact.report["warnings"]:
         console.warning(line)
     return artifact
+
+
+def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
+    """Refuse a network that does not fit the device, with the table that says why."""
+    if args.ram is None and args.flash is None:
+        return
+    from bnncc import report
+
+    if "device" not in content:
+        raise UsageError("--ram and --flash are for networks of C", hint="--format c")
+    if over := report.beyond(content, ram=args.ram, flash=args.flash):
+        console.result("\n".join(report.footprint(content)))
+        raise TargetError(
+            f"{content['model']}: does not fit {content['target']}: {'; '.join(over)}",
+            hint="the table above says what takes them",
+        )
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from bnncc.cli.arguments import (
     count,
     device_options,
     json_option,
+    limit_options,
     model_options,
     params_option,
     path,
@@ -148,6 +149,7 @@ def _compile(verbs: Any) -> None:
         "default an artifact where there is a runtime",
         choices=FORMATS,
     )
+    limit_options(parser)
     add(group, "--report", "write the report too", "FILE.json", path)
     add(group, "--dump-ir", "write a file for each step to DIR", "DIR", path)
     add(group, "--time-passes", "print the seconds that each step took", action="store_true")
@@ -185,6 +187,7 @@ def _explain(verbs: Any) -> None:
     )
     add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", path)
     model_options(parser)
+    limit_options(parser)
     json_option(parser)
 
 

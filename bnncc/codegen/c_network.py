@@ -74,6 +74,28 @@ class Bare:
         """All constants, as `order` has them."""
         return weight_bytes(self.order)
 
+    @property
+    def footprint(self) -> dict[str, Any]:
+        """What it takes of a device, in bytes, for the report."""
+        kernels, weights = bare.loaded_bytes(self.library), self.sizes.weights
+        inputs, outputs = (
+            sum(c_text.nbytes(tensor) for _, tensor in tensors)
+            for tensors in (self.given, self.made)
+        )
+        tensors, scratch = self.sizes.tensors, self.sizes.arena - self.sizes.tensors
+        largest = max(self.scratch, key=lambda kernel: self.scratch[kernel], default="")
+        return {
+            "flash_bytes": kernels + weights,
+            "kernels_bytes": kernels,
+            "weights_bytes": weights,
+            "ram_bytes": tensors + scratch + inputs + outputs,
+            "tensors_bytes": tensors,
+            "scratch_bytes": scratch,
+            "scratch_kernel": largest if self.scratch.get(largest) else "",
+            "inputs_bytes": inputs,
+            "outputs_bytes": outputs,
+        }
+
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
     ) -> tuple[dict[str, np.ndarray], Mapping[str, float]]:
@@ -140,7 +162,7 @@ def build(
 
 def make(
     module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
-) -> tuple[dict[str, bytes], dict[str, int], int]:
+) -> tuple[dict[str, bytes], Bare, int]:
     """Make the files of a network of C.
 
     Parameters
@@ -156,8 +178,8 @@ def make(
     -------
     files : dict of str to bytes
         By name, the same bytes for the same content.
-    scratch : dict of str to int
-        Bytes of scratch memory by kernel.
+    made : Bare
+        What they are made of.
     code : int
         Bytes of code.
     """
@@ -179,7 +201,7 @@ def make(
         "weights.bin": made.weights,
         **check_files(pairs),
     }
-    return files, made.scratch, len(made.library)
+    return files, made, len(made.library)
 
 
 def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:

@@ -269,7 +269,7 @@ def program(
         lines.append(read(kind, name, name, _elements(tensor), kept[name]))
     for name, tensor in made:
         kind, count = C_TYPES[tensor.dtype], kept[name]
-        lines.append(f"  {kind} *{name} = memory({_nbytes(tensor)});")
+        lines.append(f"  {kind} *{name} = memory({nbytes(tensor)});")
         lines.append(read(kind, f"{name}_right", name, count, count))
         if name + PLACES in kept:
             lines.append(read("uint32_t", f"{name}_at", name + PLACES, count, count))
@@ -302,7 +302,8 @@ def _elements(tensor: TensorInfo) -> int:
     return math.prod(int(d) for d in tensor.shape)
 
 
-def _nbytes(tensor: TensorInfo) -> int:
+def nbytes(tensor: TensorInfo) -> int:
+    """Return the bytes of an input or output."""
     return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 

@@ -21,7 +21,7 @@ def make(
     name: str,
     selfcheck: c_network.SelfCheckMaker,
     **ios: Any,
-) -> tuple[dict[str, bytes], dict[str, int], int]:
+) -> tuple[dict[str, bytes], c_network.Bare, int]:
     """Make the files of a network of WebAssembly; parameters and result as of `c_network.make`.
 
     Raises
@@ -45,7 +45,7 @@ def make(
         **{file: content.encode() for file, content in text.items()},
         **c_network.check_files(pairs),
     }
-    return files, made.scratch, len(wasm) - made.sizes.weights
+    return files, made, len(wasm) - made.sizes.weights
 
 
 _CONSTANTS = "bnncc_constants"

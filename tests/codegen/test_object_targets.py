@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bnncc.cli import main as cli
 from bnncc.codegen import bare, c_network
 from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
@@ -143,3 +146,46 @@ def test_objects_need_a_c_library_alone(name: str, tmp_path: Path) -> None:
     soft = {"__addsf3", "__mulsf3", "__floatsisf", "__gesf2", "__gtsf2", "__ltsf2", "__unordsf2"}
     assert names <= {"memcpy", "memset", *soft}
     assert not names & soft if name == "cortex-m33" else names & soft
+
+
+def test_a_report_says_what_a_device_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", str(DIGITS / "digits.onnx"), "--target", "cortex-m4", "--json"]
+    assert cli.main(asked) == 0
+    device = json.loads(capsys.readouterr().out)["device"]
+    made = network("cortex-m4")
+    header = made.files["network.h"].decode()
+    (arena,) = map(int, re.findall(r"ARENA_BYTES (\d+)", header))
+    assert device["weights_bytes"] == len(made.files["weights.bin"])
+    assert device["flash_bytes"] == device["kernels_bytes"] + device["weights_bytes"]
+    assert device["ram_bytes"] == arena + 64 * 4 + 10 * 4
+    if shutil.which("llvm-size"):
+        done = subprocess.run(
+            ["llvm-size", "-"], input=made.files["kernels.o"], capture_output=True
+        )
+        assert int(done.stdout.split()[9]) == device["kernels_bytes"]  # decimal total
+
+
+def test_a_network_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "digits"
+    asked = ["compile", str(DIGITS / "digits.onnx"), "--target", "cortex-m4", "-o", str(output)]
+    assert cli.main([*asked, "--flash", "20k", "--ram", "1M"]) == 1
+    said = capsys.readouterr().err
+    assert "bytes of flash are needed, and --flash is 20,480" in said
+    assert "weights" in said
+    assert "--ram is" not in said
+    assert not output.exists()
+    assert cli.main([*asked, "--ram", "8k"]) == 1
+    said = capsys.readouterr().err
+    assert "bytes of ram are needed, and --ram is 8,192" in said
+    assert "most tensors are in use in" in said
+    assert cli.main([*asked, "--flash", "64k", "--ram", "16k"]) == 0
+    assert output.is_dir()
+    for wrong in ("12q", "", "-1"):
+        assert cli.main([*asked, f"--ram={wrong}"]) == 2
+    asked = ["compile", str(DIGITS / "digits.onnx"), "--ram", "8k", "-o", str(tmp_path / "x")]
+    assert cli.main(asked) == 2
+    assert "are for networks of C" in capsys.readouterr().err
