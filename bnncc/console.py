@@ -6,8 +6,7 @@ import contextlib
 import faulthandler
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -41,13 +40,36 @@ class Console:
             self.line(text)
 
     def progress(self, text: str) -> None:
-        """Write what is going on, if asked to say more."""
+        """Write what is going on, if verbose."""
         if self.verbosity > 0:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Write a line in any case."""
-        print(text, file=sys.stderr, flush=True)
+        """Write a line in any case, if there is anywhere to write it."""
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+    def data(self, text: str) -> None:
+        """Write what was asked for to standard output.
+
+        Raises
+        ------
+        BrokenPipeError
+            If who reads it has gone.
+        BnnccError
+            If it cannot be written for another reason.
+        """
+        if sys.stdout is None:
+            raise BnnccError("standard output: cannot be written: it is closed")
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BnnccError(f"standard output: cannot be written: {reason}") from error
 
     def _labelled(self, label: str, text: str) -> None:
         name = label
@@ -56,8 +78,63 @@ class Console:
         self.line(f"{name}: {text}")
 
 
-def _coloured(stream: TextIO) -> bool:
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+class Bar:
+    """Shows phases: as a bar on a terminal, as lines where verbose, not at all otherwise.
+
+    Parameters
+    ----------
+    console : Console
+        Says how much is wanted.
+    shares : mapping of str to int
+        The phases to expect, and their shares of the time in percent.
+    """
+
+    def __init__(self, console: Console, shares: Mapping[str, int]) -> None:
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = terminal and console.verbosity == 0 and os.environ.get("TERM") != "dumb"
+        self._console, self._shares = console, shares
+        self._percent = 0
+
+    def begin(self, name: str) -> None:
+        """Show that a phase begins."""
+        if self._shown:
+            names = list(self._shares)
+            if name in names:
+                before = sum(self._shares[n] for n in names[: names.index(name)])
+                self._percent = max(self._percent, before)
+            full = _BAR * self._percent // 100
+            text = f"[{'#' * full}{'.' * (_BAR - full)}] {name}"
+            self._write(text[: _columns() - 1])
+
+    def end(self, name: str, seconds: float) -> None:
+        """Show that it is over."""
+        if self._shown:
+            self._write("")
+        elif seconds >= _WORTH_SAYING:
+            self._console.progress(f"{name}: {seconds:.2f} s")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+_BAR = 20
+"""Characters of a full bar."""
+_WORTH_SAYING = 0.01
+"""Seconds; shorter phases are not listed."""
+
+
+def _coloured(stream: TextIO | None) -> bool:
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not plain
 
 
 @contextlib.contextmanager
@@ -78,10 +155,11 @@ def library_output_hidden() -> Iterator[Callable[[], str]]:
         return
     before = sys.stderr
     with (
-        tempfile.TemporaryFile() as sink,
+        os.fdopen(os.memfd_create("stderr"), "w+b") as sink,  # no disk, which may be full
         os.fdopen(saved, "w", buffering=1, errors="backslashreplace") as terminal,
     ):
-        before.flush()
+        if before is not None:
+            before.flush()
         os.dup2(sink.fileno(), 2)
         sys.stderr = terminal
         faulthandler.enable(terminal)

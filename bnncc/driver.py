@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError, deprecated
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph
-from bnncc.options import CompileOptions, Uint8Input
+from bnncc.options import (
+    FASTER,
+    Assume,
+    CompileOptions,
+    FewBit,
+    FirstLayer,
+    FloatConv,
+    FloatType,
+    SignZero,
+    Uint8Input,
+    wrong_type,
+)  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
@@ -30,7 +41,7 @@ from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
 from bnncc.schedules.weight_order import Recorded
-from bnncc.targets.catalog import resolve
+from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
@@ -65,20 +76,23 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "nothing",
-    sign_zero: str = "exact",
-    float_conv: str = "filtered",
-    first_layer: str = "float32",
-    float_type: str = "float32",
-    few_bit: str = "auto",
+    assume: Assume = "none",
+    sign_zero: SignZero = "exact",
+    float_conv: FloatConv = "filtered",
+    first_layer: FirstLayer = "float32",
+    float_type: FloatType = "float32",
+    few_bit: FewBit = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     input_transform: InputTransform | str | None = None,
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
-    records: Sequence[str | Path] = (),
-    tuned: bool = True,
+    tuning_dir: str | Path | Sequence[str | Path] = (),
+    untuned: bool = False,
+    measure: bool = True,
+    records: Sequence[str | Path] | None = None,
+    tuned: bool | None = None,
 ) -> Artifact:
     """Compile a model.
 
@@ -96,7 +110,7 @@ def compile(
         For a module: which sizes may vary, as ``torch.export.export`` takes it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
-    assume : {"nothing", "dabnn"}
+    assume : {"none", "dabnn"}
         What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
         convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
@@ -108,7 +122,7 @@ def compile(
         What data and weights of the convolutions that read an input are rounded to.
     float_type : {"float32", "float16"}
         What float tensors between kernels are on a GPU, and what convolutions of them multiply.
-    few_bit : {"auto", "planes"}
+    few_bit : {"auto", "bitplanes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
@@ -119,41 +133,57 @@ def compile(
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
-        How many threads kernels are cut for; by default the CPUs this process may use.
+        Threads to compile for; by default the CPUs that this process may use.
     seed : int
         Of the self-check's random input.
-    records : sequence of path
-        Folders of tuning records (see `bnncc tune`), beside those that come with bnncc.
-    tuned : bool
-        Whether to use any records at all.
+    tuning_dir : path or sequence of path
+        Folders of tuning records (see `bnncc tune`), used before those that come with bnncc.
+    untuned : bool
+        Use no tuning records at all.
+    measure : bool
+        For ``native``: whether short measurements choose among schedules recorded on other CPUs,
+        and whether options that make the network slower on this machine are reported.
+    records : sequence of path, optional
+        Deprecated name of `tuning_dir`.
+    tuned : bool, optional
+        Deprecated opposite of `untuned`.
 
     Raises
     ------
     BnnccError
         See `bnncc.errors` for which; the message is one line.
     """
-    return compile_model(
-        captured(model, example_inputs, dynamic_shapes),
-        CompileOptions(
-            target=target,
-            params=params,
-            input_shapes=dict(input_shapes or {}),
-            assume=assume,
-            sign_zero=sign_zero,
-            float_conv=float_conv,
-            first_layer=first_layer,
-            float_type=float_type,
-            few_bit=few_bit,
-            check_finite=check_finite,
-            input_uint8=tuple(input_uint8),
-            input_transform=as_transform(input_transform),
-            dump_ir=dump_ir,
-            threads=threads,
-            seed=seed,
-            records=tuple(records),
-            tuned=tuned,
-        ),
+    if records is not None:
+        deprecated("records", "tuning_dir")
+        tuning_dir = records
+    if tuned is not None:
+        deprecated("tuned", "untuned")
+        untuned = not tuned
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
+    for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
+        if not isinstance(given, Sequence):
+            raise wrong_type(name, given, "a sequence")
+    options = CompileOptions(
+        target=target,
+        params=params,
+        input_shapes={} if input_shapes is None else input_shapes,
+        assume=assume,
+        sign_zero=sign_zero,
+        float_conv=float_conv,
+        first_layer=first_layer,
+        float_type=float_type,
+        few_bit=few_bit,
+        check_finite=check_finite,
+        input_uint8=tuple(input_uint8),
+        input_transform=as_transform(input_transform),
+        dump_ir=dump_ir,
+        threads=threads,
+        seed=seed,
+        records=tuple(folders),
+        tuned=not untuned,
+        measure=measure,
     )
+    return compile_model(captured(model, example_inputs, dynamic_shapes), options)
 
 
 def compile_model(
@@ -244,7 +274,7 @@ def compile_c(
             f"--format wasm is WebAssembly, and {target.name} is none",
             hint="--target wasm32-simd128",
         )
-    if target.kind != "llvm":
+    if target.kind == "cuda":
         raise TargetError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
@@ -253,9 +283,10 @@ def compile_c(
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
-    from bnncc.codegen import c_network, wasm_network
+    from bnncc.codegen import c_network, c_portable, wasm_network
 
-    make = wasm_network.make if form == "wasm" else c_network.make
+    portable = c_portable.make if target.kind == "c" else c_network.make
+    make = wasm_network.make if form == "wasm" else portable
     files, bare, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
@@ -264,7 +295,7 @@ def compile_c(
         _plan(made, bare.scratch), model=network.name, target=target.name,
         code=code, selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
-    if form == "c":
+    if form == "c" and target.kind == "llvm":
         content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
 
@@ -287,7 +318,7 @@ def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]
         By layer, what the file does not say of it.
     """
     model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    if options.assume == "nothing":
+    if options.assume == "none":
         return model, {}
     return assume_dabnn(model, options.input_shapes)
 
@@ -302,9 +333,7 @@ def kernels(
     list of (str, int)
         JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
     """
-    network = lowered(model, options)
-    counts = Counter(call.spec for call in network.calls if call.spec)
-    return list(counts.items())
+    return list(_counted(lowered(model, options)).items())
 
 
 def _target(options: CompileOptions) -> TargetSpec:
@@ -498,13 +527,46 @@ def _scheduled(
 
     from bnncc.codegen import pipeline
 
+    lost: tuple[str, ...] = ()
+    if options.measure and target.name == NATIVE and target.kind == "llvm":
+        with trace.timed("measure"):
+            lost = _measured(network, model, options, target, records, fixed)
     with trace.timed("schedule"):
         activations = pipeline.memory_plan(network.module)
         threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
         module, tuned = pipeline.schedule(network.module, target, threads, records)
     trace.module("schedule", module)
-    warnings = (*network.warnings, *notices.stale_records(records))
+    warnings = (*network.warnings, *lost, *notices.stale_records(records))
     return _Scheduled(network, module, threads, activations, tuned, warnings)
+
+
+def _measured(
+    network: Lowered, model: Model, options: CompileOptions, target: TargetSpec, records: Records,
+    fixed: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """Let short measurements choose among records; return what options lose on this machine."""
+    from bnncc.codegen.measuring import Stopwatch, choose, seconds
+
+    asked = _counted(network)
+    with Stopwatch(target) as watch:
+        choose(records, asked, watch)
+    lines: list[str] = []
+    for name, values in FASTER.items():
+        value, default = getattr(options, name), getattr(CompileOptions, name)
+        if value not in values:
+            continue
+        without = replace(options, **{name: default}, confirm=False, dump_ir=None)
+        plain = _counted(_lowered(model, without, target, Trace(), records, fixed))
+        with Stopwatch(target) as watch:  # what both have takes the same
+            ours, theirs = (seconds(x, watch) for x in (asked - plain, plain - asked))
+        if ours is not None and theirs is not None:
+            lines += notices.lost(name, value, default, ours, theirs)
+    return tuple(lines)
+
+
+def _counted(network: Lowered) -> Counter[str]:
+    """Return the kernels of a network, and how often it calls each."""
+    return Counter(call.spec for call in network.calls if call.spec)
 
 
 def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
@@ -525,9 +587,9 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
                 tuned=call.name in made.tuned,
-                zeros=zero_planes(spec),
+                zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
-                live_bytes=used.live + scratch, bitstream=bitstream(spec),
+                live_bytes=used.live + scratch, reference_memory=bitstream(spec),
             )
         )  # fmt: skip
     binary = {

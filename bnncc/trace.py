@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
+from bnncc.files import write_atomic
 from bnncc.ir.graph import Graph
+from bnncc.progress import phase
 
 if TYPE_CHECKING:
     import tvm
@@ -54,7 +57,8 @@ class Trace:
         self.seconds.setdefault(step, 0.0)
         start = time.perf_counter()
         try:
-            yield
+            with phase(step) if "/" not in step else contextlib.nullcontext():
+                yield
         finally:
             self.seconds[step] += time.perf_counter() - start
 
@@ -80,7 +84,7 @@ class Trace:
         assert self._folder is not None
         self._count += 1
         path = self._folder / f"{self._count:02}-{name.replace(' ', '-')}"
-        path.write_text(content + "\n", encoding="utf-8")
+        write_atomic(path, [content.encode(), b"\n"])
 
 
 def text(graph: Graph) -> str:

@@ -177,6 +177,7 @@ CATALOG = {
             vector_bits=128,
             popcount="lookup",
         ),
+        TargetSpec("c99", "c", "any", vector_bits=32, vector_registers=16),
         *gpus.TARGETS,
     )
 }

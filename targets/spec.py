@@ -12,7 +12,7 @@ class TargetSpec:
     name: str
     """What the user calls it."""
     kind: str
-    """TVM's code generator, ``llvm`` or ``cuda``."""
+    """What makes code: TVM's generators ``llvm`` and ``cuda``, or ``c``, portable C99."""
     mcpu: str
     """LLVM's name of the processor; for GPUs, that of the machine they are in."""
     mattr: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class TargetSpec:
     @property
     def has_runtime(self) -> bool:
         """Whether TVM's runtime exists for this target: as wheels, for two architectures."""
-        return self.arch in ("", "x86_64", "aarch64")
+        return self.kind != "c" and self.arch in ("", "x86_64", "aarch64")
 
     @property
     def default_format(self) -> str:

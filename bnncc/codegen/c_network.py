@@ -20,10 +20,10 @@ import tvm
 from tvm import relax, tirx
 
 from bnncc import report
-from bnncc.codegen import bare, c_text, memory, pipeline
+from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
 from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Named, Order, Place, Sizes
 from bnncc.errors import TargetError
-from bnncc.files import write_atomic, write_folder
+from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, sample
 from bnncc.targets.spec import TargetSpec
@@ -41,16 +41,17 @@ class CNetwork:
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""
-        return report.with_file_size(self.content, len(archive(self.files)))
+        size = len(archive(self.files))
+        return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
         """Write all files, whole or not at all, and return their size in bytes.
 
-        They become a tar file where `path` ends in ``.tar``, else a folder.
+        They become a tar file, or a folder if `path` has no suffix (`names_folder`).
         """
-        if Path(path).suffix == ".tar":
-            return write_atomic(path, [archive(self.files)])
-        return write_folder(Path(path), self.files)
+        if names_folder(Path(path)):
+            return write_folder(Path(path), self.files)
+        return write_atomic(path, [archive(self.files)])
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Bare:
     made: Named
     """`given`, `made`: inputs and outputs, with their names in C."""
     library: bytes
-    """The object file."""
+    """The object file, or the text of kernels."""
     scratch: dict[str, int]
     """Bytes of scratch memory by kernel."""
 
@@ -153,8 +154,11 @@ def build(
         if isinstance(func, tirx.PrimFunc) and var.name_hint in order.kernels
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
+    build_kernels = c_kernels.build if target.kind == "c" else bare.build
     callers = {f"{prefix}_run": caller(prefix, order, *ios)} if caller else {}
-    library, scratch = bare.build(functions, pipeline.tvm_target(target), callers)
+    library, scratch = build_kernels(
+        functions, pipeline.tvm_target(target), **({"callers": callers} if callers else {})
+    )
     sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
     own = {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
     return Bare(prefix, order, sizes, *ios, library, own)
@@ -232,7 +236,8 @@ _FRESH = ""
 """Root of what outputs may be written to directly; its offset is a number."""
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Return `size` as a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -242,7 +247,7 @@ def weight_bytes(order: Order) -> bytes:
 
 
 def _padded(data: bytes) -> bytes:
-    return data + bytes(_aligned(len(data)) - len(data))
+    return data + bytes(aligned(len(data)) - len(data))
 
 
 def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
@@ -254,14 +259,14 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
     fresh: list[Any] = []  # what outputs may be written to directly
 
     def place(kind: str, size: int) -> Place:
-        order.arena += _aligned(size)
-        return Place("base", kind, order.arena - _aligned(size))
+        order.arena += aligned(size)
+        return Place("base", kind, order.arena - aligned(size))
 
     def constant(value: Any) -> Place:
         array = np.ascontiguousarray(value.value.numpy())
         order.weights.append(array)
         start = order.weight_bytes
-        order.weight_bytes += _aligned(array.nbytes)
+        order.weight_bytes += aligned(array.nbytes)
         return Place("constants", str(value.ty.dtype), start)
 
     def held(expr: Any) -> Any:
@@ -283,7 +288,7 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
             op = str(getattr(getattr(value, "op", None), "name", ""))
             if op == "relax.memory.alloc_storage":
                 storages[var] = order.arena
-                order.arena += _aligned(memory.product(value.args[0].values))
+                order.arena += aligned(memory.product(value.args[0].values))
             elif op == "relax.memory.alloc_tensor":
                 start = storages[value.args[0]] + int(value.args[1].value)
                 tensors[var] = Place("base", str(var.ty.dtype), start)

@@ -24,6 +24,7 @@ from pathlib import Path
 from bnncc._version import __version__
 from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
+from bnncc.progress import phase
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
@@ -93,9 +94,8 @@ def make(
     TargetError
         If there is no runtime or no compiler for the architecture.
     """
-    folder = Path(os.path.abspath(folder))
-    if folder.exists() and not _replaceable(folder):
-        raise UsageError(f"{folder}: is there already, and is no kit", hint="give another folder")
+    folder = Path(os.path.realpath(folder))
+    _check_replaceable(folder)
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: folder {folder.parent} does not exist")
     arch = normal_arch(target.triple.split("-")[0] or platform.machine())
@@ -108,23 +108,24 @@ def make(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
             made = Path(name, "kit")
-            shutil.copytree(_runtime(arch, progress), made)
+            with phase("TVM runtime"):
+                shutil.copytree(_runtime(arch, progress), made)
             progress(f"compiling {SERVER} for {arch}")
-            build_program(
-                [_SOURCES / f"{SERVER}.cc"],
-                made / SERVER,
-                arch=arch,
-                libraries=made / "lib",
-                defines={"BNNCC_TVM_VERSION": f'"{tvm}"'},
-            )
+            with phase("server"):
+                build_program(
+                    [_SOURCES / f"{SERVER}.cc"],
+                    made / SERVER,
+                    arch=arch,
+                    libraries=made / "lib",
+                    defines={"BNNCC_TVM_VERSION": f'"{tvm}"'},
+                )
             glibc = _glibc(made)
             (made / "README.md").write_text(
                 _README.format(bnncc=__version__, arch=arch, tvm=tvm, glibc=glibc, server=SERVER)
             )
             size = sum(p.stat().st_size for p in made.rglob("*") if p.is_file())
-            if folder.exists():
-                folder.rename(Path(name, "old"))
-            made.rename(folder)
+            with _aside(folder, Path(name, "old")):
+                made.rename(folder)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return Kit(arch, tvm, glibc, size)
@@ -198,10 +199,34 @@ def _compilers(arch: str) -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "c++", "-target", f"{arch}-linux-gnu.{_GLIBC}"]
 
 
-def _replaceable(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    return not any(folder.iterdir()) or (folder / "lib" / LIBRARIES[1]).is_file()
+def _check_replaceable(folder: Path) -> None:
+    """Refuse to replace anything but a kit with nothing else in it."""
+    if not os.path.lexists(folder):
+        return
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    if found is None or (found and not (folder / "lib" / LIBRARIES[1]).is_file()):
+        raise UsageError(
+            f"{folder}: exists and is not a bnncc kit", hint="give a folder that does not exist"
+        )
+    if others := sorted(found - {"lib", "licenses", "README.md", SERVER}):
+        raise UsageError(
+            f"{folder}: is a kit, but `{others[0]}` is not part of it, and would be deleted",
+            hint="move it elsewhere, or give another folder",
+        )
+
+
+@contextlib.contextmanager
+def _aside(folder: Path, place: Path) -> Iterator[None]:
+    """Move a folder that exists to `place`, and back if what takes its place fails."""
+    there = folder.exists()
+    if there:
+        folder.rename(place)
+    try:
+        yield
+    except BaseException:
+        if there:
+            place.rename(folder)
+        raise
 
 
 def _runtime(arch: str, progress: Callable[[str], None]) -> Path:

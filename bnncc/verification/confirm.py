@@ -57,6 +57,8 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what a user should know of `output`, if it was not run here; else nothing."""
     if form == "wasm":
         return f"{output}: `node check.mjs` there runs it on an input; nothing was run here"
+    if form == "c" and target.kind == "c":
+        return f"{output} holds portable C99: its README.md says how to build and check it"
     if form == "c":
         why = "" if target.has_runtime else f"TVM has no runtime for {target.name} on PyPI: "
         return (

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
 from bnncc.recognise.dabnn import assume_dabnn
-from bnncc.verify import verify
 
 Array = np.ndarray[Any, Any]
 _RNG = np.random.default_rng(0)

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
 from bnncc.input_transforms import InputTransform, parse_input_transform
@@ -21,7 +22,6 @@ from bnncc.ir.image_bits import bits_of
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.topi_binary.layout import pack_bits
 from bnncc.topi_binary.spec import ImageBits
-from bnncc.verify import verify
 from tests.conftest import ALL
 from tests.kernel_harness import HERE, TARGETS, run_kernel
 
@@ -316,7 +316,7 @@ def test_options_that_make_no_sense(tmp_path: Path, text: str, said: str) -> Non
         ({"input_uint8": [Uint8Input("x", (0.0,), (1.0,))]}, "0 inputs are images"),
         ({"channels": 4}, r"shape \[1, 4, 16, 16\], 3 channels"),
         ({"channels": 4, "input_transform": "gray-threshold:-1"}, "1 or 3 channels"),
-        ({"first_layer": "int8"}, "first_layer rounds real inputs"),
+        ({"first_layer": "int8"}, "first_layer and input_transform cannot be combined"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:

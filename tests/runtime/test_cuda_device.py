@@ -14,13 +14,13 @@ import tvm
 
 import bnncc
 from bnncc import schedules
+from bnncc.agreement import verify
 from bnncc.codegen import gpu, nvrtc, pipeline
 from bnncc.runtime import cuda
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
-from bnncc.verify import verify
 from tests import cuda_cases
 from tests.cuda_cases import Odd
 from tests.devices import DIGITS
@@ -98,13 +98,13 @@ def test_many_kernels(part: int, target: str) -> None:
 @pytest.mark.parametrize("number", range(cuda_cases.NETWORKS))
 def test_networks(number: int, target: str) -> None:
     model = cuda_cases.network(number)
-    assert verify(model, bnncc.compile(model, target=target))["verdict"] == "right"
+    assert verify(model, bnncc.compile(model, target=target))["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("target", HERE)
 def test_digits(target: str, tmp_path: Path) -> None:
     made = bnncc.compile(DIGITS / "digits.onnx", target=target)
-    assert verify(DIGITS / "digits.onnx", made)["verdict"] == "right"
+    assert verify(DIGITS / "digits.onnx", made)["verdict"] == "pass"
 
 
 def test_there_are_targets_for_this_gpu() -> None:
