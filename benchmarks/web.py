@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import peer_worker
 from networks import NETWORKS
+from tables import markdown, where
 
 import bnncc
 from bnncc.driver import compile_c
@@ -92,11 +93,33 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.max(np.abs(got - wanted) / (1 + np.abs(wanted)), initial=0))
 
 
+_NAMES = {
+    "wasm32-simd128": "bnncc, `wasm32-simd128`",
+    "wasm32": "bnncc, `wasm32`",
+    "binary": "ONNX Runtime Web, the same network",
+    "float32": "ONNX Runtime Web, the ordinary one",
+    "int8": "ONNX Runtime Web, the ordinary one in int8",
+}
+
+
+def _table(content: dict) -> str:
+    rows = [
+        (row["name"], _NAMES[kind], f"{took['best_ms']:.1f} ({took['median_ms']:.1f})")
+        for row in content["networks"]
+        for kind, took in row["networks"].items()
+    ]
+    return f"{markdown(('network', 'by', 'ms'), rows)}\n\n{where(content)}"
+
+
+TABLES = {"web": (_table, ("web",))}
+
+
 def main() -> None:
     """Run the networks asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["quicknet"])
-    parser.add_argument("--modules", type=Path, required=True, help="npm's folder node_modules")
+    modules = HERE.parent / "node_modules"
+    parser.add_argument("--modules", type=Path, default=modules, help="npm's node_modules")
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
