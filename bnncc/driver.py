@@ -31,7 +31,7 @@ from bnncc.options import (
     FloatType,
     SignZero,
     Uint8Input,
-    wrong_type,
+    refuse_type,
 )  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
@@ -40,6 +40,7 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
+from bnncc.schedules.multithreading import estimated
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
@@ -162,7 +163,7 @@ def compile(
     folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
     for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
         if not isinstance(given, Sequence):
-            raise wrong_type(name, given, "a sequence")
+            refuse_type(name, given, "a sequence")
     options = CompileOptions(
         target=target,
         params=params,
@@ -388,6 +389,7 @@ class _Scheduled:
 
     lowered: Lowered
     module: Any
+    target: TargetSpec
     threads: int
     activations: memory.Plan
     tuned: frozenset[str]
@@ -537,7 +539,7 @@ def _scheduled(
         module, tuned = pipeline.schedule(network.module, target, threads, records)
     trace.module("schedule", module)
     warnings = (*network.warnings, *lost, *notices.stale_records(records))
-    return _Scheduled(network, module, threads, activations, tuned, warnings)
+    return _Scheduled(network, module, target, threads, activations, tuned, warnings)
 
 
 def _measured(
@@ -583,6 +585,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         total = sum(macs.get(c, 0) for c in covers)
         spec = from_json(call.spec) if call.spec else None
         scratch = workspace.get(call.name, 0)
+        estimate = estimated(network.module[call.name], spec, made.target)
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
@@ -590,6 +593,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
                 zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
+                estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
             )
         )  # fmt: skip
     binary = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 from bnncc.errors import UsageError
 from bnncc.input_transforms import InputTransform
@@ -139,21 +139,27 @@ class CompileOptions:
             for name in names:
                 given = getattr(self, name)
                 if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
-                    raise wrong_type(name, given, wanted)
+                    refuse_type(name, given, wanted)
         for name, shape in self.input_shapes.items():
             if not isinstance(name, str) or not isinstance(shape, tuple | list):
-                raise wrong_type(f"input_shapes[{name!r}]", shape, "a tuple of int or str by name")
+                refuse_type(f"input_shapes[{name!r}]", shape, "a tuple of int or str by name")
         for spec in self.input_uint8:
             if not isinstance(spec, Uint8Input):
-                raise wrong_type("input_uint8", spec, "bnncc.Uint8Input")
+                refuse_type("input_uint8", spec, "bnncc.Uint8Input")
         for folder in self.records:
             if not isinstance(folder, str | os.PathLike):
-                raise wrong_type("tuning_dir", folder, "a path")
+                refuse_type("tuning_dir", folder, "a path")
 
 
-def wrong_type(name: str, given: Any, wanted: str) -> UsageError:
-    """Return the error for an argument of a wrong type."""
-    return UsageError(f"{name} is of type {type(given).__name__}, wanted {wanted}")
+def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
+    """Refuse an argument of a wrong type.
+
+    Raises
+    ------
+    UsageError
+        Always.
+    """
+    raise UsageError(f"{name} is of type {type(given).__name__}, wanted {wanted}")
 
 
 _PATH = (str, os.PathLike)

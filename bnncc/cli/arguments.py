@@ -28,6 +28,10 @@ class Parser(argparse.ArgumentParser):
                 message = f"unknown {wrong['what'].lower()} `{wrong['given']}`"
         self._leave(message, near)
 
+    def knows(self, word: str) -> bool:
+        """Tell whether a word is an option."""
+        return word.partition("=")[0] in self._option_string_actions
+
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Refuse what was left over; exit with 2."""
         word, _, _ = words[0].partition("=")
@@ -152,7 +156,7 @@ def arranged(words: Sequence[str]) -> list[str]:
     verb, rest = list(words[len(leading) :][:1]), list(words[len(leading) + 1 :])
     if verb == ["help"]:
         return [*rest, "--help"]
-    return [*verb, *leading, *rest]
+    return [*verb, *leading, *rest] if verb else []
 
 
 def add(

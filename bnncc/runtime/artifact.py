@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import html
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,8 +102,6 @@ class Artifact:
         if for_this_machine is not None:
             deprecated("for_this_machine", "check_host")
             check_host = for_this_machine
-        if not isinstance(path, str | os.PathLike):
-            raise ArtifactError(f"path is of type {type(path).__name__}, wanted str or Path")
         content, members = container.read_file(path)
         manifest.check(content, str(path))
         if content["report"]["format"] != report.FORMAT:

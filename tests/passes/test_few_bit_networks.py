@@ -249,7 +249,8 @@ def test_the_report_says_which_side_is_real() -> None:
     simplify(graph)
     first, second = binarize(graph)
     assert "`x` is real-valued (a graph input), while its weights have 3 bits" in first.reason
-    assert second.reason == "neither data nor weights are two-valued"
+    assert second.reason == "its data (from Gemm) and its weights are float"
+    assert "the last layer usually stays float" in second.remedy
 
 
 DECISIONS = {

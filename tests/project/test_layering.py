@@ -20,7 +20,7 @@ PACKAGES = ("bnncc", "schedules", "targets", "topi_binary", "tune_logs")
 MAY_IMPORT = {
     "_version": "",
     "errors": "",
-    "report": "",
+    "report": "errors",
     "progress": "",
     "tune_logs": "",
     "topi_binary": "errors",
