@@ -248,8 +248,10 @@ def compile_model(
     return artifact if agreed == checks else packed(agreed)
 
 
-def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None) -> CNetwork:
-    """Compile a model to an object file and C that need no runtime, for any CPU.
+def compile_c(
+    model: Model, options: CompileOptions, trace: Trace | None = None, form: str = "c"
+) -> CNetwork:
+    """Compile a model to what needs no runtime: an object file and C, or WebAssembly.
 
     Parameters
     ----------
@@ -259,13 +261,20 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
         What was asked; its threads make no difference.
     trace : Trace, optional
         As of `compile_model`.
+    form : {"c", "wasm"}
+        For any CPU, or for one of the targets ``wasm32``.
 
     Raises
     ------
     TargetError
-        If the network needs TVM's runtime, or the target is a GPU.
+        If the network needs TVM's runtime, or the target does not fit.
     """
     target = _target(options)
+    if form == "wasm" and target.arch != "wasm32":
+        raise TargetError(
+            f"--format wasm is WebAssembly, and {target.name} is none",
+            hint="--target wasm32-simd128",
+        )
     if target.kind == "cuda":
         raise TargetError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
@@ -275,17 +284,20 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
-    from bnncc.codegen import c_network, c_portable
+    from bnncc.codegen import c_network, c_portable, wasm_network
 
-    make = c_portable.make if target.kind == "c" else c_network.make
-    files, scratch, code = make(
+    portable = c_portable.make if target.kind == "c" else c_network.make
+    make = wasm_network.make if form == "wasm" else portable
+    files, bare, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
-        _plan(made, scratch), model=network.name, target=target.name,
+        _plan(made, bare.scratch), model=network.name, target=target.name,
         code=code, selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
+    if form == "c" and target.kind == "llvm":
+        content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
 
 

@@ -20,7 +20,7 @@ from typing import IO
 
 import numpy as np
 
-from bnncc.errors import BnnccError, InputError, ModelError
+from bnncc.errors import BnnccError, InputError, ModelError, UsageError
 
 
 def model_stem(path: Path) -> str:
@@ -169,6 +169,67 @@ def _is_stdout(path: str | Path) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(sys.stdout.fileno()))
     except (OSError, ValueError, AttributeError):  # no such file, or no real standard output
         return False
+
+
+def names_folder(path: Path) -> bool:
+    """Whether several files that are written to `path` become a folder: it has no suffix."""
+    return not path.suffix and path != STDOUT and (path.is_dir() or not path.exists())
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder to write that holds anything, or cannot be made.
+
+    Raises
+    ------
+    UsageError
+        If so.
+    """
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(
+                f"{path}: is not an empty folder", hint="give one that is not there yet"
+            )
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{path}: folder {path.parent} does not exist")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be made: {error.strerror or error}") from error
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> int:
+    """Write files to a folder under a temporary name beside it, then rename it.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; after `check_folder`.
+    files : mapping of str to bytes
+        By name, which may be in folders of its own.
+
+    Returns
+    -------
+    int
+        Bytes written.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds anything.
+    BnnccError
+        If it cannot be written.
+    """
+    check_folder(path)
+    try:
+        parent = path.absolute().parent
+        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name[:40]}.") as folder:
+            whole = Path(folder) / "files"
+            whole.mkdir()
+            for name, data in files.items():
+                (whole / name).parent.mkdir(parents=True, exist_ok=True)
+                (whole / name).write_bytes(data)
+            whole.replace(path)
+    except OSError as error:
+        raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return sum(map(len, files.values()))
 
 
 _LOCK = "bnncc.lock"

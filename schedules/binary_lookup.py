@@ -1,4 +1,4 @@
-"""Binary convolution by table lookup on x86: when, and in which register tiles.
+"""Binary convolution by table lookup, on x86 and in WebAssembly: when, and in which register tiles.
 
 A tile of columns x vectors of output channels keeps its sums of bytes in registers while the
 nibbles of a few words, for all taps of a kernel row, are looked up; then they are widened.
@@ -11,10 +11,18 @@ from collections.abc import Iterable, Mapping
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, multithreading, nchw, ranges, zeros
+from bnncc.schedules import (
+    channel_tiles,
+    epilogue,
+    intrin_wasm,
+    intrin_x86,
+    multithreading,
+    nchw,
+    ranges,
+    zeros,
+)
 from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import SPREAD_NIBBLES, WIDENING_ADD
-from bnncc.schedules.intrin_x86 import LOOKUP_ADD
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
@@ -260,7 +268,9 @@ class _Form:
         unrolled += sch.get_loops(sch.decompose_reduction("sum", outer[0]))[-2:]
         channel_tiles.unrolled(sch, unrolled)
         # 4 tensorize
-        sch.tensorize(sch.get_loops("sum_lookup")[-2], LOOKUP_ADD[size].register())
+        wasm = intrin_wasm.FEATURE in self._target.features
+        pair = (intrin_wasm if wasm else intrin_x86).LOOKUP_ADD[size]
+        sch.tensorize(sch.get_loops("sum_lookup")[-2], pair.register())
         sch.tensorize(sch.get_loops("wide_add")[-1], WIDENING_ADD[size].register())
         if 8 * size < self._target.vector_bits:
             # TVM lets larger vectors share their memory, and LLVM then joins sums of two columns.

@@ -366,7 +366,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
         budget = min(budget, FLOAT_TILE)
     columns, vectors = _tile(spec, target, budget, CARRY_SAVE_TILE if carry_save else budget)
     weight_bytes = _weight_bytes(spec)
-    unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
+    unrolled = not target.scalar and spec.kernel[1] * columns * vectors <= MAX_UNROLLED
     return {
         "columns": columns,
         "vectors": vectors,

@@ -14,6 +14,7 @@ from bnncc.schedules import (
     byte_products,
     channel_tiles,
     epilogue,
+    intrin_wasm,
     intrin_x86,
     multithreading,
     nchw,
@@ -158,7 +159,7 @@ def instructions(target: TargetSpec) -> dict[str, TensorPair]:
     """Return what adds several products at once on `target`, by the type of the data."""
     return {
         dtype: pair
-        for (dtype, bits), pair in intrin_x86.DOT_ADD.items()
+        for (dtype, bits), pair in [*intrin_x86.DOT_ADD.items(), *intrin_wasm.DOT_ADD.items()]
         if bits == target.vector_bits and pair.feature in target.features
     }
 

@@ -251,7 +251,7 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         return _tile(2, 1, kw_inside=2 * spec.kernel[1] <= MAX_GATHERED)
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
-    columns = max(1, budget // vectors)
+    columns = 1 if target.scalar else max(1, budget // vectors)
     # Weights of one tile should stay in the first cache while the rows go by.
     data_bytes = spec.channels * spec.height * spec.width * 4
     weight_bytes = spec.channels // spec.groups * spec.kernel[0] * spec.kernel[1] * 4

@@ -5,8 +5,8 @@ is computed; its ``impl`` is the instruction. Kernels call the intrinsic, which 
 `test_intrin.py` runs both halves of every pair on every target that has the instruction.
 
 Names say instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Those of x86 are in
-`intrin_x86` and `intrin_amx`, of Arm in `intrin_arm`; what LLVM writes for any machine is in
-`intrin_portable`.
+`intrin_x86` and `intrin_amx`, of Arm in `intrin_arm`, of WebAssembly in `intrin_wasm`; what LLVM
+writes for any machine is in `intrin_portable`.
 """
 
 from __future__ import annotations

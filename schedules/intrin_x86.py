@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
+from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
 from bnncc.schedules.intrin_portable import dot_add, popcount
 from bnncc.topi_binary.definitions.blocks import bit
 from bnncc.topi_binary.definitions.terms import signed
@@ -20,7 +20,8 @@ I32 = f"int32x{LANES}"
 U32 = f"uint32x{LANES}"
 
 
-def _lookup(size: int, feature: str, instruction: str) -> Intrinsic:
+def lookup(size: int, feature: str, instruction: str) -> Intrinsic:
+    """Return the instruction that takes entries of tables of sixteen bytes."""
     kind = f"uint8x{size}"
     return Intrinsic(
         f"{feature}_lookup_{size}_u8",
@@ -35,14 +36,16 @@ def _lookup(size: int, feature: str, instruction: str) -> Intrinsic:
 
 
 LOOKUP = {
-    16: _lookup(16, "ssse3", "llvm.x86.ssse3.pshuf.b.128"),
-    32: _lookup(32, "avx2", "llvm.x86.avx2.pshuf.b"),
-    64: _lookup(64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
+    16: lookup(16, "ssse3", "llvm.x86.ssse3.pshuf.b.128"),
+    32: lookup(32, "avx2", "llvm.x86.avx2.pshuf.b"),
+    64: lookup(64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
 }
 """By bytes of a vector: entries of tables of sixteen bytes."""
 
 
-def _lookup_add(size: int) -> TensorPair:
+def lookup_add(instruction: Intrinsic) -> TensorPair:
+    """Return the pair that adds what each byte of weights picks from a row of sixteen."""
+    size = lanes(instruction.result)
     every = T.Ramp(0, 1, size)
 
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
@@ -52,8 +55,8 @@ def _lookup_add(size: int) -> TensorPair:
         return [(lane, total[lane] + picked)]
 
     return TensorPair(
-        LOOKUP[size].name.replace("lookup", "lookup_add"),
-        LOOKUP[size].feature,
+        instruction.name.replace("lookup", "lookup_add"),
+        instruction.feature,
         (
             Operand((size,), "uint8", bounds=(0, 15)),
             Operand((size,), "uint8"),
@@ -62,13 +65,13 @@ def _lookup_add(size: int) -> TensorPair:
         size,
         desc,
         lambda weight, row, total: [
-            (every, total[every] + LOOKUP[size](row[every], weight[every])),
+            (every, total[every] + instruction(row[every], weight[every])),
         ],
         terms=16,
     )
 
 
-LOOKUP_ADD = {size: _lookup_add(size) for size in LOOKUP}
+LOOKUP_ADD = {size: lookup_add(one) for size, one in LOOKUP.items()}
 """By bytes of a vector: each byte of weights picks from a row of sixteen; that is added."""
 
 SUM, MAJORITY, LESS, CHOOSE, CARRY = 0x96, 0xE8, 0x8E, 0xCA, 0xD4
@@ -125,7 +128,7 @@ def _bytes(total: Expr, data: Expr, weight: Expr) -> Expr:
     return T.call_llvm_pure_intrin(I32, "llvm.x86.avx512.vpdpbusd.512", total, *operands)
 
 
-def _dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
+def dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
     """Multiply pairs of int16 in vectors of `bits` bits, as many as are `LANES` lanes."""
     count = bits // 32
     whole, half, part = f"<{LANES} x i32>", f"<{2 * count} x i16>", f"<{count} x i32>"
@@ -177,9 +180,9 @@ def _dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
 
 
 DOT_PAIRS = {
-    128: _dot_pairs(128, "ssse3", "llvm.x86.sse2.pmadd.wd"),
-    256: _dot_pairs(256, "avx2", "llvm.x86.avx2.pmadd.wd"),
-    512: _dot_pairs(512, "avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
+    128: dot_pairs(128, "ssse3", "llvm.x86.sse2.pmadd.wd"),
+    256: dot_pairs(256, "avx2", "llvm.x86.avx2.pmadd.wd"),
+    512: dot_pairs(512, "avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
 }
 """By bits of a vector: two products of int16, added to each lane."""
 

@@ -33,6 +33,38 @@ _ARM64 = TargetSpec(
     popcount="neon",
     l2_bytes=512 * 1024,
 )
+_CORTEX_M = TargetSpec(
+    "cortex-m4",
+    "llvm",
+    "cortex-m4",
+    triple="thumbv7em-none-eabihf",
+    features=("thumb2", "fpv4-sp"),
+    vector_bits=32,
+    float_abi="hard",
+    l1_bytes=16 * 1024,
+    l2_bytes=256 * 1024,
+)
+_RISCV32 = TargetSpec(
+    "riscv32imc",
+    "llvm",
+    "generic-rv32",
+    mattr=("+m", "+c"),
+    triple="riscv32-unknown-none-elf",
+    features=("rv32imc",),
+    vector_bits=32,
+    abi="ilp32",
+    l1_bytes=16 * 1024,
+    l2_bytes=256 * 1024,
+)
+_WASM = TargetSpec(
+    "wasm32",
+    "llvm",
+    "generic",
+    triple="wasm32-unknown-unknown",
+    features=("bulk-memory",),
+    vector_bits=32,
+    popcount="bytes",
+)
 _V2_TARGET = TargetSpec(
     "x86-64-v2", "llvm", "x86-64-v2", triple=_X86_TRIPLE, features=_V2, popcount="lookup"
 )
@@ -94,6 +126,56 @@ CATALOG = {
             popcount="vector",
             l1_bytes=48 * 1024,
             l2_bytes=2 * 1024 * 1024,
+        ),
+        dataclasses.replace(
+            _CORTEX_M,
+            name="cortex-m0plus",
+            mcpu="cortex-m0plus",
+            triple="thumbv6m-none-eabi",
+            features=("thumb",),
+            float_abi="",
+        ),
+        _CORTEX_M,
+        dataclasses.replace(
+            _CORTEX_M, name="cortex-m7", mcpu="cortex-m7", features=("thumb2", "fpv5")
+        ),
+        dataclasses.replace(
+            _CORTEX_M,
+            name="cortex-m33",
+            mcpu="cortex-m33",
+            triple="thumbv8m.main-none-eabihf",
+            features=("thumb2", "fpv5-sp"),
+        ),
+        dataclasses.replace(
+            _CORTEX_M,
+            name="cortex-m55",
+            mcpu="cortex-m55",
+            triple="thumbv8.1m.main-none-eabihf",
+            features=("thumb2", "fpv5", "mve"),
+            vector_bits=128,
+            vector_registers=8,
+        ),
+        _RISCV32,
+        dataclasses.replace(
+            _RISCV32,
+            name="riscv64gcv",
+            mcpu="generic-rv64",
+            mattr=("+m", "+a", "+f", "+d", "+c", "+v"),
+            triple="riscv64-unknown-linux-gnu",
+            features=("rv64gcv",),
+            vector_bits=128,
+            vector_registers=32,
+            abi="lp64d",
+            l2_bytes=1024 * 1024,
+        ),
+        _WASM,
+        dataclasses.replace(
+            _WASM,
+            name="wasm32-simd128",
+            mattr=("+simd128",),
+            features=("bulk-memory", "simd128"),
+            vector_bits=128,
+            popcount="lookup",
         ),
         TargetSpec("c99", "c", "any", vector_bits=32, vector_registers=16),
         *gpus.TARGETS,

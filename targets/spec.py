@@ -28,11 +28,14 @@ class TargetSpec:
     popcount: str = "bytes"
     """How bits of a vector are counted: ``vector`` (one instruction per vector of 32-bit lanes),
     ``bytes`` (XOR, then table lookup in bytes, then sums), ``lookup`` (one lookup, by x86's
-    ``pshufb``, takes the place of XOR and count; where that does not apply, as ``bytes``),
+    ``pshufb`` or WebAssembly's ``i8x16.swizzle``, takes the place of XOR and count; where that does
+    not apply, as ``bytes``),
     ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
     by the dot product of Armv8.2)."""
     float_abi: str = ""
     """``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm)."""
+    abi: str = ""
+    """LLVM's name of the calling convention, where the processor has several (RISC-V)."""
     base: str = ""
     """The target of the catalog that this one was made from, if it is none itself."""
     l1_bytes: int = 32 * 1024
@@ -53,15 +56,25 @@ class TargetSpec:
 
     @property
     def has_runtime(self) -> bool:
-        """Whether TVM's runtime exists for this target: not for 32-bit processors."""
-        return (
-            self.kind != "c" and self.arch != "arm" and not self.arch.startswith(("armv", "thumb"))
-        )
+        """Whether TVM's runtime exists for this target: as wheels, for two architectures."""
+        return self.kind != "c" and self.arch in ("", "x86_64", "aarch64")
+
+    @property
+    def default_format(self) -> str:
+        """What `bnncc compile` writes: ``artifact``, ``wasm`` or ``c``."""
+        if self.has_runtime:
+            return "artifact"
+        return "wasm" if self.arch == "wasm32" else "c"
 
     @property
     def arch(self) -> str:
         """The architecture that the triple begins with; empty for the machine that compiles."""
         return self.triple.split("-")[0]
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there are no vectors: code is written for each lane, so there is to be little."""
+        return self.vector_bits == 32
 
     def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
         """Return how many registers hold one vector of `lanes` values of `bits` bits."""

@@ -20,7 +20,7 @@ from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Spec
 from bnncc.verification.confirm import runs_here
-from tests import amx_emulator
+from tests import amx_emulator, node
 
 HERE = [t.name for t in catalog.CATALOG.values() if t.kind == "llvm" and runs_here(t)]
 """Targets that this machine runs."""
@@ -41,6 +41,9 @@ EMULATED = [
 ]
 """Targets whose kernels run in an emulated processor."""
 
+IN_NODE = [pytest.param(name, marks=node.needs_node) for name in ("wasm32", "wasm32-simd128")]
+"""Targets whose kernels run in Node."""
+
 TILES = ["x86-64-v4-amx"] if "x86-64-v4-vpopcntdq" in HERE else []
 """Targets whose tile instructions `build` emulates, where the processor has none."""
 
@@ -52,6 +55,8 @@ def build(functions: dict[str, Any], target: TargetSpec) -> Any:
     """Compile scheduled functions: to be called by name, here or in an emulated processor."""
     if "amx_int8" in target.features:
         amx_emulator.load()
+    elif target.arch == "wasm32":
+        return node.Module(functions, target)
     elif not runs_here(target):
         from bnncc.codegen.emulator import Module
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from bnncc import options
 from bnncc.console import Console
-from bnncc.errors import BnnccError
+from bnncc.errors import BnnccError, UsageError
 from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
 
 
@@ -215,7 +215,7 @@ def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return made, said
 
 
-FORMATS = ("artifact", "c")
+FORMATS = ("artifact", "c", "wasm")
 """What `compile` writes."""
 
 
@@ -301,6 +301,31 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "native: measure no alternative schedules, and do not check that faster options are faster",
         action="store_true",
     )
+
+
+def limit_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a device has, for networks of C."""
+    group = parser.add_argument_group("device")
+    for kind in ("ram", "flash"):
+        text = f"refuse a network of C that takes more {kind} than that"
+        add(group, f"--{kind}", text, "BYTES[k|M]", option(parse_bytes))
+
+
+def parse_bytes(text: str) -> int:
+    """Read a number of bytes: 65536, 64k or 1M.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    if not digits.isdecimal():
+        raise UsageError(f"`{text}` is no number of bytes: 65536, 64k and 1M are")
+    return int(digits) * _UNITS.get(unit, 1)
+
+
+_UNITS = {"k": 1 << 10, "M": 1 << 20}
 
 
 def params_option(parser: Any) -> None:

@@ -22,7 +22,7 @@ from bnncc.cli.asked import (
     read_json,
 )  # fmt: skip
 from bnncc.console import Console
-from bnncc.errors import BnnccError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
 from bnncc.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -37,18 +37,23 @@ def compile_(args: Namespace, console: Console) -> int:
     """Compile a model and write the artifact."""
     start = time.perf_counter()
     options = options_of(args)
-    from bnncc.files import model_stem, output_name, write_atomic
+    from bnncc.files import check_folder, model_stem, names_folder, output_name, write_atomic
     from bnncc.targets.catalog import resolve
     from bnncc.trace import Trace
 
     target = resolve(args.target)
-    form = args.format or ("artifact" if target.has_runtime else "c")
+    form = args.format or target.default_format
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
-    check_outputs(args, output=output, report=args.report)
+    if form != "artifact" and names_folder(output):
+        check_folder(output)
+        check_outputs(args, report=args.report)
+    else:
+        check_outputs(args, output=output, report=args.report)
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace, form)
     report = artifact.report
+    _require_fits(args, report, console)
     size = artifact.save(output)
     if args.report is not None:
         write_atomic(args.report, [as_json(report).encode()])
@@ -125,7 +130,7 @@ def explain(args: Namespace, console: Console) -> int:
     """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
     from bnncc.files import STDOUT, output_name, write_atomic
-    from bnncc.report import html
+    from bnncc.report import device, html
     from bnncc.runtime.artifact import Artifact
 
     bench = None if args.bench is None else read_json(args.bench)
@@ -144,6 +149,7 @@ def explain(args: Namespace, console: Console) -> int:
         content = Artifact.load(args.file, check_host=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
+    _require_fits(args, content, console)
     if args.annotate is not None:
         from bnncc.frontend.annotate import annotated
 
@@ -160,7 +166,7 @@ def explain(args: Namespace, console: Console) -> int:
     elif printed:
         width = shutil.get_terminal_size((report.WIDTH, 24)).columns
         said = report.text(content, width=width, sort=args.sort, bench=bench)
-        console.data(said + "\n")
+        console.data("\n".join([said, *device.footprint(content)]) + "\n")
     return 0
 
 
@@ -280,11 +286,31 @@ def _compiled(
     console.progress(f"compiling {model}")
     from bnncc.driver import compile_c, compile_model
 
-    make = compile_c if form == "c" or not (form or target.has_runtime) else compile_model
-    artifact = make(model, options, trace)
+    form = form or target.default_format
+    artifact: Artifact | CNetwork
+    if form == "artifact":
+        artifact = compile_model(model, options, trace)
+    else:
+        artifact = compile_c(model, options, trace, form)
     for line in artifact.report["warnings"]:
         console.warning(line)
     return artifact
+
+
+def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
+    """Refuse a network that does not fit the device, with the table that says why."""
+    if args.ram is None and args.flash is None:
+        return
+    from bnncc.report import device
+
+    if "device" not in content:
+        raise UsageError("--ram and --flash are for objects called from C", hint="--format c")
+    if over := device.beyond(content, ram=args.ram, flash=args.flash):
+        console.result("\n".join(device.footprint(content)))
+        raise TargetError(
+            f"{content['model']}: does not fit {content['target']}: {'; '.join(over)}",
+            hint="the table above says what takes them",
+        )
 
 
 @contextlib.contextmanager

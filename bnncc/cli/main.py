@@ -26,6 +26,7 @@ from bnncc.cli.arguments import (
     count,
     device_options,
     json_option,
+    limit_options,
     model_options,
     params_option,
     path,
@@ -246,6 +247,7 @@ def _compile(verbs: Any) -> None:
         "default: an artifact if the target has a runtime",
         choices=FORMATS,
     )
+    limit_options(parser)
     add(group, "--report", "also write the report", "FILE.json", path)
     add(group, "--dump-ir", "write the result of each step to DIR", "DIR", path)
     add(group, "--time-passes", "print how long each step took", action="store_true")
@@ -318,6 +320,7 @@ def _explain(verbs: Any) -> None:
     )
     add(group, "--sort", "order of the rows of the text", choices=SORTS, default="order")
     model_options(parser)
+    limit_options(parser)
     json_option(parser)
 
 

@@ -8,6 +8,8 @@ provide is the C library.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from bnncc.codegen import memory
 from bnncc.codegen.c_text import ALIGNMENT
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
+from bnncc.schedules import intrin_wasm
+from bnncc.schedules.intrin import Intrinsic
 
 _CPU = 1
 
@@ -30,7 +34,9 @@ FAILED = -1
 
 
 def build(
-    functions: dict[str, tirx.PrimFunc], target: tvm.target.Target
+    functions: dict[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    callers: Mapping[str, tirx.PrimFunc] | None = None,
 ) -> tuple[bytes, dict[str, int]]:
     """Compile kernels into one object file.
 
@@ -40,6 +46,9 @@ def build(
         Scheduled for one thread, of fixed shapes, by the name of their symbol.
     target : tvm.target.Target
         From `pipeline.tvm_target`.
+    callers : mapping of str to PrimFunc, optional
+        Functions that call the kernels, by the name of their symbol; they take and know nothing
+        but pointers, and are taken as they are.
 
     Returns
     -------
@@ -55,19 +64,50 @@ def build(
     TargetError
         If a kernel needs more of TVM's runtime.
     """
+    lowering = _without_scalable(target)
     named = {
-        name: f.with_attr("global_symbol", name).with_attr("target", target)
+        name: f.with_attr("global_symbol", name).with_attr("target", lowering)
         for name, f in functions.items()
     }
     options = {"tirx.disable_cse_tir": True}
-    with target, tvm.transform.PassContext(config=options):
+    with lowering, tvm.transform.PassContext(config=options):
         lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
         lowered, scratch = _with_scratch(lowered)
         lowered = tir.LowerIntrin()(lowered)
+        if f"+{intrin_wasm.FEATURE}" in target.attrs.get("mattr", ()):
+            lowered = _for_wasm(lowered)
+        for name, f in (callers or {}).items():
+            f = f.with_attr("global_symbol", name).with_attr("target", target)
+            lowered[name] = f.with_attr("calling_conv", 1)
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
     with scratch_folder("bare") as folder:
         made.write_to_file(str(Path(folder) / "kernels.o"))
         return (Path(folder) / "kernels.o").read_bytes(), scratch
+
+
+def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
+    """Hide RISC-V's vectors from TVM's passes, which take them to be of unknown length."""
+    attrs = {key: target.attrs[key] for key in target.attrs}
+    kept = [feature for feature in attrs.get("mattr", ()) if feature != "+v"]
+    return tvm.target.Target({"kind": target.kind.name, **attrs, "mattr": kept})
+
+
+def loaded_bytes(library: bytes) -> int:
+    """Return how many bytes of an object file (ELF) take memory of the device."""
+    wide = library[4] == 2
+    start, size, count = (
+        (struct.unpack_from("<Q", library, 40)[0], *struct.unpack_from("<2H", library, 58))
+        if wide
+        else (struct.unpack_from("<I", library, 32)[0], *struct.unpack_from("<2H", library, 46))
+    )
+    total = 0
+    for place in range(start, start + size * count, size):
+        head = struct.unpack_from("<2I4Q" if wide else "<6I", library, place)
+        total += head[5] if head[2] & _ALLOCATED else 0
+    return total
+
+
+_ALLOCATED = 2
 
 
 def _passes() -> list[tvm.transform.Pass]:
@@ -166,6 +206,42 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch
+
+
+def _for_wasm(module: tvm.IRModule) -> tvm.IRModule:
+    """Write what LLVM would do lane by lane in WebAssembly as `intrin_wasm` has it."""
+    sources: list[str] = []
+
+    def used(instruction: Intrinsic, operand: Any) -> Any:
+        sources.append(instruction.source)
+        return instruction(operand)
+
+    def convert(cast: Any) -> Any:
+        kind, _, lanes = str(cast.value.ty).partition("x")
+        if str(cast.ty) != intrin_wasm.FLOATS.result or kind not in _SMALL:
+            return cast
+        return used(intrin_wasm.FLOATS, tirx.Cast(f"int32x{lanes}", cast.value))
+
+    def masked(call: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != "tirx.reinterpret":
+            return call
+        kind, _, lanes = str(call.args[0].ty).partition("x")
+        mask = intrin_wasm.MASKS.get(int(lanes or 1)) if kind in ("uint1", "bool") else None
+        return call if mask is None else used(mask, call.args[0])
+
+    out = {}
+    for var, func in module.functions_items():
+        sources.clear()
+        body = tvm_ffi.structural_map(func.body, [(tirx.Cast, convert), (tvm.ir.Call, masked)])
+        if sources:
+            code = "".join(dict.fromkeys(sources))
+            body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", code, body)
+        out[var] = func.with_body(body)
+    return tvm.IRModule(out)
+
+
+_SMALL = "int32", "int16", "int8", "uint16", "uint8"
+"""Integers that int32 holds."""
 
 
 def _from_scratch(place: tirx.Var, sizes: list[int], refused: list[str], call: Any) -> Any:

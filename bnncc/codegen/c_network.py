@@ -23,7 +23,7 @@ from bnncc import report
 from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
 from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Named, Order, Place, Sizes
 from bnncc.errors import TargetError
-from bnncc.files import write_atomic
+from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, sample
 from bnncc.targets.spec import TargetSpec
@@ -45,7 +45,12 @@ class CNetwork:
         return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
-        """Write all files as a tar file, whole or not at all, and return its size in bytes."""
+        """Write all files, whole or not at all, and return their size in bytes.
+
+        They become a tar file, or a folder if `path` has no suffix (`names_folder`).
+        """
+        if names_folder(Path(path)):
+            return write_folder(Path(path), self.files)
         return write_atomic(path, [archive(self.files)])
 
 
@@ -70,10 +75,32 @@ class Bare:
         """All constants, as `order` has them."""
         return weight_bytes(self.order)
 
+    @property
+    def footprint(self) -> dict[str, Any]:
+        """What it takes of a device, in bytes, for the report."""
+        kernels, weights = bare.loaded_bytes(self.library), self.sizes.weights
+        inputs, outputs = (
+            sum(c_text.nbytes(tensor) for _, tensor in tensors)
+            for tensors in (self.given, self.made)
+        )
+        tensors, scratch = self.sizes.tensors, self.sizes.arena - self.sizes.tensors
+        largest = max(self.scratch, key=lambda kernel: self.scratch[kernel], default="")
+        return {
+            "flash_bytes": kernels + weights,
+            "kernels_bytes": kernels,
+            "weights_bytes": weights,
+            "ram_bytes": tensors + scratch + inputs + outputs,
+            "tensors_bytes": tensors,
+            "scratch_bytes": scratch,
+            "scratch_kernel": largest if self.scratch.get(largest) else "",
+            "inputs_bytes": inputs,
+            "outputs_bytes": outputs,
+        }
+
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
     ) -> tuple[dict[str, np.ndarray], Mapping[str, float]]:
-        """Return what is stored of a check in `limit` bytes, by names of files, and `coarse`."""
+        """Return what is stored of a check in `limit` bytes, by file, and its `coarse`."""
         stored, check = selfcheck(limit // 2)
         pairs = {identity: stored[info.name] for identity, info in self.given}
         for number, (identity, info) in enumerate(self.made):
@@ -95,6 +122,7 @@ def build(
     name: str,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
+    caller: Callable[[str, Order, Named, Named], tirx.PrimFunc] | None = None,
 ) -> Bare:
     """Build a scheduled network.
 
@@ -106,6 +134,9 @@ def build(
         Of the network: what its symbols begin with.
     inputs, outputs : sequence of TensorInfo
         Of ``main``, in order.
+    caller : callable, optional
+        Returns the function that runs the network, as part of the object file, from the prefix of
+        symbols, the order of calls, inputs and outputs.
 
     Raises
     ------
@@ -124,7 +155,10 @@ def build(
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
     build_kernels = c_kernels.build if target.kind == "c" else bare.build
-    library, scratch = build_kernels(functions, pipeline.tvm_target(target))
+    callers = {f"{prefix}_run": caller(prefix, order, *ios)} if caller else {}
+    library, scratch = build_kernels(
+        functions, pipeline.tvm_target(target), **({"callers": callers} if callers else {})
+    )
     sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
     own = {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
     return Bare(prefix, order, sizes, *ios, library, own)
@@ -132,7 +166,7 @@ def build(
 
 def make(
     module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
-) -> tuple[dict[str, bytes], dict[str, int], int]:
+) -> tuple[dict[str, bytes], Bare, int]:
     """Make the files of a network of C.
 
     Parameters
@@ -148,8 +182,8 @@ def make(
     -------
     files : dict of str to bytes
         By name, the same bytes for the same content.
-    scratch : dict of str to int
-        Bytes of scratch memory by kernel.
+    made : Bare
+        What they are made of.
     code : int
         Bytes of code.
     """
@@ -160,7 +194,8 @@ def make(
     prefix, sizes, tensors = made.prefix, made.sizes, (made.given, made.made)
     text = {
         "network.h": c_text.header(prefix, name, target.name, made.order, sizes, *tensors),
-        "network.c": c_text.source(prefix, made.order, sizes, *tensors),
+        "network.c": c_text.source(prefix, made.order, sizes, *tensors)
+        + c_text.soft_floats(made.library, target.arch),
         "check.c": c_text.program(prefix, *tensors, kept, coarse),
         "README.md": c_text.readme(prefix, name, target, sizes, *tensors),
     }
@@ -170,7 +205,7 @@ def make(
         "weights.bin": made.weights,
         **check_files(pairs),
     }
-    return files, made.scratch, len(made.library)
+    return files, made, len(made.library)
 
 
 def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:

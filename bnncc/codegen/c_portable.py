@@ -36,7 +36,7 @@ CHECKED_BYTES = 16 << 10
 
 def make(
     module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
-) -> tuple[dict[str, bytes], dict[str, int], int]:
+) -> tuple[dict[str, bytes], Bare, int]:
     """Make the files of a network; as `c_network.make`."""
     made = c_network.build(module, target, name=name, **ios)
     pairs, coarse = made.pairs(selfcheck, CHECKED_BYTES)
@@ -50,7 +50,7 @@ def make(
         "CMakeLists.txt": _CMAKE.replace("network", prefix),
         "README.md": _readme(made, harmless(name)),
     }
-    return {file: text.encode() for file, text in files.items()}, made.scratch, len(kernels)
+    return {file: text.encode() for file, text in files.items()}, made, len(kernels)
 
 
 _LICENCE = """\

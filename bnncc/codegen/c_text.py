@@ -274,7 +274,7 @@ def program(
         lines.append(read(kind, name, name, _elements(tensor), kept[name]))
     for name, tensor in made:
         kind, count = C_TYPES[tensor.dtype], kept[name]
-        lines.append(f"  {kind} *{name} = memory({_nbytes(tensor)});")
+        lines.append(f"  {kind} *{name} = memory({nbytes(tensor)});")
         lines.append(read(kind, f"{name}_right", name, count, count))
         if name + PLACES in kept:
             lines.append(read("uint32_t", f"{name}_at", name + PLACES, count, count))
@@ -312,15 +312,44 @@ def _elements(tensor: TensorInfo) -> int:
     return math.prod(int(d) for d in tensor.shape)
 
 
-def _nbytes(tensor: TensorInfo) -> int:
+def nbytes(tensor: TensorInfo) -> int:
+    """Return the bytes of an input or output."""
     return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 
 COMPILERS = {
     "armv7l": ("arm-linux-gnueabihf-gcc", "qemu-arm"),
     "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64"),
+    "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64 -cpu rv64,v=true,vext_spec=v1.0"),
 }
 """A C compiler for other machines, and what runs its programs, by architecture."""
+
+_SOFT_FLOATS = {
+    **{
+        f"__{name}sf3": f"float __{name}sf3(float a, float b) {{ return a {op} b; }}"
+        for name, op in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items()
+    },
+    "__unordsf2": "int __unordsf2(float a, float b) { return a != a || b != b; }",
+    "__floatsisf": "float __floatsisf(int32_t a) { return (float)a; }",
+    "__floatunsisf": "float __floatunsisf(uint32_t a) { return (float)a; }",
+    "__fixsfsi": "int32_t __fixsfsi(float a) { return (int32_t)a; }",
+}  # fmt: skip
+
+
+def soft_floats(library: bytes, arch: str) -> str:
+    """Return functions of floats that LLVM calls by names that Arm's libraries have not.
+
+    Parameters
+    ----------
+    library : bytes
+        The object file.
+    arch : str
+        Of a `TargetSpec`; others than ``thumbv6m`` need none.
+    """
+    if arch != "thumbv6m":
+        return ""
+    texts = [text for name, text in _SOFT_FLOATS.items() if b"\0%s\0" % name.encode() in library]
+    return "\n".join(["", "/* Called by the kernels. */", *texts, ""]) if texts else ""
 
 
 def readme(

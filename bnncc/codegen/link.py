@@ -12,10 +12,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,59 @@ def link(
             hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
         )
     raise TargetError(f"linking for {machine} failed: {'; '.join(failures)}")
+
+
+_STACK_BYTES = 64 << 10
+
+_UNDEFINED = re.compile(r"undefined symbol: (\S+)")
+
+
+def link_wasm(code: bytes, *, exports: Sequence[str], imports: Collection[str] = ()) -> bytes:
+    """Link an object file into a WebAssembly module with a memory of its own.
+
+    Parameters
+    ----------
+    code : bytes
+        The object file.
+    exports : sequence of str
+        Symbols that the module shows, beside ``memory`` and ``__heap_base``.
+    imports : collection of str
+        Functions that it may take from its host, of the module ``env``.
+
+    Raises
+    ------
+    TargetError
+        If it needs other functions, or there is no linker.
+    """
+    options = ["--no-entry", "--strip-all", "--stack-first", "-z", f"stack-size={_STACK_BYTES}"]
+    options += [f"--export={name}" for name in (*exports, "__heap_base")]
+    with scratch_folder("link") as folder:
+        place = Path(folder)
+        (place / "kernels.o").write_bytes(code)
+        (place / "imports.txt").write_text("\n".join(imports))
+        files = ["--allow-undefined-file=imports.txt", "-o", "network.wasm", "kernels.o"]
+        commands = [[*linker, *options, *files] for linker in _wasm_linkers()]
+        failures = first_success(commands, "\n".join, folder=place)
+        if failures is None:
+            return (place / "network.wasm").read_bytes()
+    if not failures:
+        raise TargetError(
+            "no linker for WebAssembly found: tried wasm-ld and the ziglang wheel",
+            hint="`apt-get install lld`, or `pip install ziglang`",
+        )
+    if missing := sorted({name for text in failures for name in _UNDEFINED.findall(text)}):
+        raise TargetError(
+            f"the network calls {', '.join(f'`{n}`' for n in missing)}, which WebAssembly has not",
+            hint="`--format c` leaves that to a C library",
+        )
+    raise TargetError(f"linking WebAssembly failed: {'; '.join(failures)}")
+
+
+def _wasm_linkers() -> Iterator[list[str]]:
+    if found := shutil.which("wasm-ld"):
+        yield [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        yield [sys.executable, "-m", "ziglang", "wasm-ld"]
 
 
 def _tried(machine: str) -> str:
@@ -171,3 +225,8 @@ def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
 def available(triple: str) -> bool:
     """Whether there is a linker for the machine of a target triple."""
     return next(_linkers(triple, ()), None) is not None
+
+
+def has_wasm_linker() -> bool:
+    """Whether there is a linker for WebAssembly."""
+    return next(_wasm_linkers(), None) is not None

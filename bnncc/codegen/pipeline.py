@@ -293,6 +293,10 @@ def tvm_target(target: TargetSpec) -> tvm.target.Target:
         config["mattr"] = list(target.mattr)
     if target.triple:
         config["mtriple"] = target.triple
+    if target.arch == "wasm32" or target.arch.startswith("thumb"):  # TVM warns of an unknown width
+        config["vector-width"] = 128
+    if target.abi:
+        config["mabi"] = target.abi
     if target.float_abi:
         config["mfloat-abi"] = target.float_abi
     if target.kind == "llvm":

@@ -55,12 +55,14 @@ def runs_here(target: TargetSpec) -> bool:
 
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what a user should know of `output`, if it was not run here; else nothing."""
+    if form == "wasm":
+        return f"{output}: `node check.mjs` there runs it on an input; nothing was run here"
     if form == "c" and target.kind == "c":
         return f"{output} holds portable C99: its README.md says how to build and check it"
     if form == "c":
         why = "" if target.has_runtime else f"TVM has no runtime for {target.name} on PyPI: "
         return (
-            f"{why}unpack {output} for the kernels (kernels.o, network.h), a C file that calls "
+            f"{why}{output} holds the kernels (kernels.o, network.h), a C file that calls "
             "them in order, and README.md; nothing was run"
         )
     if target.gpus and not runs_here(target):

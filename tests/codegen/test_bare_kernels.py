@@ -1,33 +1,54 @@
-"""Kernels with C's calling convention for 32-bit Arm, in an emulated processor, by the oracle."""
+"""Kernels with C's calling convention, in an emulated processor and in Node, by the oracle."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
 from bnncc.codegen import bare
+from bnncc.codegen.c_text import COMPILERS
 from bnncc.codegen.link import link
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
+from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
-from tests import binary_cases
-from tests.kernel_harness import EMULATED, clear_tails, same, small_integers
+from tests import binary_cases, node
+from tests.kernel_harness import EMULATED, IN_NODE, clear_tails, same, small_integers
 from tests.schedules import test_bits_kernels, test_float_kernels
 
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
-ARMV7 = catalog.CATALOG["armv7"]
-pytestmark = list(EMULATED[-1].marks)
+
+
+HERE = Path(__file__).resolve().parent
+COMPILER, EMULATOR = COMPILERS["riscv64"]
+RISCV = pytest.param(
+    "riscv64gcv",
+    marks=pytest.mark.skipif(
+        not (shutil.which(COMPILER) and shutil.which(EMULATOR.split()[0])),
+        reason=f"needs {COMPILER} and qemu-riscv64 (packages gcc-riscv64-linux-gnu, "
+        "libc6-dev-riscv64-cross, qemu-user)",
+    ),
+)
+
+
+@pytest.fixture(params=[EMULATED[-1], RISCV, *IN_NODE])
+def target(request: pytest.FixtureRequest) -> TargetSpec:
+    return catalog.CATALOG[request.param]
+
 
 generated = settings(
     max_examples=EXAMPLES,
@@ -44,68 +65,95 @@ def fixed(spec: Any) -> Any:
     return spec if isinstance(spec.n, int) else dataclasses.replace(spec, n=2)
 
 
-def run(spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def run(spec: Spec, inputs: list[np.ndarray], target: TargetSpec) -> list[np.ndarray]:
     """Compile, link and call a kernel; its outputs start as garbage."""
-    from bnncc.codegen.emulator import Library
-
-    functions = {"kernel": schedules.schedule(define(spec), ARMV7, 1)}
-    content, scratch = bare.build(functions, tvm_target(ARMV7))
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "kernels.o").write_bytes(content)
-        link(Path(folder), ["kernels.o"], "kernels.so", triple=ARMV7.triple)
-        library = Library(Path(folder, "kernels.so").read_bytes())
+    functions = {"kernel": schedules.schedule(define(spec), target, 1)}
     outputs = [
         np.full([int(d) for d in shape], 0x5A5A5A5A, "uint32").view(dtype)
         for shape, dtype in output_types(spec)
     ]
+    arrays = [*map(np.ascontiguousarray, inputs), *outputs]
+    if target.arch == "wasm32":
+        with node.Module(functions, target) as module:
+            module.call("kernel", arrays)
+        return outputs
+    from bnncc.codegen.emulator import Library
+
+    content, scratch = bare.build(functions, tvm_target(target))
+    if target.arch == "riscv64":
+        _as_program(content, [*arrays, np.zeros(max(64, scratch["kernel"]), np.uint8)])
+        return outputs
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.o").write_bytes(content)
+        link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)
+        library = Library(Path(folder, "kernels.so").read_bytes())
     room = np.zeros(max(64, scratch["kernel"]), np.uint8)
-    library.call_bare("kernel", [*map(np.ascontiguousarray, inputs), *outputs, room])
+    library.call_bare("kernel", [*arrays, room])
     return outputs
 
 
-def check_binary(spec: BinaryConv2d) -> None:
-    spec = schedules.with_weight_order(fixed(spec), ARMV7)
+def _as_program(content: bytes, arrays: list[np.ndarray]) -> None:
+    """Call a kernel in a program of its own, in an emulator."""
+    sizes = np.array([len(arrays), *(array.nbytes for array in arrays)], np.uint32)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.o").write_bytes(content)
+        place = Path(folder, "tensors.bin")
+        place.write_bytes(b"".join(a.tobytes() for a in (sizes, *arrays)))
+        sources = (str(HERE / "bare_main.c"), "kernels.o", "-lm", "-o", "run")
+        subprocess.run([COMPILER, "-static", *sources], cwd=folder, check=True, timeout=300)
+        command = [*EMULATOR.split(), "./run", "tensors.bin"]
+        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        made = place.read_bytes()[sizes.nbytes :]
+    for array in arrays:
+        array[...] = np.frombuffer(made, array.dtype, array.size).reshape(array.shape)
+        made = made[array.nbytes :]
+
+
+def check_binary(spec: BinaryConv2d, target: TargetSpec) -> None:
+    spec = schedules.with_weight_order(fixed(spec), target)
     inputs = binary_cases.make_inputs(spec, np.random.default_rng(0))
-    same(run(spec, inputs), reference.binary_conv2d(spec, inputs))
+    same(run(spec, inputs, target), reference.binary_conv2d(spec, inputs))
 
 
 @generated
 @given(large=st.booleans(), ragged=st.booleans(), data=st.data())
-def test_binary_convolution(large: bool, ragged: bool, data: st.DataObject) -> None:
-    check_binary(data.draw(binary_cases.specs(large, ragged)))
+def test_binary_convolution(
+    target: TargetSpec, large: bool, ragged: bool, data: st.DataObject
+) -> None:
+    check_binary(data.draw(binary_cases.specs(large, ragged)), target)
 
 
 @generated
 @given(large=st.booleans(), ragged=st.booleans(), data=st.data())
-def test_binary_dense(large: bool, ragged: bool, data: st.DataObject) -> None:
+def test_binary_dense(target: TargetSpec, large: bool, ragged: bool, data: st.DataObject) -> None:
     spec = data.draw(binary_cases.dense(large, ragged))
-    check_binary(dataclasses.replace(spec, steps=data.draw(binary_cases.epilogues())))
+    check_binary(dataclasses.replace(spec, steps=data.draw(binary_cases.epilogues())), target)
 
 
 @generated
 @given(spec=test_bits_kernels.pools(), seed=st.integers(0, 99))
-def test_bitwise_pool(spec: BitwiseMaxPool, seed: int) -> None:
+def test_bitwise_pool(target: TargetSpec, spec: BitwiseMaxPool, seed: int) -> None:
     spec = fixed(spec)
     arrays = small_integers(spec, np.random.default_rng(seed))
     inputs = [clear_tails(x, spec.channels) for x in arrays]
-    same(run(spec, inputs), reference.bitwise_maxpool(spec, inputs))
+    same(run(spec, inputs, target), reference.bitwise_maxpool(spec, inputs))
 
 
 @generated
 @given(spec=test_float_kernels.elementwises(), zero=st.booleans(), seed=st.integers(0, 99))
-def test_bitpack(spec: Elementwise, zero: bool, seed: int) -> None:
+def test_bitpack(target: TargetSpec, spec: Elementwise, zero: bool, seed: int) -> None:
     spec = dataclasses.replace(
         fixed(spec), from_bits=False, ternary=False, mode="xor", steps=(Step("bits", zero=zero),)
     )
     inputs = small_integers(spec, np.random.default_rng(seed))
-    same(run(spec, inputs), reference.elementwise(spec, inputs))
+    same(run(spec, inputs, target), reference.elementwise(spec, inputs))
 
 
 @generated
 @given(spec=test_float_kernels.convs(), seed=st.integers(0, 99))
-def test_float_convolution(spec: Conv2d, seed: int) -> None:
+def test_float_convolution(target: TargetSpec, spec: Conv2d, seed: int) -> None:
     spec = fixed(spec)
     inputs = small_integers(spec, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
         wanted = reference.conv2d(spec, inputs)
-    same(run(spec, inputs), wanted)
+    same(run(spec, inputs, target), wanted)

@@ -13,7 +13,7 @@ import tvm
 from bnncc.schedules.intrin import PAIRS, TENSOR_PAIRS, Intrinsic, lanes, stored
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
-from tests.kernel_harness import EMULATED, HERE, build
+from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = 20
@@ -53,7 +53,7 @@ def has(target: TargetSpec, intrinsic: Intrinsic) -> bool:
     return not intrinsic.feature or intrinsic.feature in target.features
 
 
-@pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED])
+@pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED, *IN_NODE])
 def test_instructions_compute_what_is_said_of_them(name: str) -> None:
     target = catalog.resolve(name)
     tried = [intrinsic for intrinsic in PAIRS.values() if has(target, intrinsic)]
@@ -77,7 +77,7 @@ def test_instructions_compute_what_is_said_of_them(name: str) -> None:
             np.testing.assert_array_equal(*results, err_msg=f"{intrinsic.name} of {arrays}")
 
 
-@pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED])
+@pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED, *IN_NODE])
 def test_tensorized_instructions_do_what_the_loop_does(name: str) -> None:
     target = catalog.resolve(name)
     tried = [p for p in TENSOR_PAIRS.values() if not p.feature or p.feature in target.features]

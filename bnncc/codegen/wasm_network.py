@@ -1,0 +1,95 @@
+"""A network as WebAssembly: one file of code and weights, and a module of JavaScript beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from bnncc.codegen import c_network, wasm_text
+from bnncc.codegen.c_text import ALIGNMENT, Named, Order, Place
+from bnncc.codegen.link import link_wasm
+from bnncc.runtime.selfcheck import LEAST_BYTES
+from bnncc.targets.spec import TargetSpec
+
+
+def make(
+    module: tvm.IRModule,
+    target: TargetSpec,
+    *,
+    name: str,
+    selfcheck: c_network.SelfCheckMaker,
+    **ios: Any,
+) -> tuple[dict[str, bytes], c_network.Bare, int]:
+    """Make the files of a network of WebAssembly; parameters and result as of `c_network.make`.
+
+    Raises
+    ------
+    TargetError
+        If it calls what no browser has, or needs TVM's runtime.
+    """
+    made = c_network.build(module, target, name=name, caller=_caller, **ios)
+    prefix, tensors = made.prefix, (made.given, made.made)
+    wasm = link_wasm(made.library, exports=[f"{prefix}_run"], imports=wasm_text.FUNCTIONS)
+    pairs, coarse = made.pairs(selfcheck, LEAST_BYTES)
+    kept = {identity: value.size for identity, value in pairs.items()}
+    text = {
+        f"{prefix}.mjs": wasm_text.module(prefix, name, target.name, made.sizes, *tensors, wasm),
+        f"{prefix}.d.mts": wasm_text.declarations(prefix, *tensors),
+        "check.mjs": wasm_text.program(prefix, *tensors, kept, coarse),
+        "README.md": wasm_text.readme(prefix, name, target, made.sizes, wasm),
+    }
+    files = {
+        f"{prefix}.wasm": wasm,
+        **{file: content.encode() for file, content in text.items()},
+        **c_network.check_files(pairs),
+    }
+    return files, made, len(wasm) - made.sizes.weights
+
+
+_CONSTANTS = "bnncc_constants"
+
+
+def _caller(prefix: str, order: Order, given: Named, made: Named) -> tirx.PrimFunc:
+    """Return ``run(arena, inputs..., outputs...)``, which brings the weights with it."""
+    names = "base", *(name for name, _ in (*given, *made))
+    parameters = {name: tirx.Var(name, "handle") for name in names}
+
+    def pointer(place: Place) -> tirx.PrimExpr:
+        if place.root in parameters and place.root != "base":
+            return parameters[place.root]
+        constants = tirx.call_extern("handle", _CONSTANTS)
+        root = parameters["base"] if place.root == "base" else constants
+        return tirx.handle_add_byte_offset(root, place.offset)
+
+    body: list[tirx.Stmt] = []
+    for kernel, args in order.calls:
+        pointers = [pointer(place) for place in (*args, Place("base", "uint8", order.arena))]
+        failed = tirx.call_extern("int32", f"{prefix}_{kernel}", *pointers)
+        left = tirx.Evaluate(tirx.tvm_throw_last_error())  # becomes `return -1`
+        body.append(tirx.IfThenElse(failed != 0, left, None))
+    for to, source, size in order.copies:
+        copied = tirx.call_extern("handle", "memcpy", pointer(to), pointer(source), size)
+        body.append(tirx.Evaluate(copied))
+    zero = tirx.const(0, "int32")
+    text = _weights(c_network.weight_bytes(order))
+    body.append(tirx.Return(zero))
+    whole = tirx.AttrStmt(zero, "pragma_import_llvm", text, tirx.SeqStmt(body))
+    return tirx.PrimFunc([*parameters.values()], whole, tvm.ir.PrimType("int32"))
+
+
+def _weights(data: bytes) -> str:
+    """Return LLVM code for bytes, and for a function that says where they are."""
+    data = data or bytes(1)
+    return f"""
+@constants = internal constant [{len(data)} x i8] c"{"".join(map(_QUOTED.__getitem__, data))}", \
+align {ALIGNMENT}
+define ptr @{_CONSTANTS}() {{
+  ret ptr @constants
+}}
+"""
+
+
+_QUOTED = [chr(i) if 32 <= i < 127 and i not in b'"\\' else f"\\{i:02X}" for i in range(256)]
+"""Bytes, as LLVM's language has them in texts."""

@@ -1,0 +1,64 @@
+"""What a network of C takes of a device: the table, and what is more than the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bnncc.report.text import table
+
+
+def footprint(report: Mapping[str, Any]) -> list[str]:
+    """Return the lines that say what a network of C takes of a device; none of other networks."""
+    device = report.get("device")
+    if not device:
+        return []
+    rows = [("", "bytes", "")]
+    for kind, parts in _PARTS.items():
+        rows.append((kind, f"{device[f'{kind}_bytes']:,}", ""))
+        rows += [(f"  {part}", f"{device[f'{part}_bytes']:,}", note) for part, note in parts]
+    peak, scratch = report["memory"]["high_water_kernel"], device["scratch_kernel"]
+    layers = {kernel["name"]: ", ".join(kernel["layers"]) for kernel in report["kernels"]}
+
+    def named(kernel: str) -> str:
+        of = layers.get(kernel, "")
+        return f"{kernel} ({of})" if of else kernel
+
+    where = [f"peak     most tensors are in use in {named(peak) or 'no kernel'}"]
+    if scratch:
+        where.append(f"         most scratch memory in {named(scratch)}")
+    return [*table(rows, right=[1]), *where]
+
+
+_PARTS = {
+    "flash": (("kernels", "code and its tables"), ("weights", "weights.bin")),
+    "ram": (
+        ("tensors", "between kernels, in the arena"),
+        ("scratch", "of one kernel, in the arena"),
+        ("inputs", "the caller's"),
+        ("outputs", "the caller's"),
+    ),
+}
+
+
+def beyond(report: Mapping[str, Any], **limits: int | None) -> list[str]:
+    """Return in what a network of C takes more of a device than it has.
+
+    Parameters
+    ----------
+    report : mapping
+        Of a network of C.
+    **limits : int or None
+        Bytes of ``flash`` and of ``ram``.
+
+    Returns
+    -------
+    list of str
+        Empty if it fits.
+    """
+    device = report["device"]
+    return [
+        f"{device[f'{kind}_bytes']:,} bytes of {kind} are needed, and --{kind} is {limit:,}"
+        for kind, limit in limits.items()
+        if limit is not None and device[f"{kind}_bytes"] > limit
+    ]

@@ -1,0 +1,191 @@
+"""Objects for microcontrollers and RISC-V, run in emulators of such machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bnncc.cli import main as cli
+from bnncc.codegen import bare, c_network
+from bnncc.driver import compile_c
+from bnncc.options import CompileOptions
+from tests.codegen.test_wasm import digits, written
+from tests.devices import DIGITS
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Board:
+    """A machine of `qemu-system-arm`."""
+
+    name: str
+    flash: int
+    ram: int
+    ram_bytes: int
+    options: tuple[str, ...]
+    """Of the C compiler."""
+
+
+_HARD = ("-mthumb", "-mfloat-abi=hard")
+BOARDS = {
+    "cortex-m0plus": Board(
+        "microbit", 0, 0x20000000, 16 << 10, ("-mthumb", "-mcpu=cortex-m0plus", "-mfloat-abi=soft")
+    ),
+    "cortex-m4": Board("mps2-an386", 0, 0x20000000, 1 << 20, ("-mcpu=cortex-m4", *_HARD)),
+    "cortex-m7": Board("mps2-an500", 0, 0x20000000, 1 << 20, ("-mcpu=cortex-m7", *_HARD)),
+    "cortex-m33": Board(
+        "mps2-an505", 0x10000000, 0x38000000, 1 << 20, ("-mcpu=cortex-m33", *_HARD)
+    ),
+    "cortex-m55": Board("mps3-an547", 0, 0x20000000, 256 << 10, ("-mcpu=cortex-m55", *_HARD)),
+}
+
+_SCRIPT = """\
+SECTIONS {{
+  . = {flash};
+  .text : {{ KEEP(*(.vectors)) *(.text* .rodata*) . = ALIGN(8); data_load = .; }}
+  .ARM.exidx : {{ *(.ARM.exidx*) }}
+  . = {ram};
+  .data : AT(data_load) {{ data_start = .; *(.data*) . = ALIGN(8); data_end = .; }}
+  .bss (NOLOAD) : {{ *(.bss* COMMON) . = ALIGN(8); stack_low = .; }}
+  stack_top = {ram} + {size};
+}}
+"""
+
+_TABLES = """\
+.section .rodata
+.balign 64
+.global weights, images
+weights: .incbin "weights.bin"
+.balign 64
+images: .incbin "images.bin"
+"""
+
+
+@pytest.fixture(scope="module")
+def right() -> np.ndarray:
+    return digits()[1]
+
+
+def network(target: str) -> c_network.CNetwork:
+    return compile_c(DIGITS / "digits.onnx", CompileOptions(target=target))
+
+
+def tools(*names: str) -> None:
+    if missing := [name for name in names if not shutil.which(name)]:
+        pytest.skip(f"needs {' and '.join(missing)}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("cortex-m4", "cortex-m55") else pytest.param(name, marks=pytest.mark.slow)
+        for name in BOARDS
+    ],
+)
+def test_all_digits_on_a_board(name: str, right: np.ndarray, tmp_path: Path) -> None:
+    tools("arm-none-eabi-gcc", "qemu-system-arm")
+    board = BOARDS[name]
+    folder = written(network(name).files, tmp_path)
+    (folder / "images.bin").write_bytes(digits()[0].tobytes())
+    (folder / "tables.s").write_text(_TABLES)
+    script = _SCRIPT.format(flash=board.flash, ram=board.ram, size=board.ram_bytes)
+    (folder / "link.ld").write_text(script)
+    compiler = ["arm-none-eabi-gcc", *board.options, "-I."]
+    strict = ("-Os", "-Wall", "-Wextra", "-Werror", "-std=c99", "-c")
+    subprocess.run([*compiler, *strict, "network.c"], cwd=folder, check=True, timeout=300)
+    sources = (str(HERE / "cortex_m.c"), "tables.s", "network.o", "kernels.o")
+    linked = (
+        "-Os",
+        "-nostartfiles",
+        "-Wl,--no-warn-rwx-segments",
+        "-T",
+        "link.ld",
+        "-lm",
+        "-o",
+        "run.elf",
+    )
+    subprocess.run([*compiler, *sources, *linked], cwd=folder, check=True, timeout=300)
+    machine = ("-M", board.name, "-semihosting-config", "enable=on,target=native", "-nographic")
+    done = subprocess.run(
+        ["qemu-system-arm", *machine, "-monitor", "none", "-serial", "none", "-kernel", "run.elf"],
+        cwd=folder, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    words = (done.stdout + done.stderr).split()
+    assert len(words) == 1 + right.size, (done.stdout + done.stderr)[-300:]
+    made = np.array([int(word, 16) for word in words], np.uint32)
+    logits = made[1:].view(np.float32).reshape(right.shape)
+    np.testing.assert_allclose(logits, right, rtol=1e-4, atol=1e-4)
+    assert (logits.argmax(1) == right.argmax(1)).all()
+    assert 0 < made[0] < 1024  # bytes of stack
+
+
+def test_code_for_a_microcontroller_is_small() -> None:
+    made = network("cortex-m4")
+    assert bare.loaded_bytes(made.files["kernels.o"]) < 21_000
+    header = made.files["network.h"].decode()
+    assert f"DIGITS_WEIGHTS_BYTES {len(made.files['weights.bin'])} " in header
+
+
+@pytest.mark.parametrize("name", ["riscv32imc", "cortex-m0plus", "cortex-m33"])
+def test_objects_need_a_c_library_alone(name: str, tmp_path: Path) -> None:
+    tools("llvm-nm")
+    (tmp_path / "kernels.o").write_bytes(network(name).files["kernels.o"])
+    done = subprocess.run(
+        ["llvm-nm", "--undefined-only", "--just-symbol-name", tmp_path / "kernels.o"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    names = set(done.stdout.split())
+    soft = {"__addsf3", "__mulsf3", "__floatsisf", "__gesf2", "__gtsf2", "__ltsf2", "__unordsf2"}
+    assert names <= {"memcpy", "memset", *soft}
+    assert not names & soft if name == "cortex-m33" else names & soft
+
+
+def test_a_report_says_what_a_device_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", str(DIGITS / "digits.onnx"), "--target", "cortex-m4", "--json"]
+    assert cli.main(asked) == 0
+    device = json.loads(capsys.readouterr().out)["device"]
+    made = network("cortex-m4")
+    header = made.files["network.h"].decode()
+    (arena,) = map(int, re.findall(r"ARENA_BYTES (\d+)", header))
+    assert device["weights_bytes"] == len(made.files["weights.bin"])
+    assert device["flash_bytes"] == device["kernels_bytes"] + device["weights_bytes"]
+    assert device["ram_bytes"] == arena + 64 * 4 + 10 * 4
+    if shutil.which("llvm-size"):
+        done = subprocess.run(
+            ["llvm-size", "-"], input=made.files["kernels.o"], capture_output=True
+        )
+        assert int(done.stdout.split()[9]) == device["kernels_bytes"]  # decimal total
+
+
+def test_a_network_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "digits"
+    asked = ["compile", str(DIGITS / "digits.onnx"), "--target", "cortex-m4", "-o", str(output)]
+    assert cli.main([*asked, "--flash", "20k", "--ram", "1M"]) == 1
+    said = capsys.readouterr().err
+    assert "bytes of flash are needed, and --flash is 20,480" in said
+    assert "weights" in said
+    assert "--ram is" not in said
+    assert not output.exists()
+    assert cli.main([*asked, "--ram", "8k"]) == 1
+    said = capsys.readouterr().err
+    assert "bytes of ram are needed, and --ram is 8,192" in said
+    assert "most tensors are in use in" in said
+    assert cli.main([*asked, "--flash", "64k", "--ram", "16k"]) == 0
+    assert output.is_dir()
+    for wrong in ("12q", "", "-1"):
+        assert cli.main([*asked, f"--ram={wrong}"]) == 2
+    asked = ["compile", str(DIGITS / "digits.onnx"), "--ram", "8k", "-o", str(tmp_path / "x")]
+    assert cli.main(asked) == 2
+    assert "are for objects called from C" in capsys.readouterr().err
