@@ -122,7 +122,7 @@ def _source(made: Bare) -> str:
     missing = " || ".join(f"!{name}" for name in ("arena", *pointers))
     lines += [
         f"int {prefix}_run(void *arena, {own}) {{",
-        "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;",
+        "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
         f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
     ]  # fmt: skip
     for kernel, args in order.calls:
