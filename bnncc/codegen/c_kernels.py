@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
-from bnncc.codegen.c_text import C_TYPES
+from bnncc.codegen.c_text import C_TYPES, RESERVED, identifier
 from bnncc.errors import TargetError
 
 ALIGNMENT = 8
@@ -243,7 +243,7 @@ class _Function:
     def __init__(self, name: str, func: tirx.PrimFunc) -> None:
         self.name, self.scratch, self.helpers = name, 0, set[str]()
         self._names: dict[Any, str] = {}
-        self._taken = {"scratch"}
+        self._taken = {"scratch", *RESERVED, *_FUNCTIONS, *_HELPERS}
         self._kinds: dict[str, str] = {}  # of pointers and arrays, by name
         self._scalars: set[str] = set()
         self._offset = 0
@@ -265,9 +265,9 @@ class _Function:
 
     def _named(self, var: Any, wanted: str) -> str:
         if var not in self._names:
-            name, number = wanted, 1
+            name, number = identifier(wanted), 1
             while name in self._taken:
-                number, name = number + 1, f"{wanted}_{number + 1}"
+                number, name = number + 1, f"{identifier(wanted)}_{number + 1}"
             self._taken.add(name)
             self._names[var] = name
         return self._names[var]
@@ -344,12 +344,9 @@ class _Function:
     def _of_bufferstore(self, stmt: Any, depth: int) -> None:
         target = self._element(stmt.buffer, stmt.indices)
         dtype, value = str(stmt.buffer.dtype), stmt.value
+        whole = dtype not in (*_NARROW, *_HALVES)
         for one, symbol in ((tirx.Add, "+="), (tirx.BitwiseOr, "|=")):
-            if (
-                type(value) is one
-                and dtype not in _NARROW
-                and isinstance(value.a, tvm.ir.TensorLoad)
-            ):
+            if whole and type(value) is one and isinstance(value.a, tvm.ir.TensorLoad):
                 same = self._element(value.a.source, value.a.indices)
                 if same == target:
                     self._add(depth, f"{target} {symbol} {self._top(value.b)};")
@@ -361,7 +358,7 @@ class _Function:
     def _of_bind(self, stmt: Any, depth: int) -> None:
         if stmt.var in self._unused:
             return
-        name = self._named(stmt.var, _plain(stmt.var.name))
+        name = self._named(stmt.var, stmt.var.name)
         kind = C_TYPES[_dtype(stmt.value)]
         cast = "(uint8_t)" if _dtype(stmt.value) == "bool" else ""
         text = self._text(stmt.value, 99) if cast else self._top(stmt.value)
@@ -423,8 +420,10 @@ class _Function:
             return self._call(expr)
         if isinstance(expr, tirx.Let):
             raise TargetError(f"kernel `{self.name}`: no C for Let")
-        if isinstance(expr, tirx.Var):
+        if isinstance(expr, tirx.Var) and expr in self._names:
             return self._names[expr]
+        if isinstance(expr, tirx.Var) and expr.name.endswith("elem_offset"):
+            return "0"  # of a parameter
         raise TargetError(f"kernel `{self.name}`: no C for {type(expr).__name__}")
 
     def _binary(self, expr: Expr, symbol: str) -> str:
@@ -432,6 +431,8 @@ class _Function:
         if symbol == "%" and "float" in dtype:
             return f"{_function('fmod', dtype)}({self._top(expr.a)}, {self._top(expr.b)})"
         left, right = self._operand(expr.a, symbol, True), self._operand(expr.b, symbol, False)
+        if dtype.startswith("u") and (known := _known(symbol, expr)):
+            return known
         if symbol == "<<" and dtype.startswith("int"):  # undefined for negative numbers
             left = f"(u{C_TYPES[dtype]}){self._text(expr.a, 1)}"
             return f"({C_TYPES[dtype]})({left} << {right})"
@@ -517,6 +518,10 @@ class _Function:
         have = _dtype(args[0])
         if {have, dtype} <= {"int32", "uint32"}:
             return self._cast(args[0], dtype)
+        if {have, dtype} <= {"int16", "uint16", *_HALVES}:
+            return f"({C_TYPES[dtype]}){self._text(args[0], 1)}"
+        if not {have, dtype} <= {"int32", "uint32", "float32"}:
+            raise TargetError(f"kernel `{self.name}`: no C for bits of {have} as {dtype}")
         if dtype == "float32":
             self.helpers.add("float_of")
             return f"float_of({self._as('uint32', args[0])})"
@@ -550,8 +555,11 @@ def _dtype(expr: Expr) -> str:
     return str(expr.ty.dtype)
 
 
-def _plain(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() else "value"
+def _known(symbol: str, expr: Expr) -> str:
+    """Return what a comparison of unsigned numbers with 0 is, where that is known."""
+    if (symbol == "<=" and _is(expr.a, 0)) or (symbol == ">=" and _is(expr.b, 0)):
+        return "1"
+    return "0" * ((symbol == ">" and _is(expr.a, 0)) or (symbol == "<" and _is(expr.b, 0)))
 
 
 def _plain_if(stmt: Any) -> bool:

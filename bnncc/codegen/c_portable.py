@@ -122,7 +122,7 @@ def _source(made: Bare) -> str:
     missing = " || ".join(f"!{name}" for name in ("arena", *pointers))
     lines += [
         f"int {prefix}_run(void *arena, {own}) {{",
-        "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;",
+        "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
         f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
     ]  # fmt: skip
     for kernel, args in order.calls:
@@ -175,18 +175,18 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
     lines.append(f"static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];")
     for name, info in ios:
         size = max(1, math.prod(int(d) for d in info.shape))
-        lines.append(f"static {C_TYPES[info.dtype]} {name}[{size}];")
+        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{size}];")
     kinds = {info.dtype for _, info in made.made}
     lines += ["", *(text for kind, text in HALVES.items() if kind in kinds), "int main(void) {"]
     lines += ["  int failed = 0, wrong = 0;", "  memset(arena, 0x5A, sizeof arena);"]
     for name, _ in made.given:
-        count = f"sizeof {name} / sizeof *{name}"
+        count = f"sizeof tensor_{name} / sizeof *tensor_{name}"
         stored = f"stored_{name}"
         lines += [
             f"  for (size_t i = 0; i < {count}; ++i) {{",
-            f"    {name}[i] = {stored}[i % (sizeof {stored} / sizeof *{stored})];", "  }",
+            f"    tensor_{name}[i] = {stored}[i % (sizeof {stored} / sizeof *{stored})];", "  }",
         ]  # fmt: skip
-    passed = ", ".join(["arena", *(name for name, _ in ios)])
+    passed = ", ".join(["arena", *(f"tensor_{name}" for name, _ in ios)])
     lines += [
         f"  failed = {prefix}_run({passed});",
         f'  if (failed) printf("%s\\n", {prefix}_error(failed));', "  if (failed) return 2;",
@@ -195,7 +195,7 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
         size, at = pairs[name].size, "i"
         if name + PLACES in pairs:
             at = f"stored_{name}_at[i]"
-        test = wrong(info, f"{name}[{at}]", f"stored_{name}[i]", coarse)
+        test = wrong(info, f"tensor_{name}[{at}]", f"stored_{name}[i]", coarse)
         lines += [
             "  {", "    int count = 0;",
             f"    for (size_t i = 0; i < {size}; ++i) count += {test};",

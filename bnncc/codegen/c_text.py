@@ -99,22 +99,26 @@ def identifier(text: str) -> str:
 
 def unique(names: list[str], prefix: str, other: str, taken: Collection[str] = ()) -> list[str]:
     """Return `names`, or numbered ones if they clash with each other, ours, or C's."""
-    reserved = {*taken, "weights", "arena", *_RESERVED}
-    ours = any(n.lower().startswith(f"{prefix.lower()}_") or n.endswith("_right") for n in names)
+    reserved = {*taken, "weights", "arena", *RESERVED}
+    starts = f"{prefix.lower()}_", "weights_", "stored_"
+    ours = any(n.lower().startswith(starts) or n.endswith("_right") for n in names)
     if not ours and len(set(names)) == len(names) and not reserved.intersection(names):
         return names
     return [f"{other}_{i}" for i in range(len(names))]
 
 
-_RESERVED = (
+RESERVED = (
     "fabs", "printf", "size_t", *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
     "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
     "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register",
     "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef",
     "union", "unsigned", "void", "volatile", "while", "base", "constants", "content", "failed",
-    "main", "memory", "wrong", "i",
+    "main", "memory", "wrong", "i", "count", "code", "and", "bool", "catch", "class", "delete",
+    "explicit", "export", "false", "friend", "mutable", "namespace", "new", "not", "operator", "or",
+    "private", "protected", "public", "template", "this", "throw", "true", "try", "typename",
+    "using", "virtual", "xor",
 )  # fmt: skip
-"""Words of C, and names that the program text uses itself."""
+"""Words of C and C++, and names that the program text uses itself."""
 
 
 Named = list[tuple[str, TensorInfo]]

@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from bnncc.cli import main as cli
@@ -142,6 +144,20 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
     code, said = checked(unpacked(archive(network.files), tmp_path), "gcc", *SANITIZED)
     assert code == 0, said
     assert said.count(": 0 of ") == 6
+
+
+@pytest.mark.parametrize("name", ["class", "weights_0", "stored_y", "i", "count", "exp"])
+def test_names_of_tensors_do_not_clash(name: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        + f"{name} (float[1, 4] {name}) => (float[1, 4] y) "
+        f"{{ e = Exp({name}) y = Add(e, {name}) }}"
+    )
+    folder = unpacked(archive(compile_c(model, C99).files), tmp_path)
+    assert checked(folder, "gcc", *SANITIZED) == (0, "y: 0 of 4 values wrong\n")
+    (header,) = (p for p in folder.glob("*.h") if "kernels" not in p.name)
+    command = ["gcc", "-x", "c++", "-fsyntax-only", str(header)]
+    subprocess.run(command, check=True, timeout=300)
 
 
 def test_little_of_a_large_pair_is_stored(tmp_path: Path) -> None:
