@@ -20,7 +20,7 @@ from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
@@ -35,12 +35,13 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
+from bnncc.transform.float_precision import round_layers
 from bnncc.transform.half_floats import round_floats, store_halves
 from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.physical import KERNEL
-from bnncc.transform.pipeline import Compilation, to_physical
+from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
 from bnncc.verification.checks import SelfCheck
-from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
+from bnncc.verification.confirm import Judge, confirmed, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
 from bnncc.verification.half_range import refuse_overflow, refuse_overflow_of_kernels
 from bnncc.verification.recorded import orders_of
@@ -70,6 +71,7 @@ def compile(
     float_conv: str = "filtered",
     first_layer: str = "float32",
     float_type: str = "float32",
+    float_precision: str = "float32",
     few_bit: str = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
@@ -108,6 +110,8 @@ def compile(
         What data and weights of the convolutions that read an input are rounded to.
     float_type : {"float32", "float16"}
         What float tensors between kernels are on a GPU, and what convolutions of them multiply.
+    float_precision : {"float32", "bfloat16"}
+        What data and weights of all float convolutions and dense layers are rounded to, on a CPU.
     few_bit : {"auto", "planes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
@@ -143,6 +147,7 @@ def compile(
             float_conv=float_conv,
             first_layer=first_layer,
             float_type=float_type,
+            float_precision=float_precision,
             few_bit=few_bit,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
@@ -305,6 +310,11 @@ def _target(options: CompileOptions) -> TargetSpec:
                 f"{option} float16 is for GPUs, and {target.name} is none",
                 hint="on CPUs, --first-layer takes bfloat16 and int8",
             )
+    if options.float_precision != "float32" and target.kind == "cuda":
+        raise UsageError(
+            f"--float-precision {options.float_precision} is for CPUs, and {target.name} is none",
+            hint="GPUs have --float-type float16",
+        )
     return target
 
 
@@ -379,11 +389,11 @@ def _lowered(
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     with trace.timed("load"):
         model, assumed = opened(model, options)
-    graph, relaxed = _loaded(model, options, trace, fixed=fixed)
+    graph, relaxed, rounded = _loaded(model, options, target, trace, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     model_graph = copy_of(graph)
     checks = SelfCheck(model_graph, options.seed)
-    made = Compilation(options, target, records, trace)
+    made = Compilation(options, target, records, trace, rounded)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
     with trace.timed("confirm passes"):
@@ -403,7 +413,8 @@ def _lowered(
         module = pipeline.legalize(module, target)
     warnings = (
         *notices.layers(layers, assumed),
-        *notices.first_layer(options.first_layer, relaxed, target),
+        *notices.rounded("--first-layer", options.first_layer, relaxed, target),
+        *notices.rounded("--float-precision", options.float_precision, rounded, target),
         *notices.compared(compared),
         *trace.warnings,
     )
@@ -414,9 +425,12 @@ def _lowered(
 
 
 def _loaded(
-    model: Model, options: CompileOptions, trace: Trace, *, fixed: bool
-) -> tuple[Graph, Relaxed]:
-    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1."""
+    model: Model, options: CompileOptions, target: TargetSpec, trace: Trace, *, fixed: bool
+) -> tuple[Graph, Relaxed, Relaxed]:
+    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1.
+
+    Then which first convolutions, and which other float layers, are rounded in it.
+    """
     with trace.timed("load"):
         graph = load(model, input_shapes=options.input_shapes)
         if fixed and (sizes := graph.symbolic_as_one()):
@@ -428,8 +442,10 @@ def _loaded(
         relaxed = relax_first_layer(graph, options.first_layer)
         if options.float_type != "float32":
             round_floats(graph)
+        rounded = rounded_layers(graph, options, target)
+        round_layers(graph, rounded.layers)
     trace.graph("as asked", graph)
-    return graph, relaxed
+    return graph, relaxed, rounded
 
 
 def _confirm(
@@ -451,7 +467,7 @@ def _confirm(
             raise
         return report.Compared("whole") if done else report.Compared("none", notices.ZEROS)
     if not all(graph.types[name].static for name in graph.inputs):
-        graph, _ = _loaded(model, options, Trace(), fixed=True)
+        graph, *_ = _loaded(model, options, made.target, Trace(), fixed=True)
     return _confirmed_twin(graph, made)
 
 

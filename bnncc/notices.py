@@ -52,14 +52,20 @@ def stale_records(records: Records) -> tuple[str, ...]:
     return (f"a tuning record does not apply and was passed over: {records.stale[0]}{more}",)
 
 
-def first_layer(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
-    """Say where ``--first-layer`` changes nothing, or gains nothing."""
+_NONE = {
+    "--first-layer": "no float convolution reads an input of the network",
+    "--float-precision": "no float layer is left",
+}
+
+
+def rounded(name: str, operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
+    """Say where an option that rounds layers changes nothing, or gains nothing."""
     if operands == "float32":
         return ()
-    option = f"--first-layer {operands}"
+    option = f"{name} {operands}"
     lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
     if not relaxed.layers and not lines:
-        lines.append(f"{option}: no float convolution reads an input of the network")
+        lines.append(f"{option}: {_NONE[name]}")
     missing = dot_product_missing(operands, target)
     if relaxed.layers and missing:
         lines.append(

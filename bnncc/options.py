@@ -20,6 +20,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "float_conv": ("direct", "filtered", "filtered-2d"),
     "first_layer": ("float32", "bfloat16", "int8", "float16"),
     "float_type": ("float32", "float16"),
+    "float_precision": ("float32", "bfloat16"),
     "few_bit": ("auto", "planes"),
 }
 """Accepted values of fields of `CompileOptions`."""
@@ -63,6 +64,7 @@ class CompileOptions:
     float_conv: str = "filtered"
     first_layer: str = "float32"
     float_type: str = "float32"
+    float_precision: str = "float32"
     few_bit: str = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()

@@ -37,7 +37,7 @@ def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, in
 
 def tiles(
     func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
-    order: str,
+    order: str, shared: Sequence[str] = (),
 ) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
     """Schedule the loops over the tiles of a range.
 
@@ -51,6 +51,8 @@ def tiles(
         Which vectors of channels, and which columns.
     order : str
         The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
+    shared : sequence of str, optional
+        Names of blocks whose tensors all ranges have in common.
 
     Returns
     -------
@@ -66,7 +68,7 @@ def tiles(
         out[epilogue.BLOCKS[0]] = {2: columns, 3: (group.first, group.count * full)}
     if rest:
         out[epilogue.BLOCKS[1]] = {2: columns}
-    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}))
+    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}, shared))
     merged = []
     for name in out:
         n, h, w, o = sch.get_loops(name)

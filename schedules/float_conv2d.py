@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, generic, multithreading, ranges
+from bnncc.schedules import (
+    bfloat16_conv2d,
+    channel_tiles,
+    epilogue,
+    generic,
+    multithreading,
+    ranges,
+)
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
@@ -26,6 +34,8 @@ def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
+    if spec.method == "direct" and quantization.apart(spec):
+        return bfloat16_conv2d.apply(func, spec, target, threads, point)
     if spec.method != "direct" or spec.operands != "float32":
         return None
     if spec.pool is not None:  # no pass pools other groups in their kernel

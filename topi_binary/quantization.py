@@ -84,7 +84,15 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def words(spec: Conv2d) -> int:
     """Return how many words (vectors of weights) the taps of one output fill."""
-    return -(-spec.kernel[0] * spec.kernel[1] * spec.channels // spec.packed)
+    taps = spec.kernel[0] * spec.kernel[1]
+    if apart(spec):
+        return taps * words_of_pixel(spec)
+    return -(-taps * spec.channels // spec.packed)
+
+
+def words_of_pixel(spec: Conv2d) -> int:
+    """Return how many words the channels of a pixel fill, where taps are `apart`."""
+    return blocks(spec.channels, spec.packed)
 
 
 def zero_bytes(spec: Conv2d) -> tuple[int, ...]:
@@ -115,10 +123,13 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
     -------
     ndarray, one-dimensional, see `weight_type`
         Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel). Bytes of
-        data count from 0, so packed int8 sums start at ``-sum(zero byte * weight)``, which is the
-        first word.
+        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel); where
+        pixels are `apart`, zeros fill the last word of each. Bytes of data count from 0, so packed
+        int8 sums start at ``-sum(zero byte * weight)``, which is the first word.
     """
+    if apart(spec):
+        rest = words_of_pixel(spec) * spec.packed - spec.channels
+        weight = np.pad(weight, [(0, 0)] * 3 + [(0, rest)])
     filters = weight.reshape(weight.shape[0], -1)
     padded = np.zeros((blocks(weight.shape[0]) * LANES, words(spec) * spec.packed), np.float32)
     padded[: filters.shape[0], : filters.shape[1]] = filters
@@ -138,10 +149,15 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
 
 
 def fits(spec: Conv2d) -> bool:
-    """Whether `spec` can have operands of fewer bits."""
+    """Whether `spec` can have operands of fewer bits, with all taps side by side."""
     return (
         spec.rank == 4
         and spec.groups == 1
         and spec.dilations == (1, 1)
         and spec.channels <= MAX_CHANNELS
     )
+
+
+def apart(spec: Conv2d) -> bool:
+    """Whether each pixel begins with a word: what `fits` does not say, of bfloat16 alone."""
+    return spec.operands == "bfloat16" and (not fits(spec) or spec.channels >= 8)

@@ -129,6 +129,8 @@ _CHOICES = {
     "first_layer": "what data and weights of convolutions that read an input are rounded to",
     "float_type": "what float tensors between kernels are on a GPU, and what convolutions of them "
     "multiply",
+    "float_precision": "what data and weights of all float convolutions and dense layers are "
+    "rounded to, on a CPU",
 }
 """What the `CHOICES` of `CompileOptions` are for."""
 

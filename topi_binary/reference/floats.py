@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import filtering
+from bnncc.topi_binary import filtering, quantization
 from bnncc.topi_binary.reference import windows
 from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import bits_to_words, read_levels, words_to_bits
@@ -41,6 +41,7 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     unit = np.ones(data.shape[0])
     if spec.operands != "float32":
         data, unit = _rounded(spec, data)
+    if spec.method == "direct" and spec.operands != "float32":
         weight = _unpacked(spec, inputs[1])
     elif spec.method == "direct":
         weight = windows.unblocked(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
@@ -73,7 +74,10 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
 
 def _unpacked(spec: Conv2d, packed: Array) -> Array:
     """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
-    size = spec.kernel[0] * spec.kernel[1] * spec.channels
+    depth = spec.channels
+    if quantization.apart(spec):
+        depth += -depth % spec.packed
+    size = spec.kernel[0] * spec.kernel[1] * depth
     starts = spec.packed == 4
     rows = -(-size // spec.packed) + starts
     out = np.zeros((spec.out_channels, *spec.kernel, spec.channels))
@@ -86,7 +90,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
             lane = lane.view(np.float16)
         elif spec.packed == 2:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        out[channel] = lane[:size].reshape(out.shape[1:])
+        out[channel] = lane[:size].reshape(*spec.kernel, depth)[..., : spec.channels]
     return out
 
 

@@ -1,0 +1,146 @@
+"""Layers with bfloat16 operands whose pixels begin with a word, against the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from bnncc import schedules
+from bnncc.targets import catalog
+from bnncc.topi_binary import filtering, layout, quantization, reference
+from bnncc.topi_binary.build import input_types
+from bnncc.topi_binary.spec import Conv2d, RowPool, Step
+from tests.kernel_harness import HERE, run_kernel
+
+STORE = (Step("store"),)
+RESIDUAL = (Step("affine"), Step("add"), Step("relu"), Step("bits"), *STORE)
+HALF = ml_dtypes.bfloat16
+
+
+def made(spec: Conv2d, target: str) -> Conv2d:
+    chosen = catalog.resolve(target)
+    return schedules.with_packed_operands(replace(spec, operands="bfloat16"), chosen)
+
+
+def filters(spec: Conv2d, rng: np.random.Generator) -> np.ndarray:
+    weight = rng.standard_normal((spec.out_channels, *spec.kernel, spec.channels))
+    return weight.astype(HALF).astype(np.float32)
+
+
+def inputs(spec: Conv2d, batch: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = []
+    for number, (shape, _) in enumerate(input_types(spec)):
+        extents = [batch if isinstance(d, str) else d for d in shape]
+        if number == 1:
+            weight = filters(spec, rng)
+            whole = spec.method == "direct"
+            pack = quantization.pack_weight if whole else filtering.pack_weight
+            arrays.append(pack(weight, spec))
+        else:
+            arrays.append((10 * rng.standard_normal(extents)).astype(np.float32))
+    return arrays
+
+
+def agree(spec: Conv2d, target: str, batch: int = 1, threads: int = 1) -> None:
+    arrays = inputs(spec, batch)
+    want = reference.conv2d(spec, arrays)
+    got = run_kernel(spec, arrays, target, batch, threads)
+    floats = replace(spec, steps=(*(s for s in spec.steps if s.op != "bits"), Step("store")))
+    exact = reference.conv2d(floats, arrays)[-1]
+    largest = 3e-6 * max(np.abs(exact).max(), 1e-30)
+    for one, other in zip(got, want, strict=True):
+        if one.dtype == np.float32:
+            np.testing.assert_allclose(one, other, rtol=0, atol=largest)
+        else:
+            bits = [layout.unpack_bits(x, spec.out_channels) for x in (one, other)]
+            assert np.abs(exact[bits[0] != bits[1]]).max(initial=0) <= largest
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Conv2d:
+    channels = draw(st.sampled_from([8, 17, 32, 33, 48, 64]))
+    out = draw(st.sampled_from([1, 16, 20, 64, 90]))
+    steps = draw(st.sampled_from([STORE, RESIDUAL]))
+    n = draw(st.sampled_from([1, 2, 5, "n"]))
+    if draw(st.booleans()):
+        return Conv2d(n, 1, 1, channels, out, (1, 1), rank=2, steps=steps)
+    spec = Conv2d(
+        n, draw(st.integers(1, 9)), draw(st.integers(1, 18)), channels, out,
+        draw(st.tuples(st.integers(1, 5), st.integers(1, 5))),
+        (draw(st.integers(1, 3)), draw(st.integers(1, 3))),
+        (draw(st.integers(1, 2)), draw(st.integers(1, 2))),
+        draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 2, 1, 0), (5, 6, 7, 8)])),
+        data_layout=draw(st.sampled_from(["NHWC", "NHWC", "NCHW"])), steps=steps,
+    )  # fmt: skip
+    assume(min(spec.output_hw) > 0)
+    return spec
+
+
+@pytest.mark.parametrize("target", sorted({*HERE[-1:], "x86-64-v3", "native"} & {*HERE, "native"}))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(spec=layers(), threads=st.sampled_from([1, 2]))
+def test_layers(target: str, spec: Conv2d, threads: int) -> None:
+    agree(made(spec, target), target, batch=3, threads=threads)
+
+
+STEM = Conv2d(1, 38, 38, 3, 20, (7, 7), (2, 2), pads=(3,) * 4, data_layout="NCHW", steps=STORE)
+FILTERED = [
+    STEM,
+    replace(STEM, kernel=(3, 3), strides=(1, 1), pads=(1,) * 4, width=45),
+    replace(STEM, data_layout="NHWC", channels=16, kernel=(3, 3), strides=(1, 1)),
+    replace(STEM, pool=RowPool((3, 3), (2, 2), (1, 1, 1, 1), before=(Step("affine"),))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["filtered", "filtered-2d"])
+@pytest.mark.parametrize("spec", FILTERED)
+def test_filtered_layers_of_rounded_numbers(spec: Conv2d, method: str) -> None:
+    spec = made(replace(spec, method=method), "native")
+    arrays = inputs(spec)
+    got, want = run_kernel(spec, arrays, "native")[0], reference.conv2d(spec, arrays)[0]
+    assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+    plain = reference.conv2d(replace(spec, operands="float32"), arrays)[0]
+    assert np.abs(got - plain).max() > 1e-4 * np.abs(want).max()  # rounding shows
+
+
+def test_a_weight_of_more_channels_begins_each_pixel_with_a_word() -> None:
+    spec = replace(STEM, channels=9, kernel=(1, 2), operands="bfloat16", packed=2, out_channels=1)
+    weight = np.arange(1, 19, dtype=np.float32).reshape(1, 1, 2, 9)
+    packed = quantization.pack_weight(weight, spec)
+    assert packed.size == quantization.weight_type(spec)[0] == 16 * 10
+    halves = packed.reshape(10, 16)[:, 0].copy().view(np.uint16).astype(np.uint32) << 16
+    want = [*range(1, 10), 0, *range(10, 19), 0]
+    assert halves.view(np.float32).tolist() == want
+
+
+@pytest.mark.skipif("native" not in (*HERE, "native"), reason="this machine runs no target")
+def test_edges_of_the_format() -> None:
+    """Ties go to even, the largest numbers stay, and numbers without an exponent may be zeros."""
+    spec = made(Conv2d(1, 1, 1, 32, 16, (1, 1), rank=2, steps=STORE), "native")
+    ends = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 3.38e38, 2.0**-126, 1.5 * 2.0**-127]
+    values = np.array([*ends, -(2.0**-140)] + [0.0] * 25, np.float32)
+    weight = np.zeros((16, 1, 1, 32), np.float32)
+    weight[np.arange(16), 0, 0, np.arange(16)] = 1.0
+    packed = quantization.pack_weight(weight, spec)
+    (got,) = run_kernel(spec, [values.reshape(1, 32), packed], "native")
+    want = values[:16].astype(HALF).astype(np.float32)
+    np.testing.assert_array_equal(got[0, :5], want[:5])
+    for one, other in zip(got[0, 5:], want[5:], strict=True):
+        assert one in (other, 0.0)
+
+
+def test_filtering_is_chosen_where_it_saves_more_than_pairs() -> None:
+    quick = replace(STEM, kernel=(3, 3), out_channels=16, height=224, width=224)
+    wide = Conv2d(1, 56, 56, 64, 64, (3, 3), pads=(1,) * 4, steps=STORE)
+    stem = replace(STEM, out_channels=64, height=224, width=224)
+    for spec, packed, chosen in (
+        (stem, 2, "filtered"), (quick, 2, "direct"), (wide, 2, "direct"), (wide, 1, "filtered"),
+    ):  # fmt: skip
+        spec = replace(spec, operands="bfloat16", packed=packed)
+        assert filtering.choose(spec, "filtered", *spec.output_hw) == chosen
