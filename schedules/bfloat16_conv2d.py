@@ -12,7 +12,14 @@ import math
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges
+from bnncc.schedules import (
+    byte_products,
+    channel_tiles,
+    epilogue,
+    multithreading,
+    ranges,
+    tile_choice,
+)
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16, ROUND_BFLOAT16
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
@@ -39,6 +46,8 @@ SHARED = ("operand",)
 
 def space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a layer of bfloat16."""
+    if tile_choice.pays(spec, target):
+        return byte_products.space(spec, target, threads)
     blocks = layout.blocks(spec.out_channels)
     registers = target.vector_registers // target.registers_per_vector(LANES)
     return with_threads(
@@ -73,6 +82,8 @@ def apply(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
     """Schedule a layer of bfloat16 as `point` says."""
+    if tile_choice.pays(spec, target):
+        return byte_products.apply(func, spec, target, point)
     flat, divided = flattened(spec), bool(point.get("divide", 0))
     nests = [_operand(func, flat, divided)]
     for group in groups(flat.out_channels, point["vectors"]):

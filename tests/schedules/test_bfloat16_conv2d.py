@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
+from bnncc.schedules import tile_choice
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, quantization, reference
 from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
-from tests.kernel_harness import HERE, run_kernel
+from tests.kernel_harness import HERE, TILES, run_kernel
 
 STORE = (Step("store"),)
 RESIDUAL = (Step("affine"), Step("add"), Step("relu"), Step("bits"), *STORE)
@@ -87,6 +88,37 @@ def layers(draw: st.DrawFn) -> Conv2d:
 @given(spec=layers(), threads=st.sampled_from([1, 2]))
 def test_layers(target: str, spec: Conv2d, threads: int) -> None:
     agree(made(spec, target), target, batch=3, threads=threads)
+
+
+TILED = [
+    Conv2d(1, 8, 9, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=RESIDUAL),
+    Conv2d(2, 8, 9, 33, 20, (3, 3), (2, 2), pads=(1, 0, 2, 1), steps=STORE),
+    Conv2d("n", 5, 6, 17, 90, (1, 1), steps=RESIDUAL),
+    Conv2d(50, 1, 1, 100, 33, (1, 1), rank=2, steps=STORE),
+    Conv2d(1, 9, 9, 18, 16, (3, 2), (1, 2), (2, 1), (2, 1, 0, 2), data_layout="NCHW", steps=STORE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TILES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("spec", TILED)
+def test_layers_on_tiles(spec: Conv2d, threads: int, target: str) -> None:
+    spec = made(spec, target)
+    assert tile_choice.pays(spec, catalog.resolve(target))
+    agree(spec, target, batch=2, threads=threads)
+
+
+def test_which_layers_tiles_take() -> None:
+    target = catalog.resolve("x86-64-v4-amx")
+    wide = Conv2d(1, 4, 4, 64, 64, (1, 1), operands="bfloat16", packed=2, steps=STORE)
+    for spec, taken in (
+        (wide, True), (replace(wide, width=3), False), (replace(wide, method="filtered"), False),
+        (replace(wide, channels=3), False), (replace(wide, operands="float32", packed=1), False),
+        (Conv2d(16, 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), True),
+        (Conv2d("n", 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), False),
+    ):  # fmt: skip
+        assert tile_choice.pays(spec, target) == taken
+    assert not tile_choice.pays(wide, catalog.resolve("x86-64-v4-vpopcntdq"))
 
 
 STEM = Conv2d(1, 38, 38, 3, 20, (7, 7), (2, 2), pads=(3,) * 4, data_layout="NCHW", steps=STORE)

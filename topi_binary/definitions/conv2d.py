@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, layout, quantization
 from bnncc.topi_binary.algebra import changed
+from bnncc.topi_binary.definitions import byte_products
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -20,6 +22,7 @@ from bnncc.topi_binary.definitions.blocks import (
     under,
 )
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.pooling import write_pool
 from bnncc.topi_binary.definitions.taps import (
     as_float32,
@@ -38,14 +41,23 @@ from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_inputs
 
 
-def conv2d(operator: Operator, spec: Conv2d) -> None:
-    """Write the sums of products, the pooling if there is one, and the epilogue."""
+def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
+    """Write the sums of products, the pooling if there is one, and the epilogue.
+
+    In the form `byte_products.FORM`, sums are products of matrices of bfloat16.
+    """
     apart = quantization.apart(spec) and spec.method == "direct"
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
     if direct and (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
     extents = (operator.n, *spec.window_hw, spec.out_channels)
+    if form:
+        met = byte_products.of_floats(spec, data, weight)
+        dots = byte_products.summed(met, operator.n, form)
+        starts = [partial(_whole, dot) for dot in dots]
+        epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), starts, padded=True)
+        return
     if apart:
         value = _of_words(spec, data, weight, extents)
     elif direct:
@@ -142,6 +154,10 @@ def _quantized(
     scaled = buffer("scaled", extents, "float32")
     worth = T.float32(quantization.LEVELS)
     return compute("scaled", scaled, extents, lambda *i: value[i] * (unit[i[0]] / worth))
+
+
+def _whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
+    return dot(at.n, at.h, at.w, at.block, lane)
 
 
 def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
