@@ -85,14 +85,15 @@ def apply(
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
     flat, divided = flattened(spec), bool(point.get("divide", 0))
-    nests = [_operand(func, flat, divided)]
+    nests = []
     for group in groups(flat.out_channels, point["vectors"]):
         parts = [
             _tiles(func, flat, target, group, segment, point)
             for segment in segments(flat, point["columns"])
         ]
         nests.append(ranges.joined(parts, 1 if divided else 3))
-    return multithreading.one_region(ranges.joined(nests, 0))
+    sums = multithreading.one_region(ranges.joined(nests, 0))
+    return ranges.followed([_operand(func, flat, divided), sums])  # threads wait in between
 
 
 def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:

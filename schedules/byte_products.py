@@ -1,9 +1,9 @@
 """Convolutions on tiles of AMX: products of runs of pixels and sixteen output channels.
 
-Bits become bytes, and floats bfloat16, before they meet, see `definitions.byte_products`. Those of the data are made for
-whole images, those of weights for sixteen output channels, which then go over all pixels. A line of
-windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of which meet each tile
-of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
+Bits become bytes, and floats bfloat16, before they meet, see `definitions.byte_products`. Those of
+the data are made for whole images, those of weights for sixteen output channels, which then go over
+all pixels. A line of windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of
+which meet each tile of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
 like those of other kernels. Data that may hold zeros need no other code.
 
 No machine has timed this kernel; `tile_choice` says which layers get it, and why.
@@ -25,10 +25,10 @@ from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.definitions.byte_products import Lines, in_tiles
+from bnncc.topi_binary.definitions.byte_products import Layer, Lines, in_tiles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
 """What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
@@ -56,7 +56,7 @@ class Cut:
     tiles: int
 
 
-def cut(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec) -> Cut:
+def cut(spec: Layer, target: TargetSpec) -> Cut:
     """Return the cut that takes the fewest cycles for a flat spec."""
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
@@ -72,7 +72,7 @@ def cut(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec) -> Cut:
     return min(found, key=lambda one: one[0])[1]
 
 
-def space(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec, threads: int) -> Space:
+def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a layer on tiles: whether threads share it."""
     divided = multithreading.shared(spec, target, threads)
     return with_threads({}, {}, threads > 1, divided)
@@ -80,7 +80,7 @@ def space(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec, thread
 
 def apply(
     func: tirx.PrimFunc,
-    spec: BinaryConv2d | FewBitConv2d | Conv2d,
+    spec: Layer,
     target: TargetSpec,
     point: Point,
 ) -> tirx.PrimFunc:
@@ -106,7 +106,7 @@ def _bytes(func: tirx.PrimFunc, divided: bool) -> tirx.PrimFunc:
 
 
 def _channels(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec, chosen: Cut,
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule blocks of sixteen channels, one after another."""
@@ -122,9 +122,7 @@ def _channels(
     return [ranges.joined([panel, lines], 1)]
 
 
-def _panel(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d | Conv2d, end: str
-) -> tirx.PrimFunc:
+def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
     """Schedule the bytes of weights."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
     last = sch.get_loops(f"panel{end}")[-1]
@@ -135,12 +133,10 @@ def _panel(
     return sch.mod["main"]
 
 
-def _sums(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d | Conv2d, chosen: Cut, end: str
-) -> tirx.PrimFunc:
+def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimFunc:
     """Schedule the products of tiles."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
-    kept = {"window": {}, name: {}} | ({panel: {}} if stored else {})
+    kept: dict[str, ranges.Bounds] = {"window": {}, name: {}} | ({panel: {}} if stored else {})
     sch = s_tir.Schedule(ranges.part(func, kept, SHARED))
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
@@ -174,7 +170,7 @@ def _sums(
 
 
 def _results(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec, chosen: Cut,
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the epilogue of a line."""

@@ -32,8 +32,8 @@ DOTS = {
     ("uint8", "uint8"): "tdpbuud",
     ("uint16", "uint16"): "tdpbf16ps",
 }
-"""By types of data and weight: four products of bytes, added to each int32 of a tile; or, of the bits
-of bfloat16, two products, added to each float32."""
+"""By types of data and weight: four products of bytes, added to each int32 of a tile; or, of the
+bits of bfloat16, two products, added to each float32."""
 
 BFLOAT16 = "uint16"
 """What the bits of bfloat16 are stored as."""

@@ -2,14 +2,16 @@
 
 Only Intel's servers from Sapphire Rapids on do. A prototype was timed there: binary layers of 3x3
 win from 16 pixels on, those of 1x1 only for 16 to 32 pixels, with results that are bits. Of levels
-only the ceilings are known: tiles multiply seven times as many bytes as vectors do. Of bfloat16 they do 0.97 products
-in a picosecond, where `vdpbf16ps` does about 0.15 and float32 0.08: layers of 16 pixels get them.
+only the ceilings are known: tiles multiply seven times as many bytes as vectors do. Of
+bfloat16 they do 0.97 products in a picosecond, where `vdpbf16ps` does about 0.15 and float32 0.08:
+layers of 16 pixels get them.
 """
 
 from __future__ import annotations
 
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
+from bnncc.topi_binary.definitions.byte_products import Layer
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
@@ -28,7 +30,7 @@ MIN_FILLED = 0.75
 """Part of a tile's depth that channels must fill, of binary layers; of levels, a half."""
 
 
-def supports(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec) -> bool:
+def supports(spec: Layer, target: TargetSpec) -> bool:
     """Return whether there are tiles for a layer."""
     if isinstance(spec, Conv2d):
         plain = spec.method == "direct" and spec.pool is None
@@ -42,7 +44,7 @@ def supports(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec) -> 
     return spec.method == "bytes" and not spec.depthwise
 
 
-def pays(spec: BinaryConv2d | FewBitConv2d | Conv2d, target: TargetSpec) -> bool:
+def pays(spec: Layer, target: TargetSpec) -> bool:
     """Return whether a layer should be computed on tiles."""
     if not supports(spec, target):
         return False

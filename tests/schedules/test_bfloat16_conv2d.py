@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+import tvm
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,10 @@ from bnncc import schedules
 from bnncc.schedules import tile_choice
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, quantization, reference
-from bnncc.topi_binary.build import input_types
+from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
-from tests.kernel_harness import HERE, TILES, run_kernel
+from tests.kernel_harness import HERE, TILES, build, run_kernel
 
 STORE = (Step("store"),)
 RESIDUAL = (Step("affine"), Step("add"), Step("relu"), Step("bits"), *STORE)
@@ -61,6 +63,30 @@ def agree(spec: Conv2d, target: str, batch: int = 1, threads: int = 1) -> None:
         else:
             bits = [layout.unpack_bits(x, spec.out_channels) for x in (one, other)]
             assert np.abs(exact[bits[0] != bits[1]]).max(initial=0) <= largest
+
+
+def on_threads(spec: Conv2d, target: str, threads: int) -> None:
+    """Run a layer that threads share, small as it is, and compare it."""
+    chosen, arrays = catalog.resolve(target), inputs(spec, 2)
+    library = build(
+        {"main": schedules.schedule(define(spec), chosen, threads, {"divide": 1})}, chosen
+    )
+    shape, _ = output_types(spec)[-1]
+    extents = [2 if isinstance(d, str) else d for d in shape]
+    out = tvm.runtime.tensor(np.full(extents, np.nan, np.float32))
+    rest = [
+        tvm.runtime.tensor(np.zeros([2 if isinstance(d, str) else d for d in s], t))
+        for s, t in output_types(spec)[:-1]
+    ]
+    library["main"](*map(tvm.runtime.tensor, arrays), *rest, out)
+    want = reference.conv2d(spec, arrays)[-1]
+    assert np.abs(out.numpy() - want).max() <= 3e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("target", ["native", *TILES])
+def test_threads_wait_for_rounded_data(target: str) -> None:
+    for spec in TILED:
+        on_threads(made(spec, target), target, 2)
 
 
 @st.composite

@@ -1,8 +1,9 @@
 """Binary, few-bit and float convolutions as products of matrices of bytes, or of bfloat16.
 
 Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Levels
-and their weights are bytes already; floats become bfloat16, whose bits are uint16. Exact zeros, padding with 0 and channels beyond the last are 0:
-so a sum is the dot product itself, for levels without what padding with others adds.
+and their weights are bytes already; floats become bfloat16, whose bits are uint16. Exact zeros,
+padding with 0 and channels beyond the last are 0: so a sum is the dot product itself, for levels
+without what padding with others adds.
 
 Bytes of an image lie in *planes*, one for each place of a pixel within a stride: in these a window
 moves by one pixel whatever the stride is, and a tap is a distance. Rows follow one another, so that
@@ -38,6 +39,8 @@ from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
+Layer = BinaryConv2d | FewBitConv2d | Conv2d
+
 FORM = "products"
 """Of `binary_conv2d` and `few_bit_conv2d`, with the numbers of `Lines` behind it."""
 
@@ -61,7 +64,7 @@ class Lines:
         Windows of a line for which there are sums, at least `needed`.
     """
 
-    spec: BinaryConv2d | FewBitConv2d | Conv2d
+    spec: Layer
     rows: int
     places: int = 0
 
@@ -160,7 +163,7 @@ class Operands:
         channels, a word of these, and one of the numbers that such words have.
     """
 
-    spec: BinaryConv2d | FewBitConv2d | Conv2d
+    spec: Layer
     types: tuple[str, str]
     steps: int
     lanes: int
@@ -332,6 +335,6 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
     return Operands(spec, _HALVES, steps, together, datum, weight)
 
 
-def in_tiles(spec: BinaryConv2d | FewBitConv2d | Conv2d) -> bool:
+def in_tiles(spec: Layer) -> bool:
     """Whether weights are stored as tiles hold them."""
     return isinstance(spec, Conv2d) and quantization.words_of_pixel(spec) % LANES == 0

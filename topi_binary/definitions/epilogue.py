@@ -183,8 +183,8 @@ def stored(made: Buffer) -> Start:
 
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
-    value: Start | Sequence[Start] | None = None, acc: Sequence[Start] = (), below: Below | None = None,
-    padded: bool = False,
+    value: Start | Sequence[Start] | None = None, acc: Sequence[Start] = (),
+    below: Below | None = None, padded: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
 
