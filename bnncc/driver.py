@@ -72,6 +72,7 @@ def compile(
     first_layer: str = "float32",
     float_type: str = "float32",
     float_precision: str = "float32",
+    float_products: str = "float32",
     few_bit: str = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
@@ -112,6 +113,9 @@ def compile(
         What float tensors between kernels are on a GPU, and what convolutions of them multiply.
     float_precision : {"float32", "bfloat16"}
         What data and weights of all float convolutions and dense layers are rounded to, on a CPU.
+    float_products : {"float32", "bf16x3"}
+        How products of float32 are computed in 1x1 convolutions and dense layers: at once, or as
+        six products of three bfloat16 terms each, on AMX.
     few_bit : {"auto", "planes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
@@ -148,6 +152,7 @@ def compile(
             first_layer=first_layer,
             float_type=float_type,
             float_precision=float_precision,
+            float_products=float_products,
             few_bit=few_bit,
             check_finite=check_finite,
             input_uint8=tuple(input_uint8),
@@ -310,11 +315,15 @@ def _target(options: CompileOptions) -> TargetSpec:
                 f"{option} float16 is for GPUs, and {target.name} is none",
                 hint="on CPUs, --first-layer takes bfloat16 and int8",
             )
-    if options.float_precision != "float32" and target.kind == "cuda":
-        raise UsageError(
-            f"--float-precision {options.float_precision} is for CPUs, and {target.name} is none",
-            hint="GPUs have --float-type float16",
-        )
+    for_cpus = {
+        "--float-precision": options.float_precision, "--float-products": options.float_products,
+    }  # fmt: skip
+    for option, value in for_cpus.items():
+        if value != "float32" and target.kind == "cuda":
+            raise UsageError(
+                f"{option} {value} is for CPUs, and {target.name} is none",
+                hint="GPUs have --float-type float16",
+            )
     return target
 
 
@@ -396,6 +405,7 @@ def _lowered(
     made = Compilation(options, target, records, trace, rounded)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
+    layers, tripled = notices.in_three_terms(layers, physical, options.float_products, target)
     with trace.timed("confirm passes"):
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)
@@ -415,6 +425,7 @@ def _lowered(
         *notices.layers(layers, assumed),
         *notices.rounded("--first-layer", options.first_layer, relaxed, target),
         *notices.rounded("--float-precision", options.float_precision, rounded, target),
+        *tripled,
         *notices.compared(compared),
         *trace.warnings,
     )

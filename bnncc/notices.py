@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bnncc import report
+from bnncc.ir.graph import Graph
 from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
 from bnncc.transform.first_layer import Relaxed
+from bnncc.transform.physical import KERNEL
 
 
 def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
@@ -50,6 +53,36 @@ def stale_records(records: Records) -> tuple[str, ...]:
         return ()
     more = f" (and {len(records.stale) - 1} more)" if len(records.stale) > 1 else ""
     return (f"a tuning record does not apply and was passed over: {records.stale[0]}{more}",)
+
+
+def in_three_terms(
+    layers: list[report.Layer], physical: Graph, products: str, target: TargetSpec
+) -> tuple[list[report.Layer], tuple[str, ...]]:
+    """Say at each layer if its products are of three terms, and where none are, why."""
+    if products == "float32":
+        return layers, ()
+    option = f"--float-products {products}"
+    names = {
+        name
+        for node in physical.nodes
+        if node.op == KERNEL and getattr(node.attrs["spec"], "operands", "") == "bfloat16x3"
+        for name in node.covers
+    }
+    said = [
+        replace(x, reason=f"{x.reason}; its products are of three bfloat16 terms ({option})")
+        if x.name in names
+        else x
+        for x in layers
+    ]
+    if names:
+        return said, ()
+    if "amx_bf16" not in target.features:
+        why = f"{target.name} lacks amx_bf16, without which six products take longer than one"
+    else:
+        why = (
+            "no float layer is dense or 1x1, reads at most 1024 channels and has 16 rows or pixels"
+        )
+    return said, (f"{option}: nothing changes: {why}",)
 
 
 _NONE = {

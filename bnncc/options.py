@@ -21,6 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "first_layer": ("float32", "bfloat16", "int8", "float16"),
     "float_type": ("float32", "float16"),
     "float_precision": ("float32", "bfloat16"),
+    "float_products": ("float32", "bf16x3"),
     "few_bit": ("auto", "planes"),
 }
 """Accepted values of fields of `CompileOptions`."""
@@ -65,6 +66,7 @@ class CompileOptions:
     first_layer: str = "float32"
     float_type: str = "float32"
     float_precision: str = "float32"
+    float_products: str = "float32"
     few_bit: str = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()

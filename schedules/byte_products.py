@@ -3,8 +3,8 @@
 Bits become bytes, and floats bfloat16, before they meet, see `definitions.byte_products`. Those of
 the data are made for whole images, those of weights for sixteen output channels, which then go over
 all pixels. A line of windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of
-which meet each tile of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
-like those of other kernels. Data that may hold zeros need no other code.
+which meet each tile of weights. Lines end where rows of the output do; their sums, in memory, go
+through the epilogue like those of other kernels. Data that may hold zeros need no other code.
 
 No machine has timed this kernel; `tile_choice` says which layers get it, and why.
 """
@@ -88,18 +88,20 @@ def apply(
     flat, divided = flattened(spec), bool(point.get("divide", 0))
     chosen = cut(flat, target)
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
-    parts = [_bytes(whole, divided)]
+    parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
     full, rest = divmod(flat.out_channels, LANES)
     ends = [""] * (full > 0) + ["_last"] * (rest > 0)
     parts += [part for end in ends for part in _channels(whole, flat, target, chosen, end, divided)]
     return _configured(ranges.joined(parts, 0), chosen)
 
 
-def _bytes(func: tirx.PrimFunc, divided: bool) -> tirx.PrimFunc:
-    """Schedule the bytes of data: a word at a time."""
+def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
+    """Schedule the bytes of data, a word at a time; `terms` are unrolled."""
     sch = s_tir.Schedule(ranges.part(func, {"data": {}}, SHARED))
-    n, high, wide, row, *_, lane = sch.get_loops("data")
+    n, high, wide, row, _, part, _, lane = sch.get_loops("data")
     sch.vectorize(lane)
+    if terms:
+        sch.unroll(part)
     if divided:
         sch.parallel(sch.fuse(n, high, wide, row))
     return sch.mod["main"]
@@ -136,7 +138,7 @@ def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
 def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimFunc:
     """Schedule the products of tiles."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
-    kept: dict[str, ranges.Bounds] = {"window": {}, name: {}} | ({panel: {}} if stored else {})
+    kept: dict[str, ranges.Bounds] = {block: {} for block in ("window", name, *[panel] * stored)}
     sch = s_tir.Schedule(ranges.part(func, kept, SHARED))
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)

@@ -26,6 +26,9 @@ MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
 """Pixels of an image from which tiles win; with fewer taps than `WINDOWED`, binary layers do so up
 to `MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache."""
 
+MAX_TERMS = 1024
+"""Channels up to which sums of products of three terms are as exact as documented."""
+
 MIN_FILLED = 0.75
 """Part of a tile's depth that channels must fill, of binary layers; of levels, a half."""
 
@@ -34,6 +37,9 @@ def supports(spec: Layer, target: TargetSpec) -> bool:
     """Return whether there are tiles for a layer."""
     if isinstance(spec, Conv2d):
         plain = spec.method == "direct" and spec.pool is None
+        if spec.operands == "bfloat16x3":
+            plain &= spec.kernel == (1, 1) and not any(spec.pads) and spec.groups == 1
+            plain &= spec.channels <= MAX_TERMS
         return plain and "amx_bf16" in target.features and quantization.apart(spec)
     if "amx_int8" not in target.features:
         return False

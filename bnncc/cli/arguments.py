@@ -131,6 +131,8 @@ _CHOICES = {
     "multiply",
     "float_precision": "what data and weights of all float convolutions and dense layers are "
     "rounded to, on a CPU",
+    "float_products": "how products of float32 are computed in 1x1 convolutions and dense layers: "
+    "bf16x3 makes six of three bfloat16 terms each, on AMX",
 }
 """What the `CHOICES` of `CompileOptions` are for."""
 

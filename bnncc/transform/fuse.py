@@ -23,7 +23,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
-from bnncc.schedules import with_packed_operands
+from bnncc.schedules import with_packed_operands, with_three_terms
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, quantization
@@ -72,6 +72,7 @@ def fuse(
     float_conv: str = "filtered",
     target: TargetSpec | None = None,
     records: Recorded | None = None,
+    float_products: str = "float32",
 ) -> Graph:
     """Return the physical graph of a binarised logical graph.
 
@@ -86,6 +87,8 @@ def fuse(
         which all targets read.
     records : Recorded, optional
         Which of those orders measurements prefer.
+    float_products : str
+        How products of floats may be computed: ``bf16x3`` of three terms, where that is faster.
 
     Returns
     -------
@@ -93,15 +96,15 @@ def fuse(
         Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
         NHWC, tensors of bits packed.
     """
-    return _Fuser(float_conv, Physical(graph, target, records)).run()
+    return _Fuser(float_conv, float_products, Physical(graph, target, records)).run()
 
 
 class _Fuser:
-    def __init__(self, float_conv: str, physical: Physical) -> None:
+    def __init__(self, float_conv: str, float_products: str, physical: Physical) -> None:
         self.physical, self.graph = physical, (graph := physical.source)
         # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
         self.on_gpu = physical.target is not None and physical.target.kind == "cuda"
-        self.float_conv = float_conv
+        self.float_conv, self.float_products = float_conv, float_products
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
         self.physical.lattices = lattices(graph)
@@ -298,15 +301,22 @@ class _Fuser:
 
     def _operands(self, node: Node, spec: Conv2d) -> Conv2d:
         """Return `spec` with the operands that an option gives to a layer."""
-        if not self.look.rounded(node):
+        if self.look.rounded(node):
+            return with_packed_operands(replace(spec, operands="bfloat16"), self.physical.target)
+        if self.float_products == "float32" or self._exact(node):
             return spec
-        return with_packed_operands(replace(spec, operands="bfloat16"), self.physical.target)
+        return with_three_terms(spec, self.physical.target)
+
+    def _exact(self, node: Node) -> bool:
+        """Whether sums of products may be exact, and those who read them rely on that."""
+        weight = self.graph.constants[node.inputs[1]]
+        return node.inputs[0] not in self.graph.inputs and filtering.integral(weight)
 
     def _method(self, node: Node, spec: Conv2d) -> Conv2d:
         """Return a convolution with the method that its products are to be computed by."""
-        data, weight = node.inputs[0], self.graph.constants[node.inputs[1]]
-        exact = data not in self.graph.inputs and filtering.integral(weight)
-        direct = exact or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
+        direct = (
+            self._exact(node) or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
+        )
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))
 

@@ -110,7 +110,7 @@ PASSES = (
     Pass("plain", lambda g, c: write_plain(g), "what no kernel took is ONNX's again"),
     Pass(
         "fuse",
-        lambda g, c: fuse(g, c.options.float_conv, c.target, c.records),
+        lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),
         "chains of nodes are kernels: the physical graph",
     ),
     Pass("in place", lambda g, c: store_in_place(g), "residuals are added where they lie"),

@@ -175,3 +175,26 @@ def test_what_is_said_where_nothing_is_gained() -> None:
     assert "--float-precision bfloat16: no float layer is left" in said
     with pytest.raises(UsageError, match="is for CPUs"):
         bnncc.compile(model(), target="cuda", float_precision="bfloat16")
+
+
+def test_products_of_three_terms_are_said() -> None:
+    wide = model("d = Conv(x, point) e = Conv<pads=[1,1,1,1]>(d, wide) y = Relu(e)",
+                 "float[1,24,9,7] x", "a,b,c,d")  # fmt: skip
+    for target, marked in (("x86-64-v4-amx", [True, False]), ("x86-64-v3", [False, False])):
+        made = bnncc.compile(wide, target=target, float_products="bf16x3").report
+        said = ["--float-products bf16x3" in layer["reason"] for layer in made["layers"]]
+        assert said == marked
+        changes = any("nothing changes: x86-64-v3 lacks" in w for w in made["warnings"])
+        assert changes == (target == "x86-64-v3")
+    small = bnncc.compile(
+        model("y = Conv(x, point)", "float[1,24,3,3] x", "a,b,c,d"),
+        target="x86-64-v4-amx", float_products="bf16x3",
+    )  # fmt: skip
+    assert any("has 16 rows or pixels" in w for w in small.report["warnings"])
+    whole = {**WEIGHTS, "point": np.rint(WEIGHTS["point"] * 5)}
+    proto = model("r = Relu(x) y = Conv(r, point)", "float[1,24,9,7] x", "a,b,c,d")
+    proto.graph.initializer[list(WEIGHTS).index("point")].CopyFrom(
+        onnx.numpy_helper.from_array(whole["point"].astype("f"), "point")
+    )
+    exact = bnncc.compile(proto, target="x86-64-v4-amx", float_products="bf16x3")
+    assert "--float-products" not in exact.report["layers"][0]["reason"]

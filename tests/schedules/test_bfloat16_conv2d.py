@@ -16,7 +16,7 @@ from bnncc.schedules import tile_choice
 from bnncc.targets import catalog
 from bnncc.topi_binary import filtering, layout, quantization, reference
 from bnncc.topi_binary.build import input_types, output_types
-from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.definitions import byte_products, define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 from tests.kernel_harness import HERE, TILES, build, run_kernel
 
@@ -202,3 +202,75 @@ def test_filtering_is_chosen_where_it_saves_more_than_pairs() -> None:
     ):  # fmt: skip
         spec = replace(spec, operands="bfloat16", packed=packed)
         assert filtering.choose(spec, "filtered", *spec.output_hw) == chosen
+
+
+def three(spec: Conv2d) -> Conv2d:
+    return replace(spec, operands="bfloat16x3", packed=2)
+
+
+TERMS = [
+    three(Conv2d(1, 8, 9, 64, 64, (1, 1), steps=RESIDUAL)),
+    three(Conv2d(17, 1, 1, 100, 33, (1, 1), rank=2, steps=STORE)),
+    three(Conv2d("n", 9, 9, 17, 20, (1, 1), (2, 2), data_layout="NCHW", steps=STORE)),
+]
+
+
+@pytest.mark.parametrize("target", TILES)
+@pytest.mark.parametrize("spec", TERMS)
+def test_products_of_three_terms(spec: Conv2d, target: str) -> None:
+    rng = np.random.default_rng(1)
+    assert tile_choice.pays(spec, catalog.resolve(target))
+    spec = replace(spec, steps=STORE)
+    for positive in (False, True):
+        shape = [3 if isinstance(d, str) else d for d in input_types(spec)[0][0]]
+        data = rng.standard_normal(shape).astype(np.float32)
+        weight = rng.standard_normal((spec.out_channels, 1, 1, spec.channels)).astype(np.float32)
+        if positive:
+            data, weight = abs(data), abs(weight)
+        arrays = [data, quantization.pack_weight(weight, spec)]
+        (got,) = run_kernel(spec, arrays, target, 3)
+        plain = replace(spec, operands="float32", packed=1)
+        (want,) = reference.conv2d(plain, [data, layout.pack_float_weight(weight)])
+        (size,) = reference.conv2d(plain, [abs(data), layout.pack_float_weight(abs(weight))])
+        assert (np.abs(got - want) <= 3e-7 * size).all()
+
+
+@pytest.mark.parametrize("target", TILES)
+def test_the_deepest_sums_of_three_terms(target: str) -> None:
+    rng = np.random.default_rng(2)
+    spec = three(Conv2d(16, 1, 1, tile_choice.MAX_TERMS, 16, (1, 1), rank=2, steps=STORE))
+    data, weight = (abs(rng.standard_normal((16, spec.channels)).astype("f")) for _ in range(2))
+    packed = quantization.pack_weight(weight.reshape(16, 1, 1, -1), spec)
+    (got,) = run_kernel(spec, [data, packed], target)
+    want = data.astype(np.float64) @ weight.T.astype(np.float64)
+    assert (np.abs(got - want) <= 3e-7 * want).all()
+    deeper = replace(spec, channels=spec.channels + 1)
+    assert not tile_choice.pays(deeper, catalog.resolve(target))
+    assert not tile_choice.pays(replace(spec, kernel=(3, 3)), catalog.resolve(target))
+
+
+@pytest.mark.parametrize("target", TILES)
+def test_edges_of_three_terms(target: str) -> None:
+    """Infinities and NaN are NaN; numbers whose terms are denormal lose those."""
+    spec = three(Conv2d(16, 1, 1, 32, 16, (1, 1), rank=2, steps=STORE))
+    weight = np.eye(16, 32, dtype=np.float32).reshape(16, 1, 1, 32)
+    odd = np.array([0xFFFFFFFF, 0x7F800001, 0x7FC00000], np.uint32).view(np.float32)
+    values = [np.inf, -np.inf, *odd, 3.4e38, 1 + 2.0**-23, 1e38, 2.0**-126, 2.0**-130, -0.0]
+    data = np.zeros((16, 32), np.float32)
+    data[np.arange(len(values)), np.arange(len(values))] = values
+    (got,) = run_kernel(spec, [data, quantization.pack_weight(weight, spec)], target)
+    seen = got[np.arange(len(values)), np.arange(len(values))]
+    assert np.isnan(seen[:6]).all()  # 3.4e38 is beyond bfloat16
+    np.testing.assert_array_equal(seen[6:8], data[[6, 7], [6, 7]])
+    assert seen[8:].tolist() == [2.0**-126, 0.0, 0.0]
+    assert np.isnan(got[: len(values) - 5][:, 6]).all()  # of its whole row: 0 * inf is NaN
+    assert (got[11:] == 0).all()
+
+
+def test_terms_of_a_float() -> None:
+    x = np.float32([1 / 3, -7e30, 1 + 2.0**-23, 0.0])
+    made = quantization.terms(x)
+    assert all((term.astype(HALF).astype("f") == term).all() for term in made)
+    np.testing.assert_array_equal(sum(t.astype(np.float64) for t in made), x.astype(np.float64))
+    pairs = [tuple(int(which(i)) for which in byte_products._TERM_OF) for i in range(6)]
+    assert tuple(pairs) == quantization.PRODUCTS

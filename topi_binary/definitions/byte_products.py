@@ -44,6 +44,13 @@ Layer = BinaryConv2d | FewBitConv2d | Conv2d
 FORM = "products"
 """Of `binary_conv2d` and `few_bit_conv2d`, with the numbers of `Lines` behind it."""
 
+_TERM_OF: tuple[Callable[[Expr], Expr], ...] = (
+    lambda i: i * 8 % 10 // 4,
+    lambda i: (i * 11 + 14) % 23 // 7,
+)
+"""By its place in `quantization.PRODUCTS`, which term of a datum a product has, and which of a
+weight: in arithmetic of which TVM finds what is read."""
+
 _HALVES = ("uint16", "uint16")
 """Types of data and weights that are bits of bfloat16."""
 
@@ -161,6 +168,9 @@ class Operands:
         The number of an image, row and column, which may be outside, a group, so many lanes of it,
         and a lane; and the number of a vector of output channels, a tap, a block of `depth`
         channels, a word of these, and one of the numbers that such words have.
+    terms : int
+        Numbers that a datum, and a weight, is the sum of; data have one for each group, weights
+        one after the other.
     """
 
     spec: Layer
@@ -169,6 +179,23 @@ class Operands:
     lanes: int
     datum: Callable[..., Expr]
     weight: Callable[..., Expr]
+    terms: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Groups of channels, or terms, that data have: not both."""
+        return self.spec.groups * self.terms
+
+    @property
+    def products(self) -> int:
+        """Products that one of sums of terms takes."""
+        return len(quantization.PRODUCTS) if self.terms > 1 else 1
+
+    def block(self, which: int, number: Expr) -> Expr:
+        """Return which block of data (0) or weights (1) a block of products reads."""
+        if self.terms == 1:
+            return number
+        return _TERM_OF[which](number // self.steps) * self.steps + number % self.steps
 
     @property
     def together(self) -> int:
@@ -201,7 +228,7 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
     """
     spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
     lines, (full, rest) = Lines(spec, rows, places), divmod(spec.out_channels, LANES)
-    held = spec.groups * met.steps
+    held = met.parts * met.steps
     data = buffer("bytes", (n, held, lines.pixels, met.depth), met.types[0])
     parts = met.depth // met.lanes
 
@@ -216,13 +243,14 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
         place = lines.place((high, wide), row, column)
         return [n, group * met.steps + part // parts, place, part % parts * met.lanes + lane]
 
-    extents = (*lines.phases, *lines.plane, spec.groups, met.steps * parts, met.lanes)
+    extents = (*lines.phases, *lines.plane, met.parts, met.steps * parts, met.lanes)
     compute("data", data, (n, *extents), datum, where)
-    taps = [*map(extent, (n, lines.count, *spec.kernel, held, places, met.depth))]
+    blocks = spec.groups * met.products * met.steps
+    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, places, met.depth))]
     window = compute(
         "window", buffer("window", taps, met.types[0]), taps,
         lambda n, line, kh, kw, c, place, k: data[
-            n, c, line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
+            n, met.block(0, c), line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
         ],
     )  # fmt: skip
     ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
@@ -234,11 +262,11 @@ def _sums(
 ) -> Callable[..., Expr]:
     """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
     spec, steps = met.spec, met.steps
-    shape = [*map(extent, (count, *spec.kernel, steps, LANES, met.depth))]
+    shape = [*map(extent, (count, *spec.kernel, met.products * steps, LANES, met.depth))]
     every = met.together
     panel = compute(
         f"panel{end}", buffer(f"panel{end}", shape, met.types[1]), shape,
-        lambda o, *i: met.weight(first + o, *i),
+        lambda o, kh, kw, c, *i: met.weight(first + o, kh, kw, met.block(1, c), *i),
     )  # fmt: skip
 
     def term(total: Expr, *i: Expr) -> Expr:
@@ -252,7 +280,7 @@ def _sums(
     outputs = [*map(extent, (n, lines.count, count, lines.places, LANES))]
     dtype = "float32" if met.types[0] == "uint16" else "int32"
     sums = buffer(f"sums{end}", outputs, dtype)
-    start, reduced = tirx.const(0, dtype), (*spec.kernel, steps, met.depth)
+    start, reduced = tirx.const(0, dtype), (*spec.kernel, met.products * steps, met.depth)
     accumulate(f"sum{end}", sums, outputs, reduced, start, term)
 
     def dot(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
@@ -314,16 +342,17 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
 def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
     """Return the numbers of a layer with operands of bfloat16, two in a word."""
     words, depth = quantization.words_of_pixel(spec), LANES * 2
+    terms = quantization.TERMS if spec.operands == "bfloat16x3" else 1
     steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, depth)
     count = layout.blocks(spec.out_channels)
     ragged = [*map(extent, (count, *spec.kernel, words, LANES * 2))]
-    tiled = [*map(extent, (count, *spec.kernel, steps, LANES, depth))]
+    tiled = [*map(extent, (count, *spec.kernel, terms * steps, LANES, depth))]
     stored = aliased(weights, tiled if in_tiles(spec) else ragged, "uint16")
 
     def datum(n: Expr, y: Expr, x: Expr, group: Expr, part: Expr, lane: Expr) -> Expr:
         channel = part * together + lane
         there = T.And(inside(spec, y, x), part * together < spec.channels)
-        half = to_bfloat16(data[tuple(pixel(spec, n, y, x, channel))])
+        half = _term(data[tuple(pixel(spec, n, y, x, channel))], group if terms > 1 else None)
         return T.if_then_else(there, T.Cast("uint16", half), T.uint16(0))
 
     def weight(o: Expr, kh: Expr, kw: Expr, step: Expr, word: Expr, number: Expr) -> Expr:
@@ -332,9 +361,24 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
         word = step * LANES + word
         return T.if_then_else(word < words, stored[o, kh, kw, word, number], T.uint16(0))
 
-    return Operands(spec, _HALVES, steps, together, datum, weight)
+    return Operands(spec, _HALVES, steps, together, datum, weight, terms)
+
+
+def _term(datum: Expr, number: Expr | None) -> Expr:
+    """Return the bits of one of the numbers of bfloat16 that `datum` is the sum of, as uint32."""
+    first = to_bfloat16(datum)
+    if number is None:
+        return first
+    rest = datum - bfloat16(first)
+    second = to_bfloat16(rest)
+    third = to_bfloat16(rest - bfloat16(second))
+    bits = T.bitwise_and(T.reinterpret("uint32", datum), T.uint32(0x7FFFFFFF))
+    seen = T.Select(bits > T.uint32(0x7F800000), T.uint32(0x7FC0), first)  # NaN stays NaN
+    return T.Select(number == 0, seen, T.Select(number == 1, second, third))
 
 
 def in_tiles(spec: Layer) -> bool:
     """Whether weights are stored as tiles hold them."""
-    return isinstance(spec, Conv2d) and quantization.words_of_pixel(spec) % LANES == 0
+    if not isinstance(spec, Conv2d):
+        return False
+    return spec.operands == "bfloat16x3" or quantization.words_of_pixel(spec) % LANES == 0

@@ -61,6 +61,8 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
     ones = np.ones(data.shape[0])
     if spec.zero_points:
         return data - np.array(spec.zero_points), ones
+    if spec.operands == "bfloat16x3":  # as exact as float32
+        return data, ones
     if spec.operands == "float16":
         return data.astype(np.float32).astype(np.float16).astype(np.float64), ones
     if spec.operands == "bfloat16":
@@ -75,6 +77,8 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
 def _unpacked(spec: Conv2d, packed: Array) -> Array:
     """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
     depth = spec.channels
+    if spec.operands == "bfloat16x3":
+        return _joined_terms(spec, packed)
     if quantization.apart(spec):
         depth += -depth % spec.packed
     size = spec.kernel[0] * spec.kernel[1] * depth
@@ -92,6 +96,15 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         out[channel] = lane[:size].reshape(*spec.kernel, depth)[..., : spec.channels]
     return out
+
+
+def _joined_terms(spec: Conv2d, packed: Array) -> Array:
+    """Read weights that are sums of three numbers of bfloat16 each."""
+    words = -(-spec.channels // 32) * 16
+    cut = packed.reshape(-1, 3, words, 16).view(np.uint16).reshape(-1, 3, words, 16, 2)
+    numbers = (cut.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    rows = numbers.sum(axis=1).transpose(0, 2, 1, 3).reshape(-1, words * 2)
+    return rows[: spec.out_channels, None, None, : spec.channels]
 
 
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:
