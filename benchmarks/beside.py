@@ -5,7 +5,8 @@
 COMMIT may be the folder of a checkout, too. Each checkout compiles the same ONNX files in a process
 of its own. Then the two take turns: with each kernel of each network alone, on random bits and
 numbers, and with the whole network. Layers are told apart by their names; one kernel that serves
-several is timed once. Outputs are compared before anything is timed. Ratios are speeds relative to
+several is timed once, and none whose tensors differ between the two. Outputs are compared before
+anything is timed. Ratios are speeds relative to
 the other checkout: above 1 is faster.
 
 On a shared machine a neighbour may slow one side for longer than a turn. `--again` measures the
@@ -67,6 +68,7 @@ class Served:
         self._artifact = compile_model(onnx.load(path), CompileOptions(target=target, threads=1))
         spent = time.process_time() - start
         kinds = {layer["kernel"]: layer["kind"] for layer in self._artifact.report["layers"]}
+        tensors = {kernel["name"]: kernel["args"] for kernel in self._artifact.report["kernels"]}
         layers = {str(layer["name"]): layer["kernel"] for layer in self._artifact.report["layers"]}
         from contest import Kernel
         from peers import Ours
@@ -82,7 +84,7 @@ class Served:
         for kernel in self._artifact.report["kernels"]:
             self._makers[kernel["name"]] = partial(Kernel, self._artifact, kernel)
         self._made: dict[tuple[str, int], Any] = {}
-        return {"seconds": spent, "layers": layers, "kinds": kinds}
+        return {"seconds": spent, "layers": layers, "kinds": kinds, "tensors": tensors}
 
     def output(self, path: str) -> None:
         """Write the first output to a file."""
@@ -196,6 +198,8 @@ def compare(
         before = theirs["layers"].get(layer)
         if not kernel or not before or any(f["kernel"] == kernel for f in found.values()):
             continue
+        if ours["tensors"][kernel] != theirs["tensors"][before]:
+            continue  # other work, as where one kernel writes NCHW and in the other's another does
         alone, speed = race(partial(mine.ask, "run", kernel), partial(other.ask, "run", before))
         kind = ours["kinds"][kernel]
         found[layer] = {
@@ -215,7 +219,8 @@ def better(row: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
         other = min(one["us"] * one["ratio"], two["us"] * two["ratio"])
         return {**one, "us": us, "ratio": other / us}
 
-    layers = {name: least(layer, again["layers"][name]) for name, layer in row["layers"].items()}
+    both = [name for name in row["layers"] if name in again["layers"]]
+    layers = {name: least(row["layers"][name], again["layers"][name]) for name in both}
     return {**least(row, again), "layers": layers}
 
 

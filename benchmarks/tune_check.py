@@ -6,8 +6,9 @@
 Each network is tuned by `bnncc tune` and compiled with its records and untuned. Both are then timed
 in turns, in several processes, where their tensors and code lie elsewhere in memory: a network is
 slower if the interval of 95 % of the processes' ratios lies above 1. With ``--beside`` another
-commit's tuner does the same with as many trials, and its mean gain stands beside. FOLDER keeps
-records and artifacts: the same command goes on where it was stopped.
+commit's tuner does the same with as many trials, and its mean gain stands beside. A network that
+kept all its defaults is the same machine code, and is not timed. FOLDER keeps records, artifacts
+and results: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -84,6 +85,13 @@ def times(artifacts: Sequence[str]) -> list[float]:
     return [runner.best for runner in runners]
 
 
+def same_code(*artifacts: str) -> bool:
+    """Return whether artifacts hold the same machine code: whatever they take is no difference."""
+    from bnncc.runtime.artifact import Artifact
+
+    return len({Artifact.load(path).library for path in artifacts}) == 1
+
+
 def check(name: str, checkout: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Tune a network with a checkout's tuner; return what it takes relative to the default."""
     from bnncc.tuning.race import Gain
@@ -97,6 +105,9 @@ def check(name: str, checkout: Path, folder: Path, args: argparse.Namespace) -> 
     paths = [str(folder / f"{name}.{which}.bnncc") for which in ("untuned", "tuned")]
     for path, option in zip(paths, (["--untuned"], ["--records", str(records)]), strict=True):
         run(checkout, "-m", "bnncc", "compile", str(model), "-o", path, *target, *option)
+    if checkout == machine.ROOT and same_code(*paths):
+        print(f"{name:15} kept the default", flush=True)
+        return {"untuned_us": None, "tuned_us": None, **asdict(Gain.of([1.0], [1.0]))}
     seconds = [
         json.loads(run(checkout, __file__, "--times", *order))[:: 1 if order == paths else -1]
         for order in (paths, paths[::-1]) * (PROCESSES // 2)
@@ -111,8 +122,11 @@ def _table(content: dict) -> str:
     rows = []
     for row in content["networks"]:
         cells = [f"{row['ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"]
+        if row["untuned_us"] is None:
+            cells[1] = "the same code"
         beside = f"{row['beside']['ratio']:.3f}" if "beside" in row else ""
-        rows.append([row["network"], f"{row['untuned_us']:.0f}", *cells, beside])
+        untuned = "" if row["untuned_us"] is None else f"{row['untuned_us']:.0f}"
+        rows.append([row["network"], untuned, *cells, beside])
     means = [f"{content[key]:.3f}" if key in content else "" for key in ("mean", "beside_mean")]
     rows.append(["geometric mean", "", means[0], "", means[1]])
     head = ["network", "untuned, us", "tuned / untuned", "95 %", f"`{content.get('beside', '')}`"]
@@ -139,10 +153,13 @@ def main() -> None:
     rows = []
     with checked_out(args.beside) if args.beside else nullcontext() as other:
         for name in args.networks:
-            row = {"network": name, **check(name, machine.ROOT, folder / "here", args)}
-            if other:
-                row["beside"] = check(name, other.resolve(), folder / "beside", args)
-            rows.append(row)
+            done = folder / f"{name}.json"
+            if not done.exists():
+                row = {"network": name, **check(name, machine.ROOT, folder / "here", args)}
+                if other:
+                    row["beside"] = check(name, other.resolve(), folder / "beside", args)
+                done.write_text(json.dumps(row))
+            rows.append(json.loads(done.read_text()))
     content = {"trials": args.trials, "networks": rows, "mean": mean([r["ratio"] for r in rows])}
     if args.beside:
         ratios = [row["beside"]["ratio"] for row in rows]

@@ -5,7 +5,7 @@
 
 Groups are networks of `networks.py` (``birealnet18``, ...), ``nine`` (the layers of `layers.py`),
 ``bitstream`` and ``dabnn`` (the layers and networks of their tables). Kernels are tuned one after
-the other, those of the first groups first; what has had its trials is passed over, so the same
+the other, those of the first groups first; what has had its trials is skipped, so the same
 command goes on after an interruption. Prune before shipping: ``bnncc records prune DIR``.
 
 With ``--bundle`` kernels are not tuned but written into a bundle (docs/tuning.md), up to ``--each``

@@ -110,7 +110,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
     artifacts, compile_seconds = {}, {}
     for variant, (path, float_conv) in variants.items():
         started = time.perf_counter()
-        artifacts[variant] = bnncc.compile(path, float_conv=float_conv, tuned=False)
+        artifacts[variant] = bnncc.compile(path, float_conv=float_conv, untuned=True)
         compile_seconds[variant] = time.perf_counter() - started
     image, expected = _image(name, paths["where"], shape, artifacts)
     wanted = {"where": expected, "float": _expect(paths["float"], image)}

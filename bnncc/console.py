@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -41,13 +40,36 @@ class Console:
             self.line(text)
 
     def progress(self, text: str) -> None:
-        """Write what is going on, if asked to say more."""
+        """Write what is going on, if verbose."""
         if self.verbosity > 0:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Write a line in any case."""
-        print(text, file=sys.stderr, flush=True)
+        """Write a line in any case, if there is anywhere to write it."""
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+    def data(self, text: str) -> None:
+        """Write what was asked for to standard output.
+
+        Raises
+        ------
+        BrokenPipeError
+            If who reads it has gone.
+        BnnccError
+            If it cannot be written for another reason.
+        """
+        if sys.stdout is None:
+            raise BnnccError("standard output: cannot be written: it is closed")
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BnnccError(f"standard output: cannot be written: {reason}") from error
 
     def _labelled(self, label: str, text: str) -> None:
         name = label
@@ -56,8 +78,9 @@ class Console:
         self.line(f"{name}: {text}")
 
 
-def _coloured(stream: TextIO) -> bool:
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+def _coloured(stream: TextIO | None) -> bool:
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not plain
 
 
 @contextlib.contextmanager
@@ -78,10 +101,11 @@ def library_output_hidden() -> Iterator[Callable[[], str]]:
         return
     before = sys.stderr
     with (
-        tempfile.TemporaryFile() as sink,
+        os.fdopen(os.memfd_create("stderr"), "w+b") as sink,  # no disk, which may be full
         os.fdopen(saved, "w", buffering=1, errors="backslashreplace") as terminal,
     ):
-        before.flush()
+        if before is not None:
+            before.flush()
         os.dup2(sink.fileno(), 2)
         sys.stderr = terminal
         faulthandler.enable(terminal)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc import notices, report
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.link import build_library
-from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError, deprecated
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
@@ -66,7 +66,7 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "nothing",
+    assume: str = "none",
     sign_zero: str = "exact",
     float_conv: str = "filtered",
     first_layer: str = "float32",
@@ -80,8 +80,10 @@ def compile(
     dump_ir: str | Path | None = None,
     threads: int | None = None,
     seed: int = 0,
-    records: Sequence[str | Path] = (),
-    tuned: bool = True,
+    tuning_dir: str | Path | Sequence[str | Path] = (),
+    untuned: bool = False,
+    records: Sequence[str | Path] | None = None,
+    tuned: bool | None = None,
 ) -> Artifact:
     """Compile a model.
 
@@ -99,7 +101,7 @@ def compile(
         For a module: which sizes may vary, as ``torch.export.export`` takes it.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
-    assume : {"nothing", "dabnn"}
+    assume : {"none", "dabnn"}
         What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
         convolutions whose weights are binary, and pads them by -1.
     sign_zero : {"exact", "+1", "-1"}
@@ -116,7 +118,7 @@ def compile(
     float_products : {"float32", "bf16x3"}
         How products of float32 are computed in 1x1 convolutions and dense layers: at once, or as
         six products of three bfloat16 terms each, on AMX.
-    few_bit : {"auto", "planes"}
+    few_bit : {"auto", "bitplanes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
         Refuse inputs with NaN or infinities at run time.
@@ -127,19 +129,30 @@ def compile(
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
-        How many threads kernels are cut for; by default the CPUs this process may use.
+        Threads to compile for; by default the CPUs that this process may use.
     seed : int
         Of the self-check's random input.
-    records : sequence of path
-        Folders of tuning records (see `bnncc tune`), beside those that come with bnncc.
-    tuned : bool
-        Whether to use any records at all.
+    tuning_dir : path or sequence of path
+        Folders of tuning records (see `bnncc tune`), used before those that come with bnncc.
+    untuned : bool
+        Use no tuning records at all.
+    records : sequence of path, optional
+        Deprecated name of `tuning_dir`.
+    tuned : bool, optional
+        Deprecated opposite of `untuned`.
 
     Raises
     ------
     BnnccError
         See `bnncc.errors` for which; the message is one line.
     """
+    if records is not None:
+        deprecated("records", "tuning_dir")
+        tuning_dir = records
+    if tuned is not None:
+        deprecated("tuned", "untuned")
+        untuned = not tuned
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuple(tuning_dir)
     return compile_model(
         captured(model, example_inputs, dynamic_shapes),
         CompileOptions(
@@ -160,8 +173,8 @@ def compile(
             dump_ir=dump_ir,
             threads=threads,
             seed=seed,
-            records=tuple(records),
-            tuned=tuned,
+            records=folders,
+            tuned=not untuned,
         ),
     )
 
@@ -245,7 +258,7 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
         If the network needs TVM's runtime, or the target is a GPU.
     """
     target = _target(options)
-    if target.kind != "llvm":
+    if target.kind == "cuda":
         raise TargetError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
@@ -254,15 +267,16 @@ def compile_c(model: Model, options: CompileOptions, trace: Trace | None = None)
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
-    from bnncc.codegen import c_network
+    from bnncc.codegen import c_network, c_portable
 
-    files, scratch = c_network.make(
+    make = c_portable.make if target.kind == "c" else c_network.make
+    files, scratch, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
         _plan(made, scratch), model=network.name, target=target.name,
-        code=len(files["kernels.o"]), selfcheck=c_network.check_bytes(files),
+        code=code, selfcheck=c_network.check_bytes(files),
     )  # fmt: skip
     return c_network.CNetwork(files, content)
 
@@ -285,7 +299,7 @@ def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]
         By layer, what the file does not say of it.
     """
     model = as_onnx(model, params=options.params, input_shapes=options.input_shapes)
-    if options.assume == "nothing":
+    if options.assume == "none":
         return model, {}
     return assume_dabnn(model, options.input_shapes)
 
@@ -540,9 +554,9 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
                 tuned=call.name in made.tuned,
-                zeros=zero_planes(spec),
+                zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
-                live_bytes=used.live + scratch, bitstream=bitstream(spec),
+                live_bytes=used.live + scratch, reference_memory=bitstream(spec),
             )
         )  # fmt: skip
     binary = {

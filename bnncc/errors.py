@@ -19,6 +19,14 @@ to do. This module imports nothing of ours, so every layer may raise these.
 
 from __future__ import annotations
 
+import warnings
+
+
+def deprecated(old: str, new: str) -> None:
+    """Warn, on behalf of whoever called the caller, that a name is going to disappear."""
+    text = f"`{old}` is deprecated and will be removed in the next version: use `{new}`"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+
 
 class BnnccError(Exception):
     """Base of all errors meant for the user.

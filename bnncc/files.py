@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
+import re
 import shutil
+import stat
+import sys
 import tempfile
 import zipfile
 import zlib
@@ -24,10 +28,23 @@ def model_stem(path: Path) -> str:
     return path.stem.removesuffix("-symbol") if path.suffix == ".json" else path.stem
 
 
-def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
-    """Write `chunks` to `path` under a temporary name in the same folder, then rename.
+STDOUT = Path("-")
+"""What stands for standard output where a file to write is named."""
 
-    A link stays one: what it points to is written.
+
+def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
+    """Write a file whole or not at all; standard output, FIFOs and devices are written through.
+
+    A regular file is written under a temporary name in its folder, then renamed, so that what was
+    there stays if anything fails. Symbolic links are followed; a file that is replaced keeps its
+    permissions.
+
+    Parameters
+    ----------
+    path : path
+        Where to; ``-`` is standard output.
+    chunks : iterable of bytes
+        What to write.
 
     Returns
     -------
@@ -37,35 +54,121 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
     Raises
     ------
     BnnccError
-        If the folder cannot be written to, or there is something that is no file.
+        If it cannot be written, or is a folder or a socket.
     """
-    path = Path(path)
+    place = replaced_by(path)
     size = 0
-    temporary = ""
-    try:
-        place = Path(os.path.realpath(path))
-        if place.is_dir():
+    with errors_named(path), _through(path) if place is None else replacing(place) as file:
+        for chunk in chunks:
+            size += file.write(chunk)
+        file.flush()
+    return size
+
+
+def replaced_by(path: str | Path) -> Path | None:
+    """Return the regular file, there or not, that writing to `path` replaces.
+
+    Returns
+    -------
+    Path or None
+        Without symbolic links; None for what is written through.
+
+    Raises
+    ------
+    BnnccError
+        If nothing can be written there.
+    """
+    if _is_stdout(path):
+        return None
+    with errors_named(path):
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            mode = 0
+        if stat.S_ISDIR(mode):
             raise BnnccError(f"{path}: is a folder, not a file to write")
-        if place.exists() and not place.is_file():
-            raise BnnccError(f"{path}: is not a regular file")
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.")
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            return None
+        if mode and not stat.S_ISREG(mode):
+            raise BnnccError(f"{path}: is a socket, not a file to write")
+        place = Path(os.path.realpath(path))
+        folder = place.parent if os.path.islink(path) else Path(path).parent
+        if not folder.is_dir():
+            raise BnnccError(f"{path}: folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise BnnccError(f"{path}: folder {folder} cannot be written to")
+        if mode and not os.access(place, os.W_OK):
+            raise BnnccError(f"{path}: cannot be written: the file is read-only")
+    return place
+
+
+def output_name(path: str | Path) -> str:
+    """Return what to call a file that is written, in messages."""
+    return "standard output" if str(path) == str(STDOUT) else str(path)
+
+
+@contextlib.contextmanager
+def errors_named(path: str | Path) -> Iterator[None]:
+    """Turn what the operating system says into one line about `path`, a file that is written.
+
+    Raises
+    ------
+    BnnccError
+        Instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BnnccError(f"{output_name(path)}: cannot be written: {reason}") from error
+
+
+@contextlib.contextmanager
+def replacing(place: Path) -> Iterator[IO[bytes]]:
+    """Give a new file that takes the place of `place` if all goes well, and is gone if not.
+
+    Yields
+    ------
+    file
+        Open for writing.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~mask
+    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.")
+    try:
         with os.fdopen(handle, "wb") as file:
-            for chunk in chunks:
-                size += file.write(chunk)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
+        os.chmod(temporary, mode)
         os.replace(temporary, place)
-        temporary = ""
-    except OSError as error:
-        raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    return size
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _through(path: str | Path) -> Iterator[IO[bytes]]:
+    if not _is_stdout(path):
+        with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
+            yield file
+        return
+    if not hasattr(sys.stdout, "buffer"):
+        raise OSError(errno.EBADF, "it is closed" if sys.stdout is None else "it takes text only")
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+
+
+def _is_stdout(path: str | Path) -> bool:
+    """Tell whether a name leads to standard output: ``-``, ``/dev/stdout``, or its very file."""
+    if str(path) == str(STDOUT):
+        return True
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # no such file, or no real standard output
+        return False
 
 
 _LOCK = "bnncc.lock"
@@ -147,7 +250,7 @@ def read_npz(
     file : path or bytes stream
         What to read.
     names : collection of str
-        Arrays to read; others are passed over.
+        Arrays to read; others are ignored.
     check : callable
         Given name, shape and dtype of an array, raises `InputError` if it is not wanted; so the
         memory used is bounded by what the caller accepts.
@@ -178,15 +281,24 @@ def read_npz(
                 with archive.open(info) as stream:
                     arrays[name] = _read_member(stream, name, source, info.file_size, check)
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        _check_npz(file, source, hint)
         if isinstance(error, OSError) and error.filename is None:  # no zip: a place before it
             raise InputError(f"{source}: not an intact .npz file", hint=hint) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
+        _check_npz(file, source, hint)
         raise InputError(
             f"{source}: not an intact .npz file: {str(error)[:160]}", hint=hint
         ) from error
     return arrays
+
+
+def _check_npz(file: str | Path | io.BytesIO, source: str, hint: str) -> None:
+    """Refuse a file of another kind by that kind's name."""
+    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
+    if kind and not kind.startswith("a zip"):
+        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
 
 
 def _read_member(
@@ -253,3 +365,43 @@ def read_bytes(file: Path, what: str, limit: int = MAX_FILE_BYTES) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"{file}: cannot be read: {reason}") from error
+
+
+_KINDS = (
+    (rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]", "an ONNX model"),
+    (rb".{4}TFL3", "a TensorFlow Lite model"),
+    (rb"\s*\{.*\"nodes\"", "an MXNet network"),
+    (rb"(\./)?(manifest\.json|lib\.so|selfcheck\.npz)\0", "a bnncc artifact"),
+    (rb"\x1f\x8b", "a gzip file"),
+    (rb"PK\x03\x04", "a zip file (a PyTorch checkpoint or .npz file?)"),
+    (rb"version https://git-lfs", "a Git LFS pointer"),
+    (rb"<!DOCTYPE|<html", "an HTML page"),
+    (rb"\x89HDF", "an HDF5 file"),
+    (rb"\x93NUMPY", "a .npy file"),
+    (rb"\x89PNG", "a PNG image"),
+    (rb"\xff\xd8\xff", "a JPEG image"),
+    (rb"\x7fELF", "an ELF file"),
+    (rb"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
+)
+"""How files of some kinds begin."""
+MODELS = tuple(kind for _, kind in _KINDS[:3])
+"""Those of them that can be compiled."""
+
+
+def kind_of(file: str | Path | bytes) -> str:
+    """Return what kind of file it is, by how its content begins; empty if that is not known.
+
+    Parameters
+    ----------
+    file : path or bytes
+        The file, or its beginning.
+    """
+    if isinstance(file, bytes):
+        head = file[:4096]
+    else:
+        try:
+            with open(file, "rb") as stream:
+                head = stream.read(4096)
+        except (OSError, ValueError):
+            return ""
+    return next((kind for start, kind in _KINDS if re.match(start, head, re.DOTALL)), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
@@ -88,6 +89,18 @@ def parse_input_transform(text: str) -> InputTransform:
         except ValueError:
             raise UsageError(f"input transform: `{value}` is not a number") from None
     return InputTransform(kind, thresholds, layout or "nchw", name)
+
+
+def transform_file(text: str) -> str:
+    """Return the file that the text of a transform names; empty if it names none.
+
+    Examples
+    --------
+    >>> transform_file("image=rgb-threshold:t.json:nhwc")
+    't.json'
+    """
+    _, kind, rest = text.partition("rgb-threshold:")
+    return re.sub(r":n(chw|hwc)$", "", rest, flags=re.IGNORECASE) if kind else ""
 
 
 def as_transform(transform: InputTransform | str | None) -> InputTransform | None:

@@ -19,8 +19,8 @@ def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, 
     lines = []
     if assumed:
         lines.append(
-            f"--assume dabnn: the model does not say that {len(assumed)} of its convolutions take "
-            "the sign of their data"
+            f"--assume dabnn: applied sign() to the input of {len(assumed)} convolutions, which "
+            "the model does not do"
         )
     floats = [layer.name for layer in found if layer.kind == "float"]
     if found and len(floats) == len(found):
@@ -37,22 +37,22 @@ ZEROS = "it meets zeros whose sign is another, by option"
 def compared(made: report.Compared) -> tuple[str, ...]:
     """Say that the passes were compared with the model for inputs of other sizes, or not at all."""
     if made.passes == "smaller":
-        said = f"the network is large: its passes were compared with the model for {made.detail}"
-        return (said,)
+        said = f"passes were checked against the model for {made.detail} only"
+        return (f"the network is large: its {said}",)
     if made.detail != TOO_LARGE:
         return ()
     return (
-        f"{TOO_LARGE} to compare what the passes made of it with the model: "
-        "compile it once for smaller images to have that done",
+        f"{TOO_LARGE} to check its passes against the model; compile it once with a smaller "
+        "--input-shape to have that done",
     )
 
 
 def stale_records(records: Records) -> tuple[str, ...]:
-    """Say, in one line, that tuning records were passed over."""
+    """Say, in one line, that tuning records were ignored."""
     if not records.stale:
         return ()
     more = f" (and {len(records.stale) - 1} more)" if len(records.stale) > 1 else ""
-    return (f"a tuning record does not apply and was passed over: {records.stale[0]}{more}",)
+    return (f"ignored a tuning record that does not apply: {records.stale[0]}{more}",)
 
 
 def in_three_terms(
@@ -103,6 +103,6 @@ def rounded(name: str, operands: str, relaxed: Relaxed, target: TargetSpec) -> t
     if relaxed.layers and missing:
         lines.append(
             f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
-            "float32, and nothing is gained"
+            "float32, which is no faster"
         )
     return tuple(lines)

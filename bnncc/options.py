@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from bnncc.targets.spec import TargetSpec
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "assume": ("nothing", "dabnn"),
+    "assume": ("none", "dabnn"),
     "sign_zero": ("exact", "+1", "-1"),
     "float_conv": ("direct", "filtered", "filtered-2d"),
     "first_layer": ("float32", "bfloat16", "int8", "float16"),
     "float_type": ("float32", "float16"),
     "float_precision": ("float32", "bfloat16"),
     "float_products": ("float32", "bf16x3"),
-    "few_bit": ("auto", "planes"),
+    "few_bit": ("auto", "bitplanes"),
 }
 """Accepted values of fields of `CompileOptions`."""
+
+OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
+"""Deprecated values, and what they are called now; older artifacts hold them, too."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -45,9 +48,9 @@ class Uint8Input:
     def __post_init__(self) -> None:
         for values in (self.mean, self.scale):
             if not values or not all(_finite(v) for v in values):
-                raise UsageError(f"input `{self.name}`: mean and scale want finite numbers")
+                raise UsageError(f"input `{self.name}`: mean and scale must be finite numbers")
         if not all(self.scale):
-            raise UsageError(f"input `{self.name}`: a scale of 0 leaves nothing of the image")
+            raise UsageError(f"input `{self.name}`: the scale must not be 0")
         if self.layout not in ("nchw", "nhwc"):
             raise UsageError(f"input `{self.name}`: layout is `{self.layout}`, not nchw or nhwc")
 
@@ -60,7 +63,7 @@ class CompileOptions:
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Shapes that replace those in the file; a str is a symbolic dimension."""
-    assume: str = "nothing"
+    assume: str = "none"
     sign_zero: str = "exact"
     float_conv: str = "filtered"
     first_layer: str = "float32"
@@ -73,9 +76,9 @@ class CompileOptions:
     input_transform: InputTransform | None = None
     dump_ir: str | Path | None = None
     threads: int | None = None
-    """How many threads kernels are cut for, and the self-check uses; by default the CPUs this
-    process may use. 1 makes kernels without any division; other numbers of threads can run what
-    was cut for more than 1, but shares may be less equal."""
+    """Threads to compile for, and to run the self-check with; by default the CPUs that this
+    process may use. With 1, kernels are not divided among threads; otherwise any number of threads
+    can run them, but their shares may be less equal."""
     seed: int = 0
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
@@ -84,6 +87,9 @@ class CompileOptions:
     is wrong."""
 
     def __post_init__(self) -> None:
+        for option, renamed in OLD_VALUES.items():
+            given = getattr(self, option)
+            object.__setattr__(self, option, renamed.get(given, given))
         for option, values in CHOICES.items():
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
@@ -99,11 +105,14 @@ class CompileOptions:
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
         if self.input_transform is not None and self.first_layer != "float32":
-            raise UsageError("first_layer rounds real inputs, input_transform makes bits of them")
+            raise UsageError(
+                "first_layer and input_transform cannot be combined: one rounds inputs, the other "
+                "binarises them"
+            )
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
         if self.records and not self.tuned:
-            raise UsageError("records are given, but are not to be used")
+            raise UsageError("records are given, but tuning records are turned off")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
 

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
+RENAMED = {
+    "right": "passed",
+    "difference": "max_abs_error",
+    "bitstream": "reference_memory",
+    "zeros": "zero_plane_args",
+}
+"""Keys of format 1, and their names now. The old ones are deprecated, and still written."""
 KINDS = ("binary", "few_bit", "float")
 
 Dim = int | str
@@ -63,19 +70,19 @@ class Kernel:
     """What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ..."""
     tuned: bool = False
     """Whether a tuning record chose its schedule."""
-    zeros: tuple[int, ...] = ()
+    zero_plane_args: tuple[int, ...] = ()
     """Which of `args` hold planes of exact zeros, all 0 in the usual case."""
     input_bytes: int = 0
     output_bytes: int = 0
     """`input_bytes`, `output_bytes`: of its activations; what it stores over an input is no
     output."""
     workspace_bytes: int = 0
-    """Scratch memory, of all threads the kernels are cut for."""
+    """Scratch memory of all threads that the kernel is compiled for."""
     live_bytes: int = 0
     """Everything in use while it runs: scratch memory, its tensors and those that later kernels
     read, without the network's inputs."""
-    bitstream: tuple[int, int] | None = None
-    """What equations 16 and 17 of BitStream count for a binary convolution."""
+    reference_memory: tuple[int, int] | None = None
+    """Bytes that a binary convolution takes by equations 16 and 17 of BitStream."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,27 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
     }
 
 
+def with_old_keys(data: Any) -> Any:
+    """Return `data` with the deprecated keys beside those that took their place."""
+    if isinstance(data, list | tuple):
+        return [with_old_keys(item) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    made = {key: with_old_keys(value) for key, value in data.items()}
+    return made | {old: made[new] for old, new in RENAMED.items() if new in made}
+
+
+def with_new_keys(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of an artifact, of format 1 perhaps, in the form that it has now."""
+    if report.get("format") != 1 or not isinstance(report.get("kernels"), list):
+        return dict(report)
+    kernels = [
+        {RENAMED.get(k, k): v for k, v in kernel.items()} if isinstance(kernel, dict) else kernel
+        for kernel in report["kernels"]
+    ]
+    return {**report, "format": FORMAT, "kernels": kernels}
+
+
 def with_file_size(report: Mapping[str, Any], total: int) -> dict[str, Any]:
     """Return `report` with ``bytes.manifest`` (and the container around it) and ``bytes.total``."""
     parts = {k: v for k, v in report["bytes"].items() if k not in ("manifest", "total")}
@@ -230,7 +258,7 @@ def _memory(report: Mapping[str, Any]) -> list[str]:
     rows = [("kernel", "input", "output", "scratch", "in use", "Eq. 16", "Eq. 17", "layers")]
     for kernel in report["kernels"]:
         sizes = (kernel[f"{key}_bytes"] for key in ("input", "output", "workspace", "live"))
-        formulas = kernel["bitstream"] or ("", "")
+        formulas = kernel["reference_memory"] or ("", "")
         numbers = [f"{n:,}" if n != "" else "" for n in (*sizes, *formulas)]
         rows.append((kernel["name"], *numbers, ", ".join(kernel["layers"])))
     return lines if len(rows) == 1 else ["", *table(rows, right=range(1, 7)), "", *lines]

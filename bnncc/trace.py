@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnncc.errors import UsageError
+from bnncc.files import write_atomic
 from bnncc.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Trace:
         assert self._folder is not None
         self._count += 1
         path = self._folder / f"{self._count:02}-{name.replace(' ', '-')}"
-        path.write_text(content + "\n", encoding="utf-8")
+        write_atomic(path, [content.encode(), b"\n"])
 
 
 def text(graph: Graph) -> str:

@@ -48,8 +48,15 @@ from bnncc.verification.relaxed import Relaxed
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 1
+FORMAT = 2
 _EXAMPLES = 3
+_VERDICTS = {
+    "pass": "PASS",
+    "pass but for ties": "PASS: outputs differ only where a value is a tie",
+    "fail": "FAIL",
+    "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
+}
+"""What verdicts are called for people."""
 
 
 def verify(
@@ -78,7 +85,7 @@ def verify(
     Returns
     -------
     dict
-        See docs/report.md; ``right`` tells the verdict.
+        See docs/report.md; ``passed`` says whether the artifact is right.
 
     Raises
     ------
@@ -91,15 +98,26 @@ def verify(
     onnx.reference, which is the specification in NumPy, runs all of the model and says that nothing
     is, the note tells where they differ, and the verdict is that of the latter.
     """
+    return dict(report.with_old_keys(_judged(model, artifact, inputs, seed, params)))
+
+
+def _judged(
+    model: str | Path | onnx.ModelProto,
+    artifact: Artifact,
+    inputs: Mapping[str, Array] | None,
+    seed: int,
+    params: str | Path | None,
+) -> dict[str, Any]:
+    """Return what `verify` does, in new keys only."""
     runner = reference.Reference()
     result = _against(runner, model, artifact, inputs, seed, params)
-    if result["right"] or reference.ONNX_RUNTIME not in runner.used:
+    if result["passed"] or reference.ONNX_RUNTIME not in runner.used:
         return result
     judge = reference.Reference(without=reference.ONNX_RUNTIME)
     other = _against(judge, model, artifact, inputs, seed, params)
-    if not other["right"] or judge.used.keys() != {reference.ONNX_REFERENCE}:
+    if not other["passed"] or judge.used.keys() != {reference.ONNX_REFERENCE}:
         return result
-    odd = [item["name"] for item in (*result["layers"], *result["outputs"]) if not item["right"]]
+    odd = [item["name"] for item in (*result["layers"], *result["outputs"]) if not item["passed"]]
     said = f"{runner.name} differs from the specification at `{odd[0]}`" if odd else ""
     return {**other, "note": "; ".join(filter(None, (said, other["note"])))}
 
@@ -153,11 +171,11 @@ def _against(
     layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
     kernels, missing, said = _kernels(model, artifact, arrays)
     ties = [tie for layer in layers for tie in layer.pop("ties")]
-    inside = all(item["right"] for item in (*layers, *kernels)) and not missing
-    if not inside or not all(o["right"] or o["excused"] for o in _excused(
+    inside = all(item["passed"] for item in (*layers, *kernels)) and not missing
+    if not inside or not all(o["passed"] or o["excused"] for o in _excused(
         outputs, ours, wanted, proto, feeds, artifact, first, coarse
     )):  # fmt: skip
-        verdict = "wrong"
+        verdict = "fail"
         unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
         if unusual:
             raise InputError(
@@ -165,18 +183,18 @@ def _against(
                 "networks with bits are right for finite inputs",
                 hint="give finite inputs; --check-finite makes a network refuse others",
             )
-    elif all(o["right"] for o in outputs):
-        verdict = "right"
+    elif all(o["passed"] for o in outputs):
+        verdict = "pass"
     elif kernels:
-        verdict = "right but for ties"
+        verdict = "pass but for ties"
     else:
-        verdict = "undecided: ties were met, so whole outputs tell nothing; try another seed"
+        verdict = "undecided"
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
         "reference": runner.name + (f", {reference.OWN} where rounded" if first else ""),
         "seed": None if inputs is not None else seed,
-        "right": verdict.startswith("right"),
+        "passed": verdict.startswith("pass"),
         "verdict": verdict,
         "outputs": outputs,
         "layers": layers,
@@ -207,7 +225,7 @@ def _excused(
         item["excused"] = False
         name = item["name"]
         same = ours[name].shape == wanted[name].shape and ours[name].dtype == wanted[name].dtype
-        if item["right"] or not same:
+        if item["passed"] or not same:
             continue
         if not sure:
             semantics = artifact.manifest["semantics"]
@@ -247,25 +265,25 @@ def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Non
 def text(result: Mapping[str, Any]) -> str:
     """Render what `verify` returned for a terminal."""
     lines = [f"reference  {result['reference']}"]
-    rows = [("tensor", "layer", "largest difference", "of largest", "")]
+    rows = [("tensor", "layer", "max abs error", "relative", "")]
     for item in (*result["layers"], *result["outputs"]):
         rows.append(
             (
                 item["name"],
                 item.get("layer", "output"),
-                f"{item['difference']:.3g}",
+                f"{item['max_abs_error']:.3g}",
                 f"{item['relative']:.1e}",
-                "" if item["right"] else "WRONG" if "layer" in item else "differs",
+                "" if item["passed"] else "FAIL" if "layer" in item else "differs",
             )
         )
     lines += report.table(rows, right=(2, 3))
-    wrong = [k for k in result["kernels"] if not k["right"]]
+    wrong = [k for k in result["kernels"] if not k["passed"]]
     for item in wrong:
         layers = f" ({', '.join(item['layers'])})" if item["layers"] else ""
-        lines.append(f"kernel  {item['name']}{layers}: WRONG, {item['wrong']} values")
+        lines.append(f"kernel  {item['name']}{layers}: FAIL, {item['wrong']} wrong values")
     if result["kernels"]:
         lines.append(
-            f"kernels  {len(result['kernels']) - len(wrong)} of {len(result['kernels'])} right, "
+            f"kernels  {len(result['kernels']) - len(wrong)} of {len(result['kernels'])} pass, "
             "each run alone"
         )
     for tie in result["ties"]:
@@ -275,12 +293,12 @@ def text(result: Mapping[str, Any]) -> str:
         )
     for item in result["deviation"]:
         lines.append(
-            f"deviation  {item['name']}: {item['difference']:.3g} ({item['relative']:.1e} of the "
-            "largest) from the model without options that round"
+            f"deviation  {item['name']}: max abs error {item['max_abs_error']:.3g} (relative "
+            f"{item['relative']:.1e}) against the model without options that round"
         )
     if result["note"]:
         lines.append(f"note  {result['note']}")
-    lines.append(f"verdict  {result['verdict']}")
+    lines.append(_VERDICTS[result["verdict"]])
     return "\n".join(lines)
 
 
@@ -357,7 +375,7 @@ def _kernels(
         for case in walk.cases(feeds):
             count, gap = case.differences(kernels.run(session, case))
             rows.append({"name": case.name, "layers": next(layers), "wrong": count,
-                         "difference": gap, "right": not count})  # fmt: skip
+                         "max_abs_error": gap, "passed": not count})  # fmt: skip
     except kernels.NotFollowed as error:
         rows, unseen = [], f"kernels were not run alone: {error}"
     return rows, lack, unseen
@@ -395,27 +413,27 @@ def _layer(
         if wanted.shape == values[name].shape:
             mine = values[name].astype(np.float64)
             off = (mine < low - slack) | (mine > high + slack)
-            result["right"] = not off.any() and not np.isnan(mine).any()
+            result["passed"] = not off.any() and not np.isnan(mine).any()
         crossed = (high - low) > 2 * slack
         if crossed.any():
             result["ties"] = [
                 _tie(leaf, given[leaf], bound, crossed, relaxed) for leaf, bound in shaky.items()
             ]
             result["ties"] = [tie for tie in result["ties"] if tie["count"]]
-    if not is_float(values[name]) and result["right"]:
+    if not is_float(values[name]) and result["passed"]:
         return result
     graph, fed = runner.loaded(part.model, given)
     if is_float(values[name]):
         size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
-    if not result["right"] and wanted.shape == values[name].shape and name in graph.outputs:
+    if not result["passed"] and wanted.shape == values[name].shape and name in graph.outputs:
         off = differs(values[name], wanted, relative=coarse.get(name, RELATIVE))
         if name in bounds:
             off &= ~within(values[name], wanted, bounds[name])
         if off.any():  # a tie within this part
             sizes = {leaf: bound / near for leaf, bound in bounds.items() if leaf in given}
             off &= ~tied(graph, fed, near=near, zeros=relaxed, sizes=sizes)[name]
-        result["right"] = not off.any()
+        result["passed"] = not off.any()
     return result
 
 
@@ -447,7 +465,7 @@ def _compared(name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]
         relative = difference / top if top else difference
         near = tolerance(wanted, coarse.get(name, RELATIVE)) if is_float(mine) else 0.0
         right = relative <= near
-    return {"name": name, "difference": difference, "relative": relative, "right": right}
+    return {"name": name, "max_abs_error": difference, "relative": relative, "passed": right}
 
 
 def _bits(transform: InputTransform, image: Array, model: onnx.ModelProto) -> Array:
@@ -477,7 +495,7 @@ def lowered_again(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Lo
         What `artifact` was compiled from; what `--assume` adds is in it already.
     """
     orders = Orders(artifact.manifest["options"].get("weight_orders", {}))
-    return lowered(model, replace(options_of(artifact), assume="nothing"), orders)
+    return lowered(model, replace(options_of(artifact), assume="none"), orders)
 
 
 def whole_check(model: str | Path | onnx.ModelProto, artifact: Artifact, number: int = 0) -> Check:

@@ -46,6 +46,10 @@ def schedule(
         from bnncc.schedules import cuda
 
         result = cuda.schedule(spec, target, chosen)
+    elif target.kind == "c":
+        from bnncc.schedules import portable
+
+        result = portable.schedule(func)
     else:
         own, result = row(spec), None
         if own.apply:
@@ -74,9 +78,20 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
     made: Space
     if target.kind == "cuda":
         made = function(own.gpu_space)(spec, target)
+    elif target.kind == "c":
+        made = function("space:no_choice")(spec, target, threads)
     else:
         made = function(own.space)(spec, target, threads)
     return made
+
+
+def writes_nchw(spec: Spec, target: TargetSpec) -> bool:
+    """Return whether the kernel of `spec` should write results in NCHW where they are wanted so.
+
+    A kernel of its own transposes them elsewhere. The steps of `spec` do not matter.
+    """
+    own = row(spec).nchw if target.kind == "llvm" else ""
+    return bool(own and function(own)(spec, target))
 
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
@@ -128,4 +143,5 @@ __all__ = [
     "with_packed_operands",
     "with_three_terms",
     "with_weight_order",
+    "writes_nchw",
 ]

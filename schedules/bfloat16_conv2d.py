@@ -17,6 +17,7 @@ from bnncc.schedules import (
     channel_tiles,
     epilogue,
     multithreading,
+    nchw,
     ranges,
     tile_choice,
 )
@@ -84,16 +85,19 @@ def apply(
     """Schedule a layer of bfloat16 as `point` says."""
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
-    flat, divided = flattened(spec), bool(point.get("divide", 0))
-    nests = []
-    for group in groups(flat.out_channels, point["vectors"]):
+    flat, divided, vectors = flattened(spec), 3 * point.get("divide", 0), point["vectors"]
+    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
+    operand = _operand(func, flat, bool(divided))
+    func, order = nchw.held(func, flat, rows), "nho" if point["rows_outside"] else "noh"
+    for group in groups(flat.out_channels, vectors):
         parts = [
-            _tiles(func, flat, target, group, segment, point)
+            _tiles(func, flat, target, group, segment, point, rows)
             for segment in segments(flat, point["columns"])
         ]
+        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
         nests.append(ranges.joined(parts, 1 if divided else 3))
     sums = multithreading.one_region(ranges.joined(nests, 0))
-    return ranges.followed([_operand(func, flat, divided), sums])  # threads wait in between
+    return ranges.followed([operand, sums])  # threads wait in between
 
 
 def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:
@@ -116,7 +120,7 @@ def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:
 
 def _tiles(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point,
+    point: Point, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
@@ -124,7 +128,7 @@ def _tiles(
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
     cut = {"sum": {2: columns, 3: vectors}}
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, SHARED)
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, SHARED)
     # 5 parallel: only loops around whole reductions can be
     if point.get("divide", 0):
         sch.parallel(sch.fuse(*tile[:3]))

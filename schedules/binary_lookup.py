@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, multithreading, ranges, zeros
+from bnncc.schedules import channel_tiles, epilogue, multithreading, nchw, ranges, zeros
 from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import SPREAD_NIBBLES, WIDENING_ADD
 from bnncc.schedules.intrin_x86 import LOOKUP_ADD
@@ -37,13 +37,16 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """What the names of blocks that are computed before all sums begin with."""
 
-_TILES = {16: (4, 4, False), 32: (6, 1, False), 64: (7, 1, True)}
-"""Columns of a tile, nibbles in a loop body and whether taps share rows, by the bytes of a vector.
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
+"""Columns and vectors of channels of a tile, nibbles in a loop body and whether taps share rows, by
+the bytes of a vector.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. With two vectors of channels
-there are 8, 12 or 14 accumulators; SSE needs registers for copies, as its lookup overwrites the
-row. Whole lines of 64 bytes are loaded at most twice in a cycle, as many as are looked up, so
-those of the table are shared by taps; 16 registers are too few to gain from that.
+The fastest of those tried on the layers of ``benchmarks/layers.py``. There are 8, 12 or 7
+accumulators; SSE needs registers for copies, as its lookup overwrites the row. Of 32 registers, 7
+accumulators leave enough for their 14 sums of 16 bits: with two vectors these are stored and loaded
+for every turn, which takes 6 % of the time on Zen 4. Whole lines of 64 bytes are loaded at most
+twice in a cycle, as many as are looked up, so those of the table are shared by taps; 16 registers
+are too few to gain from that.
 """
 
 
@@ -116,7 +119,12 @@ class _Form:
         self._spec, self._target = flattened(spec), target
         self._point, self._size = point, point["bytes"]
         form = f"{nibbles.FORM}{self._size}{end}"
-        self._func = ranges.with_parameters(define(spec, form), func)
+        vectors = point["vectors"] * self._size // LANES
+        divided = point.get("divide", 0)
+        self._rows = 1 if divided else nchw.rows_of(self._spec, target, vectors)
+        self._func = nchw.held(
+            ranges.with_parameters(define(spec, form), func), self._spec, self._rows
+        )
         names = [block.name_hint for block in ranges.blocks(self._func)]
         self._tables = [name for name in names if name.startswith(TABLES)]
 
@@ -125,16 +133,21 @@ class _Form:
         parts = [self._table(name) for name in self._tables]
         for group in groups(self._spec.out_channels, self._point["vectors"] * self._size // LANES):
             columns = segments(nibbles.bordered(self._spec), self._point["columns"])
-            weights = self._weights(group)
-            tiles = ranges.joined([self._tiles(group, segment) for segment in columns], 3)
-            if self._point.get("divide", 0):
+            weights, divided = self._weights(group), self._point.get("divide", 0)
+            of_row = [self._tiles(group, segment) for segment in columns]
+            of_row += nchw.transposed(
+                self._func, self._spec, group, "nho" if divided else "onh", count=self._rows
+            )
+            tiles = ranges.joined(of_row, 3)
+            if divided:
                 parts += [ranges.parallel(weights, 1), ranges.parallel(tiles, 3)]
             else:
                 parts.append(ranges.joined([weights, tiles], 1))
         return ranges.joined(parts, 0)
 
     def _part(self, bounds: Mapping[str, Bounds]) -> s_tir.Schedule:
-        return s_tir.Schedule(ranges.part(self._func, bounds, [*self._tables, "nibbles"]))
+        shared = [*self._tables, "nibbles", *epilogue.BLOCKS]
+        return s_tir.Schedule(ranges.part(self._func, bounds, shared))
 
     def _table(self, name: str) -> tirx.PrimFunc:
         """Schedule what is computed before all sums."""
@@ -192,6 +205,8 @@ class _Form:
             outer, vector = sch.split(o, [group.count, None])
             # Few rows are divided evenly, and few threads write to the same words.
             nest = [n, h, outer] if self._point.get("divide", 0) else [outer, n, h]
+            if self._rows > 1:
+                nest = [outer, n, *sch.split(h, [None, self._rows])]
             sch.reorder(*nest, tile, column, vector)
             channel_tiles.unrolled(sch, [column, vector])
             rows.append(tile)
@@ -199,7 +214,9 @@ class _Form:
             sch.merge(*rows)
         # 3 stage: sums under a tile
         taps = range(self._spec.kernel[1])
-        self._sums(sch, sch.get_loops(f"out{ends[0]}")[3], any(t != taps for t in segment.taps))
+        self._sums(
+            sch, sch.get_loops(f"out{ends[0]}")[len(nest)], any(t != taps for t in segment.taps)
+        )
         # 5 vectorize
         for end in ends:
             epilogue.vectorize(
@@ -249,12 +266,13 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     size = min(target.vector_bits // 8, 64)
     if per_group % size and size > NIBBLE_LANES:
         size = NIBBLE_LANES
-    tile = 1 if per_group <= size or (spec.groups > 1 and per_group % (2 * size)) else 2
-    budget, unroll, shared = _TILES[size]
+    columns, vectors, unroll, shared = _TILES[size]
+    if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
+        vectors = 1
     return {
         "bytes": size,
-        "columns": shares(image(spec)[2], budget)[0],
-        "vectors": max(tile, NIBBLE_LANES // size),
+        "columns": shares(image(spec)[2], columns)[0],
+        "vectors": max(vectors, NIBBLE_LANES // size),
         "unroll": unroll,
         "shared": int(shared),
     }

@@ -25,6 +25,7 @@ from bnncc.schedules import (
     channel_tiles,
     epilogue,
     multithreading,
+    nchw,
     ranges,
     tile_choice,
     zeros,
@@ -37,6 +38,7 @@ from bnncc.schedules.space import Point, Space, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments, taps_inside
+from bnncc.schedules.weight_order import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.definitions import carry_save, define
@@ -91,7 +93,10 @@ ZEROS = "zeros", "zeros_last"
 TABLES = "ones", "ones_last", "starts"
 """Blocks of a definition that are computed before all others."""
 
-ORDERS = (("n", "h", "w", "o"), ("n", "h", "o", "w"), ("o", "n", "h", "w"))
+SHARED = (*TABLES, *epilogue.BLOCKS)
+"""Blocks whose tensors all ranges have in common."""
+
+ORDERS = "nhwo", "nhow", "onhw"
 """Nests of loops over images, rows, tiles of columns and tiles of channels. With the last, weights
 of a tile stay in the first-level cache from row to row."""
 
@@ -135,6 +140,12 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     return make(choices, default, fits)
 
 
+def writes_nchw(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    """Return whether the kernel of `spec` writes results in NCHW."""
+    ordered = weight_orders(spec, target)[0] in ("words", "nibbles")
+    return ordered and not spec.per_image and nchw.fits(spec, target)
+
+
 def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
     """Write and schedule a kernel whose weights are in slices, as `point` says."""
     return binary_sliced.apply(spec, target, threads, point)
@@ -156,6 +167,7 @@ def apply(
     counted = func
     if point["carry_save"]:
         counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
+    counted = nchw.held(counted, flat, _rows(flat, target, point))
     if planes:
         counted = zeros.without(counted, planes, ZEROS)
     made = _ordinary(counted, flat, target, point)
@@ -173,13 +185,46 @@ def _ordinary(
     func: tirx.PrimFunc, flat: BinaryConv2d, target: TargetSpec, point: Point
 ) -> tirx.PrimFunc:
     """Schedule data without zeros."""
-    parts = _tables(func)
+    parts, (order, divided) = _tables(func), _loops(point)
+    if point["carry_save"] and order[0] == "o":
+        parts.append(_xors(func, divided))
+    rows = _rows(flat, target, point)
+    row = order[: 1 + max(order.index(axis) for axis in divided or "nh")]
     for group in groups(flat.out_channels, point["vectors"], apart=True):
-        parts += [
+        tiles = [
             _tiles(func, flat, target, group, segment, point)
             for segment in segments(flat, point["columns"])
         ]
+        if transposed := nchw.transposed(func, flat, group, row, divided, rows):
+            common = len(row) - max(0, len(divided) - 1)
+            tiles = [ranges.joined([*tiles, *transposed], common)]
+        parts += tiles
     return ranges.joined(parts, 0)
+
+
+def _xors(func: tirx.PrimFunc, divided: str) -> tirx.PrimFunc:
+    """Schedule the XORs of neighbours in carry-save counting, before all tiles of channels."""
+    sch = s_tir.Schedule(ranges.part(func, {"xors": {}}, ("xors",)))
+    n, h, _, lane = sch.get_loops("xors")
+    sch.vectorize(lane)
+    if divided:
+        sch.parallel(sch.fuse(n, h))
+    return sch.mod["main"]
+
+
+def _rows(spec: BinaryConv2d, target: TargetSpec, point: Point) -> int:
+    """Return how many rows are held, if results are in NCHW."""
+    order, divided = _loops(point)
+    alone = not divided and order[0] == "o"
+    return nchw.rows_of(spec, target, point["vectors"]) if alone else 1
+
+
+def _loops(point: Point) -> tuple[str, str]:
+    """Return the nest of loops over tiles, and which of them threads share."""
+    order, divided = ORDERS[point["order"]], DIVIDED[point.get("divide", 0)]
+    if divided == "blocks" and order[2] == "w":
+        order = ORDERS[1]
+    return order, {"": "", "rows": "nh", "blocks": order[:3]}[divided]
 
 
 def _tiles(
@@ -197,24 +242,29 @@ def _tiles(
         "acc": {2: columns, 3: (group.first, count)},
         out: {2: columns, 3: (0 if last else group.first, count)},
     }
-    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    order, divided = _loops(point)
+    before = order[0] == "o"  # then XORs are made before all tiles
+    if before:
+        del cut["xors"]
+    sch = s_tir.Schedule(ranges.part(func, cut, (*SHARED, *["xors"] * before)))
     # 2 tile
     n, h, w, o = sch.get_loops(out)
     tile, column = sch.split(w, [segment.tiles, segment.width])
     outer, vector = sch.split(o, [group.count, vectors])
-    divided, order = DIVIDED[point.get("divide", 0)], ORDERS[point["order"]]
-    if divided == "blocks" and order[2] == "w":
-        order = ORDERS[1]
+    if (rows := _rows(spec, target, point)) > 1:
+        h, row = sch.split(h, [None, rows])
     named = {"n": n, "h": h, "w": tile, "o": outer}
     outside = [named[axis] for axis in order]
+    if rows > 1:
+        outside.insert(-1, row)
     sch.reorder(*outside, column, vector)
     # 3 stage
     if "acc" in (block.name_hint for block in ranges.blocks(func)):
         sch.compute_at("acc", vector, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops("acc_lane")[-1])
     sch.compute_at(sums, outside[-1], preserve_unit_loops=True)
-    shared = outside[:3] if divided == "blocks" else [n, h]
-    if point["carry_save"]:  # made again for each row of outputs
+    shared = [named[axis] for axis in divided or "nh"]
+    if point["carry_save"] and not before:  # made again for each row of outputs
         sch.compute_at("xors", shared[-1], preserve_unit_loops=True)
         sch.vectorize(sch.get_loops("xors")[-1])
     # 5 vectorize, unroll, parallel
@@ -269,7 +319,7 @@ def _compact(
     channels = (full, 1) if last else (0, full)
     sums, out = [f"{name}{end}" for name in ("sum", "zeros")], epilogue.BLOCKS[last]
     cut: dict[str, Bounds] = {**{name: {} for name in (*sums, out)}, "acc": {3: channels}}
-    sch = s_tir.Schedule(ranges.part(func, cut, TABLES))
+    sch = s_tir.Schedule(ranges.part(func, cut, SHARED))
     n, h, _, o = sch.get_loops(out)
     for name in ("acc", *sums):
         sch.compute_at(name, o, preserve_unit_loops=True)
@@ -291,7 +341,7 @@ def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
         name = block.name_hint
         if name not in TABLES:
             continue
-        sch = s_tir.Schedule(ranges.part(func, {name: {}}, TABLES))
+        sch = s_tir.Schedule(ranges.part(func, {name: {}}, SHARED))
         channel_tiles.table(sch, name)
         made.append(sch.mod["main"])
     return made
@@ -320,7 +370,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     return {
         "columns": columns,
         "vectors": vectors,
-        "order": 2 if weight_bytes > target.l2_bytes // 2 else 0,
+        "order": 2 if weight_bytes > target.l2_bytes // 2 or nchw.results(spec) else 0,
         "carry_save": int(carry_save),
         "rolled": int(not carry_save and not unrolled),
         "unroll": 1,

@@ -37,7 +37,7 @@ def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, in
 
 def tiles(
     func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
-    order: str, shared: Sequence[str] = (),
+    order: str, rows: int = 1, shared: Sequence[str] = (),
 ) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
     """Schedule the loops over the tiles of a range.
 
@@ -51,8 +51,10 @@ def tiles(
         Which vectors of channels, and which columns.
     order : str
         The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
+    rows : int, default 1
+        That are held before they are transposed: a loop around that over w.
     shared : sequence of str, optional
-        Names of blocks whose tensors all ranges have in common.
+        Names of blocks whose tensors all ranges have in common, besides those of the epilogue.
 
     Returns
     -------
@@ -68,19 +70,22 @@ def tiles(
         out[epilogue.BLOCKS[0]] = {2: columns, 3: (group.first, group.count * full)}
     if rest:
         out[epilogue.BLOCKS[1]] = {2: columns}
-    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}, shared))
+    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}, (*epilogue.BLOCKS, *shared)))
     merged = []
     for name in out:
         n, h, w, o = sch.get_loops(name)
         tile, column = sch.split(w, [segment.tiles, segment.width])
         outer, vector = sch.split(o, [group.count, None])
         outside = {"n": n, "h": h, "o": outer, "w": tile}
-        sch.reorder(*(outside[axis] for axis in order), vector, column)
+        if rows > 1:
+            outside["h"], outside["r"] = sch.split(h, [None, rows])
+        nest = order.replace("w", "rw" if rows > 1 else "w")
+        sch.reorder(*(outside[axis] for axis in nest), vector, column)
         unrolled(sch, [vector, column])
         merged.append(tile)
     if len(merged) > 1:
         sch.merge(*merged)
-    return sch, sch.get_loops(next(iter(out)))[:4]
+    return sch, sch.get_loops(next(iter(out)))[: len(nest)]
 
 
 def sums(

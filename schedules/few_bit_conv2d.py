@@ -16,6 +16,7 @@ from bnncc.schedules import (
     epilogue,
     intrin_x86,
     multithreading,
+    nchw,
     ranges,
     tile_choice,
 )
@@ -70,6 +71,11 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     )
 
 
+def writes_nchw(spec: FewBitConv2d, target: TargetSpec) -> bool:
+    """Return whether the kernel of `spec` writes results in NCHW."""
+    return not tile_choice.pays(spec, target) and nchw.fits(spec, target)
+
+
 def apply(
     func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
@@ -80,19 +86,22 @@ def apply(
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:
         vectors -= 1
-    nests = []
+    divided, order = 3 * point.get("divide", 0), "nho" if point["rows_outside"] else "noh"
+    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
+    func = nchw.held(func, flat, rows)
     for group in groups(flat.out_channels, vectors):
         parts = [
-            _tiles(func, flat, target, group, segment, point)
+            _tiles(func, flat, target, group, segment, point, rows)
             for segment in segments(flat, point["columns"])
         ]
-        nests.append(ranges.joined(parts, 1 if point.get("divide", 0) else 3))
+        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
+        nests.append(ranges.joined(parts, 1 if divided else 3))
     return multithreading.one_region(ranges.joined(nests, 0))
 
 
 def _tiles(
     func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point,
+    point: Point, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
@@ -104,7 +113,7 @@ def _tiles(
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, order)
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows)
     # 3 stage
     sch.compute_at("acc", tile[-1], preserve_unit_loops=True)
     *_, column, channel = sch.get_loops("acc")

@@ -11,7 +11,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
 from bnncc.topi_binary.spec import FewBitConv2d
 
-FEW_BIT = ("auto", "planes")
+FEW_BIT = ("auto", "bitplanes")
 """What may choose: the estimate, or nobody."""
 
 
@@ -30,7 +30,7 @@ def choose(
     ----------
     candidates : sequence of FewBitConv2d
         The ways to compute it; planes are among them.
-    allowed : {"auto", "planes"}
+    allowed : {"auto", "bitplanes"}
         Whether other ways than planes may be chosen.
 
     Returns
@@ -46,11 +46,11 @@ def choose(
         if offered(spec.method, target) or len(candidates) == 1
     )
     planes = [t for t in times if candidates[t[1]].form == "planes"]
-    best = planes[0] if allowed == "planes" and planes else times[0]
+    best = planes[0] if allowed == "bitplanes" and planes else times[0]
     seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
     mine = _words(candidates[best[1]])
     others = ", ".join(f"{k} {v}" for k, v in reversed(seen.items()) if k != mine)
-    by_option = " by --few-bit planes" if allowed == "planes" and best != times[0] else ""
+    by_option = " by --few-bit bitplanes" if allowed == "bitplanes" and best != times[0] else ""
     why = f"as {mine}{by_option}: about {best[0]:.3g} us"
     return candidates[best[1]], f"{why} ({others})" if others else why
 

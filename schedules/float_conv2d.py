@@ -17,7 +17,9 @@ from bnncc.schedules import (
     epilogue,
     generic,
     multithreading,
+    nchw,
     ranges,
+    tile_choice,
 )
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
@@ -28,6 +30,14 @@ from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
+
+
+def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
+    """Return whether the kernel of `spec` writes results in NCHW."""
+    if spec.method != "direct" or spec.pool is not None or tile_choice.pays(spec, target):
+        return False
+    plain = spec.operands == "float32" or quantization.apart(spec)
+    return plain and nchw.fits(spec, target)
 
 
 def direct(
@@ -51,12 +61,14 @@ def direct(
         blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
         long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
         divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
-    nests = []
+    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
+    func, order = nchw.held(func, flat, rows), "nho" if point["rows_outside"] else "noh"
     for group in groups(flat.out_channels, vectors, apart=not flat.shared):
         parts = [
-            _tiles(func, flat, target, group, segment, point, divided)
+            _tiles(func, flat, target, group, segment, point, divided, rows)
             for segment in segments(flat, columns)
         ]
+        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
         # Loops that threads share are one; columns of two widths are loops of their own.
         common = 1 if divided else 3
         nests += parts if divided == 4 else [ranges.joined(parts, common)]
@@ -65,7 +77,7 @@ def direct(
 
 def _tiles(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point, divided: int,
+    point: Point, divided: int, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
     vectors = len(group.lanes)
@@ -76,7 +88,7 @@ def _tiles(
     cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
-    sch, outer = channel_tiles.tiles(func, cut, group, segment, order)
+    sch, outer = channel_tiles.tiles(func, cut, group, segment, order, rows)
     # 3 stage
     sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel

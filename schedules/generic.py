@@ -69,12 +69,12 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     # 1 normalise
     for name in names:
         if _only_elementwise_consumers(sch, name) and _small_when_inlined(sch, name):
-            sch = _try(sch, _inline, name)
+            sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
-    lanes = max(MIN_LANES, target.vector_bits // 32)
+    lanes = target.vector_bits // 32
     for name in left:
-        sch = _try(sch, _block, name, lanes, threads)
+        sch = attempt(sch, _block, name, lanes, threads)
     result = sch.mod["main"]
     for key, value in (func.attrs or {}).items():
         result = result.with_attr(key, value)
@@ -105,7 +105,7 @@ def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
     return func
 
 
-def _try(sch: s_tir.Schedule, change: Callable[..., None], *args: Any) -> s_tir.Schedule:
+def attempt(sch: s_tir.Schedule, change: Callable[..., None], *args: Any) -> s_tir.Schedule:
     """Return `sch` changed, or as it was where TVM refuses."""
     attempt = sch.copy()
     try:

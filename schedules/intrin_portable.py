@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -369,6 +369,88 @@ PACK = _Packing(
     lambda *_: [],
 )
 """`LANES` conditions become half a word."""
+
+
+QUAD = 4
+"""Numbers of 32 bits that all vectors hold at least; `_Transposing` moves so many together."""
+
+
+class _Transposing(TensorPair):
+    """Rows of lanes become rows of columns.
+
+    Pieces of `QUAD` lanes are loaded to where their columns lie, which leaves two rounds of
+    shuffles of the four rounds that whole rows take.
+    """
+
+    def write(self, half: str, buffers: list[Any]) -> None:
+        """Write the body of one half."""
+        rows, made = buffers
+        columns, count = self.terms, self.lanes
+        if half == "desc":
+            with T.grid(count, columns) as loops, T.sblock("update"):
+                lane, column = T.axis.remap("SS", list(loops))
+                T.buffer_store(made, rows[column, lane], [lane, column])
+            return
+        whole = count - count % QUAD
+        for first in range(0, whole, QUAD):
+            pieces = [
+                [rows[j, T.Ramp(first, 1, QUAD)] for j in range(i, columns, QUAD)]
+                for i in range(QUAD)
+            ]
+            quads = [T.Bind(_shuffled(piece, range(columns))) for piece in pieces]
+            for lane, row in enumerate(_transposed_quads(quads, columns)):
+                T.buffer_store(made, row, [first + lane, T.Ramp(0, 1, columns)])
+        for lane in range(whole, count):
+            for column in range(columns):
+                T.buffer_store(made, rows[column, lane], [lane, column])
+
+
+def _transposed_quads(rows: list[Expr], count: int) -> list[Expr]:
+    """Transpose tiles of `QUAD` x `QUAD`, which lie side by side in `QUAD` rows of `count`."""
+
+    def joined(one: Expr, other: Expr, places: tuple[int, ...]) -> Expr:
+        """Take places of each tile of two rows; those of the second begin at `QUAD`."""
+        lanes = [
+            first + place % QUAD + place // QUAD * count
+            for first in range(0, count, QUAD) for place in places
+        ]  # fmt: skip
+        return T.Bind(_shuffled([one, other], lanes))
+
+    a, b, c, d = rows
+    low, high = (0, 4, 1, 5), (2, 6, 3, 7)
+    pairs = [joined(one, other, side) for side in (low, high) for one, other in ((a, b), (c, d))]
+    return [
+        joined(pairs[side], pairs[side + 1], half)
+        for side in (0, 2) for half in ((0, 1, 4, 5), (2, 3, 6, 7))
+    ]  # fmt: skip
+
+
+def _shuffled(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
+    if len(vectors) == 1:
+        return vectors[0]
+    return tirx.Shuffle(vectors, [tirx.IntImm("int32", lane) for lane in lanes])
+
+
+def _transpose(columns: int, count: int) -> TensorPair:
+    kinds = (columns, count), (count, columns)
+    return _Transposing(
+        f"transpose_{columns}x{count}_f32",
+        "",
+        tuple(Operand(shape, "float32", strided=True) for shape in kinds),
+        count,
+        lambda *_: [],
+        lambda *_: [],
+        terms=columns,
+        fresh=True,
+    )
+
+
+TRANSPOSE = {
+    (columns, count): _transpose(columns, count)
+    for columns in (QUAD, 2 * QUAD)
+    for count in range(QUAD, LANES + 1)
+}
+"""By columns and lanes: rows of `LANES`, of which so many lanes exist, become rows of columns."""
 
 
 def _load_first(count: int, masked: bool) -> TensorPair:

@@ -33,7 +33,8 @@ def part(
     bounds : mapping of str to Bounds
         By the names of the blocks that are kept.
     shared : sequence of str, optional
-        Names of blocks whose tensors all parts have in common: one of them keeps these.
+        Names of blocks whose tensors, but for results, all parts have in common: one of them keeps
+        these.
 
     Returns
     -------
@@ -44,7 +45,8 @@ def part(
     own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
     for block in blocks(func):
         if block.name_hint in shared:
-            own |= {region.source: region.source for region in block.writes}
+            made = (region.source for region in block.writes)
+            own |= {tensor: tensor for tensor in made if tensor in root.alloc_buffers}
 
     def fresh(var: tirx.Var) -> tirx.Var:
         if var not in own:

@@ -35,6 +35,9 @@ class Row:
     apply: str = ""
     """The rule. Takes the definition and what a template takes, and returns the definition,
     scheduled; or None, if the kernel is one for the template."""
+    nchw: str = ""
+    """Takes spec and target, and returns whether the rule writes results in NCHW as fast as others,
+    see `nchw`; for kinds that ever do."""
     rate: str = ""
     """Takes spec and target, and returns how many products vectors of 512 bits make in a
     microsecond; for kinds that have products."""
@@ -50,7 +53,7 @@ class Row:
 _ROWS = {
     BinaryConv2d: Row(
         "binary_words:template", "binary_words:space", "binary_words:apply",
-        rate="multithreading:bits",
+        nchw="binary_words:writes_nchw", rate="multithreading:bits",
         gpu="cuda.binary:kernel", gpu_space="cuda.binary:space", gpu_cut="cuda.binary:Cut",
     ),
     BitwiseMaxPool: Row(
@@ -60,15 +63,16 @@ _ROWS = {
     ConcatBits: Row(apply="bit_layers:moved", gpu="cuda.plain:concat_bits"),
     Conv2d: Row(
         "float_layers:conv2d", "float_layers:conv2d_space", "float_conv2d:direct",
-        rate="multithreading:floats", gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space",
-        gpu_cut="cuda.float_tiles:Cut",
+        nchw="float_conv2d:writes_nchw", rate="multithreading:floats",
+        gpu="cuda.plain:conv2d", gpu_space="cuda.float_tiles:space", gpu_cut="cuda.float_tiles:Cut",
     ),
     Elementwise: Row(
         "bit_layers:elementwise_planes", "bit_layers:elementwise_space",
         apply="bit_layers:elementwise", gpu="cuda.plain:elementwise",
     ),
     FewBitConv2d: Row(
-        space="few_bit_conv2d:space", apply="few_bit_conv2d:apply", rate="multithreading:levels",
+        space="few_bit_conv2d:space", apply="few_bit_conv2d:apply",
+        nchw="few_bit_conv2d:writes_nchw", rate="multithreading:levels",
         gpu="cuda.plain:few_bit_conv2d",
     ),
     ImageBits: Row("bit_layers:image_bits", gpu="cuda.plain:image_bits"),

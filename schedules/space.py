@@ -15,7 +15,7 @@ Point = Mapping[str, int]
 """A value for each choice."""
 
 THREADED = ("divide", "chunks")
-"""Choices that exist for several threads only; one thread passes over them in a record."""
+"""Choices that exist for several threads only; one thread ignores them in a record."""
 
 
 class UnfitPoint(ValueError):

@@ -103,7 +103,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
 
 def in_slices(channels: int, target: TargetSpec) -> bool:
     """Return whether groups of so many channels in and out are computed in bit slices."""
-    if target.kind == "cuda" or channels >= WORD_BITS:
+    if target.kind != "llvm" or channels >= WORD_BITS:
         return False
     # Groups that are whole vectors of lanes share words of data: counting instructions win there.
     return target.popcount != "vector" or channels % LANES > 0

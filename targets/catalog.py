@@ -95,6 +95,7 @@ CATALOG = {
             l1_bytes=48 * 1024,
             l2_bytes=2 * 1024 * 1024,
         ),
+        TargetSpec("c99", "c", "any", vector_bits=32, vector_registers=16),
         *gpus.TARGETS,
     )
 }

@@ -52,6 +52,11 @@ def identity() -> str:
     return "-".join(_facts()[key] for key in (*x86, *arm) if key in _facts()) or "unknown"
 
 
+def core_model() -> str:
+    """Return `identity` without the stepping or revision: what records are measured on."""
+    return identity().rpartition("-")[0] or "unknown"
+
+
 def clock() -> float | None:
     """Return the clock rate in MHz at this moment, if Linux says it."""
     return float(_facts().get("cpu MHz", 0)) or None

@@ -12,7 +12,7 @@ class TargetSpec:
     name: str
     """What the user calls it."""
     kind: str
-    """TVM's code generator, ``llvm`` or ``cuda``."""
+    """What makes code: TVM's generators ``llvm`` and ``cuda``, or ``c``, portable C99."""
     mcpu: str
     """LLVM's name of the processor; for GPUs, that of the machine they are in."""
     mattr: tuple[str, ...] = ()
@@ -54,7 +54,9 @@ class TargetSpec:
     @property
     def has_runtime(self) -> bool:
         """Whether TVM's runtime exists for this target: not for 32-bit processors."""
-        return self.arch != "arm" and not self.arch.startswith(("armv", "thumb"))
+        return (
+            self.kind != "c" and self.arch != "arm" and not self.arch.startswith(("armv", "thumb"))
+        )
 
     @property
     def arch(self) -> str:

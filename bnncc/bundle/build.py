@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import tarfile
@@ -30,7 +31,7 @@ from bnncc._version import __version__
 from bnncc.bundle.device.runner import FORMAT
 from bnncc.bundle.runtime import add_runtime
 from bnncc.errors import BnnccError, TargetError, UsageError
-from bnncc.files import npz_bytes
+from bnncc.files import npz_bytes, replacing
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.cases import TOLERANCE
@@ -191,6 +192,9 @@ def check(folder: Path, target: TargetSpec) -> None:
         raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from error
     if used:
         raise UsageError(f"{folder}: is not an empty folder", hint="give one that is not there yet")
+    packed = _archive(folder)
+    if os.path.lexists(packed):
+        raise UsageError(f"{packed}: exists, and the bundle's archive goes there")
 
 
 def write(
@@ -221,9 +225,17 @@ def write(
     """
     try:
         return _write(folder, target, contents, pythons)
-    except OSError as error:
+    except BaseException as error:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not isinstance(error, OSError):
+            raise
         where = error.filename or folder
         raise BnnccError(f"{where}: cannot be written: {error.strerror or error}") from error
+
+
+def _archive(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.tar.xz")
 
 
 def _write(folder: Path, target: TargetSpec, contents: Contents, pythons: Sequence[str]) -> Path:
@@ -248,8 +260,11 @@ def _write(folder: Path, target: TargetSpec, contents: Contents, pythons: Sequen
     _add_runner(folder)
     add_runtime(folder, pythons, gpu=bool(target.gpus))
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    packed = folder.with_name(f"{folder.name}.tar.xz")
-    with tarfile.open(packed, "w:xz", preset=PRESET) as archive:
+    packed = _archive(folder)
+    with (
+        replacing(packed) as out,
+        tarfile.open(None, "w:xz", out, preset=PRESET) as archive,
+    ):
         archive.add(folder, folder.name)
     return packed
 
@@ -280,7 +295,7 @@ def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
     library, check = f"networks/{number}.so", f"networks/{number}.npz"
     (folder / library).write_bytes(network.library)
     (folder / check).write_bytes(network.check)
-    kept = ("name", "args", "zeros")
+    kept = ("name", "args", "zero_plane_args")
     return {
         "part": f"network-{number}", "name": network.name, "library": library, "check": check,
         "digest": hashlib.sha256(network.library).hexdigest(), "inputs": network.inputs,

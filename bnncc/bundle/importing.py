@@ -36,7 +36,7 @@ class Imported:
     """Of each that was timed: ``kernel``, ``candidates``, ``failed``, ``default_us``, ``best_us``,
     ``best``."""
     warnings: list[str] = field(default_factory=list)
-    """Kernels that were passed over, and why."""
+    """Kernels that were ignored, and why."""
 
 
 def take(results: Results, folder: Path, *, target: TargetSpec | None, command: str) -> Imported:

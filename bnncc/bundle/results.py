@@ -31,7 +31,7 @@ class Results:
     networks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """What is said of a network and its kernels, by key, by the digest of its library."""
     warnings: list[str] = field(default_factory=list)
-    """What was passed over."""
+    """What was ignored."""
 
     @property
     def device(self) -> str:

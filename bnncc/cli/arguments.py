@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bnncc import options
 from bnncc.console import Console
 from bnncc.errors import BnnccError
-from bnncc.input_transforms import parse_input_transform
 from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
 
 
@@ -17,8 +20,35 @@ class Parser(argparse.ArgumentParser):
     """argparse, with its messages in the form of ours."""
 
     def error(self, message: str) -> NoReturn:
-        """Print `message` and how to get help; exit with 2."""
-        self.exit(2, f"error: {message}\n\nhint: `{self.prog} --help` lists the options\n")
+        """Print `message`, what may have been meant and how to get help; exit with 2."""
+        near = ""
+        if wrong := _CHOICE.search(message):
+            near = _meant(wrong["given"], re.findall(r"[^\s,']+", wrong["choices"]))
+            if wrong["what"] in ("VERB", "ACTION"):
+                message = f"unknown {wrong['what'].lower()} `{wrong['given']}`"
+        self._leave(message, near)
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Refuse what was left over; exit with 2."""
+        word, _, _ = words[0].partition("=")
+        if not word.startswith("-"):
+            self.error(f"unexpected argument `{word}`")
+        near = _meant(word, [o for o in self._option_string_actions if o.startswith("--")])
+        self._leave(f"unknown option `{word}`", near)
+
+    def _leave(self, message: str, near: str) -> NoReturn:
+        listed = "the options" if self._subparsers is None else "all"
+        self.exit(2, f"error: {message}\n\nhint: {near}`{self.prog} --help` lists {listed}\n")
+
+
+_CHOICE = re.compile(
+    r"argument (?P<what>.+): invalid choice: '(?P<given>.*)' \(choose from (?P<choices>.*)\)"
+)
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean `{close[0]}`? " if close else ""
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -65,7 +95,7 @@ def seed(text: str) -> int:
     """
     value = int(text) if text.isdigit() else -1
     if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 to 2**32 - 1")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 2**32 - 1")
     return value
 
 
@@ -94,11 +124,35 @@ def add_verb(
         formatter_class=Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     group = parser.add_argument_group("messages")
-    add(group, "-v --verbose", "say more", action="count", default=0)
-    add(group, "-q --quiet", "say errors only", action="count", default=0)
+    for names, help_text in _MESSAGES.items():
+        add(group, names, help_text, action="count", default=0)
     return parser
+
+
+_MESSAGES = {
+    "-v --verbose": "verbose: also name each phase and its time",
+    "-q --quiet": "errors only",
+}
+_LEADING = re.compile(r"-v+|-q+|--verbose|--quiet")
+
+
+def arranged(words: Sequence[str]) -> list[str]:
+    """Put what stands before the verb behind it, and ``help`` in the form of an option.
+
+    Examples
+    --------
+    >>> arranged(["-v", "compile", "m.onnx"])
+    ['compile', '-v', 'm.onnx']
+    >>> arranged(["help", "records", "list"])
+    ['records', 'list', '--help']
+    """
+    leading = list(itertools.takewhile(_LEADING.fullmatch, words))
+    verb, rest = list(words[len(leading) :][:1]), list(words[len(leading) + 1 :])
+    if verb == ["help"]:
+        return [*rest, "--help"]
+    return [*verb, *leading, *rest]
 
 
 def add(
@@ -115,24 +169,66 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
+RENAMED = {"--records": "--tuning-dir", "--lock": "--lock-file"}
+"""Deprecated options, and what they are called now."""
+
+OLD_VALUES = {
+    **{f"--{name.replace('_', '-')}": renamed for name, renamed in options.OLD_VALUES.items()},
+    "--measure": {"clock": "time"},
+}
+"""Deprecated values of options."""
+
+
+def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Put new names in the place of deprecated ones; also return what to say of that.
+
+    Examples
+    --------
+    >>> renamed(["tune", "m.onnx", "--lock=f", "--assume", "nothing"])[0]
+    ['tune', 'm.onnx', '--lock-file=f', '--assume', 'none']
+    """
+    made: list[str] = []
+    said: list[str] = []
+
+    def current(old: str, table: Mapping[str, str], what: str) -> str:
+        if old not in table:
+            return old
+        said.append(
+            f"{what}{old} is deprecated and will be removed in the next version: use {table[old]}"
+        )
+        return table[old]
+
+    before = ""
+    for word in words:
+        if not word.startswith("--"):
+            made.append(current(word, OLD_VALUES.get(before, {}), f"{before} "))
+            before = ""
+            continue
+        option, equals, value = word.partition("=")
+        option = current(option, RENAMED, "")
+        made.append(option + equals + current(value, OLD_VALUES.get(option, {}), f"{option} "))
+        before = "" if equals else option
+    return made, said
+
+
 FORMATS = ("artifact", "c")
 """What `compile` writes."""
 
 
 _CHOICES = {
-    "assume": "what the model implies: dabnn puts signs before convolutions with binary weights",
-    "sign_zero": "sign of an exact zero where the model says 0, or NaN as x / |x| does",
-    "float_conv": "how float convolutions may be computed: with all products, or fewer, rounding "
-    "more",
-    "few_bit": "how few-bit layers are computed: the way that should be fastest, or as bit planes; "
-    "all give the same numbers",
-    "first_layer": "what data and weights of convolutions that read an input are rounded to",
-    "float_type": "what float tensors between kernels are on a GPU, and what convolutions of them "
-    "multiply",
-    "float_precision": "what data and weights of all float convolutions and dense layers are "
-    "rounded to, on a CPU",
-    "float_products": "how products of float32 are computed in 1x1 convolutions and dense layers: "
-    "bf16x3 makes six of three bfloat16 terms each, on AMX",
+    "assume": "what to assume beyond the model: dabnn applies sign() to the input of every "
+    "convolution with binary weights",
+    "sign_zero": "the sign of an exact zero where the model gives 0, or NaN as x / |x| does",
+    "float_conv": "algorithm of float convolutions: direct, or minimal filtering (Winograd) along "
+    "rows or in both directions, which is faster and rounds more",
+    "few_bit": "algorithm of few-bit layers: the fastest by estimate, or always bit planes; the "
+    "results are the same",
+    "first_layer": "type to which the data and weights of convolutions on an input are rounded",
+    "float_type": "type of float tensors between kernels, and of their convolutions, on a GPU",
+    "float_precision": "type to which the data and weights of float convolutions and dense layers "
+    "are rounded, on a CPU",
+    "float_products": "algorithm of float32 products in 1x1 convolutions and dense layers: bf16x3 "
+    "computes each from three bfloat16 terms, on AMX",
 }
 """What the `CHOICES` of `CompileOptions` are for."""
 
@@ -144,7 +240,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-shape",
-        "shape of an input in place of the file's; a word is a symbolic dimension; repeatable",
+        "shape of an input, instead of the one in the model; a word in place of a number is a "
+        "symbolic dimension; repeatable",
         "NAME:1x3x224x224",
         option(parse_input_shape),
         action="append",
@@ -153,8 +250,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-uint8",
-        "take an image input as bytes: the network sees (pixel - mean) * scale, each a number "
-        "or a/b/c per channel; repeatable",
+        "read an image input as bytes: the network gets (pixel - mean) * scale, each one number or "
+        "a/b/c for the channels; repeatable",
         "NAME:mean,scale[:nhwc]",
         option(parse_input_uint8),
         action="append",
@@ -163,10 +260,9 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-transform",
-        "take an image input as bytes and binarise it; with :nhwc behind it, bytes in that "
-        "order; with NAME= in front, that input",
+        "read an image input as bytes and binarise it; append :nhwc if the bytes are in that "
+        "order; prepend NAME= to choose the input",
         "rgb-threshold:FILE.json|gray-threshold:V|lbp",
-        option(parse_input_transform),
     )
     for name, text in _CHOICES.items():
         default = getattr(CompileOptions, name)
@@ -174,24 +270,31 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--check-finite",
-        "refuse inputs with NaN or infinity at run time",
+        "reject inputs with NaN or infinity at run time",
         action="store_true",
     )
     group = parser.add_argument_group("code")
     add(
-        group, "--target", "name (`bnncc targets` lists them) or target file", "T", default="native"
+        group, "--target", "target name (see `bnncc targets`) or target file", "T", default="native"
     )
-    threads_option(group, "threads that kernels are cut for, and that the self-check uses")
+    threads_option(group, "number of threads to compile for")
     add(
         group,
-        "--records",
-        "tuning records of your own, from `bnncc tune`, before those of bnncc; repeatable",
+        "--tuning-dir",
+        "folder of tuning records from `bnncc tune`, used before those that come with bnncc; "
+        "repeatable",
         "DIR",
         path,
         action="append",
         default=[],
+        dest="records",
     )
-    add(group, "--untuned", "use no tuning records, not even those of bnncc", action="store_true")
+    add(
+        group,
+        "--untuned",
+        "use no tuning records, not even bnncc's own",
+        action="store_true",
+    )
 
 
 def params_option(parser: Any) -> None:
@@ -199,7 +302,7 @@ def params_option(parser: Any) -> None:
     add(
         parser,
         "--params",
-        "parameters of an MXNet network; by default NAME-0000.params beside NAME-symbol.json",
+        "parameters of an MXNet network; default: NAME-0000.params beside NAME-symbol.json",
         "FILE",
         path,
     )
@@ -210,9 +313,9 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     add(parser, "--json", "print JSON", action="store_true")
 
 
-def threads_option(parser: Any, help_text: str = "threads that kernels use at most") -> None:
+def threads_option(parser: Any, help_text: str = "maximum number of threads") -> None:
     """Add ``--threads``."""
-    add(parser, "--threads", f"{help_text}; by default the CPUs this process may use", "N", count)
+    add(parser, "--threads", f"{help_text}; default: the number of CPUs available", "N", count)
 
 
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
@@ -222,7 +325,7 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
     add(
         group,
         "--python",
-        "version of Python there; repeatable; by default all that bnncc supports",
+        "Python version of that machine; repeatable; default: all that bnncc supports",
         "3.X",
         action="append",
         default=[],
@@ -232,14 +335,16 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
 
 def device_options(parser: argparse.ArgumentParser) -> None:
     """Add where a device is."""
-    group = parser.add_argument_group("device", "Run there instead of here; see docs/deploy.md.")
-    add(group, "--rpc", "where the device's server listens", "HOST:PORT")
-    add(group, "--tracker", "TVM RPC tracker that knows devices", "HOST:PORT")
-    add(group, "--key", "kind of device to ask the tracker for", "K")
+    group = parser.add_argument_group(
+        "device", "Run on a device, not on this machine; see docs/deploy.md."
+    )
+    add(group, "--rpc", "address of the device's server", "HOST:PORT")
+    add(group, "--tracker", "address of a TVM RPC tracker", "HOST:PORT")
+    add(group, "--key", "device key to request from the tracker", "K")
     add(
         group,
         "--timeout",
-        "how long to wait for a free device of the tracker, and for any answer (300)",
+        "how long to wait for a free device and for each answer (default: 300)",
         "SECONDS",
         count,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bnncc.errors import UsageError
+from bnncc.errors import BnnccError, UsageError
+from bnncc.input_transforms import as_transform, transform_file
 from bnncc.options import CHOICES, CompileOptions
 
 
@@ -26,7 +27,7 @@ def options_of(args: Namespace) -> CompileOptions:
         **{name: getattr(args, name) for name in CHOICES},
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
-        input_transform=args.input_transform,
+        input_transform=as_transform(args.input_transform),
         threads=args.threads,
         records=tuple(args.records),
         tuned=not args.untuned,
@@ -38,7 +39,7 @@ def device_of(args: Namespace) -> dict[str, Any] | None:
     if args.rpc is None and args.tracker is None:
         for option in ("key", "timeout"):
             if getattr(args, option) is not None:
-                raise UsageError(f"--{option} goes with --rpc or --tracker")
+                raise UsageError(f"--{option} needs --rpc or --tracker")
         return None
     found = {"rpc": args.rpc, "tracker": args.tracker, "key": args.key}
     return {**found, **({} if args.timeout is None else {"timeout": args.timeout})}
@@ -58,15 +59,24 @@ def check_bundle(args: Namespace) -> None:
     """Refuse options that do not go with ``--bundle`` and ``--import``, nor these together."""
     away = args.bundle is not None or args.results is not None
     if args.bundle is not None and args.results is not None:
-        raise UsageError("--bundle writes what is to be run, --import reads what came of it")
+        raise UsageError("--bundle and --import cannot be combined")
     if away and (args.rpc is not None or args.tracker is not None):
-        raise UsageError("--rpc and --tracker reach devices that need no bundle")
+        raise UsageError("--bundle and --import cannot be combined with --rpc or --tracker")
     if args.python and args.bundle is None:
-        raise UsageError("--python goes with --bundle")
+        raise UsageError("--python needs --bundle")
 
 
-def check_readable(path: Path) -> None:
-    """Refuse a model, an artifact or data that cannot be read."""
+def check_inputs(args: Namespace) -> None:
+    """Refuse a command if a file that it names cannot be read."""
+    for name in _INPUTS:
+        given = getattr(args, name, None) or []
+        for path in given if isinstance(given, list) else [given]:
+            _check_readable(path)
+    if str(getattr(args, "target", None)).endswith(".json"):
+        _check_readable(Path(args.target))
+
+
+def _check_readable(path: Path) -> None:
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise UsageError(f"{path}: is not a regular file")
@@ -76,41 +86,86 @@ def check_readable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def check_output(path: Path, **others: Path | None) -> None:
-    """Refuse a file to write before the work is done, not after.
+def check_outputs(args: Namespace, **outputs: Path | None) -> None:
+    """Refuse files to write before the work is done, not after.
 
     Parameters
     ----------
-    path : Path
-        To be written.
-    **others : Path or None
-        Files that it must not be, by what they are.
+    args : Namespace
+        Says what is read.
+    **outputs : Path or None
+        To be written, by what they are.
 
     Raises
     ------
     UsageError
-        If it cannot be written, or is one of the others.
+        If one cannot be written, or would replace another, or a file that is read.
     """
-    folder = path.parent
+    from bnncc.files import STDOUT, output_name, replaced_by
+
+    taken: dict[str, str] = {}
+    for what, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            place = replaced_by(path)
+        except BnnccError as error:
+            raise UsageError(str(error)) from error
+        name = str(place or (STDOUT if path == STDOUT else ""))
+        if name in taken:
+            raise UsageError(f"{output_name(path)}: cannot be both {taken[name]} and {what}")
+        if name:
+            taken[name] = what
+        if place is None or not place.exists():
+            continue
+        for kind, read in _inputs(args, place):
+            if _same(read, place):
+                raise UsageError(
+                    f"{path}: is the {kind}, and would be overwritten",
+                    hint="give another file to write",
+                )
+
+
+_INPUTS = {
+    "model": "model",
+    "models": "model",
+    "file": "file to explain",
+    "artifact": "artifact",
+    "params": "parameter file",
+    "input": "input",
+    "results": "results file",
+}
+"""What arguments that name files to read are called in messages."""
+
+
+def _inputs(args: Namespace, place: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what a command reads, as far as `place`, an existing file, may be it."""
+    for name, kind in _INPUTS.items():
+        given = getattr(args, name, None) or []
+        for path in given if isinstance(given, list) else [given]:
+            yield kind, path
+            if kind == "model" and _near(path, place):
+                from bnncc.frontend.formats import companions
+
+                yield from ((f"model's {part}", beside) for part, beside in companions(path))
+    if str(getattr(args, "target", None)).endswith(".json"):
+        yield "target file", Path(args.target)
+    if file := transform_file(getattr(args, "input_transform", None) or ""):
+        yield "file of thresholds", Path(file)
+    for folder in getattr(args, "records", ()):
+        yield from (("tuning record", path) for path in Path(folder).glob("*/*"))
+
+
+def _near(path: Path, place: Path) -> bool:
+    """Tell whether `place` may be a part of the model at `path`: linked to, or in its folder."""
+    return place.stat().st_nlink > 1 or place.is_relative_to(os.path.realpath(path.parent))
+
+
+def _same(one: Path, other: Path) -> bool:
     try:
-        if path.is_dir():
-            raise UsageError(f"{path}: is a folder, not a file to write")
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: is not a regular file")
-        if not folder.is_dir():
-            raise UsageError(f"{path}: folder {folder} does not exist")
-        if not os.access(folder, os.W_OK):
-            raise UsageError(f"{path}: folder {folder} cannot be written to")
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(path)  # whose name may be too long
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    for what, other in others.items():
-        if other is not None and os.path.realpath(other) == os.path.realpath(path):
-            raise UsageError(
-                f"{path}: is the {what}, and would be overwritten",
-                hint="give another file to write",
-            )
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def as_json(data: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -28,8 +27,8 @@ def write_tune(
     UsageError
         If options do not go together.
     """
-    if args.measure != "clock":
-        raise UsageError("--measure instructions needs no bundle")
+    if args.measure != "time":
+        raise UsageError("--measure instructions cannot be combined with --bundle")
     pythons = pythons_of(args)
     options = replace(options_of(args), threads=args.threads or 1)
     from bnncc.bundle import tuning
@@ -46,7 +45,7 @@ def write_tune(
         console=console,
     )
     if args.json:
-        sys.stdout.write(as_json(result))
+        console.data(as_json(result))
     console.result(tuning.text(result))
     return 0
 
@@ -65,7 +64,7 @@ def import_tuned(args: Namespace, folder: Path, command: str, console: Console) 
         If options do not go together.
     """
     if args.models:
-        raise UsageError("--import takes no MODEL: the results say which kernels they are of")
+        raise UsageError("--import takes no MODEL: the results name their kernels")
     from bnncc.bundle import importing, results
     from bnncc.targets.catalog import resolve
 
@@ -74,7 +73,7 @@ def import_tuned(args: Namespace, folder: Path, command: str, console: Console) 
     for line in made.warnings:
         console.warning(line)
     if args.json:
-        sys.stdout.write(as_json(importing.summary(made)))
+        console.data(as_json(importing.summary(made)))
     for line in importing.text(made):
         console.result(line)
     return 0 if made.records else 1
@@ -88,7 +87,7 @@ def write_bench(args: Namespace, console: Console) -> int:
     from bnncc.bundle.benching import target_of
     from bnncc.runtime.artifact import Artifact
 
-    artifact = Artifact.load(args.artifact, for_this_machine=False)
+    artifact = Artifact.load(args.artifact, check_host=False)
     target = target_of(artifact)
     build.check(args.bundle, target)
     network = build.Network.of(artifact, args.artifact.stem)
@@ -97,7 +96,7 @@ def write_bench(args: Namespace, console: Console) -> int:
     size = packed.stat().st_size
     if args.json:
         said = {"format": 1, "folder": str(args.bundle), "archive": str(packed), "bytes": size}
-        sys.stdout.write(as_json(said))
+        console.data(as_json(said))
     console.result(
         f"{packed}: {size:,} bytes, {len(network.kernels)} kernels, "
         f"{time.perf_counter() - start:.1f} s; there, run `python {args.bundle.name}/run.py`, and "
@@ -117,7 +116,7 @@ def imported_bench(args: Namespace, console: Console) -> dict[str, Any]:
     from bnncc.bundle import benching
     from bnncc.runtime.artifact import Artifact
 
-    artifact = Artifact.load(args.artifact, for_this_machine=False)
+    artifact = Artifact.load(args.artifact, check_host=False)
     result, warnings = benching.bench(artifact, args.results)
     for line in warnings:
         console.warning(line)

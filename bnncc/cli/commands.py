@@ -15,8 +15,7 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_output,
-    check_readable,
+    check_outputs,
     device_of,
     options_of,
 )  # fmt: skip
@@ -36,7 +35,7 @@ def compile_(args: Namespace, console: Console) -> int:
     """Compile a model and write the artifact."""
     start = time.perf_counter()
     options = options_of(args)
-    from bnncc.files import model_stem
+    from bnncc.files import model_stem, output_name, write_atomic
     from bnncc.targets.catalog import resolve
     from bnncc.trace import Trace
 
@@ -44,27 +43,28 @@ def compile_(args: Namespace, console: Console) -> int:
     form = args.format or ("artifact" if target.has_runtime else "c")
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
-    check_readable(args.model)
-    check_output(output, model=args.model, parameters=args.params)
-    if args.report is not None:
-        check_output(args.report, model=args.model, parameters=args.params, output=output)
+    check_outputs(args, output=output, report=args.report)
     trace = Trace(args.dump_ir)
     artifact = _compiled(args.model, options, console, trace, form)
     report = artifact.report
     size = artifact.save(output)
     if args.report is not None:
-        from bnncc.files import write_atomic
-
         write_atomic(args.report, [as_json(report).encode()])
     summary = report["summary"]
     layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
     tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
+    if not summary["tuned"]:
+        tuned = "untuned"
     console.result(
-        f"{output}: {size:,} bytes, layers: {layers}, {tuned if summary['tuned'] else 'untuned'}, "
+        f"{output_name(output)}: {size:,} bytes, layers: {layers}, {tuned}, "
         f"{time.perf_counter() - start:.1f} s"
     )
     if args.time_passes:
-        sys.stdout.write("\n".join(trace.table()) + "\n")
+        table = "\n".join(trace.table())
+        if Path("-") in (output, args.report):
+            console.line(table)
+        else:
+            console.data(table + "\n")
     from bnncc.verification.confirm import not_run
 
     if note := not_run(target, output, form):
@@ -77,7 +77,7 @@ def run(args: Namespace, console: Console) -> int:
     _runtime_only(args)
     from bnncc.files import npz_bytes, write_atomic
 
-    check_output(args.output, artifact=args.artifact, input=args.input)
+    check_outputs(args, output=args.output)
     with _loaded(args) as artifact:
         if args.selfcheck:
             artifact.require_selfcheck()
@@ -91,18 +91,23 @@ def run(args: Namespace, console: Console) -> int:
 def bench(args: Namespace, console: Console) -> int:
     """Time an artifact."""
     check_bundle(args)
-    check_readable(args.artifact)
     if args.bundle is not None:
+        if args.batch is not None:
+            raise UsageError("--batch and --bundle cannot be combined")
         return bundle_commands.write_bench(args, console)
     _runtime_only(args)
     from bnncc.runtime import runner
 
+    if args.batch is not None and args.results is not None:
+        raise UsageError("--batch and --import cannot be combined")
     if args.results is not None:
         result = bundle_commands.imported_bench(args, console)
     else:
         with _loaded(args) as artifact:
-            result = runner.bench(artifact, threads=args.threads, repeat=args.repeat)
-    sys.stdout.write(as_json(result) if args.json else runner.bench_text(result) + "\n")
+            result = runner.bench(
+                artifact, threads=args.threads, repeat=args.repeat, batch=args.batch
+            )
+    console.data(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 
 
@@ -112,10 +117,10 @@ def explain(args: Namespace, console: Console) -> int:
     from bnncc.runtime.artifact import Artifact
 
     if _is_artifact(args.file):
-        content = Artifact.load(args.file, for_this_machine=False).report
+        content = Artifact.load(args.file, check_host=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
-    sys.stdout.write(as_json(content) if args.json else report.text(content) + "\n")
+    console.data(as_json(content) if args.json else report.text(content) + "\n")
     return 0
 
 
@@ -129,14 +134,13 @@ def verify(args: Namespace, console: Console) -> int:
     """
     from bnncc import verify as verification
 
-    check_readable(args.model)
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
         result = verification.verify(
             args.model, artifact, arrays, seed=args.seed, params=args.params
         )
-    sys.stdout.write(as_json(result) if args.json else verification.text(result) + "\n")
-    return 0 if result["right"] else 1
+    console.data(as_json(result) if args.json else verification.text(result) + "\n")
+    return 0 if result["passed"] else 1
 
 
 def deploy(args: Namespace, console: Console) -> int:
@@ -155,14 +159,16 @@ def deploy(args: Namespace, console: Console) -> int:
         If the device computes something else than the artifact says is right.
     """
     if args.rpc is None and args.tracker is None:
-        raise UsageError("deploy needs a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K")
+        raise UsageError(
+            "deploy needs a device: give --rpc HOST:PORT, or --tracker HOST:PORT --key K"
+        )
     _runtime_only(args)
     from bnncc.remote import deploy as deployment
 
     with _loaded(args) as artifact:
         result = deployment.deploy(artifact, threads=args.threads, repeat=args.repeat)
-    sys.stdout.write(as_json(result) if args.json else deployment.text(result) + "\n")
-    if not result["right"]:
+    console.data(as_json(result) if args.json else deployment.text(result) + "\n")
+    if not result["passed"]:
         raise VerificationError(
             f"{args.artifact}: wrong outputs on the device",
             hint="`bnncc verify MODEL ARTIFACT` with the same device finds the layer, or that a "
@@ -214,15 +220,15 @@ def targets(args: Namespace, console: Console) -> int:
         vector = spec.engine or f"{spec.vector_bits} bits"
         rows.append((name, ", ".join(spec.gpus) or spec.mcpu, vector, here))
     if args.json:
-        sys.stdout.write(as_json(data if args.name is None else data[0]))
+        console.data(as_json(data if args.name is None else data[0]))
     elif args.name is None:
-        sys.stdout.write("\n".join(table(rows)) + "\n")
+        console.data("\n".join(table(rows)) + "\n")
     else:
         pairs = [
             (key, " ".join(value) if isinstance(value, tuple | list) else str(value))
             for key, value in data[0].items()
         ]
-        sys.stdout.write("\n".join(table(pairs)) + "\n")
+        console.data("\n".join(table(pairs)) + "\n")
     return 0
 
 
@@ -230,7 +236,6 @@ def _compiled(
     model: Path, options: CompileOptions, console: Console, trace: Trace | None = None,
     form: str = "",
 ) -> Artifact | CNetwork:  # fmt: skip
-    check_readable(model)
     from bnncc.targets.catalog import resolve
 
     target = resolve(str(options.target))  # before TVM costs seconds
@@ -249,9 +254,6 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
     """Load ``args.artifact`` to be run here, or on the device that the options name."""
     from bnncc.runtime.artifact import Artifact
 
-    check_readable(args.artifact)
-    if getattr(args, "input", None) is not None:
-        check_readable(args.input)
     where = device_of(args)
     if where is None:
         from bnncc.runtime.threads import prepare
@@ -259,13 +261,13 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
         prepare(args.threads)
         yield Artifact.load(args.artifact)
         return
-    artifact = Artifact.load(args.artifact, for_this_machine=False)  # damaged, it stays here
+    artifact = Artifact.load(args.artifact, check_host=False)  # damaged, it stays here
     from bnncc import remote
 
     with remote.connect(**where) as device:
         if args.threads is not None:
             device.set_threads(args.threads)
-        yield artifact.on(device)
+        yield artifact.on_device(device)
 
 
 def _is_artifact(path: Path) -> bool:

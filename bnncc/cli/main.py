@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from bnncc.cli.arguments import (
     Parser,
     add,
     add_verb,
+    arranged,
     bundle_options,
     count,
     device_options,
@@ -27,14 +29,16 @@ from bnncc.cli.arguments import (
     model_options,
     params_option,
     path,
+    renamed,
     seed,
     threads_option,
 )
+from bnncc.cli.asked import check_inputs
 from bnncc.console import Console, library_output_hidden
 from bnncc.errors import BnnccError
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
-_MODEL = "file of ONNX, PyTorch (.pt2) or TensorFlow Lite, or network of MXNet (NAME-symbol.json)"
+_MODEL = "ONNX, PyTorch (.pt2), TensorFlow Lite or MXNet (NAME-symbol.json) file"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,14 +52,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit code: 0 done, 1 failed, 2 bad usage, 70 bug in bnncc, 130 interrupted.
+        Exit code: 0 success, 1 failure, 2 bad usage, 70 bug in bnncc, 130 interrupted.
     """
+    if argv is None:
+        _open_streams()
     parser = _parser()
     try:
-        args = parser.parse_args(argv)
+        words, old = renamed(sys.argv[1:] if argv is None else list(argv))
+        args, left = parser.parse_known_args(arranged(words))
+        if left:
+            args.parser.refuse(left)
     except SystemExit as done:
+        try:
+            Console().data("")  # so that help that cannot be written is a failure
+        except BrokenPipeError:
+            pass
+        except BnnccError as error:
+            Console().error(error)
+            return error.exit_code
+        finally:
+            _flush_stdout()
         return int(done.code or 0)
-    args.own_process = argv is None
+    args.own_process, args.deprecated = argv is None, old
     if args.own_process:
         # TVM imports torch where it is installed, for two seconds; no verb has a use for it.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -68,30 +86,69 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
     """Run the verb; `written` returns what libraries had to say meanwhile."""
     console = Console(verbosity=args.verbose - args.quiet)
+    for line in args.deprecated:
+        console.warning(line)
     try:
+        check_inputs(args)
         with _quiet_libraries(args.verbose):
-            code = int(args.run(args, console))
-        sys.stdout.flush()
-        return code
+            return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         console.line("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout is gone; keep Python from complaining when it flushes at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read standard output has seen enough
         return EXIT_OK
     except MemoryError:
         console.error(BnnccError("out of memory"))
         return 1
-    except Exception:
-        sys.stderr.write(written())
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            console.error(_machine_error(error))
+            return 1
+        console.line(written() + traceback.format_exc().rstrip())
         console.line("error: this is a bug in bnncc; the lines above say where")
         return EXIT_BUG
+    finally:
+        _flush_stdout()
+
+
+_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM),
+}
+"""What the machine, not bnncc, is to blame for, wherever it happens."""
+
+
+def _machine_error(error: OSError) -> BnnccError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return BnnccError(
+        f"{error.filename or 'temporary files'}: {error.strerror}",
+        hint="free some space, or set TMPDIR to a folder that has some" if full else None,
+    )
+
+
+def _flush_stdout() -> None:
+    """Flush standard output, or keep Python from complaining at exit that it cannot be flushed."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Give closed standard streams a file, whose number the next file opened would get else."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack a name's letters
 
 
 @contextlib.contextmanager
@@ -117,16 +174,51 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="bnncc",
         description="Compile binary and few-bit neural networks to exact, fast machine code.",
-        epilog="`bnncc VERB --help` lists a verb's options.",
+        epilog="`bnncc help VERB` lists the options of a verb.",
     )
     parser.add_argument("--version", action="version", version=f"bnncc {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in (
         *(_compile, _run, _bench, _explain, _verify, _tune, _records),
-        *(_deploy, _device_kit, _targets),
+        *(_deploy, _device_kit, _targets, _completion),
     ):
         verb(verbs)
     return parser
+
+
+def _completion(verbs: Any) -> None:
+    parser = add_verb(verbs, "completion", "print a shell's completion script", _complete)
+    add(parser, "shell", "which shell", choices=("bash", "zsh", "fish"))
+
+
+def _complete(args: argparse.Namespace, console: Console) -> int:
+    """Print a script that completes verbs, options and files.
+
+    Raises
+    ------
+    BnnccError
+        If shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise BnnccError(
+            "completion scripts are written by shtab, which is not installed",
+            hint="pip install 'bnncc[completion]'",
+        ) from error
+
+    def mark(parser: argparse.ArgumentParser) -> None:
+        for action in parser._actions:
+            if action.type is path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    mark(child)
+
+    parser = _parser()
+    mark(parser)
+    console.data(shtab.complete(parser, args.shell))
+    return 0
 
 
 def _compile(verbs: Any) -> None:
@@ -137,29 +229,36 @@ def _compile(verbs: Any) -> None:
     add(
         group,
         "-o --output",
-        "artifact to write; by default MODEL.TARGET.bnncc in the current folder",
+        "file to write, `-` for standard output; default: MODEL.TARGET.bnncc in the current folder",
         "OUT",
         path,
     )
     add(
         group,
         "--format",
-        "an artifact, or (of CPUs) MODEL.TARGET.tar of kernels and C that need no runtime; by "
-        "default an artifact where there is a runtime",
+        "an artifact, or (CPUs only) MODEL.TARGET.tar with kernels and C code, without runtime; "
+        "default: an artifact if the target has a runtime",
         choices=FORMATS,
     )
-    add(group, "--report", "write the report too", "FILE.json", path)
-    add(group, "--dump-ir", "write a file for each step to DIR", "DIR", path)
-    add(group, "--time-passes", "print the seconds that each step took", action="store_true")
+    add(group, "--report", "also write the report", "FILE.json", path)
+    add(group, "--dump-ir", "write the result of each step to DIR", "DIR", path)
+    add(group, "--time-passes", "print how long each step took", action="store_true")
 
 
 def _run(verbs: Any) -> None:
-    parser = add_verb(verbs, "run", "run an artifact on arrays from a file", commands.run)
+    parser = add_verb(verbs, "run", "run an artifact on the arrays in a file", commands.run)
     add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     group = parser.add_argument_group("data")
-    add(group, "--input", "arrays by input name", "IN.npz", path, required=True)
-    add(group, "--output", "arrays by output name", "OUT.npz", path, required=True)
-    add(parser, "--selfcheck", "first run it on inputs with known outputs", action="store_true")
+    add(group, "--input", "an array per input, by name", "IN.npz", path, required=True)
+    add(
+        group,
+        "--output",
+        "an array per output; `-`: standard output",
+        "OUT.npz",
+        path,
+        required=True,
+    )
+    add(parser, "--selfcheck", "first check it on inputs with known outputs", action="store_true")
     threads_option(parser)
     device_options(parser)
 
@@ -171,33 +270,37 @@ def _bench(verbs: Any) -> None:
     device_options(parser)
     bundle_options(
         parser,
-        "Time it on a machine without bnncc and TVM, as one with a GPU; see docs/tuning.md.",
-        "write a bundle that times it there",
-        "print the times in a bundle's results",
+        "Time it on a machine without bnncc and TVM; see docs/tuning.md.",
+        "write a bundle to run on that machine",
+        "print the times that a bundle measured",
     )
-    add(parser, "--repeat", "timed runs of the network", "N", count, default=200)
+    add(parser, "--repeat", "number of timed runs", "N", count, default=200)
+    add(parser, "--batch", "size of a dynamic batch (default: 1)", "N", count)
     json_option(parser)
 
 
 def _explain(verbs: Any) -> None:
     parser = add_verb(
-        verbs, "explain", "say how each layer is computed, or why not in bits", commands.explain
+        verbs,
+        "explain",
+        "show how each layer is computed, and why not in bits",
+        commands.explain,
     )
-    add(parser, "file", f"{_MODEL}, or compiled artifact", "MODEL|ARTIFACT", path)
+    add(parser, "file", f"{_MODEL}, or an artifact", "MODEL|ARTIFACT", path)
     model_options(parser)
     json_option(parser)
 
 
 def _verify(verbs: Any) -> None:
     parser = add_verb(
-        verbs, "verify", "compare an artifact with its model, layer by layer", commands.verify
+        verbs, "verify", "check an artifact against its model, layer by layer", commands.verify
     )
     add(parser, "model", _MODEL, "MODEL", path)
-    add(parser, "artifact", "compiled from it", "ARTIFACT", path)
+    add(parser, "artifact", "compiled from MODEL", "ARTIFACT", path)
     params_option(parser)
     group = parser.add_argument_group("data")
-    add(group, "--input", "arrays instead of random ones", "IN.npz", path)
-    add(group, "--seed", "of the random inputs", "N", seed, default=0)
+    add(group, "--input", "inputs to use instead of random ones", "IN.npz", path)
+    add(group, "--seed", "seed of the random inputs", "N", seed, default=0)
     threads_option(parser)
     device_options(parser)
     json_option(parser)
@@ -205,74 +308,83 @@ def _verify(verbs: Any) -> None:
 
 def _deploy(verbs: Any) -> None:
     parser = add_verb(
-        verbs, "deploy", "bring an artifact to a device, check and time it there", commands.deploy
+        verbs,
+        "deploy",
+        "upload an artifact to a device, check and time it there",
+        commands.deploy,
     )
     add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     device_options(parser)
     threads_option(parser)
-    add(parser, "--repeat", "timed runs; by default about two seconds of them", "N", count)
+    add(
+        parser,
+        "--repeat",
+        "number of timed runs; default: two seconds of them",
+        "N",
+        count,
+    )
     json_option(parser)
 
 
 def _device_kit(verbs: Any) -> None:
     parser = add_verb(
-        verbs, "device-kit", "put together the server and runtime of a device", commands.device_kit
+        verbs, "device-kit", "build the server and runtime that a device needs", commands.device_kit
     )
-    add(parser, "--target", "name (`bnncc targets` lists them) or target file", "T", required=True)
-    add(parser, "-o --output", "folder to make", "DIR", path, required=True)
+    add(parser, "--target", "target name (see `bnncc targets`) or target file", "T", required=True)
+    add(parser, "-o --output", "folder to create", "DIR", path, required=True)
 
 
 def _targets(verbs: Any) -> None:
-    parser = add_verb(verbs, "targets", "list the targets, or describe one", commands.targets)
-    add(parser, "name", "target or file", "NAME", nargs="?")
+    parser = add_verb(verbs, "targets", "list the targets, or show one in full", commands.targets)
+    add(parser, "name", "target name or target file", "NAME", nargs="?")
     json_option(parser)
 
 
 def _tune(verbs: Any) -> None:
     parser = add_verb(
-        verbs, "tune", "search the fastest schedule of each kernel of a model", tune_commands.tune
+        verbs, "tune", "search for the fastest schedule of each kernel", tune_commands.tune
     )
-    add(parser, "models", f"{_MODEL}; several with --bundle", "MODEL", path, nargs="*")
+    add(parser, "models", f"{_MODEL}; several are allowed with --bundle", "MODEL", path, nargs="*")
     model_options(parser)
     group = parser.add_argument_group("search")
     add(
         group,
         "--trials",
-        "kernels to try in all, those of earlier runs into the same records included; with "
-        "--bundle, to build",
+        "total number of kernels to try, including those of earlier runs with the same records; "
+        "with --bundle, the number to build",
         "N",
         count,
         default=512,
     )
-    add(group, "--time-limit", "begin nothing later", "SECONDS", count)
+    add(group, "--time-limit", "start no trial after SECONDS", "SECONDS", count)
     add(
         group,
         "--kernels",
-        "only kernels whose description, as the table shows it, matches",
+        "tune only kernels whose description, as shown in the table, matches",
         "REGEX",
     )
-    add(group, "--jobs", "kernels built at a time", "N", count)
+    add(group, "--jobs", "number of kernels to build in parallel", "N", count)
     add(
         group,
         "--measure",
-        "time on a machine, or instructions in an emulated Arm processor, which stands in for "
-        "hardware that is not there",
-        choices=("clock", "instructions"),
-        default="clock",
+        "what to minimise: time on this machine or a device, or the number of instructions in an "
+        "emulated Arm processor, for want of hardware",
+        choices=("time", "instructions"),
+        default="time",
     )
     add(
         group,
-        "--lock",
-        "hold a lock on this file while kernels are measured, where others measure too",
+        "--lock-file",
+        "lock this file while measuring, so that several programs can take turns",
         "FILE",
         path,
     )
     device_options(parser)
     bundle_options(
         parser,
-        "Measure on a machine without bnncc and TVM, as one with a GPU; see docs/tuning.md.",
-        "write a bundle that tries kernels there, instead of measuring",
-        "put a bundle's results on record, instead of measuring",
+        "Measure on a machine without bnncc and TVM; see docs/tuning.md.",
+        "write a bundle to run on that machine, instead of measuring",
+        "add the results of a bundle to the records, instead of measuring",
     )
     json_option(parser)
 
@@ -283,24 +395,33 @@ def _records(verbs: Any) -> None:
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for name, text in (
-        ("list", "what is on record"),
-        ("prune", "keep the best records of each kernel"),
-        ("merge", "add the records of other folders"),
+        ("list", "list the kernels and their times"),
+        ("prune", "keep only the best records of each kernel"),
+        ("merge", "add the records of other folders to DIR"),
     ):
         action = actions.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
+        action.set_defaults(parser=action)
         if name == "merge":
-            add(action, "sources", "folder", "FROM", path, nargs="+")
+            add(action, "sources", "folder of records to add", "FROM", path, nargs="+")
         add(
             action,
             "folder",
-            "folder of records" + ("; by default bnncc's own" if name == "list" else ""),
+            "folder of records"
+            + ("; default: those that come with bnncc" if name == "list" else ""),
             "DIR" if name != "list" else "[DIR]",
             path,
             nargs="?" if name == "list" else None,
         )
-        add(action, "--target", "of this target only, a name or file", "T")
+        add(action, "--target", "only this target (name or file)", "T")
         if name == "prune":
-            add(action, "--keep", "records of each kernel (1)", "N", count, default=1)
+            add(
+                action,
+                "--keep",
+                "records to keep per kernel (default: 1)",
+                "N",
+                count,
+                default=1,
+            )
         json_option(action)

@@ -14,8 +14,7 @@ from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
     check_bundle,
-    check_output,
-    check_readable,
+    check_outputs,
     device_of,
     options_of,
 )  # fmt: skip
@@ -46,10 +45,8 @@ def tune(args: Namespace, console: Console) -> int:
         return bundle_commands.import_tuned(args, _folder(args), _command(), console)
     if not args.models:
         raise UsageError("tune needs a MODEL, or --import RESULTS")
-    for model in args.models:
-        check_readable(model)
-    if args.lock is not None:
-        check_output(args.lock)
+    if args.lock_file is not None:
+        check_outputs(args, lock=args.lock_file)
     target = resolve(args.target)
     pattern = _pattern(args.kernels)
     if args.bundle is not None:
@@ -68,16 +65,16 @@ def tune(args: Namespace, console: Console) -> int:
         folder=folder,
         pattern=pattern,
         device=_device(args),
-        method=args.measure,
+        method="clock" if args.measure == "time" else args.measure,
         trials=args.trials,
         time_limit=args.time_limit,
         jobs=args.jobs,
-        lock=args.lock,
+        lock=args.lock_file,
         command=_command(),
         console=console,
     )
     if args.json:
-        sys.stdout.write(as_json(result))
+        console.data(as_json(result))
     console.result(network.text(result, folder))
     return 130 if result["interrupted"] else 0
 
@@ -85,10 +82,12 @@ def tune(args: Namespace, console: Console) -> int:
 def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
     if len(args.records) > 1 or args.untuned:
-        raise UsageError("tune takes one --records, to read and write, and no --untuned")
+        raise UsageError(
+            "tune takes at most one --tuning-dir, which it reads and writes, and no --untuned"
+        )
     folder: Path = args.records[0] if args.records else FOLDER
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: is a file, a folder of records is wanted")
+        raise UsageError(f"{folder}: is a file, not a folder of records")
     return folder
 
 
@@ -102,15 +101,15 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise UsageError(f"--kernels: `{text}` is no regular expression: {error}") from error
+        raise UsageError(f"--kernels: `{text}` is not a regular expression: {error}") from error
 
 
 def _device(args: Namespace) -> dict[str, Any] | None:
     """Return the device to measure on, checked before kernels are built for it."""
     device = device_of(args)
     if device is not None:
-        if args.measure != "clock":
-            raise UsageError("--measure instructions needs no device")
+        if args.measure != "time":
+            raise UsageError("--measure instructions cannot be combined with a device")
         from bnncc import remote
 
         remote.check_where(**device)
@@ -133,7 +132,7 @@ def records(args: Namespace, console: Console) -> int:
     folder = args.folder or logs.shipped()
     names = _names(folder if args.action != "merge" else args.sources[0], args)
     if not names:
-        raise TuningError(f"{folder}: holds no records", hint="`bnncc tune` writes them")
+        raise TuningError(f"{folder}: contains no records", hint="`bnncc tune` writes them")
     if args.action == "prune":
         changed = {name: prune(folder / name, args.keep) for name in names}
     elif args.action == "merge":
@@ -149,10 +148,10 @@ def records(args: Namespace, console: Console) -> int:
         for lines in listed.values():
             for line in lines["stale"]:
                 console.warning(line)
-        sys.stdout.write(as_json(listed) if args.json else _table(listed))
+        console.data(as_json(listed) if args.json else _table(listed))
         return 0
     if args.json:
-        sys.stdout.write(as_json(changed))
+        console.data(as_json(changed))
     word = "removed" if args.action == "prune" else "added"
     for name, count in changed.items():
         console.result(f"{folder / name}: {count} records {word}")
@@ -176,13 +175,14 @@ def _names(folder: Path, args: Namespace) -> list[str]:
 def _table(listed: dict[str, Any]) -> str:
     from bnncc.report import table
 
-    rows = [("target", "kernel", "trials", "best us", "default us", "point")]
+    rows = [("target", "cpu", "kernel", "trials", "best us", "default us", "point")]
     for name, content in listed.items():
         for entry in content["kernels"]:
             default = entry["default_us"]
             rows.append(
                 (
                     name,
+                    entry["cpu"],
                     entry["kernel"],
                     str(entry["trials"]),
                     f"{entry['best_us']:.2f}",
@@ -190,4 +190,4 @@ def _table(listed: dict[str, Any]) -> str:
                     entry["point"],
                 )
             )
-    return "\n".join(table(rows, right=(2, 3, 4))) + "\n"
+    return "\n".join(table(rows, right=(3, 4, 5))) + "\n"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import tvm
 from tvm import relax, tirx
 
 from bnncc import report
-from bnncc.codegen import bare, c_text, memory, pipeline
-from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Order, Sizes
+from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
+from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Named, Order, Place, Sizes
 from bnncc.errors import TargetError
 from bnncc.files import write_atomic
 from bnncc.runtime.manifest import TensorInfo
@@ -41,22 +41,61 @@ class CNetwork:
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""
-        return report.with_file_size(self.content, len(archive(self.files)))
+        size = len(archive(self.files))
+        return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
         """Write all files as a tar file, whole or not at all, and return its size in bytes."""
         return write_atomic(path, [archive(self.files)])
 
 
-def make(
+@dataclass(frozen=True)
+class Bare:
+    """A network as kernels without a runtime, and the order in which they are called."""
+
+    prefix: str
+    """What its symbols begin with."""
+    order: Order
+    sizes: Sizes
+    given: Named
+    made: Named
+    """`given`, `made`: inputs and outputs, with their names in C."""
+    library: bytes
+    """The object file, or the text of kernels."""
+    scratch: dict[str, int]
+    """Bytes of scratch memory by kernel."""
+
+    @property
+    def weights(self) -> bytes:
+        """All constants, as `order` has them."""
+        return weight_bytes(self.order)
+
+    def pairs(
+        self, selfcheck: SelfCheckMaker, limit: int
+    ) -> tuple[dict[str, np.ndarray], Mapping[str, float]]:
+        """Return what is stored of a check in `limit` bytes, by names of files, and `coarse`."""
+        stored, check = selfcheck(limit // 2)
+        pairs = {identity: stored[info.name] for identity, info in self.given}
+        for number, (identity, info) in enumerate(self.made):
+            where, values = sample(check, info, limit // 2 // len(self.made), number)
+            pairs[identity] = values
+            if where is not None:
+                pairs[f"{identity}{c_text.PLACES}"] = where
+        return pairs, check.coarse
+
+
+SelfCheckMaker = Callable[[int], tuple[Mapping[str, np.ndarray], Check]]
+"""Returns what is stored of inputs, in so many bytes at most, and the check that it makes."""
+
+
+def build(
     module: tvm.IRModule,
     target: TargetSpec,
     *,
     name: str,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
-    selfcheck: Callable[[int], tuple[Mapping[str, np.ndarray], Check]],
-) -> tuple[dict[str, bytes], dict[str, int]]:
+) -> Bare:
     """Build a scheduled network.
 
     Parameters
@@ -67,15 +106,6 @@ def make(
         Of the network: what its symbols begin with.
     inputs, outputs : sequence of TensorInfo
         Of ``main``, in order.
-    selfcheck : callable
-        Returns what is stored of inputs, in so many bytes at most, and the check that it makes.
-
-    Returns
-    -------
-    files : dict of str to bytes
-        By name, the same bytes for the same content.
-    scratch : dict of str to int
-        Bytes of scratch memory by kernel.
 
     Raises
     ------
@@ -92,35 +122,63 @@ def make(
         for var, func in planned.functions_items()
         if isinstance(func, tirx.PrimFunc) and var.name_hint in order.kernels
     }
-    library, scratch = bare.build(functions, pipeline.tvm_target(target))
-    sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
-    weights = b"".join(_padded(w.tobytes()) for w in order.weights)
-    limit = max(LEAST_BYTES, int(SHARE * (len(library) + len(weights))))
-    stored, check = selfcheck(limit // 2)
-    pairs = {identity: stored[info.name] for identity, info in ios[0]}
-    for number, (identity, info) in enumerate(ios[1]):
-        where, values = sample(check, info, limit // 2 // len(ios[1]), number)
-        pairs[identity] = values
-        if where is not None:
-            pairs[f"{identity}{c_text.PLACES}"] = where
+    build_kernels = c_kernels.build if target.kind == "c" else bare.build
+    library, scratch = build_kernels(functions, pipeline.tvm_target(target))
+    sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
+    own = {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
+    return Bare(prefix, order, sizes, *ios, library, own)
+
+
+def make(
+    module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
+) -> tuple[dict[str, bytes], dict[str, int], int]:
+    """Make the files of a network of C.
+
+    Parameters
+    ----------
+    module, target, name
+        As of `build`.
+    selfcheck : callable
+        What is stored of inputs.
+    **ios
+        Inputs and outputs, as of `build`.
+
+    Returns
+    -------
+    files : dict of str to bytes
+        By name, the same bytes for the same content.
+    scratch : dict of str to int
+        Bytes of scratch memory by kernel.
+    code : int
+        Bytes of code.
+    """
+    made = build(module, target, name=name, **ios)
+    limit = max(LEAST_BYTES, int(SHARE * (len(made.library) + made.sizes.weights)))
+    pairs, coarse = made.pairs(selfcheck, limit)
     kept = {identity: value.size for identity, value in pairs.items()}
+    prefix, sizes, tensors = made.prefix, made.sizes, (made.given, made.made)
     text = {
-        "network.h": c_text.header(prefix, name, target.name, order, sizes, *ios),
-        "network.c": c_text.source(prefix, order, sizes, *ios),
-        "check.c": c_text.program(prefix, *ios, kept, check.coarse),
-        "README.md": c_text.readme(prefix, name, target, sizes, *ios),
+        "network.h": c_text.header(prefix, name, target.name, made.order, sizes, *tensors),
+        "network.c": c_text.source(prefix, made.order, sizes, *tensors),
+        "check.c": c_text.program(prefix, *tensors, kept, coarse),
+        "README.md": c_text.readme(prefix, name, target, sizes, *tensors),
     }
     files = {
         **{file: content.encode() for file, content in text.items()},
-        "kernels.o": library,
-        "weights.bin": weights,
-        **{
-            f"{c_text.CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
-            for identity, value in pairs.items()
-        },
+        "kernels.o": made.library,
+        "weights.bin": made.weights,
+        **check_files(pairs),
     }
-    return files, {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
+    return files, made.scratch, len(made.library)
+
+
+def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """Return the files of a pair of inputs and outputs."""
+    return {
+        f"{c_text.CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
+        for identity, value in pairs.items()
+    }
 
 
 def check_bytes(files: Mapping[str, bytes]) -> int:
@@ -139,12 +197,22 @@ def archive(content: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _aligned(size: int) -> int:
+_FRESH = ""
+"""Root of what outputs may be written to directly; its offset is a number."""
+
+
+def aligned(size: int) -> int:
+    """Return `size` as a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def weight_bytes(order: Order) -> bytes:
+    """Return all constants, each at a multiple of `ALIGNMENT`."""
+    return b"".join(_padded(w.tobytes()) for w in order.weights)
+
+
 def _padded(data: bytes) -> bytes:
-    return data + bytes(_aligned(len(data)) - len(data))
+    return data + bytes(aligned(len(data)) - len(data))
 
 
 def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
@@ -152,19 +220,19 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
     main, order = module["main"], Order()
     tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of them
     storages: dict[Any, int] = {}
-    constants: dict[Any, str] = {}
+    constants: dict[Any, Place] = {}
     fresh: list[Any] = []  # what outputs may be written to directly
 
-    def place(kind: Any, size: int) -> str:
-        order.arena += _aligned(size)
-        return f"({C_TYPES[kind]} *)(base + {order.arena - _aligned(size)})"
+    def place(kind: str, size: int) -> Place:
+        order.arena += aligned(size)
+        return Place("base", kind, order.arena - aligned(size))
 
-    def constant(value: Any) -> str:
+    def constant(value: Any) -> Place:
         array = np.ascontiguousarray(value.value.numpy())
         order.weights.append(array)
         start = order.weight_bytes
-        order.weight_bytes += _aligned(array.nbytes)
-        return f"({C_TYPES[str(value.ty.dtype)]} *)(constants + {start})"
+        order.weight_bytes += aligned(array.nbytes)
+        return Place("constants", str(value.ty.dtype), start)
 
     def held(expr: Any) -> Any:
         if isinstance(expr, relax.Tuple):
@@ -178,29 +246,27 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
         return constants[expr]
 
     for var, name in zip(main.params, given, strict=True):
-        tensors[var] = f"({C_TYPES[str(var.ty.dtype)]} *){name}"
+        tensors[var] = Place(name, str(var.ty.dtype))
     for block in main.body.blocks:
         for binding in block.bindings:
             var, value = binding.var, binding.value
             op = str(getattr(getattr(value, "op", None), "name", ""))
             if op == "relax.memory.alloc_storage":
                 storages[var] = order.arena
-                order.arena += _aligned(memory.product(value.args[0].values))
+                order.arena += aligned(memory.product(value.args[0].values))
             elif op == "relax.memory.alloc_tensor":
                 start = storages[value.args[0]] + int(value.args[1].value)
-                tensors[var] = f"({C_TYPES[str(var.ty.dtype)]} *)(base + {start})"
+                tensors[var] = Place("base", str(var.ty.dtype), start)
             elif op == "relax.builtin.alloc_tensor":
+                tensors[var] = Place(_FRESH, str(var.ty.dtype), len(fresh))
                 fresh.append(var)
-                tensors[var] = ("fresh", len(fresh) - 1)
             elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
                 kernel = value.op.name_hint
                 types = tuple(C_TYPES[str(a.ty.dtype)] for a in value.args)
                 order.kernels[kernel] = types
                 order.calls.append((kernel, [held(a) for a in value.args]))
             elif op in ("relax.reshape", "relax.memory.view"):
-                kind = C_TYPES[str(var.ty.dtype)]
-                inner = held(value.args[0])
-                tensors[var] = inner if isinstance(inner, tuple) else f"({kind} *){inner}"
+                tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))
             elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
                 raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C does without")
             elif not isinstance(value, relax.Call):
@@ -210,29 +276,28 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
     whole = held(body)
     results = [held(f) for f in result] if result is not None else _listed(whole)
     kinds = _kinds(body.ty)
-    homes: dict[int, str] = {}
+    homes: dict[int, Place] = {}
     for name, expr, kind in zip(made, results, kinds, strict=True):
-        if expr[0] == "fresh" and expr[1] not in homes:
-            homes[expr[1]] = name
+        output = Place(name, expr.dtype)
+        if expr.root == _FRESH and expr.offset not in homes:
+            homes[expr.offset] = output
         else:
-            order.copies.append((name, expr, memory.tensor_bytes(kind)))
+            order.copies.append((output, expr, memory.tensor_bytes(kind)))
     for number, var in enumerate(fresh):
         if number not in homes:
             homes[number] = place(str(var.ty.dtype), memory.tensor_bytes(var.ty))
 
-    def named(expr: Any) -> str:
-        return homes[expr[1]] if isinstance(expr, tuple) else str(expr)
+    def placed(expr: Place) -> Place:
+        return replace(homes[expr.offset], dtype=expr.dtype) if expr.root == _FRESH else expr
 
-    order.calls = [(kernel, [named(e) for e in args]) for kernel, args in order.calls]
-    order.copies = [(to, named(e), size) for to, e, size in order.copies]
+    order.calls = [(kernel, [placed(e) for e in args]) for kernel, args in order.calls]
+    order.copies = [(to, placed(e), size) for to, e, size in order.copies]
     return order
 
 
 def _listed(whole: Any) -> list[Any]:
     """Return the parts of what a function returns."""
-    if isinstance(whole, tuple) and not (whole and whole[0] == "fresh"):
-        return list(whole)
-    return [whole]
+    return list(whole) if isinstance(whole, tuple) else [whole]
 
 
 def _kinds(kind: Any) -> list[Any]:

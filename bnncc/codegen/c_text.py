@@ -34,16 +34,36 @@ PLACES = ".at"
 """Ends the names of files that say where in an output its stored values are."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    root: str
+    """``base`` (the arena), ``constants`` (the weights), or an argument."""
+    dtype: str
+    offset: int = 0
+    """In bytes."""
+
+    def __str__(self) -> str:
+        """Return the pointer in C."""
+        where = f"({self.root} + {self.offset})" if self.root in ROOTS else self.root
+        return f"({C_TYPES[self.dtype]} *){where}"
+
+
+ROOTS = "base", "constants"
+"""Pointers to bytes that the program text has."""
+
+
 @dataclass
 class Order:
-    """The calls of a network, with an expression in C for every tensor."""
+    """The calls of a network, with a place for every tensor."""
 
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    calls: list[tuple[str, list[Place]]] = field(default_factory=list)
     """In order."""
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """C types of the tensors of each kernel."""
-    copies: list[tuple[str, str, int]] = field(default_factory=list)
-    """Outputs that no kernel writes in place."""
+    copies: list[tuple[Place, Place, int]] = field(default_factory=list)
+    """Outputs that no kernel writes in place: to, from, bytes."""
     weights: list[np.ndarray] = field(default_factory=list)
     """Constants, in the order of the file."""
     arena: int = 0
@@ -100,19 +120,24 @@ _RESERVED = (
 Named = list[tuple[str, TensorInfo]]
 
 
+def arguments(given: Named, made: Named) -> list[str]:
+    """Return the parameters for inputs and outputs."""
+    read = [f"const {C_TYPES[t.dtype]} *{name}" for name, t in given]
+    return [*read, *(f"{C_TYPES[t.dtype]} *{name}" for name, t in made)]
+
+
 def _signature(prefix: str, given: Named, made: Named) -> str:
-    arguments = ["const void *weights", "void *arena"]
-    arguments += [f"const {C_TYPES[t.dtype]} *{name}" for name, t in given]
-    arguments += [f"{C_TYPES[t.dtype]} *{name}" for name, t in made]
-    return f"int {prefix}_run({', '.join(arguments)})"
+    own = ["const void *weights", "void *arena", *arguments(given, made)]
+    return f"int {prefix}_run({', '.join(own)})"
 
 
-def _harmless(name: str) -> str:
+def harmless(name: str) -> str:
     """Return a name from the model as it may stand in a comment, or a table."""
     return re.sub(r"[^ -~]|[|`\\]|\*/|/\*", "?", name)
 
 
-def _extents(tensor: TensorInfo) -> str:
+def extents(tensor: TensorInfo) -> str:
+    """Return the shape of a tensor, for people."""
     return " x ".join(map(str, tensor.shape)) or "1"
 
 
@@ -121,7 +146,7 @@ def header(
     given: Named, made: Named,
 ) -> str:  # fmt: skip
     """Return ``network.h``."""
-    name = _harmless(name)
+    name = harmless(name)
     guard = f"BNNCC_{prefix.upper()}_H"
     lines = [
         f"/* {name} for {target}, by bnncc {__version__}. README.md says how to use it. */",
@@ -136,7 +161,7 @@ def header(
     ]  # fmt: skip
     for kind, tensors in (("in", given), ("out", made)):
         lines += [
-            f" *   {kind}: {n}: {_harmless(t.name)}, {t.dtype}, {_extents(t)}" for n, t in tensors
+            f" *   {kind}: {n}: {harmless(t.name)}, {t.dtype}, {extents(t)}" for n, t in tensors
         ]
     lines += [" */", f"{_signature(prefix, given, made)};", ""]
     lines += ["/* The kernels: tensors that they read, those that they write, scratch memory. */"]
@@ -193,7 +218,7 @@ static void *content(const char *path, size_t bytes, size_t stored) {
 """
 
 
-_HALVES = {
+HALVES = {
     "float16": """\
 static double float16(uint16_t bits) {
   int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -259,23 +284,28 @@ def program(
         mine, right = f"{name}[i]", f"{name}_right[i]"
         if name + PLACES in kept:
             mine = f"{name}[{name}_at[i]]"
-        close = f"{mine} != {right}"
-        if "float" in tensor.dtype:
-            near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
-            if tensor.dtype in COARSE:
-                mine, right = f"{tensor.dtype}({mine})", f"{tensor.dtype}({right})"
-            same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
-            near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
-            close = f"!({same} || {near_by})"
+        test = wrong(tensor, mine, right, coarse)
         lines += [
             f"  size_t {name}_wrong = 0;",
-            f"  for (size_t i = 0; i < {kept[name]}; ++i) {name}_wrong += {close};",
+            f"  for (size_t i = 0; i < {kept[name]}; ++i) {name}_wrong += {test};",
             f'  printf("{name}: %zu of {kept[name]} values wrong\\n", {name}_wrong);',
             f"  wrong |= {name}_wrong > 0;",
         ]
     kinds = {tensor.dtype for _, tensor in made}
-    halves = "".join(text for kind, text in _HALVES.items() if kind in kinds)
+    halves = "".join(text for kind, text in HALVES.items() if kind in kinds)
     return _PROGRAM + halves + "\n".join([*lines, "  return wrong;", "}", ""])
+
+
+def wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float]) -> str:
+    """Return the test whether a value is wrong, in C."""
+    if "float" not in tensor.dtype:
+        return f"{mine} != {right}"
+    near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
+    wide = tensor.dtype if tensor.dtype in COARSE else "(double)"
+    mine, right = (f"{wide}({x})" if wide in COARSE else f"{wide}{x}" for x in (mine, right))
+    same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
+    near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
+    return f"!({same} || {near_by})"
 
 
 def _elements(tensor: TensorInfo) -> int:
@@ -297,11 +327,11 @@ def readme(
     prefix: str, name: str, target: TargetSpec, sizes: Sizes, given: Named, made: Named
 ) -> str:
     """Return ``README.md``."""
-    name = _harmless(name)
+    name = harmless(name)
     compiler, emulator = COMPILERS.get(target.arch, ("cc", ""))
     here = f", or here: {emulator} ./run" if emulator else ""
     rows = [
-        f"| {kind} | `{n}` | {_harmless(t.name)} | {t.dtype} | {_extents(t)} |"
+        f"| {kind} | `{n}` | {harmless(t.name)} | {t.dtype} | {extents(t)} |"
         for kind, tensors in (("in", given), ("out", made))
         for n, t in tensors
     ]

@@ -283,6 +283,8 @@ def tvm_target(target: TargetSpec) -> tvm.target.Target:
         config["mfloat-abi"] = target.float_abi
     if target.kind == "llvm":
         return tvm.target.Target(config)
+    if target.kind == "c":
+        return tvm.target.Target({"kind": "c"})
     device = {
         "kind": "cuda",
         "arch": target.gpus[0],  # the text of a kernel does not depend on it

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper
 
 from bnncc.errors import ModelError, UnsupportedOp
-from bnncc.files import read_bytes
+from bnncc.files import kind_of, read_bytes
 from bnncc.frontend import custom
 from bnncc.ir.graph import Graph, Node, elements
 
@@ -79,18 +79,6 @@ CARRY = {
 ASK_FINITE = {"IsInf", "IsNaN"}
 """Operators behind which there is neither."""
 
-_MAGIC = (
-    (b"\x1f\x8b", "a gzip file"),
-    (b"PK\x03\x04", "a zip file (a PyTorch checkpoint?)"),
-    (b"version https://git-lfs", "a Git LFS pointer"),
-    (b"<!DOCTYPE", "an HTML page"),
-    (b"<html", "an HTML page"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"\x7fELF", "an ELF file"),
-    (b"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
-)
-
 
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Read an ONNX file, without its external data.
@@ -107,11 +95,14 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """
     file = Path(path)
     data = read_bytes(file, "an ONNX file")
-    for magic, what in _MAGIC:
-        if data.startswith(magic):
-            raise ModelError(f"{file}: this is {what}, not an ONNX model")
-    if data[4:8] == b"TFL3":
-        raise ModelError(f"{file}: this is a TFLite file, not an ONNX model")
+    kind = kind_of(data)
+    if kind == "a bnncc artifact":
+        raise ModelError(
+            f"{file}: this is a bnncc artifact, which is compiled already",
+            hint="give the model that it was compiled from",
+        )
+    if kind and kind != "an ONNX model":
+        raise ModelError(f"{file}: this is {kind}, not an ONNX model")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ def to_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.nd
     raw = _read(tensor, folder, where)
     inline = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw)
     return np.asarray(numpy_helper.to_array(inline))
+
+
+def locations(path: Path) -> set[str]:
+    """Return the names of the external files that an ONNX file refers to, as it spells them."""
+    # An entry is stored as key (1) "location" and value (2): no need to parse the whole model.
+    data = path.read_bytes()
+    found = set()
+    for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?[\x00-\x7f])", data):
+        low, *high = match[1]
+        length = (low & 127) | (high[0] << 7 if high else 0)
+        name = data[match.end() : match.end() + length].decode(errors="replace")
+        found.add(name.replace("\\", "/").replace("\0", ""))
+    return found
 
 
 def _read(tensor: onnx.TensorProto, folder: Path, where: str) -> bytes:

@@ -11,6 +11,7 @@ import onnx
 
 from bnncc.errors import UsageError
 from bnncc.frontend import mxnet, pytorch, tflite
+from bnncc.frontend.external import locations
 from bnncc.ir.graph import Dim
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -35,7 +36,7 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
     if pytorch.is_torch(model):
         return pytorch.read_module(model, example_inputs, dynamic_shapes)
     if example_inputs is not None or dynamic_shapes is not None:
-        raise UsageError("example_inputs and dynamic_shapes go with a torch.nn.Module")
+        raise UsageError("example_inputs and dynamic_shapes are only for a torch.nn.Module")
     return model
 
 
@@ -72,13 +73,26 @@ def as_onnx(
     if path is not None and mxnet.is_symbol(path):
         return mxnet.read_mxnet(path, params, input_shapes)
     if params is not None:
-        raise UsageError("--params goes with MXNet's networks (NAME-symbol.json)")
+        raise UsageError("--params is only for MXNet networks (NAME-symbol.json)")
     if pytorch.is_torch(model):
         return pytorch.read_module(model)
     for belongs, read in _READERS:
         if path is not None and belongs(path):
             return read(path)
     return model
+
+
+def companions(path: Path) -> list[tuple[str, Path]]:
+    """Return the files that a model is read from besides its own, with what they are.
+
+    Raises
+    ------
+    UsageError
+        If it is a network of MXNet, and it is not clear which file has its parameters.
+    """
+    if mxnet.is_symbol(path):
+        return [("parameter file", mxnet.beside(path))]
+    return [("external data", path.parent / name) for name in locations(path)]
 
 
 _READERS = ((pytorch.is_pt2, pytorch.read), (tflite.is_tflite, tflite.read))

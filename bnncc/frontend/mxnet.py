@@ -55,7 +55,7 @@ def read_mxnet(
     """
     file = Path(path)
     symbol = read_symbol(file)
-    stored = _beside(file) if params is None else Path(params)
+    stored = beside(file) if params is None else Path(params)
     values = read_params(stored)
     builder = Builder(values, stored.name)
     try:
@@ -76,7 +76,14 @@ def is_symbol(path: Path) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
+    """Return the one file of parameters in a network's folder.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or several.
+    """
     name = model_stem(path)
     try:
         found = sorted(

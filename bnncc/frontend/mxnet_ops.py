@@ -2,7 +2,7 @@
 
 A function gets the builder, the node and the names of the tensors it reads; it returns the names
 of its outputs, the first of which is MXNet's ``NAME_output``. Attributes nobody read are refused by
-the caller, so that none is passed over.
+the caller, so that none is ignored.
 """
 
 from __future__ import annotations

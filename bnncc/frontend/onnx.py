@@ -207,12 +207,8 @@ def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> t
         raise ShapeError(
             f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"
         )
-    for axis, (new, old) in enumerate(zip(dims, shape or dims, strict=True)):
-        if (isinstance(new, int) and new < 0) or (axis and isinstance(old, int) and new != old):
-            raise ShapeError(
-                f"{where}: --input-shape gives {list(dims)}, the model's shape is "
-                f"{list(shape or ())}"
-            )
+    if any(isinstance(d, int) and d < 0 for d in dims):
+        raise ShapeError(f"{where}: --input-shape gives {list(dims)}, with a negative size")
     return dims
 
 

@@ -200,7 +200,7 @@ def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[s
             )
         return (
             "neither data nor weights are two-valued",
-            "binarise both with a sign, if it should be",
+            "apply sign() to inputs and weights to make it binary",
         )
     if signs is None:
         return _weight_reason(filters)

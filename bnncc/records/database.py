@@ -4,7 +4,7 @@
 (`tvm.s_tir.meta_schedule.database.JSONDatabase` reads them): one line for each kernel, and one for
 each measurement. ``index.json``, also line by line, says where and when they were made and how many
 trials each kernel has had. Lines are appended with one system call each and never changed, so a
-process that is killed leaves at most a torn last line, which readers pass over and the next writer
+process that is killed leaves at most a torn last line, which readers ignore and the next writer
 removes.
 
 Reading needs no TVM.
@@ -17,7 +17,7 @@ import fcntl
 import importlib.resources
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from typing import Any
 from bnncc.errors import TuningError, UsageError
 from bnncc.records.workload import Workload, point_of_trace, stored_apart, workload_of_text
 from bnncc.schedules.space import Point, text
+from bnncc.targets import host
+from bnncc.targets.catalog import NATIVE
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
 
@@ -49,6 +51,8 @@ class Record:
     """Mean of the times on record."""
     line: int
     """Where, counted from 0."""
+    cpu: str = ""
+    """On what, as `bnncc.targets.host.identity` begins; empty where nothing says it."""
 
 
 @dataclass
@@ -65,6 +69,18 @@ class Log:
     """Sessions, and what was said of workloads."""
     damaged: list[str] = field(default_factory=list)
     """What could not be read, one line each."""
+    cpu: str = ""
+    """On what all sessions measured, if they did on the same: records may say it themselves."""
+
+    def of(self, fits: Callable[[str], bool]) -> Log:
+        """Return what was measured on CPUs that `fits` says yes to; they may be unknown, ``""``."""
+        records = [record for record in self.records if fits(record.cpu)]
+        index = [entry for entry in self.index if fits(entry.get("cpu", self.cpu))]
+        return Log(self.folder, self.workloads, records, index, self.damaged, self.cpu)
+
+    def by_cpu(self) -> list[Log]:
+        """Return what was measured on each CPU, apart."""
+        return [self.of(cpu.__eq__) for cpu in dict.fromkeys(r.cpu for r in self.records)]
 
     def best(self) -> dict[Workload, Record]:
         """Return the record of each workload that counts.
@@ -98,7 +114,7 @@ class Log:
 
 
 def lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Read a file of JSON lines; what follows the last end of line is torn, and passed over.
+    """Read a file of JSON lines; what follows the last end of line is torn, and ignored.
 
     Parameters
     ----------
@@ -143,6 +159,9 @@ def read(folder: Path) -> Log:
         If a file is there but cannot be read.
     """
     log = Log(folder)
+    log.index = [entry for _, entry in lines(folder / INDEX) if isinstance(entry, dict)]
+    sessions = {str(entry.get("cpu", "")) for entry in log.index if "session" in entry}
+    log.cpu = sessions.pop() if len(sessions) == 1 else ""
     for number, line in lines(folder / WORKLOADS):
         known = None
         try:
@@ -152,16 +171,15 @@ def read(folder: Path) -> Log:
         log.workloads.append(known)
     for number, line in lines(folder / RECORDS):
         try:
-            which, (trace, seconds, _, _) = line
+            which, (trace, seconds, described, _) = line
             point = point_of_trace(trace)
             mean = sum(map(float, seconds)) / len(seconds)
-            workload = log.workloads[int(which)]
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            workload, cpu = log.workloads[int(which)], str(described.get("model") or log.cpu)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             log.damaged.append(f"{folder / RECORDS}:{number + 1}: {error}")
             continue
         if workload is not None:
-            log.records.append(Record(workload, point, mean, number))
-    log.index = [entry for _, entry in lines(folder / INDEX) if isinstance(entry, dict)]
+            log.records.append(Record(workload, point, mean, number, cpu))
     return log
 
 
@@ -170,16 +188,39 @@ def shipped() -> Path:
     return Path(str(importlib.resources.files("bnncc.tune_logs")))
 
 
+def _is_here(cpu: str) -> bool:
+    return bool(cpu) and f"{host.identity()}-".startswith(f"{cpu}-")
+
+
+def that_count(log: Log, target: TargetSpec) -> tuple[Log, Log]:
+    """Return what counts of a log, and what is worth a trial at most.
+
+    For ``native``, what was measured on another CPU than this machine's (its maker, family and
+    model; a log that says less is of all CPUs that it is true of) is worth a trial. For a target
+    with a name all counts, so that everybody gets the same code.
+    """
+    if target.name != NATIVE or target.gpus:
+        return log, Log(log.folder)
+    return log.of(_is_here), log.of(lambda cpu: not _is_here(cpu))
+
+
 class Records:
     """The best points known for one target, and what turned out not to apply.
+
+    Parameters
+    ----------
+    target : TargetSpec, optional
+        Whose they are.
 
     Attributes
     ----------
     stale : list of str
-        One line for each record that was passed over, and why.
+        One line for each ignored record, and why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: TargetSpec | None = None) -> None:
+        self._target = target
+        self._elsewhere: dict[Workload, list[Point]] = {}
         self._best: dict[Workload, tuple[Record, Path]] = {}
         self._layers: dict[str, dict[str, Record]] | None = None
         self._added: list[list[tuple[Workload, Record]]] = []
@@ -190,11 +231,13 @@ class Records:
         """Add what is in `folder`, which takes the place of what was there for the same kernels."""
         log = read(folder)
         self.stale += log.damaged
+        own, others = (log, Log(folder)) if self._target is None else that_count(log, self._target)
+        for workload, record in others.best().items():
+            self._elsewhere.setdefault(_apart(workload), []).append(record.point)
         # The fastest of those that are taken for one another comes last, and so counts.
-        best = sorted(log.best().items(), key=lambda item: -item[1].seconds)
+        best = sorted(own.best().items(), key=lambda item: -item[1].seconds)
         for workload, record in best:
-            apart = Workload(stored_apart(workload.spec), workload.threads)
-            self._best[workload] = self._apart[apart] = record, folder
+            self._best[workload] = self._apart[_apart(workload)] = record, folder
         self._added.append(best)
         self._layers = None
 
@@ -221,11 +264,17 @@ class Records:
             workload = Workload.of(spec, count)
             found = self._best.get(workload)
             if found is None:  # where a result is stored makes no difference to the schedule
-                found = self._apart.get(Workload(stored_apart(workload.spec), count))
+                found = self._apart.get(_apart(workload))
             if found is not None:
                 record, folder = found
                 return record.point, f"{folder / RECORDS}:{record.line + 1}"
         return None
+
+    def candidates(self, spec: str, threads: int) -> list[Point]:
+        """Return what was best for a kernel on other CPUs, where that counts for less than here."""
+        counts = dict.fromkeys((threads, 1))
+        found = [self._elsewhere.get(_apart(Workload.of(spec, count)), []) for count in counts]
+        return [point for points in found for point in points]
 
     def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
         """Return the order of weights of the fastest kernel on record for a layer.
@@ -255,6 +304,11 @@ class Records:
         )
 
 
+def _apart(workload: Workload) -> Workload:
+    """Return the workload whose results are stored over no input."""
+    return Workload(stored_apart(workload.spec), workload.threads)
+
+
 def _by_layer(best: Sequence[tuple[Workload, Record]]) -> dict[str, dict[str, Record]]:
     """Return the records of each binary layer by the order of its weights."""
     layers: dict[str, dict[str, Record]] = {}
@@ -279,7 +333,7 @@ def load(target: TargetSpec, folders: Sequence[Path] = (), *, own: bool = True) 
     UsageError
         If one of `folders` does not exist.
     """
-    records = Records()
+    records = Records(target)
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder of records")
@@ -324,7 +378,7 @@ class Writer:
             self.close()
             raise TuningError(
                 f"{folder}: another process writes records there",
-                hint="wait for it, or give another folder with --records",
+                hint="wait for it, or give another folder with --tuning-dir",
             ) from error
         except OSError as error:
             self.close()

@@ -32,28 +32,30 @@ def described(folder: Path) -> dict[str, Any]:
         each record that does not apply.
     """
     log = read(folder)
-    notes, best = log.notes(), log.best()
     stale = list(log.damaged)
     kernels = []
-    for workload, record in best.items():
-        default = _default(folder, workload)
-        if reason := _unfit(folder, record):
-            stale.append(f"{folder / RECORDS}:{record.line + 1}: {reason}")
-            continue
-        own = [r for r in log.records if r.workload == workload]
-        at_default = [r.seconds for r in own if dict(r.point) == default]
-        kernels.append(
-            {
-                "kernel": workload.name,
-                "spec": workload.spec,
-                "threads": workload.threads,
-                "trials": int(notes.get(workload, {}).get("trials", len(own))),
-                "records": len(own),
-                "best_us": record.seconds * 1e6,
-                "default_us": at_default[-1] * 1e6 if at_default else None,
-                "point": text(record.point),
-            }
-        )
+    for one in log.by_cpu():
+        notes = one.notes()
+        for workload, record in one.best().items():
+            default = _default(folder, workload)
+            if reason := _unfit(folder, record):
+                stale.append(f"{folder / RECORDS}:{record.line + 1}: {reason}")
+                continue
+            own = [r for r in one.records if r.workload == workload]
+            at_default = [r.seconds for r in own if dict(r.point) == default]
+            kernels.append(
+                {
+                    "kernel": workload.name,
+                    "spec": workload.spec,
+                    "threads": workload.threads,
+                    "cpu": record.cpu,
+                    "trials": int(notes.get(workload, {}).get("trials", len(own))),
+                    "records": len(own),
+                    "best_us": record.seconds * 1e6,
+                    "default_us": at_default[-1] * 1e6 if at_default else None,
+                    "point": text(record.point),
+                }
+            )
     sessions = [entry for entry in log.index if "session" in entry]
     return {"kernels": kernels, "sessions": sessions, "stale": stale}
 
@@ -85,7 +87,7 @@ def _unfit(folder: Path, record: Record) -> str:
 
 
 def prune(folder: Path, keep: int) -> int:
-    """Keep the best records of each kernel, and its default's; of the index what is said last.
+    """Keep each CPU's best records of each kernel, and its default's; of the index what is last.
 
     Records that are hardly faster than the default are not kept beside it.
 
@@ -108,24 +110,24 @@ def prune(folder: Path, keep: int) -> int:
     """
     gain = MIN_GAIN_STAND_IN if folder.name.endswith(".instructions") else MIN_GAIN
     with Writer(folder) as writer:
-        notes = writer.log.notes()
-        latest, counts = writer.log.latest(), writer.log.best()
+        said = [entry for entry in writer.log.index if "session" in entry]
         kept: set[int] = set()
-        for workload in {workload for workload, _ in latest}:
-            own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
-            own.sort(key=lambda r: r.seconds)
-            default = [r for r in own if dict(r.point) == _default(folder, workload)]
-            most = min((r.seconds * (1 - gain) for r in default), default=math.inf)
-            better = [r for r in own if r.seconds <= most] if default else own
-            raced = KEPT in notes.get(workload, {})
-            if raced:  # what lost is not kept, however fast it once was
-                better = [r for r in better if r == counts.get(workload)]
-            kept |= {r.line for r in [*better[:keep], *default]}
+        for one in writer.log.by_cpu():
+            notes, latest, counts = one.notes(), one.latest(), one.best()
+            said += notes.values()
+            for workload in {workload for workload, _ in latest}:
+                own = [r for (w, _), r in latest.items() if w == workload and not _unfit(folder, r)]
+                own.sort(key=lambda r: r.seconds)
+                default = [r for r in own if dict(r.point) == _default(folder, workload)]
+                most = min((r.seconds * (1 - gain) for r in default), default=math.inf)
+                better = [r for r in own if r.seconds <= most] if default else own
+                raced = KEPT in notes.get(workload, {})
+                if raced:  # what lost is not kept, however fast it once was
+                    better = [r for r in better if r == counts.get(workload)]
+                kept |= {r.line for r in [*better[:keep], *default]}
         whole = (folder / RECORDS).read_bytes().split(b"\n")[:-1]
         left = [line for number, line in enumerate(whole) if number in kept]
         write_atomic(folder / RECORDS, [line + b"\n" for line in left])
-        said = [entry for entry in writer.log.index if "session" in entry]
-        said += notes.values()
         write_atomic(folder / INDEX, [json.dumps(n).encode() + b"\n" for n in said])
     return len(whole) - len(left)
 

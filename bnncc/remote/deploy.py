@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from bnncc.report import with_old_keys
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.runner import spread
 
-FORMAT = 1
+FORMAT = 2
 
 _SECONDS = 2.0  # of timing, if not told otherwise
 _MOST_REPEATS = 200
@@ -23,7 +24,7 @@ def deploy(
     Parameters
     ----------
     artifact : Artifact
-        On a device, from `Artifact.on`; or here.
+        On a device, from `Artifact.on_device`; or here.
     threads : int, optional
         The most that kernels use.
     repeat : int, optional
@@ -32,13 +33,13 @@ def deploy(
     Returns
     -------
     dict
-        See docs/report.md; ``right`` tells whether it computes the outputs it was packed with.
+        See docs/report.md; ``passed`` tells whether it computes the outputs it was packed with.
     """
     start = time.perf_counter()
     session = artifact.session(threads=threads)
     loading = time.perf_counter() - start
     outputs = artifact.selfcheck()
-    right = all(output["right"] for output in outputs)
+    right = all(output["passed"] for output in outputs)
     tensors = session.tensors(artifact.selfchecks()[0].inputs)
     start = time.perf_counter()
     session.arrays(session.run(tensors))
@@ -52,7 +53,7 @@ def deploy(
         else {"address": artifact.device.address, **artifact.device.info},
         "library_bytes": artifact.manifest["members"]["lib.so"]["bytes"],
         "loading_seconds": round(loading, 3),
-        "right": right,
+        "passed": right,
         "outputs": outputs,
     }
     if right:
@@ -60,7 +61,7 @@ def deploy(
         result["threads"] = session.use_threads()
         result["repeat"] = count
         result["network"] = spread(session.time_network(tensors, count))
-    return result
+    return dict(with_old_keys(result))
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -69,13 +70,13 @@ def text(result: Mapping[str, Any]) -> str:
     what = ", ".join(str(device[key]) for key in ("machine", "cpu") if key in device)
     lines = [
         f"device   {device.get('address', 'this machine')}" + (f" ({what})" if what else ""),
-        f"network  {result['library_bytes']:,} bytes, there and loaded in "
+        f"network  {result['library_bytes']:,} bytes, uploaded and loaded in "
         f"{result['loading_seconds']:.2f} s",
     ]
     for output in result["outputs"]:
-        said = "right" if output["right"] else "WRONG"
+        said = "PASS" if output["passed"] else "FAIL"
         lines.append(
-            f"output   {output['name']}: {said}, off by {output['difference']:.3g} at most"
+            f"output   {output['name']}: {said}, max abs error {output['max_abs_error']:.3g}"
             + (f", {output['check']} inputs" if output["check"] else "")
         )
     if "network" in result:

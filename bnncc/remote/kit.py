@@ -93,9 +93,8 @@ def make(
     TargetError
         If there is no runtime or no compiler for the architecture.
     """
-    folder = Path(os.path.abspath(folder))
-    if folder.exists() and not _replaceable(folder):
-        raise UsageError(f"{folder}: is there already, and is no kit", hint="give another folder")
+    folder = Path(os.path.realpath(folder))
+    _check_replaceable(folder)
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: folder {folder.parent} does not exist")
     arch = normal_arch(target.triple.split("-")[0] or platform.machine())
@@ -122,9 +121,8 @@ def make(
                 _README.format(bnncc=__version__, arch=arch, tvm=tvm, glibc=glibc, server=SERVER)
             )
             size = sum(p.stat().st_size for p in made.rglob("*") if p.is_file())
-            if folder.exists():
-                folder.rename(Path(name, "old"))
-            made.rename(folder)
+            with _aside(folder, Path(name, "old")):
+                made.rename(folder)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return Kit(arch, tvm, glibc, size)
@@ -198,10 +196,34 @@ def _compilers(arch: str) -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "c++", "-target", f"{arch}-linux-gnu.{_GLIBC}"]
 
 
-def _replaceable(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    return not any(folder.iterdir()) or (folder / "lib" / LIBRARIES[1]).is_file()
+def _check_replaceable(folder: Path) -> None:
+    """Refuse to replace anything but a kit with nothing else in it."""
+    if not os.path.lexists(folder):
+        return
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    if found is None or (found and not (folder / "lib" / LIBRARIES[1]).is_file()):
+        raise UsageError(
+            f"{folder}: exists and is not a bnncc kit", hint="give a folder that does not exist"
+        )
+    if others := sorted(found - {"lib", "licenses", "README.md", SERVER}):
+        raise UsageError(
+            f"{folder}: is a kit, but `{others[0]}` is not part of it, and would be deleted",
+            hint="move it elsewhere, or give another folder",
+        )
+
+
+@contextlib.contextmanager
+def _aside(folder: Path, place: Path) -> Iterator[None]:
+    """Move a folder that exists to `place`, and back if what takes its place fails."""
+    there = folder.exists()
+    if there:
+        folder.rename(place)
+    try:
+        yield
+    except BaseException:
+        if there:
+            place.rename(folder)
+        raise
 
 
 def _runtime(arch: str, progress: Callable[[str], None]) -> Path:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bnncc import report
-from bnncc.errors import ArtifactError, InputError, VerificationError
+from bnncc.errors import ArtifactError, InputError, VerificationError, deprecated
 from bnncc.files import read_npz, write_atomic
 from bnncc.runtime import container, cuda, manifest
 from bnncc.runtime.manifest import TensorInfo
@@ -71,7 +71,12 @@ class Artifact:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, for_this_machine: bool = True, selfcheck: bool = False
+        cls,
+        path: str | Path,
+        *,
+        check_host: bool = True,
+        selfcheck: bool = False,
+        for_this_machine: bool | None = None,
     ) -> Artifact:
         """Read an artifact file.
 
@@ -79,10 +84,13 @@ class Artifact:
         ----------
         path : path
             Written by `save` or ``bnncc compile``.
-        for_this_machine : bool
-            Refuse a file this machine cannot run; False is for looking into it only.
+        check_host : bool
+            Refuse a file that this machine cannot run; with False it can be inspected, or run on a
+            device.
         selfcheck : bool
             Run the network on the inputs it carries, and refuse it if outputs are wrong.
+        for_this_machine : bool, optional
+            Deprecated name of `check_host`.
 
         Notes
         -----
@@ -90,9 +98,15 @@ class Artifact:
         `TargetError`, a self-check that fails is a `VerificationError`. Loading a file is trusting
         it: it holds code (docs/artifact.md).
         """
+        if for_this_machine is not None:
+            deprecated("for_this_machine", "check_host")
+            check_host = for_this_machine
         content, members = container.read_file(path)
         manifest.check(content, str(path))
-        if for_this_machine:
+        if content["report"]["format"] != report.FORMAT:
+            current = report.with_new_keys(content["report"])
+            content = container.sealed({**content, "report": current}, members)
+        if check_host:
             manifest.check_machine(content, str(path), manifest.this_machine())
         artifact = cls(content, members)
         artifact._source = str(path)
@@ -107,7 +121,8 @@ class Artifact:
     @property
     def report(self) -> dict[str, Any]:
         """What was compiled how (docs/report.md)."""
-        return report.with_file_size(self.manifest["report"], container.file_size(self.manifest))
+        size = container.file_size(self.manifest)
+        return dict(report.with_old_keys(report.with_file_size(self.manifest["report"], size)))
 
     @property
     def library(self) -> bytes:
@@ -191,15 +206,15 @@ class Artifact:
         Returns
         -------
         list of dict
-            For each check and output: ``check`` (what inputs it has), ``name``, ``right`` and
-            ``difference``, the largest one.
+            For each check and output: ``check`` (what inputs it has), ``name``, ``passed`` and
+            ``max_abs_error``.
         """
         results = []
         for check in self.selfchecks():
             made = self.run(check.inputs)
             for expected in check.expected:
                 results.append({"check": check.style, **expected.compare(made[expected.name])})
-        return results
+        return list(report.with_old_keys(results))
 
     def require_selfcheck(self) -> None:
         """Run the self-check, and refuse the artifact if it does not pass.
@@ -209,13 +224,13 @@ class Artifact:
         VerificationError
             If an output is wrong.
         """
-        bad = [result for result in self.selfcheck() if not result["right"]]
+        bad = [result for result in self.selfcheck() if not result["passed"]]
         if bad:
             where = "" if self.device is None else f" on {self.device.address}"
             raise VerificationError(
-                f"{self._source}: the self-check fails{where}: `{bad[0]['name']}` is off by "
-                f"{bad[0]['difference']:.3g} on {bad[0]['check'] or 'its'} inputs "
-                f"({len(bad)} outputs in all)",
+                f"{self._source}: the self-check fails{where}: `{bad[0]['name']}` has a max abs "
+                f"error of {bad[0]['max_abs_error']:.3g} on {bad[0]['check'] or 'its'} inputs "
+                f"({len(bad)} outputs fail)",
                 hint="`bnncc verify MODEL ARTIFACT` names the kernel, or says that a value lies "
                 "within rounding of a step",
             )
@@ -223,7 +238,7 @@ class Artifact:
     def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
         """Read this network's inputs from an npz file; what does not fit is an `InputError`.
 
-        Arrays of other names are passed over: test sets have labels beside the images.
+        Other arrays are ignored: test sets have labels beside the images.
         """
         known = {t.name: t for t in self.inputs}
         symbols: dict[str, tuple[int, str]] = {}
@@ -266,6 +281,11 @@ class Artifact:
         return session
 
     def on(self, device: Device | None) -> Artifact:
+        """Do what `on_device` does, under its deprecated name."""
+        deprecated("Artifact.on", "Artifact.on_device")
+        return self.on_device(device)
+
+    def on_device(self, device: Device | None) -> Artifact:
         """Return the same network to be run on `device`.
 
         Parameters

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bnncc.errors import ArtifactError
+from bnncc.files import MODELS, kind_of
 
 FORMAT = 1
 LIBRARY, MANIFEST, SELFCHECK = "lib.so", "manifest.json", "selfcheck.npz"
@@ -71,6 +72,11 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     ArtifactError
         If the file is missing, damaged, or of a format this version does not know.
     """
+    kind = kind_of(path)
+    if kind in MODELS:
+        raise ArtifactError(f"{path}: this is {kind}; `bnncc compile` it first")
+    if kind and kind != "a bnncc artifact":
+        raise ArtifactError(f"{path}: this is {kind}, not a bnncc artifact")
     try:
         with open(path, "rb") as file:
             raw = _read_members(file, str(path))

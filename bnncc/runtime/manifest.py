@@ -267,6 +267,7 @@ class _Checker:
         self.report(self.typed(content, "report", dict))
 
     def report(self, content: Any) -> None:
+        content = report.with_new_keys(content)
         self.require(content.get("format") == report.FORMAT, "report.format")
         summary = self.typed(content, "summary", dict, "report.")
         for kind in report.KINDS:
@@ -291,10 +292,10 @@ class _Checker:
                 self.typed(kernel, key, str, "report.kernels.")
             for key in ("macs", *(f"{k}_bytes" for k in ("input", "output", "workspace", "live"))):
                 self.typed(kernel, key, int, "report.kernels.")
-            for number in kernel.get("bitstream") or []:
-                self.require(type(number) is int, "report.kernels.bitstream")
-            for position in self.typed(kernel, "zeros", list, "report.kernels."):
-                self.require(isinstance(position, int), "report.kernels.zeros")
+            for number in kernel.get("reference_memory") or []:
+                self.require(type(number) is int, "report.kernels.reference_memory")
+            for position in self.typed(kernel, "zero_plane_args", list, "report.kernels."):
+                self.require(isinstance(position, int), "report.kernels.zero_plane_args")
             for layer in self.typed(kernel, "layers", list, "report.kernels."):
                 self.require(isinstance(layer, str), "report.kernels.layers")
             for arg in self.typed(kernel, "args", list, "report.kernels."):

@@ -77,7 +77,12 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.
 
 
 def bench(
-    artifact: Artifact, *, threads: int | None = None, repeat: int = 200, seed: int = 0
+    artifact: Artifact,
+    *,
+    threads: int | None = None,
+    repeat: int = 200,
+    seed: int = 0,
+    batch: int | None = None,
 ) -> dict[str, Any]:
     """Time a network and its kernels.
 
@@ -91,6 +96,8 @@ def bench(
         Timed runs of the network, after some that are not.
     seed : int
         Of the random inputs.
+    batch : int, optional
+        Size of a dynamic batch; 1 by default. Other symbolic dimensions are 1.
 
     Returns
     -------
@@ -100,25 +107,42 @@ def bench(
     Raises
     ------
     UsageError
-        If `repeat` is not positive.
+        If `repeat` is not positive, or the network has another batch.
     """
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, wanted 1 or more")
+    sizes = {} if batch is None else _batch_of(artifact, batch)
     if artifact.device is None:
         prepare(threads)
     session = artifact.session(threads=threads)
     used = session.use_threads()
-    tensors = session.tensors(random_inputs(artifact.inputs, seed=seed))
+    tensors = session.tensors(random_inputs(artifact.inputs, seed=seed, sizes=sizes))
     session.run(tensors)  # which says clearly what does not run
     times = session.time_network(tensors, repeat)
     kernels = artifact.manifest["report"]["kernels"] if session.times_kernels else []
     return described(
         artifact,
         times,
-        {kernel["name"]: _time_kernel(session, kernel, seed) for kernel in kernels},
+        {kernel["name"]: _time_kernel(session, kernel, seed, sizes) for kernel in kernels},
         processor=host.processor() if artifact.device is None else artifact.device.processor,
         threads=used,
+        sizes=sizes,
     )
+
+
+def _batch_of(artifact: Artifact, batch: int) -> dict[str, int]:
+    """Return sizes of symbolic dimensions that make a batch of so many."""
+    first = {info.shape[0] for info in artifact.inputs if info.shape}
+    fixed = sorted(size for size in first if isinstance(size, int) and size != batch)
+    if fixed or not first:
+        info = next((i for i in artifact.inputs if i.shape), None)
+        name = "" if info is None else info.name
+        shape = "" if info is None else "x".join(["N", *map(str, info.shape[1:])])
+        raise UsageError(
+            f"--batch {batch}: the network was compiled for {fixed[0] if fixed else 'no batch'}",
+            hint=f"compile it with --input-shape {name}:{shape} for batches of any size",
+        )
+    return {size: batch for size in first if isinstance(size, str)}
 
 
 def described(
@@ -128,6 +152,7 @@ def described(
     *,
     processor: str,
     threads: int,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return times with what is known of the network and its kernels.
 
@@ -141,6 +166,8 @@ def described(
         What took so long, by its maker's name.
     threads : int
         That were used at most.
+    sizes : mapping of str to int, optional
+        Of symbolic dimensions; 1 where not given.
 
     Returns
     -------
@@ -148,9 +175,14 @@ def described(
         See docs/report.md.
     """
     compiled = artifact.manifest["report"]
-    macs = sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
+    firsts = [t.shape[0] for t in artifact.inputs if t.shape]
+    first = firsts[0] if firsts else 1
+    batch = first if isinstance(first, int) else (sizes or {}).get(first, 1)
+    macs = batch * sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
     whole: dict[str, Any] = spread(network)
-    whole.update({"macs": macs, "macs_per_second": _rate(macs, float(np.median(network)))})
+    median = float(np.median(network))
+    whole.update({"macs": macs, "macs_per_second": _rate(macs, median)})
+    whole.update({"batch": batch, "items_per_second": _rate(batch, median)})
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
@@ -160,7 +192,7 @@ def described(
         "repeat": len(network),
         "network": whole,
         "kernels": [
-            _described(kernel, kernels[kernel["name"]])
+            _described(kernel, kernels[kernel["name"]], batch)
             for kernel in compiled["kernels"]
             if kernel["name"] in kernels
         ],
@@ -174,14 +206,16 @@ def spread(times: np.ndarray) -> dict[str, float]:
     return result
 
 
-def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> np.ndarray:
+def _time_kernel(
+    session: Session, kernel: Mapping[str, Any], seed: int, sizes: Mapping[str, int]
+) -> np.ndarray:
     """Time one kernel alone, on tensors of its own shaped as the plan's."""
     rng = np.random.default_rng(seed)
     args = []
     for position, arg in enumerate(kernel["args"]):
-        shape = tuple(d if isinstance(d, int) else 1 for d in arg["shape"])
+        shape = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in arg["shape"])
         array = _random(rng, shape, arg["dtype"])
-        if position in kernel["zeros"]:
+        if position in kernel["zero_plane_args"]:
             array[...] = 0
         if array.dtype in (np.int32, np.int64):  # an index, perhaps, or a divisor
             array[...] = kernel["name"].startswith("check_divisor")
@@ -189,7 +223,7 @@ def _time_kernel(session: Session, kernel: Mapping[str, Any], seed: int) -> np.n
     return session.time_kernel(kernel["name"], args)
 
 
-def _described(kernel: Mapping[str, Any], times: np.ndarray) -> dict[str, Any]:
+def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict[str, Any]:
     median = float(np.median(times))
     return {
         "name": kernel["name"],
@@ -197,8 +231,8 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray) -> dict[str, Any]:
         "layers": kernel["layers"],
         "min_us": _us(times.min()),
         "median_us": _us(median),
-        "macs": kernel["macs"],
-        "macs_per_second": _rate(kernel["macs"], median),
+        "macs": kernel["macs"] * batch,
+        "macs_per_second": _rate(kernel["macs"] * batch, median),
     }
 
 
@@ -231,6 +265,7 @@ def bench_text(result: Mapping[str, Any]) -> str:
             else "rate     "
         )
         + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
+        f"batch    {network['batch']}, {network['items_per_second']:,.1f} items/s at the median",
     ]
     return "\n".join(lines).lstrip("\n")
 

@@ -118,13 +118,13 @@ class Expected:
     """How far floats may be apart, of that."""
 
     def compare(self, made: Array) -> dict[str, Any]:
-        """Return ``name``, whether `made` is ``right``, and the largest ``difference``."""
-        result = {"name": self.name, "right": False, "difference": float("inf")}
+        """Return ``name``, whether `made` ``passed``, and its ``max_abs_error``."""
+        result = {"name": self.name, "passed": False, "max_abs_error": float("inf")}
         if made.shape != self.shape or made.dtype != self.values.dtype:
             return result
         mine = made if self.where is None else made.reshape(-1)[self.where]
         right = agree(mine, self.values, self.top, self.relative)
-        result.update(right=right, difference=gap(mine, self.values))
+        result.update(passed=right, max_abs_error=gap(mine, self.values))
         return result
 
 

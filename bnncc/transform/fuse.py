@@ -23,7 +23,7 @@ import numpy as np
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
-from bnncc.schedules import with_packed_operands, with_three_terms
+from bnncc.schedules import with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, quantization
@@ -103,7 +103,8 @@ class _Fuser:
     def __init__(self, float_conv: str, float_products: str, physical: Physical) -> None:
         self.physical, self.graph = physical, (graph := physical.source)
         # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
-        self.on_gpu = physical.target is not None and physical.target.kind == "cuda"
+        kind = "llvm" if physical.target is None else physical.target.kind
+        self.on_gpu, self.filters = kind == "cuda", kind == "llvm"
         self.float_conv, self.float_products = float_conv, float_products
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
@@ -194,13 +195,8 @@ class _Fuser:
                 layouts.add("NCHW")
             layouts.discard("")
             if layouts:
-                shape = self.graph.types[tip].shape
-                if (
-                    len(shape) != 4
-                    or shape[2:] == (1, 1)
-                    or not isinstance(group.spec, Elementwise)
-                ):
-                    layouts = {"NHWC"}  # lanes are channels: turning tiles later is faster
+                if not self._writes_nchw(group):
+                    layouts = {"NHWC"}
                 group.events.append(Event("store", tip, None, tuple(sorted(layouts))))
             if follow is None:
                 return
@@ -208,6 +204,16 @@ class _Fuser:
             group.events.append(follow)
             self.absorbed.add(id(follow.node))
             group.tip = follow.tensor
+
+    def _writes_nchw(self, group: Group) -> bool:
+        """Whether the kernel of a group can make its tip in NCHW faster than another one could."""
+        shape, target = self.graph.types[group.tip].shape, self.physical.target
+        if len(shape) != 4 or shape[2:] == (1, 1):
+            return False
+        if isinstance(group.spec, Elementwise):
+            return True
+        pooled = group.pool is not None
+        return target is not None and not pooled and writes_nchw(group.spec, target)
 
     def _decision(self, node: Node) -> Event:
         out = node.outputs[0]

@@ -1,4 +1,4 @@
-"""Make lines images of one row: networks over sequences become networks over images.
+"""Treat 1-D inputs as images of height 1: networks over sequences become networks over images.
 
     before: y = Conv(x, W); z = BatchNormalization(y); s = Sign(z)     x: [N, C, L], W: [O, C, K]
     after:  i = Unsqueeze(x); y = Conv(i, V); z = BatchNormalization(y); s = Sign(z)
@@ -8,7 +8,7 @@ Kernels, packing and thresholds know images. Whatever lies between two one-dimen
 or poolings and treats all places alike gets the unit axis too, so that no more views are left than
 there are edges of the region. Channels-last lines ([N, L, C], between transposes) get it in front
 of their places: what remains are transposes of images, which `layout` removes. Two-dimensional
-operators on images of one row, with views to lines between them, are the same thing spelled out:
+operators on images of height 1, with views to lines between them, are the same thing spelled out:
 those views vanish as well.
 """
 

@@ -79,7 +79,7 @@ def _binarize(graph: Graph, made: Compilation) -> None:
 
 
 def _products(graph: Graph, made: Compilation) -> None:
-    if made.target.kind == "llvm":
+    if made.target.kind != "cuda":
         pair_products(graph)
 
 

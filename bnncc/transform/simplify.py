@@ -48,7 +48,7 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
         s - c + c                                       ->  s
         Not(Less(x, c))                                 ->  GreaterOrEqual(x, c)
         Conv -> Transpose -> Sign -> Transpose -> Conv  ->  Conv -> Sign -> Conv
-        Conv of lines                                   ->  Conv of images of one row
+        Conv of 1-D inputs                              ->  Conv of images of height 1
 
     Parameters
     ----------

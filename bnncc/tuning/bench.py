@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import TuningError
+from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.session import ALIGNMENT, aligned_empty
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
@@ -24,6 +25,9 @@ KEPT = 5
 
 LEAST = 3
 """Repeats of a kernel that takes longer than all of them should."""
+
+MOST_RUNS = 500
+"""Of a network in a turn."""
 
 PAGE = 4096
 """Bytes within which the beginning of a tensor changes from turn to turn."""
@@ -60,6 +64,39 @@ def checked(
     if wrong := case.difference([m if isinstance(m, np.ndarray) else m.numpy() for m in made]):
         raise WrongResult(wrong)
     return args
+
+
+def in_turns(
+    artifacts: Sequence[Any], threads: int, seconds: float, turns: int
+) -> list[list[list[float]]]:
+    """Time networks in turns, forwards and backwards, each turn with tensors of its own.
+
+    Parameters
+    ----------
+    artifacts : sequence of Artifact
+        Of networks with the same inputs; or what stands for them on a device.
+    threads : int
+        That kernels use.
+    seconds : float
+        Of a network in a turn, more or less; it runs once at least.
+    turns : int
+        How many.
+
+    Returns
+    -------
+    list of list of list of float
+        Microseconds of each run, by artifact and turn.
+    """
+    inputs = random_inputs(artifacts[0].inputs)
+    times: list[list[list[float]]] = [[] for _ in artifacts]
+    for turn in range(turns):
+        for number in range(len(artifacts))[:: 1 if turn % 2 == 0 else -1]:
+            session = artifacts[number].session(threads=threads)
+            tensors = session.tensors(inputs)
+            first = session.time_network(tensors, 2).min() * 1e-6
+            runs = int(max(1, min(MOST_RUNS, seconds / first)))
+            times[number].append(session.time_network(tensors, runs).tolist())
+    return times
 
 
 class _Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,27 @@ import numpy as np
 from bnncc import driver
 from bnncc.console import Console
 from bnncc.errors import DeviceError, TuningError, UsageError
+from bnncc.files import scratch_folder
 from bnncc.options import CompileOptions
 from bnncc.records.workload import Workload
 from bnncc.remote import connection
-from bnncc.runtime import runner
 from bnncc.runtime.threads import usable_cpus
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
-from bnncc.tuning import race
-from bnncc.tuning.pool import Setup
+from bnncc.tuning import bench, race
+from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Tuner, summary, tasks_of
 from bnncc.verification.confirm import runs_here
 
-RUNS = 200
-"""Of the network before and after, in all turns."""
+TURN_SECONDS = 0.015
+"""That the network before or after runs, of each turn in a process."""
+
+PROCESS_TURNS = 12
+"""Of a process, whose shortest times make one turn of the race."""
+
+PROCESS_SECONDS = 300.0
+"""After which such a process is given up."""
 
 DEVICE_TURNS = 5
 """On a device, of one run each."""
@@ -130,10 +137,14 @@ def tune(
         "fixed": fixed,
         "network": None,
     }
-    if not result.interrupted and method == "clock":
-        made = _compared(model, options, folder, device, threads)
+    if not result.interrupted and method == "clock" and tuner.won:
+        try:
+            made = _raced(model, options, folder, setup)
+        except BaseException:  # Ctrl-C too: nothing is kept that the network has not won with
+            tuner.keep_defaults(again=True)
+            raise
         content["network"] = made
-        if made["gain"]["low"] > 1:
+        if not race.Gain(**made["gain"]).faster:
             tuner.keep_defaults()
             content |= summary(result)
     return content
@@ -162,40 +173,53 @@ def _name(device: dict[str, Any] | None, method: str) -> str:
     return str(device["rpc"] or f"{device['key']} of {device['tracker']}")
 
 
-def _compared(
-    model: str | Path,
-    options: CompileOptions,
-    folder: Path,
-    device: dict[str, Any] | None,
-    threads: int,
+def _raced(
+    model: str | Path, options: CompileOptions, folder: Path, setup: Setup
 ) -> dict[str, Any]:
-    """Time the network with the rules' defaults and with the records, in turns."""
+    """Time the network with the rules' defaults and with the records, in turns.
+
+    Here, each turn is a process of its own: where code and weights lie in memory, physical memory
+    included, makes more of a difference than the next run in the same place.
+    """
     before = driver.compile_model(model, options)
     after = driver.compile_model(model, replace(options, tuned=True, records=(folder,)))
-    if device is None:
-        from bnncc.runtime.threads import prepare
+    if setup.device is None:
+        times = _in_processes([before, after], setup)
+    else:
+        from bnncc.remote.network import connect
 
-        prepare(threads)
-        return _in_turns([before, after], threads, RUNS // race.TURNS, race.TURNS)
-    from bnncc.remote.network import connect
-
-    with connect(**device) as there:
-        return _in_turns([before.on(there), after.on(there)], threads, 1, DEVICE_TURNS)
-
-
-def _in_turns(artifacts: list[Any], threads: int, runs: int, turns: int) -> dict[str, Any]:
-    inputs = runner.random_inputs(artifacts[0].inputs)
-    times: list[list[list[float]]] = [[], []]
-    for turn in range(turns):
-        for number in (0, 1) if turn % 2 == 0 else (1, 0):
-            session = artifacts[number].session(threads=threads)
-            times[number].append(list(session.time_network(session.tensors(inputs), runs)))
+        with connect(**setup.device) as there:
+            sides = [artifact.on_device(there) for artifact in (before, after)]
+            turns = bench.in_turns(sides, setup.threads, 0.0, DEVICE_TURNS)
+        times = [[[min(one)] for one in side] for side in turns]
     least, median = ([float(f(np.array(t))) for t in times] for f in (np.min, np.median))
     return {
         "before_us": least[0], "after_us": least[1],
         "before_median_us": median[0], "after_median_us": median[1],
-        "gain": asdict(race.Gain.of(*([min(one) for one in t] for t in times))),
+        "gain": asdict(race.Gain.of(*([min(turn) for turn in side] for side in times))),
     }  # fmt: skip
+
+
+def _in_processes(artifacts: Sequence[Any], setup: Setup) -> list[list[list[float]]]:
+    """Return the times of artifacts in each of several processes, by artifact and process."""
+    with scratch_folder("race") as scratch:
+        paths = [os.path.join(scratch, f"{n}.bnncc") for n in range(len(artifacts))]
+        for artifact, path in zip(artifacts, paths, strict=True):
+            artifact.save(path)
+        times: list[list[list[float]]] = [[] for _ in paths]
+        for turn in range(race.TURNS):
+            step = 1 if turn % 2 == 0 else -1
+            job = {
+                "task": "network", "artifacts": paths[::step],
+                "seconds": TURN_SECONDS, "turns": PROCESS_TURNS,
+            }  # fmt: skip
+            with Pool(setup, 1) as pool:
+                (answer,) = pool.run([job], PROCESS_SECONDS)
+            if "error" in answer:
+                raise TuningError(f"the network cannot be timed: {answer['error']}")
+            for side, found in zip(times, answer["times"][::step], strict=True):
+                side.append([time for one in found for time in one])
+    return times
 
 
 def text(result: dict[str, Any], folder: Path) -> str:
@@ -210,9 +234,10 @@ def text(result: dict[str, Any], folder: Path) -> str:
         before, after = result["network"]["before_us"], result["network"]["after_us"]
         gain = race.Gain(**result["network"]["gain"])
         line += f"; network {before:.2f} us before, {after:.2f} us after: {gain.text}"
-        if gain.slower:
-            line += ", so the defaults are kept"
-    return f"{line} ({os.fspath(folder)} is for `bnncc compile --records`)"
+        line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
+    elif any(kernel["gain"] for kernel in result["kernels"]):
+        line += "; no kernel won its race, so the defaults are kept"
+    return f"{line} ({os.fspath(folder)} is for `bnncc compile --tuning-dir`)"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:

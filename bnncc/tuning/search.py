@@ -54,13 +54,18 @@ class Search:
     seed : int
         Of everything random.
     from_default : bool
-        Whether the rule's default is the first point that is tried.
+        Whether the rule's default is the first point that is tried, and then what other CPUs found.
+    cpu : str
+        What is measured on, for the records; empty if that is not this machine.
     """
 
-    def __init__(self, target: TargetSpec, seed: int = 0, from_default: bool = True) -> None:
+    def __init__(
+        self, target: TargetSpec, seed: int = 0, from_default: bool = True, cpu: str = ""
+    ) -> None:
         self._random = random.Random(seed)
         self._target = target
         self._from_default = from_default
+        self._cpu = {"model": cpu} if cpu else {}
         self._contexts: dict[Workload, tuple[Any, Any]] = {}
         self._model: Any = None
         self._known = 0
@@ -137,7 +142,7 @@ class Search:
             args = _arguments(task)
             context = tune_context(
                 tvm.IRModule({"main": define(task.workload.kernel)}),
-                tvm.target.Target({**plain, "num-cores": 1}),
+                tvm.target.Target({**plain, **self._cpu, "num-cores": 1}),
                 ms.space_generator.ScheduleFn(
                     sampler(task.space.choices), sch_rules=[], postprocs=[], mutator_probs={}
                 ),

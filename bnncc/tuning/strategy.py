@@ -49,7 +49,7 @@ def ranking(task: Task, rng: random.Random, arguments: Sequence[Any], from_defau
     arguments : sequence of TensorInfo
         Of the kernel.
     from_default : bool
-        Whether the rule's default is the first point that is tried.
+        Whether the rule's default is the first point that is tried, and then what other CPUs found.
 
     Returns
     -------
@@ -83,19 +83,21 @@ def ranking(task: Task, rng: random.Random, arguments: Sequence[Any], from_defau
         def _points(self) -> list[Point]:
             default = key_of(task.space.default)
             first: list[Point] = []
-            if from_default and default in task.left:
-                first = [task.left[default]]
-            keys = sorted(task.left.keys() - {key_of(p) for p in first})
-            rng.shuffle(keys)
-            left = [task.left[key] for key in keys]
-            wanted = self._count - len(first)
+            if from_default:
+                wanted = dict.fromkeys([default, *map(key_of, task.elsewhere)])
+                first.extend(task.left[key] for key in wanted if key in task.left)
+                del first[self._count :]
+            others = sorted(task.left.keys() - {key_of(p) for p in first})
+            rng.shuffle(others)
+            left = [task.left[key] for key in others]
+            room = self._count - len(first)
             if self._model is None or not task.times:
-                return first + left[:wanted]
-            at_random = left[: max(1, round(RANDOM_SHARE * wanted))] if wanted > 1 else []
+                return first + left[:room]
+            at_random = left[: max(1, round(RANDOM_SHARE * room))] if room > 1 else []
             taken = {key_of(p) for p in at_random}
             pool = {key_of(p): p for p in _near(task) + left if key_of(p) not in taken}
             ranked = self._ranked(list(pool.values())[:RANKED])
-            return [*first, *ranked[: wanted - len(at_random)], *at_random][: self._count]
+            return [*first, *ranked[: room - len(at_random)], *at_random][: self._count]
 
         def _ranked(self, points: list[Point]) -> list[Point]:
             if not points:

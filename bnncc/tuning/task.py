@@ -35,6 +35,8 @@ class Task:
     """The first point that made a kernel, by the kernel's hash."""
     failed: dict[str, str] = field(default_factory=dict)
     """Points that failed, and how."""
+    elsewhere: list[Point] = field(default_factory=list)
+    """What was best on other CPUs: worth a trial."""
     trials: int = 0
     """Points built and measured, those that failed included."""
     kept: str | None = None

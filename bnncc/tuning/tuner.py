@@ -113,7 +113,9 @@ class Tuner:
         self.tasks, self.setup, self.plan = tasks, setup, plan
         self.folder = folder / records.folder_of(setup.target, setup.method)
         self.console = console
-        self.search = Search(setup.target, plan.seed, plan.from_default)
+        here = setup.device is None and setup.method == "clock"
+        self.cpu = host.core_model() if here else ""
+        self.search = Search(setup.target, plan.seed, plan.from_default, self.cpu)
         self.result = Result(tasks)
 
     def run(self) -> Result:
@@ -154,13 +156,30 @@ class Tuner:
             self.progress.end(self.tasks)
         return self.result
 
-    def keep_defaults(self) -> None:
-        """Let the rules decide again: a network of faster kernels has turned out to be slower."""
+    @property
+    def won(self) -> bool:
+        """Whether kernels raced in this run, and any is kept other than as the rules make it."""
+        raced = any(task.gain is not None for task in self.tasks)
+        changed = (task.kept not in (None, self._unchanged(task)) for task in self.tasks)
+        return raced and any(changed)
+
+    def _unchanged(self, task: Task) -> str:
+        """Return what is kept of a kernel where the rule's default is kept of its layer."""
+        return key_of(task.space.default) if task is self._layer(task)[0] else ""
+
+    def keep_defaults(self, again: bool = False) -> None:
+        """Let the rules decide again: a network of faster kernels has not won its own race.
+
+        Parameters
+        ----------
+        again : bool
+            Whether the next run is to race the kernels again.
+        """
         with Writer(self.folder) as self.writer:
             for task in self.tasks:
                 if task.kept is not None:
-                    own = self._layer(task)[0]
-                    task.kept = key_of(task.space.default) if task is own else ""
+                    task.kept = self._unchanged(task)
+                    task.raced = 0 if again else task.raced
                     self._note(task)
 
     # ---- what happens next -----------------------------------------------------------------
@@ -170,17 +189,20 @@ class Tuner:
 
     def _resume(self) -> None:
         """Take up what is on record, and say in the index who goes on."""
-        log, notes = self.writer.log, self.writer.log.notes()
+        known = records.load(self.setup.target, [self.folder.parent])
+        log, _ = records.that_count(self.writer.log, self.setup.target)
+        notes = log.notes()
         for task in self.tasks:
-            task.resume(log.records, notes.get(task.workload))
+            workload = task.workload
+            task.elsewhere = known.candidates(workload.spec, workload.threads)
+            task.resume(log.records, notes.get(workload))
         import importlib.metadata
 
-        here = self.setup.device is None and self.setup.method == "clock"
         self.writer.note(
             {
                 "session": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
                 "device": self.plan.device,
-                **({"cpu": host.identity()} if here else {}),
+                **({"cpu": host.identity()} if self.cpu else {}),
                 "measured": self.setup.method,
                 "target": self.setup.target.name,
                 "tvm": importlib.metadata.version("apache-tvm"),
@@ -280,8 +302,8 @@ class Tuner:
 
     def _note(self, task: Task) -> None:
         kept, own = task.kept, self._layer(task)[0]
-        if kept is None and (default := key_of(own.space.default)) in own.times:
-            kept = default if task is own else ""  # what is only measured is no gain yet
+        if kept is None and key_of(own.space.default) in own.times:
+            kept = self._unchanged(task)  # what is only measured is no gain yet
         self.writer.note(
             {
                 "kernel": task.workload.spec,
@@ -289,6 +311,7 @@ class Tuner:
                 "trials": task.trials,
                 "failed": task.failed,
                 "raced": task.raced,
+                **({"cpu": self.cpu} if self.cpu else {}),
                 **({} if kept is None else {records.KEPT: kept}),
             }
         )
@@ -421,8 +444,10 @@ class Progress:
             return ""
         if not task.kept:
             return "; another order of the weights is kept"
-        kept = "default" if task.kept == key_of(task.space.default) else "tuned tile"
-        return ("" if task.gain is None else f"; race: {task.gain.text}") + f"; kept the {kept}"
+        race = "" if task.gain is None else f"; race: {task.gain.text}"
+        if task.kept == key_of(task.space.default):
+            return f"{race}; kept the default"
+        return f"{race}; the tuned tile wins"
 
     def best(self, task: Task) -> str:
         """Return the best so far of `task`, beside the default."""

@@ -1,4 +1,4 @@
-"""The process that builds and measures kernels, so that what crashes or hangs is not the tuner.
+"""The process that builds and measures, so that what crashes or hangs is not the tuner.
 
 ``python -m bnncc.tuning.worker`` reads JSON lines: first what it is for, then jobs. It answers each
 job with a line. It ends when its input does, or with the process that started it.
@@ -52,6 +52,7 @@ class Worker:
         """Return the answer to a job."""
         tasks: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "case": self.case, "build": self.build, "measure": self.measure,
+            "network": self.network,
         }  # fmt: skip
         try:
             return tasks[job["task"]](job)
@@ -113,6 +114,14 @@ class Worker:
                 return {"lost": str(error), "guilty": guilty}
             raise
         return {"times": times, "seconds": time.perf_counter() - started}
+
+    def network(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Time whole networks in turns."""
+        from bnncc.runtime.artifact import Artifact
+        from bnncc.tuning.bench import in_turns
+
+        artifacts = [Artifact.load(path) for path in job["artifacts"]]
+        return {"times": in_turns(artifacts, self.threads, job["seconds"], job["turns"])}
 
 
 def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: bool) -> Any:

@@ -42,6 +42,8 @@ def runs_here(target: TargetSpec) -> bool:
 
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what a user should know of `output`, if it was not run here; else nothing."""
+    if form == "c" and target.kind == "c":
+        return f"{output} holds portable C99: its README.md says how to build and check it"
     if form == "c":
         why = "" if target.has_runtime else f"TVM has no runtime for {target.name} on PyPI: "
         return (

@@ -29,7 +29,7 @@ ROUNDS, REPEATS = 20, 100
 
 
 def best_seconds(functions: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the least seconds of one call of each function, with the functions taking turns."""
+    """Return the least seconds of one call of each function, in interleaved runs."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(ROUNDS):
         for name, function in functions.items():

@@ -368,7 +368,7 @@ def test_a_torn_last_line_is_left_out(
 ) -> None:
     path = timed(ran, tmp_path, default=4.0, good=3.0)
     path.write_bytes(path.read_bytes()[:-1] + b'\n{"part": "ker')
-    code = cli.main(["tune", "--import", str(path), "--records", str(tmp_path / "logs")])
+    code = cli.main(["tune", "--import", str(path), "--tuning-dir", str(tmp_path / "logs")])
     errors = capsys.readouterr().err.splitlines()
     assert code == 0
     number = len(path.read_bytes().splitlines())
@@ -380,12 +380,12 @@ def test_records_do_not_say_where_files_were(
     ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, folder = timed(ran, tmp_path, default=4.0, good=3.0), tmp_path / "logs"
-    asked = ["tune", "--import", str(path), "--records", str(folder)]
+    asked = ["tune", "--import", str(path), "--tuning-dir", str(folder)]
     monkeypatch.setattr(sys, "argv", ["bnncc", *asked])
     assert cli.main(asked) == 0
     (index,) = folder.glob("*/index.json")
     command = json.loads(index.read_text().splitlines()[0])["command"]
-    assert command == f"bnncc tune --import {path.name} --records logs"
+    assert command == f"bnncc tune --import {path.name} --tuning-dir logs"
 
 
 def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
@@ -424,7 +424,7 @@ def test_wrong_files_are_refused_in_one_line(
         path.write_text(content)
     options = ["--target", NATIVE.family] if "measured" in said else []
     folder = tmp_path / "logs"
-    assert cli.main(["tune", "--import", str(path), "--records", str(folder), *options]) == code
+    assert cli.main(["tune", "--import", str(path), "--tuning-dir", str(folder), *options]) == code
     errors = capsys.readouterr().err.splitlines()
     assert errors[0].startswith(f"error: {path}")
     assert said in errors[0]
@@ -495,7 +495,8 @@ def test_commands_write_bundles(
     assert code == 0, errors
     logs = tmp_path / "logs"
     assert (
-        cli.main(["tune", "--import", str(folder / "results.jsonl"), "--records", str(logs)]) == 0
+        cli.main(["tune", "--import", str(folder / "results.jsonl"), "--tuning-dir", str(logs)])
+        == 0
     )
     assert records.read(logs / NATIVE.family).records
 
@@ -512,14 +513,14 @@ def test_commands_write_bundles(
         (["tune"], "tune needs a MODEL, or --import RESULTS"),
         (["tune", "{model}", "{model}"], "takes one MODEL; with --bundle it takes several"),
         (["tune", "{model}", "--import", "x"], "--import takes no MODEL"),
-        (["tune", "--bundle", "x", "--import", "x"], "--bundle writes what is to be run"),
+        (["tune", "--bundle", "x", "--import", "x"], "--bundle and --import cannot"),
         (["tune", "{model}", "--bundle", "{used}"], "is not an empty folder"),
-        (["tune", "{model}", "--bundle", "x", "--rpc", "a:1"], "reach devices that need no bundle"),
-        (["tune", "{model}", "--python", "3.12"], "--python goes with --bundle"),
+        (["tune", "{model}", "--bundle", "x", "--rpc", "a:1"], "be combined with --rpc"),
+        (["tune", "{model}", "--python", "3.12"], "--python needs --bundle"),
         (["tune", "{model}", "--bundle", "x", "--python", "2.7"], "--python is `2.7`, not one of"),
         (
             ["tune", "{model}", "--bundle", "x", "--measure", "instructions"],
-            "--measure instructions needs no bundle",
+            "--measure instructions cannot be combined with --bundle",
         ),
         (["tune", "{model}", "--bundle", "{used}/file/b"], "cannot be made: Not a directory"),
     ],

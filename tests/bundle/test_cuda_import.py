@@ -131,8 +131,8 @@ def test_a_network_is_compiled_with_what_was_measured(folder: Path, tmp_path: Pa
     orders = [spec.weight_order for spec in specs if isinstance(spec, BinaryConv2d)]
     assert orders[0] == "fragments-32"
     command = ["compile", str(path), "--target", "cuda-sm90a", "-o", str(made)]
-    assert cli.main([*command, "--records", str(folder)]) == 0
-    artifact = bnncc.Artifact.load(made, for_this_machine=False)
+    assert cli.main([*command, "--tuning-dir", str(folder)]) == 0
+    artifact = bnncc.Artifact.load(made, check_host=False)
     tuned = [kernel["name"] for kernel in artifact.report["kernels"] if kernel["tuned"]]
     assert len(tuned) == 1
     code = artifact.library
@@ -151,7 +151,7 @@ from bnncc.bundle.device import worker
 from bnncc.bundle.device.place import Place
 
 shape = (2, 1, 8, 8)
-made = bnncc.compile(MODEL, target="cuda-sm80", input_shapes={"images": shape}, records=[LOGS])
+made = bnncc.compile(MODEL, target="cuda-sm80", input_shapes={"images": shape}, tuning_dir=[LOGS])
 orders = [kernel["name"] for kernel in made.report["kernels"] if kernel["tuned"]]
 assert len(orders) == ORDERS, orders
 library = pathlib.Path(FOLDER, "lib.so")

@@ -7,9 +7,8 @@ import io
 import json
 import os
 import pickle
-import shutil
+import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -21,10 +20,9 @@ import pytest
 
 from bnncc.cli import commands
 from bnncc.cli import main as cli
-from bnncc.errors import BnnccError, UsageError
-from bnncc.files import npz_bytes, write_atomic
+from bnncc.errors import UsageError
+from bnncc.files import npz_bytes
 from bnncc.options import CompileOptions, parse_input_shape, parse_input_uint8
-from tests.devices import DIGITS
 from tests.tiny import expected, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +123,7 @@ def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_usage(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "\n\nhint: `bnncc" in fails(capsys, 2, *args)
+    assert re.search(r"\n\nhint: (did you mean `.*`\? )?`bnncc", fails(capsys, 2, *args))
 
 
 def test_bad_paths(
@@ -146,51 +144,18 @@ def test_bad_paths(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_that_is_read_is_overwritten(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(DIGITS / "digits.onnx", "m.onnx")
-    Path("link.onnx").symlink_to("m.onnx")
-    Path("in.npz").write_bytes(npz_bytes({}))
-    before = {p: p.read_bytes() for p in Path().iterdir()}
-    for asked, what in (
-        (("compile", "m.onnx", "-o", "m.onnx"), "m.onnx: is the model"),
-        (("compile", "m.onnx", "-o", "link.onnx"), "link.onnx: is the model"),
-        (("compile", "m.onnx", "-o", "new", "--report", "new"), "new: is the output"),
-        (("compile", "m.onnx", "-o", "new", "--report", "m.onnx"), "m.onnx: is the model"),
-        (("run", path, "--input", "in.npz", "--output", "in.npz"), "in.npz: is the input"),
-        (("run", path, "--input", "in.npz", "--output", path), "is the artifact"),
-    ):
-        assert f"{what}, and would be overwritten" in fails(capsys, 2, *asked)
-    assert {p: p.read_bytes() for p in Path().iterdir()} == before
-
-
-def test_only_files_are_written(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo("pipe")
-    assert "pipe: is not a regular file" in fails(
-        capsys, 2, "run", path, "--input", "in.npz", "--output", "pipe"
-    )
-    with pytest.raises(BnnccError, match="pipe: is not a regular file"):
-        write_atomic("pipe", [b"text"])
-    assert stat.S_ISFIFO(os.stat("pipe").st_mode)
-    Path("link").symlink_to("real")
-    write_atomic("link", [b"text"])
-    assert Path("link").is_symlink()
-    assert Path("real").read_bytes() == b"text"
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         (("compile", "x" * 300), "cannot be read: File name too long"),
         (("compile", "tiny.bnncc", "-o", "x" * 300), "cannot be written: File name too long"),
-        (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is no number from 0"),
-        (("tune", "tiny.bnncc", "--lock", "nowhere/lock"), "nowhere/lock: folder nowhere does not"),
-        (("compile", "m.onnx", "--input-uint8", "x:1,0"), "a scale of 0 leaves nothing"),
+        (("verify", "m.onnx", "tiny.bnncc", "--seed", "-1"), "`-1` is not a number from 0"),
+        (("tune", "tiny.bnncc", "--lock-file", "nowhere/lock"), "lock: folder nowhere does not"),
+        (("compile", "m.onnx", "--input-uint8", "x:1,0"), "the scale must not be 0"),
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
         (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, a folder is wanted"),
-        (("tune", "tiny.bnncc", "--records", "tiny.bnncc"), "a folder of records is wanted"),
-        (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is no number from 0"),
+        (("tune", "tiny.bnncc", "--tuning-dir", "tiny.bnncc"), "not a folder of records"),
+        (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_done(

@@ -76,10 +76,10 @@ def test_explain_model_and_artifact_alike(
 
 def test_verify(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", str(MODEL), str(compiled)]) == 0
-    assert "verdict  right" in capsys.readouterr().out
+    assert "PASS" in capsys.readouterr().out
     assert cli.main(["verify", str(MODEL), str(compiled), "--seed", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["right"]
+    assert result["passed"]
     assert len(result["layers"]) >= 5
 
 
@@ -93,4 +93,4 @@ def test_verify_finds_another_network(
     tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
     onnx.save(proto, tmp_path / "other.onnx")
     assert cli.main(["verify", str(tmp_path / "other.onnx"), str(compiled)]) == 1
-    assert "verdict  wrong" in capsys.readouterr().out
+    assert "FAIL" in capsys.readouterr().out

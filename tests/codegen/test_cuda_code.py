@@ -403,7 +403,7 @@ def test_digits_run_on_an_emulated_gpu(batch: str, tmp_path: Path) -> None:
     shapes = "{'images': (2, 1, 8, 8)}" if batch == "2" else "{}"
     done = on_emulated_gpu(script.replace("SHAPES", shapes), tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "verdict  right" in done.stdout
+    assert "PASS" in done.stdout
     graphs = done.stderr.count("graph of 6 launches")  # all but the first and the last kernel
     assert graphs >= 2 if batch == "2" else graphs == 0
 

@@ -43,9 +43,9 @@ def test_network() -> None:
         in_use = made + kernel["workspace_bytes"] + (given if kernel is not kernels[0] else 0)
         assert kernel["live_bytes"] == in_use
     assert kernels[0]["workspace_bytes"] == 0
-    assert kernels[0]["bitstream"] is None
+    assert kernels[0]["reference_memory"] is None
     # ic * ih**2 * (2.25 * 4 + (4 + 1/8) * 9), and (9/8 + 9/32 + 4)
-    assert kernels[1]["bitstream"] == [2048 * 46.125, 2048 * 5.40625]
+    assert kernels[1]["reference_memory"] == [2048 * 46.125, 2048 * 5.40625]
     found = artifact.report["memory"]
     high = max(kernels, key=lambda k: k["live_bytes"])
     assert found["high_water_bytes"] == high["live_bytes"] <= found["arena_bytes"]

@@ -26,7 +26,7 @@ def test_file_is_read_as_the_qonnx_executor_does(path: Path) -> None:
         np.testing.assert_allclose(found, wanted, 0, 1e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("few_bit", ["auto", pytest.param("planes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("few_bit", ["auto", pytest.param("bitplanes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=[] if p.stem in QUICK else pytest.mark.slow) for p in FILES],

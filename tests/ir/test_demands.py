@@ -214,7 +214,7 @@ def test_over_rpc(host: Server) -> None:
     ]
     artifact = compiled(model(nodes, {"i": ("int64", [2])}, table=TABLE, one=np.array(1)))
     with remote.connect(host.address) as device:
-        there = artifact.on(device)
+        there = artifact.on_device(device)
         with pytest.raises(InputError, match=r"^Gather `take`: an index lies outside -5 \.\. 4$"):
             there.run({"i": np.array([1, 4])})
         np.testing.assert_array_equal(there.run({"i": np.array([1, 3])})["y"], TABLE[[2, 4]])

@@ -55,7 +55,7 @@ def test_groups_of_few_bits_are_taken_together(groups: int, out: int) -> None:
     model = model_of(body, f"1,{channels},6,7", {"y": f"1,{out},6,7"}, constants)
     x = RNG.uniform(-2, 20, (1, channels, 6, 7)).astype(np.float32)
     want = evaluate(load(model), {"x": x})["y"]
-    for few_bit in ("auto", "planes"):
+    for few_bit in ("auto", "bitplanes"):
         got = run(model, x, few_bit=few_bit)
         np.testing.assert_array_equal(got["y"], want)
         (layer,) = got["report"]["layers"]

@@ -196,7 +196,7 @@ def test_it_runs_on_an_emulated_gpu(kind: str, first: str, tensors: str, tmp_pat
     script = RUN.format(model=str(path), kind=kind, first=first, file=file)
     done = on_emulated_gpu(script, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "verdict  right" in done.stdout
+    assert "PASS" in done.stdout
 
 
 CASTS = """

@@ -57,7 +57,7 @@ def flattened(net: Net) -> None:
 
 
 def channels_last(net: Net) -> None:
-    """Write what a TensorFlow exporter does: images of one row around each convolution."""
+    """Write what a TensorFlow exporter does: images of height 1 around each convolution."""
     x = net.input("x", [1, 19, 8])
     net.channels[x] = 8
     for units in (36, 16):

@@ -14,7 +14,8 @@ from bnncc.recognise.binarize import binarize
 from bnncc.recognise.filters import binary_weight
 from bnncc.recognise.lattice import lattices, sign_values
 from bnncc.recognise.signs import recognise_signs
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d
+from bnncc.targets import catalog
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Pool2d, Step
 from bnncc.transform import thresholds as th
 from bnncc.transform.commute import commute_pads, commute_pools
 from bnncc.transform.fuse import fuse
@@ -272,6 +273,22 @@ def test_nothing_but_bits_is_stored_between_two_binary_layers() -> None:
     assert len(layers) == 2
     assert {physical.types[o].dtype for o in layers[0].outputs} == {"uint32"}
     assert len(kernels) == 4  # packing, two layers, and the output to NCHW
+
+
+@pytest.mark.parametrize(
+    ("name", "alone"), [("x86-64-v3", False), ("arm64", True), ("cuda-sm80", True)]
+)
+def test_a_layer_writes_an_output_itself_where_that_is_faster(name: str, alone: bool) -> None:
+    weights = {"w": _weights(np.random.default_rng(2), 32, 4, 3, 3)}
+    body, shapes = "s = Sign(x) y = Conv<pads=[1,1,1,1]>(s, w)", ("1,4,9,9", "1,32,9,9")
+    graph = graph_of(body, weights=weights, shape=shapes[0], out=shapes[1])
+    recognise_signs(graph)
+    binarize(graph)
+    physical = fuse(graph, target=catalog.resolve(name))
+    specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
+    layer = next(spec for spec in specs if isinstance(spec, BinaryConv2d))
+    assert layer.steps[-1] == Step("store", layout="NHWC" if alone else "NCHW")
+    assert len(specs) == 2 + alone
 
 
 @pytest.mark.parametrize("rising", [True, False])

@@ -68,7 +68,7 @@ def test_signs_on_both_sides(whole: bool) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("few_bit", ["auto", "planes"])
+@pytest.mark.parametrize("few_bit", ["auto", "bitplanes"])
 @pytest.mark.parametrize("factor", [2, 1.5])
 def test_levels_on_both_sides(factor: float, few_bit: str) -> None:
     make = Builder()

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "input_transforms": "errors",
     "options": "errors targets input_transforms",
     "ir": "errors topi_binary",
-    "trace": "errors ir",
+    "trace": "errors files ir",
     "records": "errors files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",
@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "codegen": (
         "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
-    "remote": "_version errors targets runtime codegen",
+    "remote": "_version errors report targets runtime codegen",
     "verification": (
         "errors options input_transforms topi_binary targets ir frontend recognise transform "
         "runtime codegen"
@@ -67,7 +67,7 @@ MAY_IMPORT = {
     ),
     "cli": (
         "_version errors trace console files options input_transforms report targets records "
-        "codegen runtime remote verification driver verify tuning bundle"
+        "frontend codegen runtime remote verification driver verify tuning bundle"
     ),
     "__main__": "cli",
 }

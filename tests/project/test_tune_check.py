@@ -33,6 +33,8 @@ def fake(times, commands):
 def checked(script, monkeypatch, tmp_path, times, *options):
     commands: list = []
     monkeypatch.setattr(script, "run", fake(times, commands))
+    here = times[ROOT]
+    monkeypatch.setattr(script, "same_code", lambda *_: here["untuned"] == here["tuned"])
     result = tmp_path / "made.json"
     arguments = ["tune_check.py", str(tmp_path / "work"), "digits", "--json", str(result), *options]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -62,3 +64,13 @@ def test_a_slower_network_is_an_error(script, monkeypatch, tmp_path) -> None:
     assert code == 1
     assert made["networks"][0]["low"] > 1
     assert "| geometric mean |  | 1.010 |  |\n" in script.TABLES["tune-check"][0](made)
+
+
+def test_a_network_that_kept_its_defaults_is_not_timed(script, monkeypatch, tmp_path) -> None:
+    times = {ROOT: {"untuned": 1.0, "tuned": 1.0}}
+    code, made, commands = checked(script, monkeypatch, tmp_path, times)
+    assert code == 0
+    assert made["mean"] == 1.0
+    assert not [command for _, command in commands if "--times" in command]
+    assert "| digits |  | 1.000 | the same code |" in script.TABLES["tune-check"][0](made)
+    assert checked(script, monkeypatch, tmp_path, times)[2] == []  # it was done

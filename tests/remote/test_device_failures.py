@@ -86,7 +86,7 @@ def test_two_clients_at_once(
     machine: str, server: Server, digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with remote.connect(server.address) as device:
-        artifact = Artifact.load(digits[machine], for_this_machine=False).on(device)
+        artifact = Artifact.load(digits[machine], check_host=False).on_device(device)
         given, wanted = artifact.selfcheck_arrays()
         for _ in range(3):
             message = fails(capsys, "deploy", digits[machine], "--rpc", server.address)
@@ -95,7 +95,7 @@ def test_two_clients_at_once(
             made = artifact.run(given)
             np.testing.assert_allclose(made["logits"], wanted["logits"], rtol=1e-4, atol=1e-4)
     server.settled()
-    assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
 
 
 def test_killing_the_client_in_mid_upload(
@@ -124,7 +124,7 @@ def test_killing_the_client_in_mid_upload(
     server.settled()
     until(lambda: not any(map(devices.alive, relays)), "the relay to end")
     assert "session lost its client" in server.said()
-    assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
     server.settled()
     until(lambda: server.handles() == before, "the server to close what it opened")
 
@@ -170,7 +170,7 @@ def test_a_session_that_crashes_says_how(
     _, err = client.communicate(timeout=SECONDS)
     assert client.returncode == 1
     assert "the session crashed: Killed, while timing the network" in err
-    assert "right" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
 
 
 def test_interrupted_client_frees_the_device(
@@ -184,7 +184,7 @@ def test_interrupted_client_frees_the_device(
     client.communicate(timeout=SECONDS)
     assert client.returncode == 130
     host.settled()
-    assert "right" in succeeds(capsys, "deploy", digits["host"], "--rpc", host.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits["host"], "--rpc", host.address)
 
 
 def test_silent_clients_do_not_hold_the_device(
@@ -201,13 +201,13 @@ def test_silent_clients_do_not_hold_the_device(
         strangers[0].sendall(b"\x71\xf2")
         strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
         strangers[2].sendall(b"\x71\xf2\x0f\x00\xff\xff\xff\x7f")
-        assert "right" in succeeds(capsys, *deploy)
+        assert "PASS" in succeeds(capsys, *deploy)
         holder = socket.create_connection(where)
         server.settled()
         holder.sendall(hello() + (1 << 20).to_bytes(8, "little") + bytes(1000))
         until(lambda: len(server.sessions()) == 1, "the session to begin")
         server.settled()
-        assert "right" in succeeds(capsys, *deploy)
+        assert "PASS" in succeeds(capsys, *deploy)
         for sock in (*strangers, holder):
             sock.close()
 
@@ -228,7 +228,7 @@ def test_random_bytes_leave_the_server_usable(
             while sock.recv(1 << 16):
                 pass
     host.settled()
-    assert "right" in succeeds(capsys, "deploy", digits["host"], "--rpc", host.address)
+    assert "PASS" in succeeds(capsys, "deploy", digits["host"], "--rpc", host.address)
     host.settled()
     until(lambda: host.handles() == before, "the server to close what it opened")
 
@@ -236,14 +236,14 @@ def test_random_bytes_leave_the_server_usable(
 def test_many_deployments(
     machine: str, server: Server, digits: dict[str, Path], tmp_path: Path
 ) -> None:
-    artifact = Artifact.load(digits[machine], for_this_machine=False)
+    artifact = Artifact.load(digits[machine], check_host=False)
     given, wanted = artifact.selfcheck_arrays()
     before = server.handles()
     ours = []
     count = 100 if os.environ.get("BNNCC_TEST_ALL") else 20
     for _ in range(count):
         with remote.connect(server.address) as device:
-            made = artifact.on(device).run(given)
+            made = artifact.on_device(device).run(given)
         np.testing.assert_allclose(made["logits"], wanted["logits"], rtol=1e-4, atol=1e-4)
         gc.collect()
         ours.append((len(os.listdir("/proc/self/fd")), len(children(os.getpid()))))

@@ -22,4 +22,4 @@ def test_bireal18(
     succeeds(capsys, "compile", model, "--target", devices.TARGETS[machine], "-o", artifact)
     where = ("--rpc", server.address, "--timeout", 300)
     result = json.loads(succeeds(capsys, "deploy", artifact, *where, "--repeat", 1, "--json"))
-    assert result["right"]
+    assert result["passed"]

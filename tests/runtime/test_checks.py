@@ -43,7 +43,7 @@ def test_parts_of_large_outputs_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append([int(p.max() + 1) for p in places] + [int(p.min()) for p in places])
     assert seen[0][4:] == [0, 0, 0, 0], "the first corner"
     assert seen[1][1:4] == [16, 64, 64], "the last one"
-    assert all(result["right"] for result in artifact.selfcheck())
+    assert all(result["passed"] for result in artifact.selfcheck())
 
 
 def test_a_part_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_refused() -> None:
 )
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
 def test_same_bits(name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels cut for 1, 2, 3 and 5 threads, run by as many, make the same bytes."""
+    """Kernels compiled for 1, 2, 3 and 5 threads, run by as many, make the same bytes."""
     if catalog.missing_features(catalog.resolve(target)):
         pytest.skip(f"this machine cannot run {target}")
     monkeypatch.setattr(multithreading, "MIN_US", 0.0)  # the collection's kernels are all short

@@ -93,7 +93,8 @@ def test_threads_wait_for_rounded_data(target: str) -> None:
 def layers(draw: st.DrawFn) -> Conv2d:
     channels = draw(st.sampled_from([8, 17, 32, 33, 48, 64]))
     out = draw(st.sampled_from([1, 16, 20, 64, 90]))
-    steps = draw(st.sampled_from([STORE, RESIDUAL]))
+    planes = (Step("affine"), Step("store", layout="NCHW"))
+    steps = draw(st.sampled_from([STORE, RESIDUAL, planes]))
     n = draw(st.sampled_from([1, 2, 5, "n"]))
     if draw(st.booleans()):
         return Conv2d(n, 1, 1, channels, out, (1, 1), rank=2, steps=steps)

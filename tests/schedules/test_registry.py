@@ -60,7 +60,7 @@ def test_every_kind_has_every_part(kind: type[Spec]) -> None:
         assert callable(function(name))
     assert callable(function(own.space))
     assert bool(own.gpu) == (kind not in WITHOUT_GPU)
-    for name in filter(None, (own.gpu, own.gpu_space, own.gpu_cut)):
+    for name in filter(None, (own.nchw, own.gpu, own.gpu_space, own.gpu_cut)):
         assert callable(function(name))
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -151,14 +152,14 @@ def test_bad_kernels_cost_their_trial_and_nothing_else(tmp_path: Path) -> None:
 
 
 def compiled(folder: Path, **options: object) -> bnncc.Artifact:
-    return bnncc.compile(DIGITS / "digits.onnx", records=[folder], threads=1, **options)  # type: ignore[arg-type]
+    return bnncc.compile(DIGITS / "digits.onnx", tuning_dir=[folder], threads=1, **options)  # type: ignore[arg-type]
 
 
 def killed(folder: Path, waits: Callable[[], bool], seconds: float) -> bool:
     """Kill a tuning run some seconds after `waits` ends; False if it came to its end before."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
-         "--records", str(folder), "--kernels", "BinaryConv2d 32"],
+         "--tuning-dir", str(folder), "--kernels", "BinaryConv2d 32"],
         env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     until = time.monotonic() + 300
@@ -234,9 +235,9 @@ def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
     stale = compiled(tmp_path)
     assert stale.report["summary"]["tuned"] == good.report["summary"]["tuned"] - 1
     (warning,) = stale.report["warnings"]
-    assert warning.startswith("a tuning record does not apply and was passed over: ")
+    assert warning.startswith("ignored a tuning record that does not apply: ")
     assert "(and 3 more)" in warning
-    untuned = bnncc.compile(DIGITS / "digits.onnx", tuned=False, threads=1)
+    untuned = bnncc.compile(DIGITS / "digits.onnx", untuned=True, threads=1)
     assert untuned.report["summary"]["tuned"] == 0
 
 
@@ -358,34 +359,68 @@ def test_what_has_not_raced_changes_nothing(
     assert again.tasks[0].kept is not None
 
 
-def test_a_network_that_gets_slower_keeps_its_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+TIMES = {
+    "slower": [1.2, 1.21, 1.19],
+    "the same": [1.01, 1.0, 0.99],
+    "faster": [0.8, 0.81, 0.79],
+    "stopped": [],
+}
+
+
+@pytest.mark.parametrize("race_of", TIMES)
+def test_a_network_must_win_its_own_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race_of: str
 ) -> None:
-    """Kernels that win their races may yet slow the network: then none of them is used."""
-    won = []
+    """Kernels that win their races may yet gain the network nothing: then none of them is used."""
+    won: dict[str, str] = {}
 
     def others_win(tuner: Tuner, layer: Sequence[Task]) -> None:
         for task in layer:
             others = set(task.times) - {key_of(task.space.default)}
             task.kept, task.raced = max(others, default=""), task.trials
+            task.gain = race.Gain.of([1.0], [0.5])
             tuner._note(task)
-            won.extend(others)
+            won.update(dict.fromkeys([task.workload.spec] if others else [], task.kept))
+
+    def raced(*_: object) -> dict[str, object]:
+        if not TIMES[race_of]:
+            raise KeyboardInterrupt
+        gain = asdict(race.Gain.of([1.0, 1.01, 0.99], TIMES[race_of]))
+        return {"before_us": 1.0, "after_us": 1.2, "gain": gain}
 
     monkeypatch.setattr(Tuner, "_race", others_win)
-    loss = asdict(race.Gain.of([1.0, 1.01, 0.99], [1.2, 1.21, 1.19]))
-    times = {"before_us": 1.0, "after_us": 1.2, "gain": loss}
-    monkeypatch.setattr(network, "_compared", lambda *_: times)
-    options = CompileOptions(target="native")
-    result = network.tune(
-        DIGITS / "digits.onnx", options, NATIVE, folder=tmp_path,
-        pattern=re.compile("BinaryConv2d"), trials=12, jobs=2,
-    )  # fmt: skip
+    monkeypatch.setattr(network, "_raced", raced)
+
+    def run() -> dict[str, Any]:
+        return network.tune(
+            DIGITS / "digits.onnx", CompileOptions(target="native"), NATIVE, folder=tmp_path,
+            pattern=re.compile("BinaryConv2d"), trials=12, jobs=2,
+        )  # fmt: skip
+
+    if race_of == "stopped":
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    else:
+        kept = "tuned tiles" if race_of == "faster" else "defaults"
+        assert f"so the {kept} are kept" in network.text(run(), tmp_path)
     assert won
-    assert "so the defaults are kept" in network.text(result, tmp_path)
     best = log_of(tmp_path).best()
     assert best
     for workload, record in best.items():
-        assert record.point == schedules.space_of(workload.kernel, NATIVE).default
+        default = key_of(schedules.space_of(workload.kernel, NATIVE).default)
+        expected = won.get(workload.spec, default) if race_of == "faster" else default
+        assert key_of(record.point) == expected
+    notes = log_of(tmp_path).notes().values()
+    assert all((note["raced"] == 0) == (race_of == "stopped") for note in notes)
+
+
+def test_networks_race_in_processes_of_their_own(tmp_path: Path) -> None:
+    """Each turn is a process that times both networks, the one first as often as the other."""
+    slow = bnncc.compile(DIGITS / "digits.onnx", threads=1, target="x86-64-v2", tuned=False)
+    fast = bnncc.compile(DIGITS / "digits.onnx", threads=1, tuned=False)
+    times = network._in_processes([slow, fast], Setup(NATIVE))
+    assert [len(side) for side in times] == [race.TURNS, race.TURNS]
+    assert all(len(turn) >= network.PROCESS_TURNS for turn in times[0] + times[1])
 
 
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
@@ -445,23 +480,23 @@ def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> No
     result = Tuner(tasks, Setup(NATIVE), tmp_path / "logs", plan, QUIET).run()
     assert result.trials == len(tasks) + 1
     assert not any(task.failed for task in result.tasks)
-    artifact = bnncc.compile(path, records=[tmp_path / "logs"], threads=1)
+    artifact = bnncc.compile(path, tuning_dir=[tmp_path / "logs"], threads=1)
     assert artifact.report["summary"]["tuned"] >= len(tasks)
 
 
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = str(DIGITS / "digits.onnx")
     for options, says in (
-        (["--kernels", "("], "is no regular expression"),
+        (["--kernels", "("], "is not a regular expression"),
         (["--kernels", "nothing like it"], "no kernel matches nothing like it"),
         (["--target", "arm64"], "this machine cannot run arm64"),
         (["--measure", "instructions"], "is for Arm"),
         (["--tracker", "127.0.0.1:1"], "--tracker needs --key"),
-        (["--untuned"], "tune takes one --records"),
+        (["--untuned"], "tune takes at most one"),
     ):
-        assert cli.main(["tune", model, "--records", str(tmp_path), *options]) in (1, 2)
+        assert cli.main(["tune", model, "--tuning-dir", str(tmp_path), *options]) in (1, 2)
         assert says in capsys.readouterr().err
-    assert cli.main(["compile", model, "--records", str(tmp_path / "none")]) == 2
+    assert cli.main(["compile", model, "--tuning-dir", str(tmp_path / "none")]) == 2
     assert "no such folder of records" in capsys.readouterr().err
 
 
@@ -496,7 +531,7 @@ def test_interrupts_wait_for_the_end_of_a_shield() -> None:
 def test_interrupted_by_the_user(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "bnncc", "tune", str(DIGITS / "digits.onnx"), "--trials", "400",
-         "--records", str(tmp_path)],
+         "--tuning-dir", str(tmp_path)],
         env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     found = tmp_path / NATIVE.family / records.RECORDS

@@ -87,7 +87,7 @@ def test_three_emulated_boards_of_which_one_dies(kits: dict[str, Path], tmp_path
         killer.start()
         process = devices.start(
             *("tune", DIGITS / "digits.onnx", "--target", "arm64", "--trials", 30, "--json"),
-            *("--tracker", device["tracker"], "--key", "board", "--records", logs),
+            *("--tracker", device["tracker"], "--key", "board", "--tuning-dir", logs),
         )
         out, err = process.communicate(timeout=900)
         killer.join()
@@ -95,7 +95,7 @@ def test_three_emulated_boards_of_which_one_dies(kits: dict[str, Path], tmp_path
     result = json.loads(out)
     assert sum(k["trials"] for k in result["kernels"]) == result["trials"] == 30
     assert [kernel["failed"] for kernel in result["kernels"] if kernel["failed"]] == []
-    artifact = bnncc.compile(DIGITS / "digits.onnx", target="arm64", records=[logs])
+    artifact = bnncc.compile(DIGITS / "digits.onnx", target="arm64", tuning_dir=[logs])
     assert artifact.report["summary"]["tuned"] >= 6
     assert not artifact.report["warnings"]
 

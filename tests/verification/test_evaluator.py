@@ -127,7 +127,7 @@ def filters(graph: Graph) -> None:
     [weights, level_threshold, swapped_planes, swapped_zeros, few_bit_weights, scales, filters],
 )
 def test_sees_a_mistake(mistake: Callable[[Graph], None]) -> None:
-    before, physical, _ = passed(network(), "arm64", few_bit="planes")
+    before, physical, _ = passed(network(), "arm64", few_bit="bitplanes")
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
     assert not compare_passes(physical, before, feeds)
     mistake(physical)
@@ -425,7 +425,7 @@ def test_dynamic_batch() -> None:
 def test_what_is_too_large_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirm_passes, "_SECONDS", (0.0, 0.0))
     report = driver.compile_model(network(), CompileOptions(target="native", threads=1)).report
-    assert any("too large to compare" in line for line in report["warnings"])
+    assert any("too large to check" in line for line in report["warnings"])
     assert report["compared"] == {"passes": "none", "detail": "the network is too large"}
 
 
@@ -457,7 +457,7 @@ def test_a_large_network_is_compared_as_its_twin(
     made = driver.lowered(large(batch), options)
     said = made.warnings
     assert (made.compared.passes, made.compared.detail) == ("smaller", "x 1x8x32x32")
-    assert any("compared with the model for x 1x8x32x32" in line for line in said)
+    assert any("checked against the model for x 1x8x32x32" in line for line in said)
     plant_a_mistake(monkeypatch)
     with pytest.raises(VerificationError, match=r"the passes change `.*` .made by"):
         driver.lowered(large(batch), options)
@@ -473,7 +473,7 @@ def test_a_network_of_one_size(batch: int, monkeypatch: pytest.MonkeyPatch) -> N
     rows = net.op("Reshape", y, net.const([batch, 8 * 64 * 64], np.int64))
     net.output(net.op("MatMul", rows, net.const(net.signs((8 * 64 * 64, 4)))))
     said = driver.lowered(net.model(), CompileOptions(threads=1)).warnings
-    text = "too large to compare" if batch == 1 else "compared with the model for x 1x8x64x64"
+    text = "too large to check" if batch == 1 else "checked against the model for x 1x8x64x64"
     assert any(text in line for line in said)
 
 

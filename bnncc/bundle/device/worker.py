@@ -167,7 +167,7 @@ class Worker:
             if not self._begin(kernel["name"]):
                 continue
             arrays = [_random(rng, arg["shape"], arg["dtype"]) for arg in kernel["args"]]
-            for zero in kernel["zeros"]:
+            for zero in kernel["zero_plane_args"]:
                 arrays[zero][...] = 0
             call = _bound(_function(module, kernel["name"]), [*map(self.place.tensor, arrays)])
             call()

@@ -334,7 +334,7 @@ def _numbers(site: Site) -> Name:
 
 
 def _of_numbers(one: Number, two: Number, op: str) -> Number:
-    """Return ``fmax`` and ``fmin``, which pass over what is no number."""
+    """Return ``fmax`` and ``fmin``, which ignore NaN."""
     made = one(op, two)
     if one.dtype not in FLOATS:
         return made

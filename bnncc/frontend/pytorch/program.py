@@ -103,7 +103,7 @@ def check_order(program: Program) -> None:
                 raise ModelError(f"{call.where}: reads `{name[:80]}`, which is defined nowhere")
         for name in filter(None, call.outputs):
             if name in made:
-                raise ModelError(f"{call.where}: makes `{name[:80]}`, which is there already")
+                raise ModelError(f"{call.where}: makes `{name[:80]}`, which exists already")
             made.add(name)
     for out in program.outputs:
         for ref in references(out):

@@ -1,0 +1,629 @@
+"""Kernels as portable C99: loops over words, for any compiler and any processor.
+
+A scheduled kernel is lowered by TVM's passes, without vectors and without TVM's runtime, and
+printed. The code converts no number implicitly and takes scratch memory from its caller. Words that
+are read or written in parts are accessed through types that may alias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx import transform as tir
+
+from bnncc.codegen.c_text import C_TYPES
+from bnncc.errors import TargetError
+
+ALIGNMENT = 8
+"""Of every tensor, in bytes: what the largest number needs."""
+
+STACK_BYTES = 1024
+"""Tensors of more bytes lie in scratch memory, not on the stack."""
+
+Expr = Any
+
+
+def build(
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
+) -> tuple[bytes, dict[str, int]]:
+    """Write kernels in C.
+
+    Parameters
+    ----------
+    functions : mapping of str to PrimFunc
+        Scheduled by `bnncc.schedules.portable`, of fixed shapes, by the name of their symbol.
+    target : tvm.target.Target
+        From `pipeline.tvm_target`.
+
+    Returns
+    -------
+    bytes
+        The text, which follows `PRELUDE`. ``int32_t name(T *first, ..., void *scratch)`` has a
+        pointer for each tensor, outputs last, then one to scratch memory; it returns 0, or -1 as
+        kernels of `bare` do.
+    dict
+        Bytes of scratch memory by kernel.
+
+    Raises
+    ------
+    TargetError
+        If a kernel needs TVM's runtime.
+    """
+    named = {
+        name: f.with_attr("global_symbol", name).with_attr("target", target)
+        for name, f in functions.items()
+    }
+    options = {"tirx.disable_cse_tir": True}
+    with target, tvm.transform.PassContext(config=options):
+        lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
+    made = [_Function(name, lowered[name]) for name in named]
+    used = set[str]().union(*(one.helpers for one in made))
+    if used & {"float16_value", "float16_of", "bfloat16_value", "bfloat16_of"}:
+        used |= {"bits_of", "float_of"}
+    helpers = [text for name, text in _HELPERS.items() if name in used]
+    text = "\n".join([*helpers, *(one.text for one in made)])
+    return text.encode(), {one.name: one.scratch for one in made}
+
+
+def _passes() -> list[tvm.transform.Pass]:
+    """Return TVM's lowering for CPUs as far as C goes, without vectors."""
+    return [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tir.FlattenBuffer(),
+        tir.BF16ComputeLegalize(),
+        tir.NarrowDataType(32),
+        tir.VectorizeLoop(False),
+        s_tir.transform.HoistIfThenElse(),
+        tir.UnrollLoop(),
+        tir.StmtSimplify(),
+        tir.RemoveNoOp(),
+        tir.LowerIntrin(),
+    ]
+
+
+PRELUDE = """\
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <math.h>
+
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "bnncc: words of bits are for little-endian machines"
+#endif
+#endif
+
+/* Words are also read and written in parts, by pointers to these. */
+#if defined(__GNUC__)
+#define BNNCC_PART __attribute__((__may_alias__))
+#else
+#define BNNCC_PART
+#endif
+typedef uint8_t BNNCC_PART part_uint8_t;
+typedef int8_t BNNCC_PART part_int8_t;
+typedef uint16_t BNNCC_PART part_uint16_t;
+typedef int16_t BNNCC_PART part_int16_t;
+typedef uint32_t BNNCC_PART part_uint32_t;
+typedef int32_t BNNCC_PART part_int32_t;
+typedef uint64_t BNNCC_PART part_uint64_t;
+typedef int64_t BNNCC_PART part_int64_t;
+typedef float BNNCC_PART part_float;
+typedef double BNNCC_PART part_double;
+
+"""
+"""What the text of kernels begins with."""
+
+_HELPERS = {
+    "popcount32": """\
+static inline uint32_t popcount32(uint32_t x) {
+#if defined(__GNUC__) && (defined(__POPCNT__) || defined(__aarch64__) || defined(__ARM_NEON) || \\
+    defined(__riscv_zbb) || defined(__wasm__) || defined(__VSX__))
+  return (uint32_t)__builtin_popcount(x);
+#else
+  x -= (x >> 1) & 0x55555555u;
+  x = (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0fu;
+  return (x * 0x01010101u) >> 24;
+#endif
+}
+""",
+    "bits_of": """\
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+""",
+    "float_of": """\
+static inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+""",
+    "float16_value": """\
+static inline float float16_value(uint16_t half) {
+  uint32_t sign = (half & 0x8000u) << 16, rest = (half & 0x7fffu) << 13;
+  if (rest >= 0x0f800000u) return float_of(sign | rest | 0x7f800000u);
+  return float_of(sign | bits_of(float_of(rest) * 5.192296858534828e+33f)); /* 2 to the 112 */
+}
+""",
+    "float16_of": """\
+static inline uint16_t float16_of(float x) {
+  uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+  if (size >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* more than the largest */
+  if (size < 0x38800000u) {
+    size = bits_of(float_of(size) + 0.5f) - 0x3f000000u; /* in units of 2 to the -24 */
+  } else {
+    size = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+  }
+  return (uint16_t)(sign | size);
+}
+""",
+    "bfloat16_value": """\
+static inline float bfloat16_value(uint16_t half) { return float_of((uint32_t)half << 16); }
+""",
+    "bfloat16_of": """\
+static inline uint16_t bfloat16_of(float x) {
+  uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+""",
+}
+"""Functions that kernels may call, each written where one does; later ones call earlier ones."""
+
+_HALVES = ("float16", "bfloat16")
+
+_NARROW = ("int8", "uint8", "int16", "uint16")
+"""Types whose numbers C computes with as int."""
+
+_BINARY = {
+    tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.Div: "/", tirx.Mod: "%", tirx.LT: "<",
+    tirx.LE: "<=", tirx.GT: ">", tirx.GE: ">=", tirx.EQ: "==", tirx.NE: "!=", tirx.And: "&&",
+    tirx.Or: "||", tirx.BitwiseAnd: "&", tirx.BitwiseOr: "|", tirx.BitwiseXor: "^",
+    tirx.LShift: "<<", tirx.RShift: ">>",
+}  # fmt: skip
+_COMPARED = ("<", "<=", ">", ">=", "==", "!=")
+_INSIDE = {
+    "+": ("+", "-", "*"), "-": ("+", "-", "*"), "*": ("*",), "/": ("*",),
+    **dict.fromkeys(_COMPARED, ("+", "-", "*")), **dict.fromkeys(("&&", "||"), _COMPARED),
+    "&": ("&",), "|": ("|",), "^": ("^",),
+}  # fmt: skip
+"""Operations that need no parentheses as the left operand of others."""
+_RIGHT = {"+": ("*",), "-": ("*",), **{k: _INSIDE[k] for k in (*_COMPARED, "&&", "||")}}
+"""The same on the right."""
+
+_FUNCTIONS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh",
+    "erf", "exp", "exp2", "fabs", "floor", "fmod", "hypot", "log", "log10", "log1p", "log2",
+    "nearbyint", "nextafter", "pow", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+"""Calls that are functions of C's library of the same name."""
+
+_RENAMED = {"round": "nearbyint"}
+
+
+class _Function:
+    """Prints one kernel."""
+
+    def __init__(self, name: str, func: tirx.PrimFunc) -> None:
+        self.name, self.scratch, self.helpers = name, 0, set[str]()
+        self._names: dict[Any, str] = {}
+        self._taken = {"scratch"}
+        self._kinds: dict[str, str] = {}  # of pointers and arrays, by name
+        self._scalars: set[str] = set()
+        self._offset = 0
+        self._lines: list[str] = []
+        self._written, read = written, read = _accessed(func)
+        arguments = []
+        for param in func.params:
+            own = self._named(param, param.name)
+            self._kinds[own] = str(param.dtype)
+            const = "" if param in written else "const "
+            arguments.append(f"{const}{C_TYPES[str(param.dtype)]} *restrict {own}")
+        self._views, self._unused = _views(func), _unused(func.body)
+        self._statement(func.body, 1)
+        unused = [self._names[p] for p in func.params if p not in written | read]
+        unused += [] if self.scratch else ["scratch"]
+        head = [f"  (void){name};" for name in unused]
+        own = f"int32_t {name}({', '.join(arguments)}, void *scratch) {{"
+        self.text = "\n".join([own, *head, *self._lines, "  return 0;", "}", ""])
+
+    def _named(self, var: Any, wanted: str) -> str:
+        if var not in self._names:
+            name, number = wanted, 1
+            while name in self._taken:
+                number, name = number + 1, f"{wanted}_{number + 1}"
+            self._taken.add(name)
+            self._names[var] = name
+        return self._names[var]
+
+    def _add(self, depth: int, text: str) -> None:
+        self._lines.append("  " * depth + text)
+
+    # Statements
+
+    def _statement(self, stmt: Any, depth: int) -> None:
+        kind = type(stmt).__name__
+        write = getattr(self, f"_of_{kind.lower()}", None)
+        if write is None:
+            raise TargetError(f"kernel `{self.name}`: no C for {kind}")
+        write(stmt, depth)
+
+    def _of_seqstmt(self, stmt: Any, depth: int) -> None:
+        offset = self._offset
+        for one in stmt.seq:
+            self._statement(one, depth)
+        self._offset = offset
+
+    def _of_declbuffer(self, stmt: Any, depth: int) -> None:
+        pass  # `_views` knows
+
+    def _of_allocbuffer(self, stmt: Any, depth: int) -> None:
+        buffer = stmt.buffer
+        dtype, size = str(buffer.dtype), math.prod(int(d) for d in buffer.shape)
+        own, ctype = self._named(buffer, buffer.name), C_TYPES[dtype]
+        self._kinds[own] = dtype
+        nbytes = size * np.dtype("bool" if dtype == "bool" else _STORED.get(dtype, dtype)).itemsize
+        if size == 1 and buffer not in self._views.values():
+            self._scalars.add(own)
+            self._add(depth, f"{ctype} {own};")
+            return
+        if nbytes <= STACK_BYTES:
+            self._add(depth, f"{ctype} {own}[{size}];")
+            return
+        start = self._offset
+        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.scratch = max(self.scratch, self._offset)
+        self._add(
+            depth, f"{ctype} *{own} = ({ctype} *)(void *)((unsigned char *)scratch + {start});"
+        )
+
+    def _of_for(self, stmt: Any, depth: int) -> None:
+        name = next(n for n in (*_LOOPS, "turn") if n not in self._taken or n == "turn")
+        var = self._named(stmt.loop_var, name)
+        kind = C_TYPES[str(stmt.loop_var.ty.dtype)]
+        first, extent = stmt.min, stmt.extent
+        end = self._top(extent) if _is(first, 0) else self._top(first + extent)
+        self._add(depth, f"for ({kind} {var} = {self._top(first)}; {var} < {end}; ++{var}) {{")
+        self._statement(stmt.body, depth + 1)
+        self._add(depth, "}")
+        self._taken.discard(self._names.pop(stmt.loop_var))
+
+    def _of_while(self, stmt: Any, depth: int) -> None:
+        self._add(depth, f"while ({self._top(stmt.condition)}) {{")
+        self._statement(stmt.body, depth + 1)
+        self._add(depth, "}")
+
+    def _of_ifthenelse(self, stmt: Any, depth: int) -> None:
+        test = stmt.condition
+        while stmt.else_case is None and _plain_if(stmt.then_case):
+            stmt = stmt.then_case
+            test = tirx.And(test, stmt.condition)
+        self._add(depth, f"if ({self._top(test)}) {{")
+        self._statement(stmt.then_case, depth + 1)
+        if stmt.else_case is not None:
+            self._add(depth, "} else {")
+            self._statement(stmt.else_case, depth + 1)
+        self._add(depth, "}")
+
+    def _of_bufferstore(self, stmt: Any, depth: int) -> None:
+        target = self._element(stmt.buffer, stmt.indices)
+        dtype, value = str(stmt.buffer.dtype), stmt.value
+        for one, symbol in ((tirx.Add, "+="), (tirx.BitwiseOr, "|=")):
+            if (
+                type(value) is one
+                and dtype not in _NARROW
+                and isinstance(value.a, tvm.ir.TensorLoad)
+            ):
+                same = self._element(value.a.source, value.a.indices)
+                if same == target:
+                    self._add(depth, f"{target} {symbol} {self._top(value.b)};")
+                    return
+        cast = "(uint8_t)" if dtype == "bool" else ""
+        text = self._text(value, 99) if cast else self._top(value)
+        self._add(depth, f"{target} = {cast}{text};")
+
+    def _of_bind(self, stmt: Any, depth: int) -> None:
+        if stmt.var in self._unused:
+            return
+        name = self._named(stmt.var, _plain(stmt.var.name))
+        kind = C_TYPES[_dtype(stmt.value)]
+        cast = "(uint8_t)" if _dtype(stmt.value) == "bool" else ""
+        text = self._text(stmt.value, 99) if cast else self._top(stmt.value)
+        self._add(depth, f"const {kind} {name} = {cast}{text};")
+
+    def _of_evaluate(self, stmt: Any, depth: int) -> None:
+        value = stmt.value
+        if isinstance(value, tvm.ir.Call):
+            self._add(depth, f"{self._top(value)};")
+
+    def _of_assertstmt(self, stmt: Any, depth: int) -> None:
+        self._add(depth, f"if (!({self._top(stmt.condition)})) return -1;")
+
+    def _of_attrstmt(self, stmt: Any, depth: int) -> None:
+        self._statement(stmt.body, depth)
+
+    # Expressions
+
+    def _top(self, expr: Expr) -> str:
+        return self._text(expr, 0)
+
+    def _text(self, expr: Expr, bound: int) -> str:
+        """Return an expression; in parentheses if it is an operation and `bound` is not 0."""
+        kind = type(expr)
+        if kind in (*_BINARY, tirx.Min, tirx.Max) and _dtype(expr.a) in _HALVES:
+            wide = kind(expr.a.astype("float32"), expr.b.astype("float32"))
+            return self._text(wide if _dtype(expr) == "bool" else wide.astype(_dtype(expr)), bound)
+        if kind in _BINARY:
+            text = self._binary(expr, _BINARY[kind])
+        elif kind in (tirx.Min, tirx.Max):
+            text = self._chosen("<" if kind is tirx.Min else ">", expr)
+        elif kind is tirx.Select:
+            text = self._select(expr.condition, expr.true_value, expr.false_value, _dtype(expr))
+        elif isinstance(expr, tvm.ir.Call) and expr.op.name == "prim.if_then_else":
+            text = self._select(expr.args[0], expr.args[1], expr.args[2], _dtype(expr))
+        else:
+            return self._atom(expr)
+        return f"({text})" if bound else text
+
+    def _atom(self, expr: Expr) -> str:
+        if isinstance(expr, tirx.IntImm):
+            return _integer(int(expr.value), _dtype(expr))
+        if isinstance(expr, tirx.FloatImm) and _dtype(expr) in _HALVES:
+            return self._cast(expr.astype("float32"), _dtype(expr))
+        if isinstance(expr, tirx.FloatImm):
+            return _float(float(expr.value), _dtype(expr))
+        if isinstance(expr, tvm.ir.TensorLoad):
+            return self._element(expr.source, expr.indices)
+        if isinstance(expr, tirx.Cast):
+            return self._cast(expr.value, _dtype(expr))
+        if isinstance(expr, tirx.Not):
+            return f"!{self._text(expr.a, 1)}"
+        if isinstance(expr, tirx.BitwiseNot):
+            text, dtype = f"~{self._text(expr.a, 1)}", _dtype(expr)
+            if dtype == "uint32":  # compilers suspect `~` of a comparison
+                return f"({self._text(expr.a, 1)} ^ 0xffffffffu)"
+            return f"({C_TYPES[dtype]})({text})" if dtype in _NARROW else text
+        if isinstance(expr, tvm.ir.Call):
+            return self._call(expr)
+        if isinstance(expr, tirx.Let):
+            raise TargetError(f"kernel `{self.name}`: no C for Let")
+        if isinstance(expr, tirx.Var):
+            return self._names[expr]
+        raise TargetError(f"kernel `{self.name}`: no C for {type(expr).__name__}")
+
+    def _binary(self, expr: Expr, symbol: str) -> str:
+        dtype = _dtype(expr.a)
+        if symbol == "%" and "float" in dtype:
+            return f"{_function('fmod', dtype)}({self._top(expr.a)}, {self._top(expr.b)})"
+        left, right = self._operand(expr.a, symbol, True), self._operand(expr.b, symbol, False)
+        if symbol == "<<" and dtype.startswith("int"):  # undefined for negative numbers
+            left = f"(u{C_TYPES[dtype]}){self._text(expr.a, 1)}"
+            return f"({C_TYPES[dtype]})({left} << {right})"
+        text = f"{left} {symbol} {right}"
+        if dtype in _NARROW and symbol not in (*_COMPARED, "&&", "||"):
+            return f"({C_TYPES[dtype]})({text})"
+        return text
+
+    def _operand(self, expr: Expr, symbol: str, left: bool) -> str:
+        inner = _BINARY.get(type(expr), "")
+        narrow = _dtype(expr) in _NARROW and inner not in _COMPARED
+        if narrow and inner:
+            return self._top(expr)  # a cast
+        fits = inner in (_INSIDE if left else _RIGHT).get(symbol, ())
+        fits |= left and inner == symbol and symbol in ("&&", "||")
+        return self._text(expr, 0 if fits else 1)
+
+    def _chosen(self, symbol: str, expr: Expr) -> str:
+        a, b = self._text(expr.a, 1), self._text(expr.b, 1)
+        return self._narrowed(f"{a} {symbol} {b} ? {a} : {b}", _dtype(expr))
+
+    def _select(self, condition: Expr, yes: Expr, no: Expr, dtype: str) -> str:
+        text = f"{self._text(condition, 1)} ? {self._text(yes, 1)} : {self._text(no, 1)}"
+        return self._narrowed(text, dtype)
+
+    def _narrowed(self, text: str, dtype: str) -> str:
+        return f"({C_TYPES[dtype]})({text})" if dtype in _NARROW else text
+
+    def _cast(self, value: Expr, dtype: str) -> str:
+        have = _dtype(value)
+        if dtype == "bool":
+            return f"({self._text(value, 1)} != 0)"
+        if have == dtype:
+            return self._text(value, 1)
+        if have in _HALVES:
+            self.helpers.add(f"{have}_value")
+            text = f"{have}_value({self._top(value)})"
+            return text if dtype == "float32" else f"({C_TYPES[dtype]}){text}"
+        if dtype in _HALVES:
+            self.helpers.add(f"{dtype}_of")
+            return f"{dtype}_of({self._as('float32', value)})"
+        return f"({C_TYPES[dtype]}){self._text(value, 1)}"
+
+    def _element(self, buffer: Any, indices: Sequence[Expr]) -> str:
+        base, dtype = self._views.get(buffer, buffer), str(buffer.dtype)
+        name = self._names[base]
+        if name in self._scalars:
+            return name
+        index = self._top(indices[0]) if len(indices) else "0"
+        if self._kinds[name] == dtype:
+            return f"{name}[{index}]"
+        const = "" if base in self._written else "const "
+        return f"(({const}part_{C_TYPES[dtype]} *){name})[{index}]"
+
+    def _call(self, call: Any) -> str:
+        op, args, dtype = str(call.op.name).rpartition(".")[2], list(call.args), _dtype(call)
+        if op == "call_pure_extern":
+            op = str(args.pop(0).value).removesuffix("f" if dtype == "float32" else "")
+        if op in _RENAMED:
+            op = _RENAMED[op]
+        if op in _FUNCTIONS:
+            return f"{_function(op, dtype)}({', '.join(map(self._top, args))})"
+        write = getattr(self, f"_call_{op}", None)
+        if write is None:
+            raise TargetError(
+                f"kernel `{self.name}` calls `{call.op.name}`, for which there is no portable C"
+            )
+        return str(write(args, dtype))
+
+    def _call_fma(self, args: list[Expr], dtype: str) -> str:
+        a, b, c = (self._text(arg, 1) for arg in args)
+        return f"({a} * {b} + {c})"
+
+    def _call_popcount(self, args: list[Expr], dtype: str) -> str:
+        self.helpers.add("popcount32")
+        text = f"popcount32({self._as('uint32', args[0])})"
+        return text if dtype == "uint32" else f"({C_TYPES[dtype]}){text}"
+
+    def _as(self, dtype: str, value: Expr) -> str:
+        return self._top(value) if _dtype(value) == dtype else self._cast(value, dtype)
+
+    def _call_reinterpret(self, args: list[Expr], dtype: str) -> str:
+        have = _dtype(args[0])
+        if {have, dtype} <= {"int32", "uint32"}:
+            return self._cast(args[0], dtype)
+        if dtype == "float32":
+            self.helpers.add("float_of")
+            return f"float_of({self._as('uint32', args[0])})"
+        self.helpers.add("bits_of")
+        text = f"bits_of({self._top(args[0])})"
+        return text if dtype == "uint32" else f"({C_TYPES[dtype]}){text}"
+
+    def _call_isnan(self, args: list[Expr], dtype: str) -> str:
+        return f"isnan({self._top(args[0])})"
+
+    def _call_isfinite(self, args: list[Expr], dtype: str) -> str:
+        return f"isfinite({self._top(args[0])})"
+
+    def _call_isinf(self, args: list[Expr], dtype: str) -> str:
+        return f"isinf({self._top(args[0])})"
+
+    def _call_likely(self, args: list[Expr], dtype: str) -> str:
+        return self._text(args[0], 1)
+
+    def _call_ret(self, args: list[Expr], dtype: str) -> str:
+        return f"return {self._top(args[0])}"
+
+
+_LOOPS = "ijkmnpqrstuvw"
+"""Names of loops, from the outside in."""
+
+_STORED = dict.fromkeys(_HALVES, "uint16")
+
+
+def _dtype(expr: Expr) -> str:
+    return str(expr.ty.dtype)
+
+
+def _plain(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else "value"
+
+
+def _plain_if(stmt: Any) -> bool:
+    return isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+
+
+def _is(expr: Expr, value: int) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr.value) == value
+
+
+def _function(name: str, dtype: str) -> str:
+    return name + ("f" if dtype == "float32" else "")
+
+
+def literal(value: Any, dtype: str) -> str:
+    """Return a number as C writes it."""
+    return _float(value, dtype) if "float" in dtype else _integer(int(value), dtype)
+
+
+def _integer(value: int, dtype: str) -> str:
+    if dtype == "bool":
+        return str(int(value))
+    if dtype == "uint32":
+        return f"{value}u" if value < 1 << 16 else f"{value:#x}u"
+    if dtype == "uint64":
+        return f"UINT64_C({value})"
+    if dtype == "int64":
+        return f"INT64_C({value})" if value > -(2**63) else "INT64_MIN"
+    if dtype == "int32" and value == -(2**31):
+        return "INT32_MIN"
+    if dtype in _NARROW and dtype.startswith("u"):
+        return f"({C_TYPES[dtype]}){value}"
+    return str(value)
+
+
+def _float(value: float, dtype: str) -> str:
+    if math.isnan(value):
+        text = "NAN"
+    elif math.isinf(value):
+        text = "INFINITY"
+    else:
+        shortest = np.float32(abs(value)) if dtype == "float32" else np.float64(abs(value))
+        text = np.format_float_scientific(shortest, trim="0", unique=True)
+        plain = np.format_float_positional(shortest, trim="0", unique=True)
+        text = plain if len(plain) <= len(text) else text
+        text += "f" if dtype == "float32" else ""
+    if math.isnan(value) or math.isinf(value):
+        text = text if dtype == "float32" else f"(double){text}"
+    return f"-{text}" if math.copysign(1, value) < 0 and not math.isnan(value) else text
+
+
+def _views(func: tirx.PrimFunc) -> dict[Any, Any]:
+    """Return which tensor a buffer is another name of."""
+    found: dict[Any, Any] = {}
+
+    def declared(stmt: Any) -> None:
+        data = stmt.data
+        if isinstance(data, tvm.ir.Call) and str(data.op.name).endswith("buffer_data"):
+            base = data.args[0]
+            found[stmt.buffer] = found.get(base, base)
+
+    tvm_ffi.structural_walk(func.body, (tirx.DeclBuffer, declared), order="pre")
+    return found
+
+
+def _unused(body: Any) -> set[Any]:
+    """Return the variables that nothing reads, but for others of that kind."""
+    binds: list[Any] = []
+    tvm_ffi.structural_walk(body, (tirx.Bind, binds.append), order="pre")
+    count = Counter[Any]()
+    tvm_ffi.structural_walk(body, (tirx.Var, lambda var: count.update([var])))
+    unused = set[Any]()
+    for bind in reversed(binds):
+        if count[bind.var] == 1:  # where it is bound
+            unused.add(bind.var)
+            tvm_ffi.structural_walk(bind.value, (tirx.Var, lambda var: count.subtract([var])))
+    return unused
+
+
+def _accessed(func: tirx.PrimFunc) -> tuple[set[Any], set[Any]]:
+    """Return which parameters are written, and which are read."""
+    views, written, read = _views(func), set[Any](), set[Any]()
+
+    def stored(stmt: Any) -> None:
+        written.add(views.get(stmt.buffer, stmt.buffer))
+
+    def loaded(expr: Any) -> None:
+        read.add(views.get(expr.source, expr.source))
+
+    pairs: list[tuple[Any, Callable[[Any], None]]]
+    pairs = [(tirx.BufferStore, stored), (tvm.ir.TensorLoad, loaded)]
+    tvm_ffi.structural_walk(func.body, pairs, order="pre")
+    return written, read

@@ -1,0 +1,38 @@
+"""Every kind of kernel as portable C: strict warnings, sanitizers, and the oracle."""
+
+from __future__ import annotations
+
+import pytest
+
+from bnncc.records.workload import Workload
+from bnncc.topi_binary.spec import Spec
+from bnncc.tuning.cases import make
+from tests import definition_cases, portable_c
+from tests.codegen.test_bare_kernels import fixed
+from tests.cortex_m import needs_cortex_m
+
+pytestmark = portable_c.needs_gcc
+
+CASES = [
+    *definition_cases.SPECS,
+    *(pytest.param(spec, marks=pytest.mark.slow) for spec in definition_cases.LONG),
+]
+
+
+@pytest.mark.parametrize("spec", CASES, ids=lambda spec: Workload.of(spec).name)
+def test_portable_c_computes_what_the_oracle_computes(spec: Spec) -> None:
+    spec = fixed(spec)
+    case = make(spec)
+    assert case.difference(portable_c.run(spec, case.inputs)) == ""
+
+
+SAMPLE = {type(spec).__name__: spec for spec in definition_cases.SPECS}
+"""One case of each kind."""
+
+
+@needs_cortex_m
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_so_does_a_cortex_m4(kind: str) -> None:
+    spec = fixed(SAMPLE[kind])
+    case = make(spec)
+    assert case.difference(portable_c.run(spec, case.inputs, portable_c.on_cortex_m4)) == ""
