@@ -35,7 +35,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
-from bnncc.transform.float_precision import round_layers
+from bnncc.transform.float_precision import in_three_terms, round_layers
 from bnncc.transform.half_floats import round_floats, store_halves
 from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.physical import KERNEL
@@ -419,7 +419,8 @@ def _lowered(
     made = Compilation(options, target, records, trace, rounded)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
-    layers, tripled = notices.in_three_terms(layers, physical, options.float_products, target)
+    terms = in_three_terms(physical)
+    layers, tripled = notices.in_three_terms(layers, terms, options.float_products, target)
     with trace.timed("confirm passes"):
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from bnncc import report
-from bnncc.ir.graph import Graph
 from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
 from bnncc.transform.first_layer import Relaxed
-from bnncc.transform.physical import KERNEL
 
 
 def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
@@ -56,18 +54,12 @@ def stale_records(records: Records) -> tuple[str, ...]:
 
 
 def in_three_terms(
-    layers: list[report.Layer], physical: Graph, products: str, target: TargetSpec
+    layers: list[report.Layer], names: Collection[str], products: str, target: TargetSpec
 ) -> tuple[list[report.Layer], tuple[str, ...]]:
-    """Say at each layer if its products are of three terms, and where none are, why."""
+    """Say at each layer of `names` that its products are of three terms; if there are none, why."""
     if products == "float32":
         return layers, ()
     option = f"--float-products {products}"
-    names = {
-        name
-        for node in physical.nodes
-        if node.op == KERNEL and getattr(node.attrs["spec"], "operands", "") == "bfloat16x3"
-        for name in node.covers
-    }
     said = [
         replace(x, reason=f"{x.reason}; its products are of three bfloat16 terms ({option})")
         if x.name in names

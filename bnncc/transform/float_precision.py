@@ -20,6 +20,7 @@ from bnncc.recognise.operands import pad_of
 from bnncc.report import Layer
 from bnncc.topi_binary.quantization import to_bfloat16
 from bnncc.transform.first_layer import Relaxed
+from bnncc.transform.physical import KERNEL
 
 OPERAND = "operand"
 """Attribute of the roundings that are made here."""
@@ -63,6 +64,16 @@ def _why_not(node: Node, graph: Graph) -> str:
     if int(node.attrs.get("group", 1)) != 1:
         return "it has groups"
     return ""
+
+
+def in_three_terms(physical: Graph) -> set[str]:
+    """Return the names of layers whose products are of three terms, `--float-products` asked."""
+    return {
+        name
+        for node in physical.nodes
+        if node.op == KERNEL and getattr(node.attrs["spec"], "operands", "") == "bfloat16x3"
+        for name in node.covers
+    }
 
 
 def round_layers(graph: Graph, layers: Collection[str]) -> None:
