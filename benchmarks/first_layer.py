@@ -53,6 +53,8 @@ def forms(spec: Conv2d, target: TargetSpec) -> dict[str, Conv2d]:
     out = {"float32": replace(spec, method=method)}
     for name in ("bfloat16", "int8"):
         out[name] = with_packed_operands(replace(spec, operands=name), target)
+    rounded, size = out["bfloat16"], spec.unpooled.output_hw
+    out["bfloat16"] = replace(rounded, method=filtering.choose(rounded, "filtered", *size))
     out["bytes"] = replace(out["int8"], zero_points=(124, 116, 104))
     return out
 
