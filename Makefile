@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfil
 unexport TVM_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-all test-cuda test-torch lint format typecheck check peers bench dist clean
+.PHONY: help install demo test test-quick test-all test-cuda test-torch lint format typecheck check peers bench site dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,15 @@ peers: $(VENV)/.installed ## create .venv-peers and .venv-lce for the benchmarks
 
 bench: $(VENV)/.installed ## run every benchmark and rewrite its tables (an hour; wants a quiet machine)
 	$(PY) benchmarks/tables.py --run $(BENCH)
+
+$(VENV)/.installed-site: $(VENV)/.installed
+	$(PY) -m pip install --quiet --editable '.[site]'
+	@touch $@
+
+# `te` is TVM's name for tensor expressions.
+site: $(VENV)/.installed-site ## build the documentation site into build/site, and check its spelling
+	$(VENV)/bin/codespell --ignore-words-list te README.md CONTRIBUTING.md CHANGELOG.md docs examples $(SOURCES)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 dist: $(VENV)/.installed ## build the wheel into dist/
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from plots import bars
+
 BATCHES = (1, 256)
 NETWORKS = {
     "birealnet18": "Bi-Real-Net-18",
@@ -114,6 +116,19 @@ def summary(content: dict[str, Any]) -> str:
     return _markdown(head, *((NETWORKS[name], *found) for name, found in cells.items()))
 
 
+def plot(content: dict[str, Any]) -> str:
+    """Return the same as bars."""
+    ratios: dict[str, list[float | None]] = {}
+    for name, _, us, _, compiled in _networks(content):
+        ratios.setdefault(name, []).append(compiled / us)
+    rows = [
+        (NETWORKS[name].replace("`", "").replace("--first-layer float16 --float-type ", ""), found)
+        for name, found in ratios.items()
+    ]
+    title = f"Slowdown of PyTorch in fp16 (torch.compile) relative to bnncc, {content['gpu']}"
+    return bars(title, [f"batch {batch}" for batch in BATCHES], rows)
+
+
 def tuned(content: dict[str, Any]) -> str:
     """Return how long the best kernel for a layer takes, of what the rule's default takes."""
     groups: dict[tuple[str, int], list[float]] = {}
@@ -181,6 +196,8 @@ def _counted(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
         counts[kind] = right + result["right"], of + 1
     return counts
 
+
+PLOTS = {"gpu": (plot, "cuda")}
 
 TABLES = {
     "gpu-cases": (cases, ["cuda"]),

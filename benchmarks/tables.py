@@ -10,7 +10,7 @@ that they were measured on, those of several machines side by side; a table show
 A script declares what it fills: ``TABLES = {marker: (function, (result, ...))}``. The function
 takes the contents of ``results/CORE/RESULT.json`` in that order and returns Markdown, which
 replaces what stands between the lines ``<!-- table: MARKER -->`` and ``<!-- end of table -->``. A
-table whose results are not there is left alone.
+table whose results are not there is left alone. Its ``PLOTS`` become pictures in `docs/plots/`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
+DRAWN = ROOT / "docs/plots"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- end of table -->)", re.S)
 
@@ -88,6 +89,7 @@ RUNS = (
     Run("checks", "checks"),
     Run("beside", "beside"),
     Run("compile_beside", "compile_beside"),
+    Run("c_code", "c_code"),
     Run("arm_instructions", "arm_instructions", anywhere=True),
     Run("arm_inner_loops", "arm_inner_loops", anywhere=True),
     *(Run(paper, paper) for paper in ("bmxnet", "dabnn", "bitstream", "xu_pedersoli", "khan")),
@@ -173,6 +175,18 @@ def _table(folder: Path, function: Callable[..., str], results: Iterable[str]) -
     return function(*contents)
 
 
+def plots() -> dict[Path, str]:
+    """Return every plot by its file: ``PLOTS = {NAME: (function, RESULT)}`` of a script."""
+    made = {}
+    for script in dict.fromkeys(run.script for run in RUNS):
+        declared_there = getattr(importlib.import_module(script), "PLOTS", {})
+        for name, (function, result) in declared_there.items():
+            for path in RESULTS.glob(f"**/{result}.json"):
+                machine = "" if path.parent == RESULTS else f".{path.parent.name}"
+                made[DRAWN / f"{name}{machine}.svg"] = function(json.loads(path.read_text()))
+    return made
+
+
 def run(one: Run) -> bool:
     """Run a benchmark and say whether it succeeded."""
     print(f"== {one.result}", file=sys.stderr, flush=True)
@@ -208,6 +222,10 @@ def main() -> None:
         if (new := fill(text, tables)) != text:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
+    for path, drawn in plots().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != drawn:
+            path.write_text(drawn, encoding="utf-8")
+            print(path.relative_to(ROOT))
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -94,7 +94,7 @@ def same_code(*artifacts: str) -> bool:
 
 def check(name: str, checkout: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Tune a network with a checkout's tuner; return what it takes relative to the default."""
-    from bnncc.tuning.race import Gain
+    from bnncc.records.race import Gain
 
     folder.mkdir(parents=True, exist_ok=True)
     model, records = folder / f"{name}.onnx", folder / f"{name}.records"

@@ -31,6 +31,7 @@ import machine
 from ceilings import Ceiling
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
+from plots import bars
 from tables import both, markdown, times, where
 
 import bnncc
@@ -201,6 +202,21 @@ def _ratios(content: dict) -> str:
     return markdown(head, rows) + "\n\n" + where(content)
 
 
+def _plot(content: dict) -> str:
+    """Return the same as bars."""
+    groups = {"openvino": "OpenVINO, binary", "int8": "best int8", "float32": "best float32",
+              "lce": "Larq"}  # fmt: skip
+    measured = [g for g in groups if any(row["ratios"][g] for row in content["networks"])]
+    return bars(
+        f"Slowdown relative to bnncc, one thread, {content['cpu']}",
+        [groups[group] for group in measured],
+        [
+            (TITLES[row["network"]], [row["ratios"][group] for group in measured])
+            for row in content["networks"]
+        ],
+    )
+
+
 def _details(content: dict) -> str:
     """Return what the README has no room for."""
     head = [
@@ -238,6 +254,8 @@ def _every_peer(content: dict) -> str:
         f"\n\nMilliseconds; {', '.join(versions)}."
     )
 
+
+PLOTS = {"networks": (_plot, "networks")}
 
 TABLES = {
     "networks": (_ratios, ("networks",)),

@@ -15,15 +15,34 @@ from typing import TYPE_CHECKING, Any
 from bnncc._version import __version__
 
 if TYPE_CHECKING:
+    from bnncc.api import bench, explain, tune, verify
     from bnncc.driver import compile
+    from bnncc.errors import BnnccError
+    from bnncc.options import Uint8Input
     from bnncc.runtime.artifact import Artifact
 
-__all__ = ["Artifact", "__version__", "compile"]
+__all__ = [
+    "Artifact",
+    "BnnccError",
+    "Uint8Input",
+    "__version__",
+    "bench",
+    "compile",
+    "explain",
+    "tune",
+    "verify",
+]
 
 # Importing TVM costs seconds, so what needs it is imported when first asked for.
 _LAZY = {
     "Artifact": ("bnncc.runtime.artifact", "Artifact"),
+    "BnnccError": ("bnncc.errors", "BnnccError"),
+    "Uint8Input": ("bnncc.options", "Uint8Input"),
+    "bench": ("bnncc.api", "bench"),
     "compile": ("bnncc.driver", "compile"),
+    "explain": ("bnncc.api", "explain"),
+    "tune": ("bnncc.api", "tune"),
+    "verify": ("bnncc.api", "verify"),
 }
 
 

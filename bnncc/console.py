@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -76,6 +76,60 @@ class Console:
         if _coloured(sys.stderr):
             name = f"\x1b[1;{_COLOURS[label]}m{label}\x1b[0m"
         self.line(f"{name}: {text}")
+
+
+class Bar:
+    """Shows phases: as a bar on a terminal, as lines where verbose, not at all otherwise.
+
+    Parameters
+    ----------
+    console : Console
+        Says how much is wanted.
+    shares : mapping of str to int
+        The phases to expect, and their shares of the time in percent.
+    """
+
+    def __init__(self, console: Console, shares: Mapping[str, int]) -> None:
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = terminal and console.verbosity == 0 and os.environ.get("TERM") != "dumb"
+        self._console, self._shares = console, shares
+        self._percent = 0
+
+    def begin(self, name: str) -> None:
+        """Show that a phase begins."""
+        if self._shown:
+            names = list(self._shares)
+            if name in names:
+                before = sum(self._shares[n] for n in names[: names.index(name)])
+                self._percent = max(self._percent, before)
+            full = _BAR * self._percent // 100
+            text = f"[{'#' * full}{'.' * (_BAR - full)}] {name}"
+            self._write(text[: _columns() - 1])
+
+    def end(self, name: str, seconds: float) -> None:
+        """Show that it is over."""
+        if self._shown:
+            self._write("")
+        elif seconds >= _WORTH_SAYING:
+            self._console.progress(f"{name}: {seconds:.2f} s")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+_BAR = 20
+"""Characters of a full bar."""
+_WORTH_SAYING = 0.01
+"""Seconds; shorter phases are not listed."""
 
 
 def _coloured(stream: TextIO | None) -> bool:

@@ -21,7 +21,20 @@ from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph, copy_of
-from bnncc.options import CompileOptions, Uint8Input
+from bnncc.options import (
+    FASTER,
+    Assume,
+    CompileOptions,
+    FewBit,
+    FirstLayer,
+    FloatConv,
+    FloatPrecision,
+    FloatProducts,
+    FloatType,
+    SignZero,
+    Uint8Input,
+    refuse_type,
+)  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.records.database import Records
 from bnncc.records.database import load as load_records
@@ -29,8 +42,9 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import Check
 from bnncc.runtime.threads import usable_cpus
+from bnncc.schedules.multithreading import estimated
 from bnncc.schedules.weight_order import Recorded
-from bnncc.targets.catalog import resolve
+from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
@@ -66,14 +80,14 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
-    assume: str = "none",
-    sign_zero: str = "exact",
-    float_conv: str = "filtered",
-    first_layer: str = "float32",
-    float_type: str = "float32",
-    float_precision: str = "float32",
-    float_products: str = "float32",
-    few_bit: str = "auto",
+    assume: Assume = "none",
+    sign_zero: SignZero = "exact",
+    float_conv: FloatConv = "filtered",
+    first_layer: FirstLayer = "float32",
+    float_type: FloatType = "float32",
+    float_precision: FloatPrecision = "float32",
+    float_products: FloatProducts = "float32",
+    few_bit: FewBit = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
     input_transform: InputTransform | str | None = None,
@@ -82,6 +96,7 @@ def compile(
     seed: int = 0,
     tuning_dir: str | Path | Sequence[str | Path] = (),
     untuned: bool = False,
+    measure: bool = True,
     records: Sequence[str | Path] | None = None,
     tuned: bool | None = None,
 ) -> Artifact:
@@ -136,6 +151,9 @@ def compile(
         Folders of tuning records (see `bnncc tune`), used before those that come with bnncc.
     untuned : bool
         Use no tuning records at all.
+    measure : bool
+        For ``native``: whether short measurements choose among schedules recorded on other CPUs,
+        and whether options that make the network slower on this machine are reported.
     records : sequence of path, optional
         Deprecated name of `tuning_dir`.
     tuned : bool, optional
@@ -152,31 +170,33 @@ def compile(
     if tuned is not None:
         deprecated("tuned", "untuned")
         untuned = not tuned
-    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuple(tuning_dir)
-    return compile_model(
-        captured(model, example_inputs, dynamic_shapes),
-        CompileOptions(
-            target=target,
-            params=params,
-            input_shapes=dict(input_shapes or {}),
-            assume=assume,
-            sign_zero=sign_zero,
-            float_conv=float_conv,
-            first_layer=first_layer,
-            float_type=float_type,
-            float_precision=float_precision,
-            float_products=float_products,
-            few_bit=few_bit,
-            check_finite=check_finite,
-            input_uint8=tuple(input_uint8),
-            input_transform=as_transform(input_transform),
-            dump_ir=dump_ir,
-            threads=threads,
-            seed=seed,
-            records=folders,
-            tuned=not untuned,
-        ),
+    folders = (tuning_dir,) if isinstance(tuning_dir, str | os.PathLike) else tuning_dir
+    for name, given in (("tuning_dir", folders), ("input_uint8", input_uint8)):
+        if not isinstance(given, Sequence):
+            refuse_type(name, given, "a sequence")
+    options = CompileOptions(
+        target=target,
+        params=params,
+        input_shapes={} if input_shapes is None else input_shapes,
+        assume=assume,
+        sign_zero=sign_zero,
+        float_conv=float_conv,
+        first_layer=first_layer,
+        float_type=float_type,
+        float_precision=float_precision,
+        float_products=float_products,
+        few_bit=few_bit,
+        check_finite=check_finite,
+        input_uint8=tuple(input_uint8),
+        input_transform=as_transform(input_transform),
+        dump_ir=dump_ir,
+        threads=threads,
+        seed=seed,
+        records=tuple(folders),
+        tuned=not untuned,
+        measure=measure,
     )
+    return compile_model(captured(model, example_inputs, dynamic_shapes), options)
 
 
 def compile_model(
@@ -314,9 +334,7 @@ def kernels(
     list of (str, int)
         JSON of a kernel's spec, and how often the network calls it, in the order of the first call.
     """
-    network = lowered(model, options)
-    counts = Counter(call.spec for call in network.calls if call.spec)
-    return list(counts.items())
+    return list(_counted(lowered(model, options)).items())
 
 
 def _target(options: CompileOptions) -> TargetSpec:
@@ -380,6 +398,7 @@ class _Scheduled:
 
     lowered: Lowered
     module: Any
+    target: TargetSpec
     threads: int
     activations: memory.Plan
     tuned: frozenset[str]
@@ -528,13 +547,46 @@ def _scheduled(
 
     from bnncc.codegen import pipeline
 
+    lost: tuple[str, ...] = ()
+    if options.measure and target.name == NATIVE and target.kind == "llvm":
+        with trace.timed("measure"):
+            lost = _measured(network, model, options, target, records, fixed)
     with trace.timed("schedule"):
         activations = pipeline.memory_plan(network.module)
         threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
         module, tuned = pipeline.schedule(network.module, target, threads, records)
     trace.module("schedule", module)
-    warnings = (*network.warnings, *notices.stale_records(records))
-    return _Scheduled(network, module, threads, activations, tuned, warnings)
+    warnings = (*network.warnings, *lost, *notices.stale_records(records))
+    return _Scheduled(network, module, target, threads, activations, tuned, warnings)
+
+
+def _measured(
+    network: Lowered, model: Model, options: CompileOptions, target: TargetSpec, records: Records,
+    fixed: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """Let short measurements choose among records; return what options lose on this machine."""
+    from bnncc.codegen.measuring import Stopwatch, choose, seconds
+
+    asked = _counted(network)
+    with Stopwatch(target) as watch:
+        choose(records, asked, watch)
+    lines: list[str] = []
+    for name, values in FASTER.items():
+        value, default = getattr(options, name), getattr(CompileOptions, name)
+        if value not in values:
+            continue
+        without = replace(options, **{name: default}, confirm=False, dump_ir=None)
+        plain = _counted(_lowered(model, without, target, Trace(), records, fixed))
+        with Stopwatch(target) as watch:  # what both have takes the same
+            ours, theirs = (seconds(x, watch) for x in (asked - plain, plain - asked))
+        if ours is not None and theirs is not None:
+            lines += notices.lost(name, value, default, ours, theirs)
+    return tuple(lines)
+
+
+def _counted(network: Lowered) -> Counter[str]:
+    """Return the kernels of a network, and how often it calls each."""
+    return Counter(call.spec for call in network.calls if call.spec)
 
 
 def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
@@ -551,6 +603,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
         total = sum(macs.get(c, 0) for c in covers)
         spec = from_json(call.spec) if call.spec else None
         scratch = workspace.get(call.name, 0)
+        estimate = estimated(network.module[call.name], spec, made.target)
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
@@ -558,6 +611,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
                 zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
+                estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
             )
         )  # fmt: skip
     binary = {

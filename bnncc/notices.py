@@ -98,3 +98,18 @@ def rounded(name: str, operands: str, relaxed: Relaxed, target: TargetSpec) -> t
             "float32, which is no faster"
         )
     return tuple(lines)
+
+
+LOSS = 1.03
+"""Ratio from which an option is said to be slower: less may be noise."""
+
+
+def lost(option: str, value: str, default: str, seconds: float, plain: float) -> tuple[str, ...]:
+    """Say that an option that is meant to be faster is slower on this machine, and by how much."""
+    if seconds <= LOSS * plain:
+        return ()
+    return (
+        f"--{option.replace('_', '-')} {value} is slower than {default} on this machine: "
+        f"{seconds * 1e6:.3g} us for its kernels, {plain * 1e6:.3g} us for those without it "
+        f"({seconds / plain:.2f} x)",
+    )

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 from bnncc.errors import UsageError
 from bnncc.input_transforms import InputTransform
+from bnncc.targets.spec import TargetSpec
 
-if TYPE_CHECKING:
-    from bnncc.targets.spec import TargetSpec
+Assume: TypeAlias = Literal["none", "dabnn"]
+SignZero: TypeAlias = Literal["exact", "+1", "-1"]
+FloatConv: TypeAlias = Literal["direct", "filtered", "filtered-2d"]
+FirstLayer: TypeAlias = Literal["float32", "bfloat16", "int8", "float16"]
+FloatType: TypeAlias = Literal["float32", "float16"]
+FloatPrecision: TypeAlias = Literal["float32", "bfloat16"]
+FloatProducts: TypeAlias = Literal["float32", "bf16x3"]
+FewBit: TypeAlias = Literal["auto", "bitplanes"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "assume": ("none", "dabnn"),
-    "sign_zero": ("exact", "+1", "-1"),
-    "float_conv": ("direct", "filtered", "filtered-2d"),
-    "first_layer": ("float32", "bfloat16", "int8", "float16"),
-    "float_type": ("float32", "float16"),
-    "float_precision": ("float32", "bfloat16"),
-    "float_products": ("float32", "bf16x3"),
-    "few_bit": ("auto", "bitplanes"),
+    "assume": get_args(Assume),
+    "sign_zero": get_args(SignZero),
+    "float_conv": get_args(FloatConv),
+    "first_layer": get_args(FirstLayer),
+    "float_type": get_args(FloatType),
+    "float_precision": get_args(FloatPrecision),
+    "float_products": get_args(FloatProducts),
+    "few_bit": get_args(FewBit),
 }
 """Accepted values of fields of `CompileOptions`."""
 
 OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
 """Deprecated values, and what they are called now; older artifacts hold them, too."""
+
+FASTER = {
+    "float_conv": ("filtered-2d",),
+    "first_layer": ("bfloat16", "int8"),
+    "float_precision": ("bfloat16",),
+    "float_products": ("bf16x3",),
+    "few_bit": ("bitplanes",),
+}
+"""Values of fields that are meant to be faster on CPUs than the default."""
 
 MAX_DIM = 2**31 - 1
 MAX_THREADS = 1024
@@ -47,6 +64,11 @@ class Uint8Input:
 
     def __post_init__(self) -> None:
         for values in (self.mean, self.scale):
+            numbers = isinstance(values, tuple | list) and all(
+                isinstance(v, int | float) for v in values
+            )
+            if not numbers:
+                raise UsageError(f"input `{self.name}`: mean and scale must be tuples of numbers")
             if not values or not all(_finite(v) for v in values):
                 raise UsageError(f"input `{self.name}`: mean and scale must be finite numbers")
         if not all(self.scale):
@@ -63,14 +85,14 @@ class CompileOptions:
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Shapes that replace those in the file; a str is a symbolic dimension."""
-    assume: str = "none"
-    sign_zero: str = "exact"
-    float_conv: str = "filtered"
-    first_layer: str = "float32"
-    float_type: str = "float32"
-    float_precision: str = "float32"
-    float_products: str = "float32"
-    few_bit: str = "auto"
+    assume: Assume = "none"
+    sign_zero: SignZero = "exact"
+    float_conv: FloatConv = "filtered"
+    first_layer: FirstLayer = "float32"
+    float_type: FloatType = "float32"
+    float_precision: FloatPrecision = "float32"
+    float_products: FloatProducts = "float32"
+    few_bit: FewBit = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()
     input_transform: InputTransform | None = None
@@ -82,6 +104,8 @@ class CompileOptions:
     seed: int = 0
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
+    measure: bool = True
+    """Whether short measurements may decide, and say where an option loses; for ``native`` only."""
     confirm: bool = True
     """Run the result on the self-check's input, where this machine can, and refuse to return what
     is wrong."""
@@ -89,7 +113,9 @@ class CompileOptions:
     def __post_init__(self) -> None:
         for option, renamed in OLD_VALUES.items():
             given = getattr(self, option)
-            object.__setattr__(self, option, renamed.get(given, given))
+            if isinstance(given, str):
+                object.__setattr__(self, option, renamed.get(given, given))
+        self._check_types()
         for option, values in CHOICES.items():
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
@@ -115,6 +141,49 @@ class CompileOptions:
             raise UsageError("records are given, but tuning records are turned off")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
+
+    def _check_types(self) -> None:
+        for names, kinds, wanted in _TYPES:
+            for name in names:
+                given = getattr(self, name)
+                if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in kinds):
+                    refuse_type(name, given, wanted)
+        for name, shape in self.input_shapes.items():
+            if not isinstance(name, str) or not isinstance(shape, tuple | list):
+                refuse_type(f"input_shapes[{name!r}]", shape, "a tuple of int or str by name")
+        for spec in self.input_uint8:
+            if not isinstance(spec, Uint8Input):
+                refuse_type("input_uint8", spec, "bnncc.Uint8Input")
+        for folder in self.records:
+            if not isinstance(folder, str | os.PathLike):
+                refuse_type("tuning_dir", folder, "a path")
+
+
+def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
+    """Refuse an argument of a wrong type.
+
+    Raises
+    ------
+    UsageError
+        Always.
+    """
+    raise UsageError(f"{name} is of type {type(given).__name__}, wanted {wanted}")
+
+
+_PATH = (str, os.PathLike)
+_NONE = type(None)
+_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("target",), (*_PATH, TargetSpec), "a name, a path or a TargetSpec"),
+    (("params", "dump_ir"), (*_PATH, _NONE), "a path"),
+    (("input_shapes",), (Mapping,), "a mapping of str to tuple"),
+    (("check_finite", "tuned", "confirm"), (bool,), "True or False"),
+    (("threads",), (int, _NONE), "an int"),
+    (("seed",), (int,), "an int"),
+    (("input_uint8", "records"), (tuple, list), "a sequence"),
+    (("input_transform",), (InputTransform, _NONE), "text or an InputTransform"),
+    (tuple(CHOICES), (str,), "str"),
+)
+"""Names of options, what they may be, and what that is called."""
 
 
 def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:

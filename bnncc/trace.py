@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from bnncc.errors import UsageError
 from bnncc.files import write_atomic
 from bnncc.ir.graph import Graph
+from bnncc.progress import phase
 
 if TYPE_CHECKING:
     import tvm
@@ -55,7 +57,8 @@ class Trace:
         self.seconds.setdefault(step, 0.0)
         start = time.perf_counter()
         try:
-            yield
+            with phase(step) if "/" not in step else contextlib.nullcontext():
+                yield
         finally:
             self.seconds[step] += time.perf_counter() - start
 

@@ -20,6 +20,7 @@ from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define, nibbles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
@@ -49,6 +50,12 @@ twice in a cycle, as many as are looked up, so those of the table are shared by 
 are too few to gain from that.
 """
 
+
+_WIDE_TILE = (6, 2, 4, False)
+"""The same for vectors of 64 bytes, where rows of one tap sum `_LONG` words or more: no taps share
+rows, so channels do, and sums are widened so rarely that those of 16 bits may lie in memory."""
+
+_LONG = 8
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """Vectors of sums that fit the registers beside what is added, by the bytes of a vector."""
@@ -266,7 +273,9 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     size = min(target.vector_bits // 8, 64)
     if per_group % size and size > NIBBLE_LANES:
         size = NIBBLE_LANES
-    columns, vectors, unroll, shared = _TILES[size]
+    long = spec.kernel[1] == 1 and layout.words(spec.channels // spec.groups) >= _LONG
+    tile = _WIDE_TILE if long and size == 64 else _TILES[size]
+    columns, vectors, unroll, shared = tile
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         vectors = 1
     return {

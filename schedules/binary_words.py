@@ -142,7 +142,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
 def writes_nchw(spec: BinaryConv2d, target: TargetSpec) -> bool:
     """Return whether the kernel of `spec` writes results in NCHW."""
-    ordered = weight_orders(spec, target)[0] in ("words", "nibbles")
+    ordered = weight_orders(spec, target)[0] in ("words", "nibbles", tile_choice.ORDER)
     return ordered and not spec.per_image and nchw.fits(spec, target)
 
 

@@ -18,10 +18,11 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules import channel_tiles, epilogue, intrin_amx, multithreading, ranges
+from bnncc.schedules import channel_tiles, epilogue, intrin_amx, multithreading, nchw, ranges
 from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, Tile
 from bnncc.schedules.intrin_x86 import SIGNS
 from bnncc.schedules.space import Point, Space, with_threads
+from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
@@ -88,6 +89,7 @@ def apply(
     flat, divided = flattened(spec), bool(point.get("divide", 0))
     chosen = cut(flat, target)
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
+    whole = nchw.held(whole, flat, chosen.lines.rows)
     parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
     full, rest = divmod(flat.out_channels, LANES)
     ends = [""] * (full > 0) + ["_last"] * (rest > 0)
@@ -113,9 +115,12 @@ def _channels(
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule blocks of sixteen channels, one after another."""
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
-    own = ranges.part(func, {name: {} for name in names}, SHARED[:1])
-    sums, results = _sums(own, spec, chosen, end), _results(own, spec, target, chosen, end)
-    lines = ranges.joined([sums, results], 3)
+    own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
+    full, rest = divmod(spec.out_channels, LANES)
+    group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
+    parts = [_sums(own, spec, chosen, end), _results(own, spec, target, chosen, end)]
+    parts += nchw.transposed(own, spec, group, "onh", count=chosen.lines.rows)
+    lines = ranges.joined(parts, 3)
     if in_tiles(spec):
         return [ranges.parallel(lines, 3) if divided else lines]
     panel = _panel(own, spec, end)
@@ -177,7 +182,7 @@ def _results(
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the epilogue of a line."""
     out = f"out{end}"
-    sch = s_tir.Schedule(ranges.part(func, {out: {}}, SHARED))
+    sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [chosen.lines.count, chosen.lines.rows])
     sch.reorder(o, n, line, row, w)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from itertools import groupby
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
@@ -46,11 +47,23 @@ _FLOATS = 6e4
 _BYTES = 1e4
 """Bytes moved in a microsecond, between the second-level cache and memory."""
 
+_CACHED = 9e4
+"""The same where a kernel runs again and again, as in `bnncc bench`: all is in the caches."""
+
 _STEPS = 5e3
 """Innermost iterations in a microsecond of what TVM legalized."""
 
+_CALLS = 250.0
+"""Calls of functions such as exp in a microsecond, which are made one by one."""
+
 _FILTERED = 0.6
 """Part of a float convolution's products that minimal filtering leaves."""
+
+_FUNCTIONS = {
+    f"tirx.{name}"
+    for name in ("exp", "tanh", "sigmoid", "erf", "log", "log2", "log1p", "pow", "sin", "cos")
+}
+"""What is called."""
 
 _REGION = "pragma_parallel_launch_point"
 
@@ -65,8 +78,13 @@ def steps_shared(steps: int, threads: int) -> bool:
     return threads > 1 and steps >= _STEPS * MIN_US
 
 
-def microseconds(spec: Spec, target: TargetSpec) -> float:
+def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = _BYTES) -> float:
     """Estimate how long one thread takes for the kernel of `spec` (a symbolic batch counts as 1).
+
+    Parameters
+    ----------
+    bytes_per_us : float
+        How fast its tensors are moved.
 
     Returns
     -------
@@ -77,7 +95,7 @@ def microseconds(spec: Spec, target: TargetSpec) -> float:
     for shape, dtype in (*input_types(spec), *output_types(spec)):
         extents = [extent if isinstance(extent, int) else 1 for extent in shape]
         moved += math.prod(extents) * (1 if dtype == "uint8" else 4)
-    return max(multiplying(spec, target), moved / _BYTES)
+    return max(multiplying(spec, target), moved / bytes_per_us)
 
 
 def multiplying(spec: Spec, target: TargetSpec) -> float:
@@ -86,6 +104,44 @@ def multiplying(spec: Spec, target: TargetSpec) -> float:
         return 0.0
     rate: float = function(row(spec).rate)(spec, target)
     return spec.macs / (rate * target.vector_bits / 512)
+
+
+def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> float | None:
+    """Estimate how many microseconds one thread takes for a kernel, for people to read.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Its definition, as legalized.
+    spec : Spec or None
+        What it computes; None for TVM's own operators. Of those, blocks that only move or add are
+        mostly inlined into the largest of them.
+
+    Returns
+    -------
+    float or None
+        None on GPUs, whose rates are not known.
+    """
+    if target.kind != "llvm":
+        return None
+    if spec is not None:
+        return microseconds(spec, target, _CACHED)
+    plain, calling = [0.0], [0.0]
+    called: list[str] = []
+
+    def name(call: tvm.ir.Call) -> None:
+        called.append(str(getattr(call.op, "name", "")))
+
+    def visit(block: s_tir.SBlock) -> None:
+        extents = [axis.dom.extent for axis in block.iter_vars]
+        steps = math.prod(int(e) if isinstance(e, tirx.IntImm) else 1 for e in extents)
+        called.clear()
+        tvm_ffi.structural_walk(block.body, (tvm.ir.Call, name))
+        if extents:
+            (calling if _FUNCTIONS.intersection(called) else plain).append(steps)
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
+    return max(plain) / _STEPS + sum(calling) / _CALLS
 
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:

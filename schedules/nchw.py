@@ -233,7 +233,10 @@ def transposed(
     rest = group.lanes[-1] < LANES
     vectors = {False: len(group.lanes) - rest, True: int(rest)}
     made = []
-    for number, last, run in product(range(_held(func)), vectors, _runs(spec.output_hw[1] * count)):
+    held_results = {int(name.split("_")[1]) for name in names(func)}
+    for number, last, run in product(
+        sorted(held_results), vectors, _runs(spec.output_hw[1] * count)
+    ):
         if not vectors[last]:
             continue
         name, first = _name(number, last, run), 0 if last else group.first
@@ -252,7 +255,7 @@ def transposed(
     return made
 
 
-def _held(func: tirx.PrimFunc) -> int:
-    """Return how many results a definition from `held` holds."""
-    names = [block.name_hint for block in ranges.blocks(func)]
-    return len({name.split("_")[1] for name in names if name.startswith("transpose_")})
+def names(func: tirx.PrimFunc) -> list[str]:
+    """Return the blocks of a definition from `held` that transpose."""
+    every = [block.name_hint for block in ranges.blocks(func)]
+    return [name for name in every if name.startswith("transpose_")]

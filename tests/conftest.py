@@ -56,6 +56,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs an NVIDIA GPU: {gpus.here()}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what compilations measure out of the user's folder, and what is there out of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """Return an empty folder that shows the examples, and an environment that has `bnncc`."""

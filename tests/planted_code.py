@@ -225,7 +225,7 @@ def trial(
     model: Any, artifact: Any, cases: dict[str, Any], kernel: str, place: int, byte: int
 ) -> Any:
     """Return what is noticed of one planted instruction; None if it changes nothing."""
-    from bnncc import verify
+    from bnncc import agreement as verify
     from bnncc.errors import BnnccError
     from bnncc.verification import kernels
 

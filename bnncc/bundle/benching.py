@@ -51,7 +51,7 @@ def bench(artifact: Artifact, path: Path) -> tuple[dict[str, Any], list[str]]:
     known = results.networks.get(digest)
     if known is None:
         raise TuningError(
-            f"{path}: holds no times of this artifact: its code is none of the "
+            f"{path}: contains no times of this artifact: its code is none of the "
             f"{len(results.networks)} networks that ran",
             hint="`bnncc bench ARTIFACT --bundle FOLDER` makes a bundle of it",
         )

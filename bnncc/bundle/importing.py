@@ -61,7 +61,7 @@ def take(results: Results, folder: Path, *, target: TargetSpec | None, command: 
     ran = _target(results, target)
     if not results.kernels:
         raise TuningError(
-            f"{results.path}: holds no kernels to choose from",
+            f"{results.path}: contains no kernels to choose from",
             hint="`bnncc tune MODEL --bundle FOLDER` makes a bundle that tries some",
         )
     made = Imported(folder / records.folder_of(ran), warnings=list(results.warnings))
@@ -122,7 +122,7 @@ class _Kernel:
             workload = Workload.of(spec, first.threads)
             tasks = tasks_of([(workload.spec, 1)], target, first.threads)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise _PassedOver(f"is no kernel of this version: {error}") from error
+            raise _PassedOver(f"is not a kernel of this version: {error}") from error
         if lines[0]["check"] != check:
             raise _PassedOver("was checked against other results than this version's oracle has")
         self.tasks = {task.workload: task for task in tasks}

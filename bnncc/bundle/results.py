@@ -67,10 +67,10 @@ def read(path: Path) -> Results:
             line = None
         if not isinstance(line, dict):
             where = path if number == 1 else f"{path}:{number}"
-            raise UsageError(f"{where}: is no line of a bundle's results", hint=_HINT)
+            raise UsageError(f"{where}: is not a line of a bundle's results", hint=_HINT)
         lines.append(line)
     if not lines or not all(isinstance(lines[0].get(key), str) for key in HEAD):
-        raise UsageError(f"{path}: holds no results of a bundle", hint=_HINT)
+        raise UsageError(f"{path}: contains no results of a bundle", hint=_HINT)
     _check_versions(path, lines[0])
     found = Results(path, lines[0]["target"], lines[0]["family"], lines[0]["tvm"])
     if rest:

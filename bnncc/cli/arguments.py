@@ -28,6 +28,10 @@ class Parser(argparse.ArgumentParser):
                 message = f"unknown {wrong['what'].lower()} `{wrong['given']}`"
         self._leave(message, near)
 
+    def knows(self, word: str) -> bool:
+        """Tell whether a word is an option."""
+        return word.partition("=")[0] in self._option_string_actions
+
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Refuse what was left over; exit with 2."""
         word, _, _ = words[0].partition("=")
@@ -124,7 +128,7 @@ def add_verb(
         formatter_class=Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, verb=name)
     group = parser.add_argument_group("messages")
     for names, help_text in _MESSAGES.items():
         add(group, names, help_text, action="count", default=0)
@@ -152,7 +156,7 @@ def arranged(words: Sequence[str]) -> list[str]:
     verb, rest = list(words[len(leading) :][:1]), list(words[len(leading) + 1 :])
     if verb == ["help"]:
         return [*rest, "--help"]
-    return [*verb, *leading, *rest]
+    return [*verb, *leading, *rest] if verb else []
 
 
 def add(
@@ -293,6 +297,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         group,
         "--untuned",
         "use no tuning records, not even bnncc's own",
+        action="store_true",
+    )
+    add(
+        group,
+        "--no-measure",
+        "native: measure no alternative schedules, and do not check that faster options are faster",
         action="store_true",
     )
 

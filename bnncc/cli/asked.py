@@ -31,6 +31,7 @@ def options_of(args: Namespace) -> CompileOptions:
         threads=args.threads,
         records=tuple(args.records),
         tuned=not args.untuned,
+        measure=not args.no_measure,
     )
 
 
@@ -86,6 +87,20 @@ def _check_readable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read, or is something else.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is not JSON: {error}") from error
+
+
 def check_outputs(args: Namespace, **outputs: Path | None) -> None:
     """Refuse files to write before the work is done, not after.
 
@@ -134,6 +149,7 @@ _INPUTS = {
     "params": "parameter file",
     "input": "input",
     "results": "results file",
+    "bench": "file of times",
 }
 """What arguments that name files to read are called in messages."""
 

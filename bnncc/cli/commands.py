@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from argparse import Namespace
@@ -18,6 +19,7 @@ from bnncc.cli.asked import (
     check_outputs,
     device_of,
     options_of,
+    read_json,
 )  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError, VerificationError
@@ -92,14 +94,18 @@ def bench(args: Namespace, console: Console) -> int:
     """Time an artifact."""
     check_bundle(args)
     if args.bundle is not None:
+        if args.trace is not None:
+            raise UsageError("--trace needs times, and --bundle measures none here")
         if args.batch is not None:
             raise UsageError("--batch and --bundle cannot be combined")
         return bundle_commands.write_bench(args, console)
     _runtime_only(args)
+    from bnncc.files import STDOUT, write_atomic
     from bnncc.runtime import runner
 
     if args.batch is not None and args.results is not None:
         raise UsageError("--batch and --import cannot be combined")
+    check_outputs(args, trace=args.trace, **{"printed times": STDOUT})
     if args.results is not None:
         result = bundle_commands.imported_bench(args, console)
     else:
@@ -107,20 +113,54 @@ def bench(args: Namespace, console: Console) -> int:
             result = runner.bench(
                 artifact, threads=args.threads, repeat=args.repeat, batch=args.batch
             )
+    if args.trace is not None:
+        from bnncc.report.trace import trace
+
+        write_atomic(args.trace, [as_json(trace(result)).encode()])
     console.data(as_json(result) if args.json else runner.bench_text(result) + "\n")
     return 0
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Print how each layer of a model or artifact is computed."""
+    """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
+    from bnncc.files import STDOUT, output_name, write_atomic
+    from bnncc.report import html
     from bnncc.runtime.artifact import Artifact
 
+    bench = None if args.bench is None else read_json(args.bench)
+    printed = args.json or (args.html is None and args.annotate is None)
+    outputs = {
+        "page": args.html,
+        "model": args.annotate,
+        "printed data": STDOUT if printed else None,
+    }
+    check_outputs(args, **outputs)
     if _is_artifact(args.file):
+        if args.annotate is not None:
+            raise UsageError(
+                f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
+            )
         content = Artifact.load(args.file, check_host=False).report
     else:
         content = _compiled(args.file, options_of(args), console).report
-    console.data(as_json(content) if args.json else report.text(content) + "\n")
+    if args.annotate is not None:
+        from bnncc.frontend.annotate import annotated
+
+        verdicts = report.verdicts(content, bench)
+        model = annotated(args.file, verdicts, args.annotate.absolute().parent, params=args.params)
+        write_atomic(args.annotate, [model])
+        console.result(f"{output_name(args.annotate)}: {len(model):,} bytes")
+    if args.html is not None:
+        page = html.page(content, bench).encode("utf-8", "replace")
+        write_atomic(args.html, [page])
+        console.result(f"{output_name(args.html)}: {len(page):,} bytes")
+    if args.json:
+        console.data(as_json(content))
+    elif printed:
+        width = shutil.get_terminal_size((report.WIDTH, 24)).columns
+        said = report.text(content, width=width, sort=args.sort, bench=bench)
+        console.data(said + "\n")
     return 0
 
 
@@ -132,14 +172,12 @@ def verify(args: Namespace, console: Console) -> int:
     int
         Exit code: 1 if they differ.
     """
-    from bnncc import verify as verification
+    from bnncc import agreement
 
     with _loaded(args) as artifact:
         arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = verification.verify(
-            args.model, artifact, arrays, seed=args.seed, params=args.params
-        )
-    console.data(as_json(result) if args.json else verification.text(result) + "\n")
+        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+    console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 
 

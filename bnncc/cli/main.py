@@ -34,8 +34,10 @@ from bnncc.cli.arguments import (
     threads_option,
 )
 from bnncc.cli.asked import check_inputs
-from bnncc.console import Console, library_output_hidden
+from bnncc.console import Bar, Console, library_output_hidden
 from bnncc.errors import BnnccError
+from bnncc.progress import SHARES, listening
+from bnncc.report import SORTS
 
 EXIT_OK, EXIT_BUG, EXIT_INTERRUPTED = 0, 70, 130
 _MODEL = "ONNX, PyTorch (.pt2), TensorFlow Lite or MXNet (NAME-symbol.json) file"
@@ -59,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         words, old = renamed(sys.argv[1:] if argv is None else list(argv))
-        args, left = parser.parse_known_args(arranged(words))
+        words = arranged(words)
+        if words and words[0].startswith("-") and not parser.knows(words[0]):
+            parser.refuse(words)
+        args, left = parser.parse_known_args(words)
         if left:
             args.parser.refuse(left)
     except SystemExit as done:
@@ -90,7 +95,8 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
         console.warning(line)
     try:
         check_inputs(args)
-        with _quiet_libraries(args.verbose):
+        bar = Bar(console, SHARES.get(args.verb, SHARES[""]))
+        with _quiet_libraries(args.verbose), listening(bar):
             return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
@@ -170,7 +176,7 @@ def _quiet_libraries(verbose: int) -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="bnncc",
         description="Compile binary and few-bit neural networks to exact, fast machine code.",
@@ -275,6 +281,13 @@ def _bench(verbs: Any) -> None:
         "print the times that a bundle measured",
     )
     add(parser, "--repeat", "number of timed runs", "N", count, default=200)
+    add(
+        parser,
+        "--trace",
+        "also write the times as a trace for Perfetto or Chrome",
+        "FILE.json",
+        path,
+    )
     add(parser, "--batch", "size of a dynamic batch (default: 1)", "N", count)
     json_option(parser)
 
@@ -287,6 +300,23 @@ def _explain(verbs: Any) -> None:
         commands.explain,
     )
     add(parser, "file", f"{_MODEL}, or an artifact", "MODEL|ARTIFACT", path)
+    group = parser.add_argument_group("output")
+    add(group, "--html", "write a page to look at, instead of printing text", "FILE.html", path)
+    add(
+        group,
+        "--annotate",
+        "write the model as ONNX, with what became of each node in its metadata, as Netron shows",
+        "OUT.onnx",
+        path,
+    )
+    add(
+        group,
+        "--bench",
+        "show these times, from `bnncc bench --json`, instead of estimates",
+        "FILE.json",
+        path,
+    )
+    add(group, "--sort", "order of the rows of the text", choices=SORTS, default="order")
     model_options(parser)
     json_option(parser)
 

@@ -90,9 +90,27 @@ def _passes() -> list[tvm.transform.Pass]:
         s_tir.transform.HoistIfThenElse(),
         tir.UnrollLoop(),
         tir.StmtSimplify(),
+        tvm.transform.module_pass(_without_unread, opt_level=0),
         tir.RemoveNoOp(),
         tir.LowerIntrin(),
     ]
+
+
+def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Leave out tensors that nothing reads: compilers warn of them."""
+
+    def kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        views, (_, read) = _views(func), _accessed(func)
+        left = read | set(func.params)
+
+        def without(stmt: Any) -> Any:
+            needed = views.get(stmt.buffer, stmt.buffer) in left
+            return stmt if needed else tirx.Evaluate(tirx.const(0, "int32"))
+
+        stores = ((tirx.BufferStore, tirx.AllocBuffer), without)
+        return func.with_body(tvm_ffi.structural_map(func.body, [stores]))
+
+    return tvm.IRModule({var: kept(func) for var, func in module.functions_items()})
 
 
 PRELUDE = """\

@@ -36,6 +36,8 @@ class KernelCall:
     """JSON of its spec; empty for what TVM legalized."""
     args: tuple[tuple[tuple[int | str, ...], str], ...]
     """Shapes and types of all tensors in call order, outputs last; str dimensions are symbolic."""
+    reads: tuple[int, ...] = ()
+    """Positions in the list of the calls whose results it reads."""
 
 
 def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
@@ -158,10 +160,19 @@ def _ours(
 
 def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
     """List the PrimFunc calls of ``main`` in order."""
-    calls = []
+    calls: list[KernelCall] = []
+    makers: dict[Any, frozenset[int]] = {}  # of variables: the calls that made them
+
+    def made_by(expr: Any) -> frozenset[int]:
+        parts = {relax.Tuple: "fields", relax.Call: "args"}.get(type(expr))
+        if parts is not None:
+            return frozenset().union(*map(made_by, getattr(expr, parts)))
+        return makers.get(getattr(expr, "tuple_value", expr), frozenset())
+
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             value = binding.value
+            makers[binding.var] = made_by(value)
             if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in (
                 "relax.call_tir",
                 "relax.call_tir_inplace",
@@ -176,7 +187,10 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
                 outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
             kinds = [a.ty for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
             kinds += outs  # what is no tensor is a symbol that shapes are multiples of
-            calls.append(KernelCall(value.args[0].name_hint, spec, tuple(_kind(k) for k in kinds)))
+            reads = tuple(sorted(makers[binding.var]))
+            makers[binding.var] = frozenset([len(calls)])
+            args = tuple(_kind(k) for k in kinds)
+            calls.append(KernelCall(value.args[0].name_hint, spec, args, reads))
     return calls
 
 

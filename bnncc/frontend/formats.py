@@ -37,7 +37,13 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
         return pytorch.read_module(model, example_inputs, dynamic_shapes)
     if example_inputs is not None or dynamic_shapes is not None:
         raise UsageError("example_inputs and dynamic_shapes are only for a torch.nn.Module")
-    return model
+    if not isinstance(model, str | os.PathLike | onnx.ModelProto):
+        raise UsageError(
+            f"model is of type {type(model).__name__}, wanted a path, an onnx.ModelProto or a "
+            "torch.nn.Module"
+        )
+    checked: Model = model
+    return checked
 
 
 def as_onnx(

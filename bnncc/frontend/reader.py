@@ -58,7 +58,7 @@ def graph_nodes(located: Sequence[Located]) -> list[tuple[Node, Versions]]:
     ModelError
         If a node does not fit its schema; `UnsupportedOp` if its operator is not known.
     """
-    names = _names(located)
+    names = node_names([node for node, _ in located])
     checks.check_operators(
         [(node, name, opsets) for (node, opsets), name in zip(located, names, strict=True)]
     )
@@ -67,11 +67,11 @@ def graph_nodes(located: Sequence[Located]) -> list[tuple[Node, Versions]]:
     ]
 
 
-def _names(located: Sequence[Located]) -> list[str]:
+def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     """Return a unique name for each node: the file's, or one made of its first output."""
     names: list[str] = []
     used: set[str] = set()
-    for node, _ in located:
+    for node in nodes:
         first = next((o for o in node.output if o), "")
         stem = node.name or f"{node.op_type}_{first}"
         name, serial = stem, 1

@@ -21,7 +21,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import QUANTIZED_CONV
-from bnncc.recognise import transposed
+from bnncc.recognise import reasons, transposed
 from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
 from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
@@ -35,7 +35,6 @@ from bnncc.recognise.operands import (
     channels_last,
     flattened_source,
     layer_filters,
-    maker,
     padded_source,
 )
 from bnncc.recognise.products import BINARY_PRODUCT, why_not
@@ -142,6 +141,7 @@ def _layer(
         reason = _filled(made, slices)
     if isinstance(made, Node) and made.op == FEW_BIT_CONV:
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
+        remedy = made.attrs["remedy"]
     op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 
@@ -191,28 +191,31 @@ def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[s
 
 def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[str, str]:
     signs, data = binary_weight(filters), _data(node, look)
-    if signs is None and isinstance(data, tuple):
+    name = _source(node, look)
+    if signs is None:
+        if not isinstance(data, tuple):
+            return reasons.weights(filters, len(data.value.values))
         few = few_bit_weights(filters)
         if few is not None:
-            return (
-                f"{data[0]}, while its weights have {few.bits} bits",
-                "quantize its data to at most 8 bits, too (an input: declare what it holds)",
-            )
-        return (
-            "neither data nor weights are two-valued",
-            "apply sign() to inputs and weights to make it binary",
-        )
-    if signs is None:
-        return _weight_reason(filters)
+            return reasons.few_bit_weights(name, look.producers, few)
+        values = len(look.held.get(name, ()))
+        return reasons.neither(node, name, look.graph, look.producers, values)
     if isinstance(data, tuple):
         return _why_real(node, look) or data
     return _make(node, look.graph, data, *signs, filters)
 
 
+def _source(node: Node, look: _Look) -> str:
+    """Return what a layer reads, behind pads."""
+    if node.op != "Conv":
+        return node.inputs[0]
+    return padded_source(node, look.graph, look.producers)[0]
+
+
 def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
     """Say why data of few values are no bits; None if they have many."""
     graph, producers = look.graph, look.producers
-    name = padded_source(node, graph, producers)[0] if node.op == "Conv" else node.inputs[0]
+    name = _source(node, look)
     scaled = scaled_source(name, graph, producers)
     known = look.known.get(scaled[0]) if scaled is not None else None
     if known is not None and known.signs:
@@ -259,22 +262,6 @@ def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, 
     return None
 
 
-def _weight_reason(filters: Array) -> tuple[str, str]:
-    flat = np.abs(filters.reshape(filters.shape[0], -1))
-    top = flat.max(axis=1)
-    if ((flat == 0) & (top[:, None] > 0)).any() and (
-        (flat == 0) | (np.abs(flat - top[:, None]) <= 1e-5 * top[:, None])
-    ).all():
-        return (
-            "its weights are ternary (some are exactly 0)",
-            "train signs without zeros: where(w >= 0, 1, -1) instead of sign(w)",
-        )
-    return (
-        "its weights are not one magnitude times signs per output channel",
-        "binarise them as scale[o] * sign(w); scales along input channels belong on the data",
-    )
-
-
 @dataclass(frozen=True)
 class _Data:
     """The two-valued tensor a layer reads, and the padding merged into the layer."""
@@ -295,11 +282,7 @@ def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
         name, pads, pad_value = padded_source(node, look.graph, look.producers)
     two = look.known.get(name)
     if two is None or not two.signs:
-        which = "first" if node.op == "Conv" else "last"
-        return (
-            f"its input `{name}` is real-valued" + maker(name, look.producers),
-            f"put a sign in front of it ({which} layers usually stay float)",
-        )
+        return reasons.data(name, look.producers)
     centered = two.zero and not two.bipolar
     if any(pads):
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)

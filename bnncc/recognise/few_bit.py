@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.recognise import reasons
 from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
 from bnncc.recognise.filters import Weights, few_bit_weights
@@ -36,8 +37,8 @@ FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
 ``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (the level of padding), ``dot`` (a
 and b, exact, of ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y = scale
-* dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights and ``reason`` (why it
-is computed as it is) for the report."""
+* dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, ``reason`` (why it
+is computed as it is) and ``remedy`` (what would make it binary) for the report."""
 
 MAX_ACCUMULATOR = 2**30
 
@@ -116,11 +117,7 @@ def attempt(
         )
     found = few_bit_weights(filters)
     if found is None:
-        return (
-            f"its weights are not small multiples of one scale per output channel, while its data "
-            f"has {known.count + 1} values",
-            "quantize them to integers of at most 8 bits times a scale of the output channel",
-        )
+        return reasons.weights(filters, known.count + 1)
     if factor is not None:
         unit = np.repeat(factor, filters.shape[0] // factor.size)
         found = replace(found, scale=found.scale * unit)
@@ -262,8 +259,7 @@ def _made(
     else:
         dot, scale = (1, np.zeros(len(sums))), found.scale * known.step / times
         bias = bias + found.scale * known.values[0] * sums
-    ternary = not found.odd and int(np.abs(whole).max()) == 1
-    kind = "ternary" if ternary else f"{found.bits}-bit"
+    sides = reasons.described(known, found)
     groups = int(node.attrs.get("group", 1)) if node.op == "Conv" else 1
     if spec.groups < groups:
         why += f"; {groups // spec.groups} groups at a time, with weights of 0 between"
@@ -276,7 +272,8 @@ def _made(
         "bias": bias,
         "top": top,
         "bits": (known.bits, found.bits),
-        "reason": f"{known.bits}-bit data, {kind} weights, {why}",
+        "reason": f"{sides[0]} data, {sides[1]} weights, {why}",
+        "remedy": reasons.of_zeros(*sides),
     }
     return Node(FEW_BIT_CONV, [name], list(node.outputs), attrs, node.name, (node.name,))
 

@@ -221,6 +221,7 @@ class Records:
     def __init__(self, target: TargetSpec | None = None) -> None:
         self._target = target
         self._elsewhere: dict[Workload, list[Point]] = {}
+        self._taken: dict[Workload, Point] = {}
         self._best: dict[Workload, tuple[Record, Path]] = {}
         self._layers: dict[str, dict[str, Record]] | None = None
         self._added: list[list[tuple[Workload, Record]]] = []
@@ -268,13 +269,18 @@ class Records:
             if found is not None:
                 record, folder = found
                 return record.point, f"{folder / RECORDS}:{record.line + 1}"
-        return None
+        taken = self._taken.get(_apart(Workload.of(spec)))
+        return None if taken is None else (taken, "a measurement of this compilation")
 
     def candidates(self, spec: str, threads: int) -> list[Point]:
         """Return what was best for a kernel on other CPUs, where that counts for less than here."""
         counts = dict.fromkeys((threads, 1))
         found = [self._elsewhere.get(_apart(Workload.of(spec, count)), []) for count in counts]
         return [point for points in found for point in points]
+
+    def take(self, spec: str, point: Point) -> None:
+        """Use a point for a kernel: it was measured to be the best here, just now or before."""
+        self._taken[_apart(Workload.of(spec))] = point
 
     def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
         """Return the order of weights of the fastest kernel on record for a layer.

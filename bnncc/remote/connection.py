@@ -123,9 +123,7 @@ def summary(tracker: Address) -> list[str]:
 @contextlib.contextmanager
 def _tracker(tracker: Address) -> Iterator[tuple[socket.socket, list[str]]]:
     """Connect to a tracker, and ask for the keys of its devices."""
-    stranger = DeviceError(
-        f"{tracker}: is no TVM RPC tracker", hint="a device itself is given with --rpc"
-    )
+    stranger = DeviceError(f"{tracker}: is not a TVM RPC tracker", hint="use --rpc for a device")
     with _connected(tracker, "tracker", "start it: python -m tvm.exec.rpc_tracker") as sock:
         try:
             sock.sendall(struct.pack("<i", _TRACKER_MAGIC))
@@ -212,7 +210,7 @@ def open_session(address: Address, key: str, *, from_tracker: bool = False) -> s
             hint="if it belongs to a tracker, give --tracker HOST:PORT --key K; if its server was "
             "started with a key, give the same with --key",
         )
-    raise DeviceError(f"{address}: is no TVM RPC server")
+    raise DeviceError(f"{address}: is not a TVM RPC server")
 
 
 def _greeted(address: Address, key: str, hint: str) -> tuple[socket.socket, int, str]:
@@ -228,13 +226,13 @@ def _greeted(address: Address, key: str, hint: str) -> tuple[socket.socket, int,
     except TimeoutError as error:
         sock.close()
         raise DeviceError(
-            f"{address}: no answer for {CONNECT_SECONDS:g} s: it serves another client, or is no "
-            "device",
+            f"{address}: no answer for {CONNECT_SECONDS:g} s: it serves another client, or is not "
+            "a device",
             hint="try again later",
         ) from error
     except OSError as error:
         sock.close()
-        raise DeviceError(f"{address}: hung up: it is no TVM RPC server") from error
+        raise DeviceError(f"{address}: hung up: it is not a TVM RPC server") from error
     return sock, code, text
 
 

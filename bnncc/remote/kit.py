@@ -24,6 +24,7 @@ from pathlib import Path
 from bnncc._version import __version__
 from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
+from bnncc.progress import phase
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
@@ -107,15 +108,17 @@ def make(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
             made = Path(name, "kit")
-            shutil.copytree(_runtime(arch, progress), made)
+            with phase("TVM runtime"):
+                shutil.copytree(_runtime(arch, progress), made)
             progress(f"compiling {SERVER} for {arch}")
-            build_program(
-                [_SOURCES / f"{SERVER}.cc"],
-                made / SERVER,
-                arch=arch,
-                libraries=made / "lib",
-                defines={"BNNCC_TVM_VERSION": f'"{tvm}"'},
-            )
+            with phase("server"):
+                build_program(
+                    [_SOURCES / f"{SERVER}.cc"],
+                    made / SERVER,
+                    arch=arch,
+                    libraries=made / "lib",
+                    defines={"BNNCC_TVM_VERSION": f'"{tvm}"'},
+                )
             glibc = _glibc(made)
             (made / "README.md").write_text(
                 _README.format(bnncc=__version__, arch=arch, tvm=tvm, glibc=glibc, server=SERVER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,6 +136,26 @@ class Artifact:
             f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}>"
         )
 
+    def _repr_html_(self) -> str:
+        """Show what it is in a notebook."""
+        summary = self.manifest["report"]["summary"]
+        layers = ", ".join(f"{summary[k]} {k.replace('_', '-')}" for k in report.KINDS)
+        rows = {
+            "target": self.manifest["target"]["name"],
+            "inputs": ", ".join(map(str, self.inputs)),
+            "outputs": ", ".join(map(str, self.outputs)),
+            "layers": layers,
+            "kernels": f"{summary['kernels']}, {summary['tuned']} tuned",
+            "size": f"{container.file_size(self.manifest):,} bytes",
+        }
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{key}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for key, value in rows.items()
+        )
+        model = html.escape(str(self.manifest["model"]))
+        return f"<table><caption>bnncc artifact of {model}</caption>{cells}</table>"
+
     def run(
         self, inputs: Mapping[str, Any], *, out: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
@@ -188,7 +209,7 @@ class Artifact:
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return inputs and right outputs of a check whose outputs are stored whole.
 
-        `bnncc.verify.whole_check` computes them of any check, from the model.
+        `bnncc.agreement.whole_check` computes them of any check, from the model.
 
         Raises
         ------
@@ -318,6 +339,11 @@ class Artifact:
     def _check_names(
         given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
     ) -> None:
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
+                hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
+            )
         wanted = [t.name for t in infos]
         if given.keys() == set(wanted):
             return

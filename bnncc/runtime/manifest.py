@@ -287,7 +287,7 @@ class _Checker:
                 self.typed(layer, key, str, "report.layers.")
             self.typed(layer, "macs", int, "report.layers.")
             self.shape(self.typed(layer, "output_shape", list, "report.layers."), "report.layers")
-        for kernel in self.typed(content, "kernels", list, "report."):
+        for at, kernel in enumerate(self.typed(content, "kernels", list, "report.")):
             for key in ("name", "op"):
                 self.typed(kernel, key, str, "report.kernels.")
             for key in ("macs", *(f"{k}_bytes" for k in ("input", "output", "workspace", "live"))):
@@ -296,6 +296,12 @@ class _Checker:
                 self.require(type(number) is int, "report.kernels.reference_memory")
             for position in self.typed(kernel, "zero_plane_args", list, "report.kernels."):
                 self.require(isinstance(position, int), "report.kernels.zero_plane_args")
+            for source in kernel.get("reads", []):
+                ok = type(source) is int and 0 <= source < at
+                self.require(ok, "report.kernels.reads")
+            estimate = kernel.get("estimated_us")
+            ok = estimate is None or (type(estimate) in (int, float) and 0 <= estimate < 1e12)
+            self.require(ok, "report.kernels.estimated_us")
             for layer in self.typed(kernel, "layers", list, "report.kernels."):
                 self.require(isinstance(layer, str), "report.kernels.layers")
             for arg in self.typed(kernel, "args", list, "report.kernels."):

@@ -477,7 +477,7 @@ def _stored(
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
         raise InputError(f"{_MEMBER}: does not say what to check: {error!r:.80}") from error
     if not made:
-        raise InputError(f"{_MEMBER}: holds no check")
+        raise InputError(f"{_MEMBER}: contains no check")
     return made
 
 

@@ -342,7 +342,7 @@ class Session:
     def _library_of(self, kernel: str) -> Any:
         found = next((m for m in self.module.imports if m.implements_function(kernel)), None)
         if found is None:
-            raise BnnccError(f"lib.so holds no kernel `{kernel}`", hint="compile it again")
+            raise BnnccError(f"lib.so contains no kernel `{kernel}`", hint="compile it again")
         return found
 
     def _on_device(self, array: np.ndarray) -> Any:

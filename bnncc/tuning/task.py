@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bnncc.records.database import KEPT, Record
+from bnncc.records.race import Gain
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point, Space, text
-from bnncc.tuning.race import Gain
 
 
 def key_of(point: Mapping[str, int]) -> str:

@@ -15,13 +15,13 @@ from bnncc._version import __version__
 from bnncc.console import Console
 from bnncc.files import scratch_folder
 from bnncc.records import database as records
+from bnncc.records import race
 from bnncc.records.database import Writer
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
 from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import BinaryConv2d
-from bnncc.tuning import race
 from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.search import Search

@@ -345,7 +345,7 @@ def test_what_is_no_kernel_is_not_recorded(spec: str, ran: Path, tmp_path: Path)
         results.read(changed(ran, tmp_path, change)), tmp_path, target=None, command=""
     )
     assert made.records == 0
-    assert "is no kernel of this version" in made.warnings[0]
+    assert "is not a kernel of this version" in made.warnings[0]
 
 
 def test_points_of_another_space_are_passed_over(ran: Path, tmp_path: Path) -> None:
@@ -395,10 +395,10 @@ def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     ("content", "code", "said"),
     [
-        ("", 2, "holds no results of a bundle"),
-        ("not JSON\n", 2, "is no line of a bundle's results"),
-        ('{"format": 1}\n', 2, "holds no results of a bundle"),
-        ('{"session": 1}\n[]\n', 2, ":2: is no line of a bundle's results"),
+        ("", 2, "contains no results of a bundle"),
+        ("not JSON\n", 2, "is not a line of a bundle's results"),
+        ('{"format": 1}\n', 2, "contains no results of a bundle"),
+        ('{"session": 1}\n[]\n', 2, ":2: is not a line of a bundle's results"),
         (None, 2, "cannot be read: No such file or directory"),
         (heads(format=9), 1, "has format 9, wanted 1"),
         (heads(bnncc="0.0.1"), 1, "was made with bnncc 0.0.1, this is"),
@@ -436,7 +436,7 @@ def test_results_without_kernels_are_refused(ran: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     lines = [line for line in read(ran.parent) if "point" not in line]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(TuningError, match="holds no kernels to choose from"):
+    with pytest.raises(TuningError, match="contains no kernels to choose from"):
         importing.take(results.read(path), tmp_path, target=None, command="")
 
 
@@ -469,7 +469,7 @@ def test_times_of_another_artifact_are_refused(
         path
     )
     assert cli.main(["bench", str(path), "--import", str(ran)]) == 1
-    assert "holds no times of this artifact" in capsys.readouterr().err
+    assert "contains no times of this artifact" in capsys.readouterr().err
 
 
 # ---- the command line -------------------------------------------------------------------------
@@ -512,8 +512,8 @@ def test_commands_write_bundles(
     [
         (["tune"], "tune needs a MODEL, or --import RESULTS"),
         (["tune", "{model}", "{model}"], "takes one MODEL; with --bundle it takes several"),
-        (["tune", "{model}", "--import", "x"], "--import takes no MODEL"),
-        (["tune", "--bundle", "x", "--import", "x"], "--bundle and --import cannot"),
+        (["tune", "{model}", "--import", "{used}/file"], "--import takes no MODEL"),
+        (["tune", "--bundle", "x", "--import", "{used}/file"], "--bundle and --import cannot"),
         (["tune", "{model}", "--bundle", "{used}"], "is not an empty folder"),
         (["tune", "{model}", "--bundle", "x", "--rpc", "a:1"], "be combined with --rpc"),
         (["tune", "{model}", "--python", "3.12"], "--python needs --bundle"),

@@ -241,8 +241,12 @@ def test_explain_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    words = "mm MatMul float nx8 0.00 weights of `mm` are not two-valued; train them binary"
-    assert " ".join(lines[1].split()) == words
+    assert " ".join(lines[2].split()) == "mm float float nx8 0.00 ?"
+    assert " ".join(lines[3].split()) == "add other nx8 ?"
+    why = lines.index("float: mm")
+    assert lines[why + 1 : why + 3] == [
+        "  weights of `mm` are not two-valued", "  -> train them binary"
+    ]  # fmt: skip
     assert any(line.startswith("layers   0 binary") for line in lines)
     assert cli.main(["explain", str(renamed), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

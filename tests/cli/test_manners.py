@@ -30,6 +30,7 @@ MODEL = str(DIGITS / "digits.onnx")
             "complie m.onnx",
             "`complie`\n\nhint: did you mean `compile`? `bnncc --help`",
         ),
+        ("--hepl", "unknown option `--hepl`\n\nhint: did you mean `--help`? `bnncc --help` lists"),
         ("zzz", "unknown verb `zzz`\n\nhint: `bnncc --help` lists all"),
         (
             "records lst",

@@ -101,7 +101,7 @@ def test_reports_have_both_keys() -> None:
 def test_verify_and_the_command_line_write_both(capsys: pytest.CaptureFixture[str]) -> None:
     artifact = bnncc.compile(MODEL, threads=1)
     artifact.save("/dev/null")
-    from bnncc.verify import verify
+    from bnncc.agreement import verify
 
     result = verify(MODEL, artifact)
     assert result["format"] == 2

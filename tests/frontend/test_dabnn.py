@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
 from bnncc.recognise.dabnn import assume_dabnn
-from bnncc.verify import verify
 
 Array = np.ndarray[Any, Any]
 _RNG = np.random.default_rng(0)
@@ -118,10 +118,9 @@ def test_explain_says_what_was_assumed(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "block.onnx"
     onnx.save(_model(), path)
     assert cli.main(["explain", str(path), "--assume", "dabnn"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first, second = (next(x for x in lines if x.startswith(n)) for n in ("first", "Conv_f"))
-    assert "takes the sign of its data (--assume dabnn)" in first
-    assert "takes the sign of its data, padding by -1 (--assume dabnn)" in second
+    text = capsys.readouterr().out
+    assert "binary: first\n  takes the sign of its data (--assume dabnn)\n" in text
+    assert "binary: Conv_f\n  takes the sign of its data, padding by -1 (--assume dabnn)\n" in text
 
 
 def test_a_model_without_binary_weights_is_refused() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.cli.main import main
 from bnncc.errors import UsageError
 from bnncc.frontend.formats import as_onnx
@@ -20,7 +21,6 @@ from bnncc.recognise.signs import recognise_signs
 from bnncc.transform.commute import commute_pads
 from bnncc.transform.rows import flatten_rows
 from bnncc.transform.simplify import simplify
-from bnncc.verify import verify
 
 FOLDER = Path(__file__).parents[1] / "data" / "larq"
 OUTPUTS = np.load(FOLDER / "outputs.npz")

@@ -16,13 +16,13 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bnncc  # noqa: E402
+from bnncc.agreement import verify  # noqa: E402
 from bnncc.errors import BnnccError, UsageError  # noqa: E402
 from bnncc.frontend import pytorch  # noqa: E402
 from bnncc.frontend.formats import as_onnx  # noqa: E402
 from bnncc.frontend.onnx import load  # noqa: E402
 from bnncc.ir.evaluate import evaluate  # noqa: E402
 from bnncc.runtime.compare import agree  # noqa: E402
-from bnncc.verify import verify  # noqa: E402
 from tests.pytorch_files import LINES  # noqa: E402
 from tests.pytorch_models import CHANNELS, SIZE, Lines, halves, outputs  # noqa: E402
 from tests.pytorch_networks import NETWORKS, randomised  # noqa: E402

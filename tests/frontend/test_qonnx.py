@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.errors import InputError, UsageError
 from bnncc.frontend.onnx import load
 from bnncc.ir.datatypes import datatype
@@ -15,7 +16,6 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import QUANT, ROUNDING
 from bnncc.options import Uint8Input
 from bnncc.transform.simplify import simplify
-from bnncc.verify import verify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
 pytest.importorskip("qonnx")

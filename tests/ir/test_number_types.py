@@ -8,11 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from bnncc.agreement import verify
 from bnncc.driver import compile_model
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from bnncc.verify import verify
 from tests.spellings import (
     SHAPE,
     SPELLINGS,

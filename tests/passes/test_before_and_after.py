@@ -110,15 +110,15 @@ CASES = {
         "Div Clip Round Mul", {}),
     "fuse": Case(f"{WIDE} {{{decided('x', 's')} c = Conv(s,w) y = Relu(c)}}",
         "bnncc.Sign bnncc.BinaryConv Relu",
-        "Elementwise[bits] BinaryConv2d[affine,relu,store] Elementwise[store]",
+        "Elementwise[bits] BinaryConv2d[affine,relu,store]",
         {"w": signs(8, 32, 3, 3)}),
     "in place": Case(
         f"{WIDE} {{p = Relu(x) {decided('x', 's')} c = Conv<pads=[1,1,1,1]>(s,w) a = Add(c,p)"
         f" {decided('a', 't')} d = Conv<pads=[1,1,1,1]>(t,v) y = Add(d,a)}}",
         "Elementwise[relu,store] Elementwise[bits] BinaryConv2d[affine,add,bits,store]"
-        " BinaryConv2d[affine,add,store] Elementwise[store]",
+        " BinaryConv2d[affine,add,store]",
         "Elementwise[relu,store] Elementwise[bits] BinaryConv2d[affine,add,bits,store over]"
-        " BinaryConv2d[affine,add,store over] Elementwise[store]",
+        " BinaryConv2d[affine,add,store]",
         {"w": signs(32, 32, 3, 3), "v": -signs(32, 32, 3, 3)}),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from bnncc.agreement import verify
 from bnncc.driver import compile_model
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
@@ -20,7 +21,6 @@ from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.transform.physical import KERNEL
 from bnncc.transform.simplify import simplify
 from bnncc.verification.confirm_passes import compare_passes
-from bnncc.verify import verify
 from tests.kernel_harness import HERE
 from tests.physical_networks import passed
 
@@ -249,7 +249,8 @@ def test_the_report_says_which_side_is_real() -> None:
     simplify(graph)
     first, second = binarize(graph)
     assert "`x` is real-valued (a graph input), while its weights have 3 bits" in first.reason
-    assert second.reason == "neither data nor weights are two-valued"
+    assert second.reason == "its data (from Gemm) and its weights are float"
+    assert "the last layer usually stays float" in second.remedy
 
 
 DECISIONS = {

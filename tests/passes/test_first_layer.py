@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 import bnncc
-from bnncc import report, verify
+from bnncc import agreement as verify
+from bnncc import report
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.quantizers import QUANTIZED_CONV

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
+from bnncc.agreement import verify
 from bnncc.cli import main as cli
 from bnncc.errors import UsageError
 from bnncc.input_transforms import InputTransform, parse_input_transform
@@ -21,7 +22,6 @@ from bnncc.ir.image_bits import bits_of
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.topi_binary.layout import pack_bits
 from bnncc.topi_binary.spec import ImageBits
-from bnncc.verify import verify
 from tests.conftest import ALL
 from tests.kernel_harness import HERE, TARGETS, run_kernel
 

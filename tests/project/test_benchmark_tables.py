@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -27,6 +28,32 @@ def test_pages_are_current(tables) -> None:
     for page in tables.PAGES:
         text = page.read_text(encoding="utf-8")
         assert tables.fill(text, made) == text, f"{page.name}: run benchmarks/tables.py"
+
+
+def test_plots_are_current(tables) -> None:
+    made = tables.plots()
+    assert set(tables.DRAWN.iterdir()) == set(made)
+    assert len(made) >= 3
+    pages = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
+    for path, drawn in made.items():
+        assert path.read_text(encoding="utf-8") == drawn, f"{path.name}: run benchmarks/tables.py"
+        assert f"plots/{path.name})" in pages, path.name
+
+
+def test_bars_show_every_number(tables) -> None:
+    plots = importlib.import_module("plots")
+    drawn = plots.bars("<t> & x", ["a", "b"], [("first", [2.0, None]), ("<b>", [0.5, 8.0])])
+    root = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    shown = {
+        rect.find(f"{space}title").text: float(rect.get("width"))
+        for rect in root.iter(f"{space}rect")
+        if rect.find(f"{space}title") is not None
+    }
+    assert set(shown) == {"first, a: 2.00 x", "<b>, a: 0.50 x", "<b>, b: 8.00 x"}
+    # On a logarithmic axis 2 and 1/2 are as far from 1, and 8 three times as far.
+    assert shown["first, a: 2.00 x"] == pytest.approx(shown["<b>, a: 0.50 x"], abs=0.2)
+    assert shown["<b>, b: 8.00 x"] == pytest.approx(3 * shown["first, a: 2.00 x"], abs=0.3)
 
 
 def test_every_result_is_made_by_a_run_and_shown(tables) -> None:

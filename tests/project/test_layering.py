@@ -20,7 +20,8 @@ PACKAGES = ("bnncc", "schedules", "targets", "topi_binary", "tune_logs")
 MAY_IMPORT = {
     "_version": "",
     "errors": "",
-    "report": "",
+    "report": "errors",
+    "progress": "",
     "tune_logs": "",
     "topi_binary": "errors",
     "targets": "errors",
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "input_transforms": "errors",
     "options": "errors targets input_transforms",
     "ir": "errors topi_binary",
-    "trace": "errors files ir",
+    "trace": "errors files progress ir",
     "records": "errors files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",
@@ -43,7 +44,7 @@ MAY_IMPORT = {
     "codegen": (
         "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
-    "remote": "_version errors report targets runtime codegen",
+    "remote": "_version errors progress report targets runtime codegen",
     "verification": (
         "errors options input_transforms topi_binary targets ir frontend recognise transform "
         "runtime codegen"
@@ -52,22 +53,23 @@ MAY_IMPORT = {
         "errors trace options input_transforms report notices topi_binary targets schedules ir "
         "frontend recognise transform codegen runtime records verification"
     ),
-    "verify": (
-        "errors options input_transforms report ir frontend recognise transform runtime "
+    "agreement": (
+        "errors progress options input_transforms report ir frontend recognise transform runtime "
         "verification driver"
     ),
-    "bnncc": "_version driver runtime",
     "tuning": (
         "_version errors console files options topi_binary targets schedules records codegen "
         "runtime remote verification driver"
     ),
+    "api": "errors files options targets frontend runtime driver agreement tuning",
+    "bnncc": "_version api driver errors options runtime",
     "bundle": (
         "_version errors console files options topi_binary targets schedules records runtime "
         "driver tuning bnncc"
     ),
     "cli": (
-        "_version errors trace console files options input_transforms report targets records "
-        "frontend codegen runtime remote verification driver verify tuning bundle"
+        "_version errors progress trace console files options input_transforms report targets "
+        "records frontend codegen runtime remote verification driver agreement tuning bundle"
     ),
     "__main__": "cli",
 }

@@ -24,7 +24,10 @@ def sources(root: Path) -> set[str]:
         for where, _, files in os.walk(root / folder):
             inside = Path(where).relative_to(root)
             for name in files:
-                if Path(name).suffix in (".py", ".json", ".cc", ".cuh", ".h") or name == "py.typed":
+                if (
+                    Path(name).suffix in (".py", ".json", ".cc", ".cuh", ".h", ".css", ".js")
+                    or name == "py.typed"
+                ):
                     names.add((inside if folder == "bnncc" else "bnncc" / inside) / name)
     return {name.as_posix() for name in names}
 

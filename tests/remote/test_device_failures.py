@@ -59,7 +59,7 @@ def test_strangers(
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert "no TVM RPC server" in fails(capsys, "deploy", digits["host"], "--rpc", address)
         where = ("--tracker", address, "--key", "k")
-        assert "is no TVM RPC tracker" in fails(capsys, "deploy", digits["host"], *where)
+        assert "is not a TVM RPC tracker" in fails(capsys, "deploy", digits["host"], *where)
 
 
 def test_a_silent_device_is_given_up(

@@ -14,13 +14,13 @@ import tvm
 
 import bnncc
 from bnncc import schedules
+from bnncc.agreement import verify
 from bnncc.codegen import gpu, nvrtc, pipeline
 from bnncc.runtime import cuda
 from bnncc.targets import catalog, gpus
 from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
-from bnncc.verify import verify
 from tests import cuda_cases
 from tests.cuda_cases import Odd
 from tests.devices import DIGITS

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from bnncc import verify
+from bnncc import agreement as verify
 from bnncc.cli import main as cli
 from bnncc.driver import compile_model
 from bnncc.errors import ArtifactError, InputError, VerificationError

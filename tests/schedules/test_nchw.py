@@ -14,7 +14,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec, Step
-from tests.kernel_harness import HERE, build, clear_tails, run_kernel, same, small_integers
+from tests.kernel_harness import HERE, TILES, build, run_kernel, same, small_integers
 
 PLANAR = (Step("affine"), Step("store", layout="NCHW"))
 MANY = (*PLANAR, Step("bits"), Step("relu"), Step("store"), Step("store", layout="NCHW"))
@@ -27,20 +27,17 @@ def check(spec: Spec, target: str, threads: int = 1, batch: int = 1) -> None:
     if isinstance(spec, BinaryConv2d):
         spec = with_weight_order(spec, catalog.resolve(target))
     inputs = small_integers(spec, np.random.default_rng(0), batch)
-    for number in range(spec.data_tensors):
-        if inputs[number].dtype == np.uint32:
-            inputs[number] = clear_tails(inputs[number], spec.channels)
     same(run_kernel(spec, inputs, target, batch, threads), ORACLES[type(spec)](spec, inputs))
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", [*HERE, *TILES])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_binary_convolutions_of_any_width(target: str, width: int) -> None:
     channels = CHANNELS[WIDTHS.index(width) % len(CHANNELS)]
     check(BinaryConv2d(1, 6, width, 64, channels, (3, 3), pads=ONE, steps=PLANAR), target)
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", [*HERE, *TILES])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_several_results_of_an_open_batch(target: str, threads: int) -> None:
     spec = BinaryConv2d("n", 25, 24, 64, 100, (3, 3), (2, 2), pads=ONE, pad_value=1, steps=MANY)
@@ -56,10 +53,11 @@ def test_float_convolutions(target: str, threads: int, data_layout: str) -> None
     check(replace(conv, groups=4, out_channels=12), target, threads)
 
 
-@pytest.mark.parametrize("target", HERE)
-def test_levels(target: str) -> None:
+@pytest.mark.parametrize("target", [*HERE, *TILES])
+@pytest.mark.parametrize("method", ["floats", "bytes"])
+def test_levels(target: str, method: str) -> None:
     finding = Step("levels", layout="NCHW", count=3, way="acc", forms=("value",), hi=1.0)
-    spec = FewBitConv2d(1, 13, 13, 32, 36, (3, 3), pads=ONE, method="floats", data_bits=2)
+    spec = FewBitConv2d(1, 13, 13, 64, 36, (3, 3), pads=ONE, method=method, data_bits=2)
     check(replace(spec, steps=(finding, *PLANAR)), target)
 
 

@@ -27,6 +27,7 @@ from bnncc.console import Console
 from bnncc.errors import TuningError
 from bnncc.options import CompileOptions
 from bnncc.records import database as records
+from bnncc.records import race
 from bnncc.records.tools import described
 from bnncc.records.workload import Workload, candidate, module, point_of_trace, sampler
 from bnncc.targets import catalog, host
@@ -39,10 +40,10 @@ from bnncc.topi_binary.spec import (
     Spec,
     Step,
 )
-from bnncc.tuning import network, race
+from bnncc.tuning import network
 from bnncc.tuning.cases import Case, make
 from bnncc.tuning.interrupts import Interrupts
-from bnncc.tuning.pool import Setup
+from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.task import Task, key_of
 from bnncc.tuning.trials import Plan
 from bnncc.tuning.tuner import Result, Tuner, tasks_of
@@ -414,13 +415,26 @@ def test_a_network_must_win_its_own_race(
     assert all((note["raced"] == 0) == (race_of == "stopped") for note in notes)
 
 
-def test_networks_race_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_networks_race_in_processes_of_their_own(
+    tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each turn is a process that times both networks, the one first as often as the other."""
-    slow = bnncc.compile(DIGITS / "digits.onnx", threads=1, target="x86-64-v2", tuned=False)
-    fast = bnncc.compile(DIGITS / "digits.onnx", threads=1, tuned=False)
-    times = network._in_processes([slow, fast], Setup(NATIVE))
-    assert [len(side) for side in times] == [race.TURNS, race.TURNS]
-    assert all(len(turn) >= network.PROCESS_TURNS for turn in times[0] + times[1])
+    jobs: list[dict[str, Any]] = []
+
+    def listening(pool: Pool, batch: list[dict[str, Any]], *args: Any) -> list[dict[str, Any]]:
+        jobs.extend(batch)
+        return run(pool, batch, *args)
+
+    run = Pool.run
+    monkeypatch.setattr(Pool, "run", listening)
+    monkeypatch.setattr(network, "TURN_SECONDS", 1e-4)
+    options = CompileOptions(threads=1, tuned=False, confirm=False)
+    made = network._raced(DIGITS / "digits.onnx", options, tuned, Setup(NATIVE))
+    assert 0 < made["before_us"] <= made["before_median_us"]
+    assert 0 < made["after_us"] <= made["after_median_us"]
+    assert made["gain"]["low"] <= made["gain"]["ratio"] <= made["gain"]["high"]
+    first = [Path(job["artifacts"][0]).stem for job in jobs]
+    assert first in (["0", "1"] * (race.TURNS // 2), ["0", "1"] * race.TURNS)
 
 
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bnncc import verify
+from bnncc import agreement as verify
 from bnncc.driver import compile_model
 from bnncc.errors import InputError, VerificationError
 from bnncc.frontend.onnx import load

@@ -1,9 +1,9 @@
-"""What a compilation did, as data (`Plan`), as JSON (docs/report.md) and as text."""
+"""What a compilation did, as data (`Plan`) and as JSON (docs/report.md)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,6 +83,10 @@ class Kernel:
     read, without the network's inputs."""
     reference_memory: tuple[int, int] | None = None
     """Bytes that a binary convolution takes by equations 16 and 17 of BitStream."""
+    estimated_us: float | None = None
+    """Estimated microseconds on one thread, within a factor of two or so; None on GPUs."""
+    reads: tuple[int, ...] = ()
+    """Positions in the plan of the kernels whose results it reads."""
 
 
 @dataclass(frozen=True)
@@ -206,79 +210,3 @@ def with_file_size(report: Mapping[str, Any], total: int) -> dict[str, Any]:
     parts = {k: v for k, v in report["bytes"].items() if k not in ("manifest", "total")}
     parts["manifest"] = total - sum(parts.values())
     return {**report, "bytes": {**parts, "total": total}}
-
-
-def text(report: Mapping[str, Any]) -> str:
-    """Render `report` for a terminal: one line per layer, then totals."""
-    rows = [("layer", "op", "kind", "output", "Mmac", "")]
-    for layer in report["layers"]:
-        why = layer["reason"] or layer["assumed"]
-        if layer["remedy"]:
-            why += f"; {layer['remedy']}" if why else layer["remedy"]
-        rows.append(
-            (
-                layer["name"],
-                layer["op"],
-                layer["kind"].replace("_", "-"),
-                "x".join(str(d) for d in layer["output_shape"]),
-                f"{layer['macs'] / 1e6:.2f}",
-                why,
-            )
-        )
-    lines = table(rows, right=(4,)) if report["layers"] else ["no Conv, Gemm or MatMul"]
-    summary, size = report["summary"], report["bytes"]
-    lines.append("")
-    lines.append(
-        "layers   "
-        + ", ".join(
-            f"{summary[kind]} {kind.replace('_', '-')} ({summary[f'{kind}_macs'] / 1e6:.1f} Mmac)"
-            for kind in KINDS
-        )
-    )
-    lines.append(f"kernels  {summary['kernels']}, of them {summary['tuned']} tuned")
-    lines += _memory(report)
-    lines.append(
-        f"file     {size['total']:,} bytes: "
-        + ", ".join(
-            f"{key} {size[key]:,}" for key in ("code", "binary", "float", "selfcheck", "manifest")
-        )
-    )
-    lines += [f"sign(0)  {item['node']}: {item['decision']}" for item in report["sign_zero"]]
-    lines += [f"warning  {line}" for line in report["warnings"]]
-    return "\n".join(lines)
-
-
-def _memory(report: Mapping[str, Any]) -> list[str]:
-    memory = report["memory"]
-    lines = [
-        f"memory   {memory['arena_bytes']:,} bytes for activations, "
-        f"{memory['workspace_bytes']:,} for scratch; at most {memory['high_water_bytes']:,} in use "
-        f"at once, in {memory['high_water_kernel'] or 'no kernel'}"
-    ]
-    rows = [("kernel", "input", "output", "scratch", "in use", "Eq. 16", "Eq. 17", "layers")]
-    for kernel in report["kernels"]:
-        sizes = (kernel[f"{key}_bytes"] for key in ("input", "output", "workspace", "live"))
-        formulas = kernel["reference_memory"] or ("", "")
-        numbers = [f"{n:,}" if n != "" else "" for n in (*sizes, *formulas)]
-        rows.append((kernel["name"], *numbers, ", ".join(kernel["layers"])))
-    return lines if len(rows) == 1 else ["", *table(rows, right=range(1, 7)), "", *lines]
-
-
-def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """Align `rows` in columns two spaces apart; those in `right` to the right.
-
-    Examples
-    --------
-    >>> table([("a", "bits"), ("long", "1")], right=[1])
-    ['a     bits', 'long     1']
-    """
-    right = set(right)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

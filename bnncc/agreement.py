@@ -35,6 +35,7 @@ from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import NORMAL, coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
+from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
@@ -159,7 +160,8 @@ def _against(
         ours = artifact.run(arrays)
     except ArtifactError as error:  # which kernel it is, is said below
         ours, failed = {t.name: np.zeros(0) for t in artifact.outputs}, str(error)
-    exact = runner.run(proto, feeds)
+    with phase("reference"):
+        exact = runner.run(proto, feeds)
     pixels = {n: a for n, a in arrays.items() if n in uint8}
     first = Relaxed.of(options_of(artifact), proto, feeds, pixels)
     wanted = exact if first is None else first.run(proto, feeds)
@@ -168,7 +170,8 @@ def _against(
     outputs = [_compared(t.name, ours[t.name], wanted[t.name], coarse) for t in artifact.outputs]
     deviation = [_compared(t.name, ours[t.name], exact[t.name], coarse) for t in artifact.outputs]
 
-    layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
+    with phase("layers"):
+        layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
     kernels, missing, said = _kernels(model, artifact, arrays)
     ties = [tie for layer in layers for tie in layer.pop("ties")]
     inside = all(item["passed"] for item in (*layers, *kernels)) and not missing
@@ -372,10 +375,11 @@ def _kernels(
     feeds = [np.asarray(arrays[t.name], order="C") for t in network.inputs]
     layers = iter(k["layers"] for k in said)
     try:
-        for case in walk.cases(feeds):
-            count, gap = case.differences(kernels.run(session, case))
-            rows.append({"name": case.name, "layers": next(layers), "wrong": count,
-                         "max_abs_error": gap, "passed": not count})  # fmt: skip
+        with phase("kernels"):
+            for case in walk.cases(feeds):
+                count, gap = case.differences(kernels.run(session, case))
+                rows.append({"name": case.name, "layers": next(layers), "wrong": count,
+                             "max_abs_error": gap, "passed": not count})  # fmt: skip
     except kernels.NotFollowed as error:
         rows, unseen = [], f"kernels were not run alone: {error}"
     return rows, lack, unseen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bnncc.tuning.race import TURNS, Gain
+from bnncc.records.race import TURNS, Gain
 
 
 def times(seed: int, noise: float) -> np.ndarray:

@@ -1,0 +1,223 @@
+"""Short measurements while a network is compiled for this machine: which way is the fastest here.
+
+Only ways whose results are the same bits are chosen between. What was found is kept in the user's
+cache folder, one file for each CPU, so that the next compilation has it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from bnncc import schedules
+from bnncc._version import __version__
+from bnncc.codegen import memory
+from bnncc.codegen.pipeline import tvm_target
+from bnncc.errors import BnnccError
+from bnncc.files import write_atomic
+from bnncc.records.database import Records
+from bnncc.records.race import Gain
+from bnncc.records.workload import Workload
+from bnncc.runtime.session import aligned_empty
+from bnncc.schedules.multithreading import microseconds
+from bnncc.schedules.space import Point, UnfitPoint
+from bnncc.targets import host
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import Spec
+
+SECONDS = 1.0
+"""After which no measurement is begun, in one compilation."""
+
+TURNS = 8
+"""Of a race, each with tensors of its own."""
+
+CALL_SECONDS = 3e-4
+"""Of one repeat, several calls of a short kernel; of three in a turn the shortest counts."""
+
+MOST_KEPT = 10_000
+"""Results in the cache; older ones are dropped."""
+
+
+class Cache:
+    """Results of measurements on this CPU; an empty one where the file is damaged or cannot be."""
+
+    def __init__(self) -> None:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        folder = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+        self._path = Path(folder, "bnncc", f"{host.core_model()}.json")
+        self._known = self._read()
+        self._new: dict[str, Any] = {}
+
+    def _read(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(self._path.read_bytes())
+            return content if isinstance(content, dict) else {}
+        return {}
+
+    def get(self, key: str) -> Any:
+        """Return what was found; KeyError if nothing was."""
+        return self._new[key] if key in self._new else self._known[key]
+
+    def put(self, key: str, value: Any) -> None:
+        """Remember a result."""
+        self._new[key] = value
+
+    def save(self) -> None:
+        """Add what is new to the file, and to what other processes have added; or do without."""
+        if not self._new:
+            return
+        content = list((self._read() | self._new).items())[-MOST_KEPT:]
+        with contextlib.suppress(OSError, BnnccError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._path, [json.dumps(dict(content)).encode()])
+
+
+class Stopwatch:
+    """Times kernels on one thread of this machine, for so long and no longer.
+
+    Parameters
+    ----------
+    target : TargetSpec
+        This machine.
+    """
+
+    def __init__(self, target: TargetSpec) -> None:
+        self.target, self.cache = target, Cache()
+        self._until = time.monotonic() + SECONDS
+
+    def __enter__(self) -> Stopwatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cache.save()
+
+    def key(self, spec: str, points: Sequence[Point]) -> str:
+        """Return what a result is found by: a kernel, points, and all that makes code of them."""
+        target = [self.target.mcpu, self.target.mattr, self.target.l1_bytes, self.target.l2_bytes]
+        text = json.dumps([__version__, target, spec, [sorted(p.items()) for p in points]])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def times(self, spec: Spec, points: Sequence[Point]) -> list[list[float]] | None:
+        """Return the seconds of a kernel in each turn, by point; None if that is not to be had."""
+        if time.monotonic() >= self._until:
+            return None
+        try:
+            return self._timed(spec, points)
+        except (
+            Exception
+        ):  # whatever is wrong with a kernel, the self-check finds: here it has no time
+            return None
+
+    def _timed(self, spec: Spec, points: Sequence[Point]) -> list[list[float]]:
+        names = [f"kernel_{number}" for number in range(len(points))]
+        plain = define(spec)
+        functions = {
+            name: schedules.schedule(plain, self.target, 1, point).with_attr("global_symbol", name)
+            for name, point in zip(names, points, strict=True)
+        }
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+            built = tvm.compile(
+                tvm.IRModule(functions), target=tvm_target(self.target),
+                tir_pipeline=memory.PIPELINE,
+            ).jit()  # fmt: skip
+        cpu = tvm.cpu()
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(TURNS):
+            args = _arguments(spec)
+            for name in names[:: 1 if turn % 2 == 0 else -1]:
+                built[name](*args)
+                once = built.time_evaluator(name, cpu, number=1)(*args).min
+                number = max(1, round(CALL_SECONDS / max(once, 1e-9)))
+                found = built.time_evaluator(name, cpu, number=number, repeat=3)(*args)
+                times[name].append(found.min)
+        return list(times.values())
+
+
+def _arguments(spec: Spec) -> list[Any]:
+    """Return tensors to call a kernel with: random floats, and zeros, which are in all ranges."""
+    random = np.random.default_rng(0)
+    outputs = zip(output_types(spec), aliases(spec), strict=True)
+    made = []
+    for shape, dtype in [*input_types(spec), *(kind for kind, alias in outputs if alias < 0)]:
+        array = aligned_empty(tuple(d if isinstance(d, int) else 1 for d in shape), dtype)
+        array[...] = random.standard_normal(array.shape) if array.dtype.kind == "f" else 0
+        made.append(tvm.runtime.from_dlpack(array))
+    return made
+
+
+def choose(records: Records, kernels: Mapping[str, int], watch: Stopwatch) -> None:
+    """Let records of other CPUs race the rules' defaults, and have `records` use what wins.
+
+    Parameters
+    ----------
+    kernels : mapping of str to int
+        JSON of specs, and how often the network runs each.
+    """
+    wanted: list[tuple[float, str, Spec, list[Point]]] = []
+    for text, count in kernels.items():
+        workload = Workload.of(text)
+        points = [] if records.find(text, 1) else _points(records, workload, watch.target)
+        if points[1:]:
+            weight = count * microseconds(workload.kernel, watch.target)
+            wanted.append((-weight, workload.spec, workload.kernel, points))
+    for _, text, spec, points in sorted(wanted, key=lambda one: one[:2]):
+        won = _winner(watch, text, spec, points)
+        if won:
+            records.take(text, points[won])
+
+
+def _points(records: Records, workload: Workload, target: TargetSpec) -> list[Point]:
+    """Return the default of a kernel, and what was best elsewhere, each once."""
+    space = schedules.space_of(workload.kernel, target)
+    points = [dict(space.default)]
+    for point in records.candidates(workload.spec, 1):
+        with contextlib.suppress(UnfitPoint):
+            points.append(space.complete(point))
+    return [point for number, point in enumerate(points) if point not in points[:number]]
+
+
+def _winner(watch: Stopwatch, text: str, spec: Spec, points: Sequence[Point]) -> int:
+    """Return which of `points` is the fastest beyond noise; else 0, the default."""
+    key = watch.key(text, points)
+    with contextlib.suppress(KeyError):
+        known = watch.cache.get(key)
+        if type(known) is int and 0 <= known < len(points):
+            return known
+    times = watch.times(spec, points)
+    if times is None:
+        return 0
+    gains = [Gain.of(times[0], candidate) for candidate in times]
+    won = min(range(len(points)), key=lambda n: gains[n].ratio if gains[n].faster else 1.0)
+    watch.cache.put(key, won)
+    return won
+
+
+def seconds(kernels: Mapping[str, int], watch: Stopwatch) -> float | None:
+    """Return how long kernels take in all, by the rules' defaults; None if one was not timed."""
+    total = 0.0
+    for text, count in kernels.items():
+        workload = Workload.of(text)
+        key = watch.key(workload.spec, [])
+        known = None
+        with contextlib.suppress(KeyError):
+            known = watch.cache.get(key)
+        if not isinstance(known, float) or not 0 < known < 1e3:
+            default = dict(schedules.space_of(workload.kernel, watch.target).default)
+            times = watch.times(workload.kernel, [default])
+            if times is None:
+                return None
+            known = min(times[0])
+            watch.cache.put(key, known)
+        total += count * known
+    return total

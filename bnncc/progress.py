@@ -1,0 +1,67 @@
+"""Phases of long commands: logged under ``bnncc``, and told to whoever listens.
+
+>>> import logging
+>>> logging.getLogger("bnncc").setLevel(logging.INFO)  # to see phases and their times from Python
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Protocol
+
+LOGGER = logging.getLogger("bnncc")
+
+_COMPILE = {
+    "load": 2, "signs": 4, "fuse": 4, "confirm passes": 5, "relax": 4, "legalize": 4,
+    "schedule": 10, "build": 41, "link": 24, "self-check": 2,
+}  # fmt: skip
+SHARES = {
+    "": _COMPILE,
+    "verify": {"reference": 20, "layers": 30, "load": 5, "fuse": 5, "confirm passes": 5,
+               "relax": 5, "legalize": 5, "kernels": 25},
+    "device-kit": {"TVM runtime": 50, "server": 50},
+}  # fmt: skip
+"""By verb, the phases that take time, in order, and their usual shares of it in percent."""
+
+
+class Listener(Protocol):
+    """Is told of phases; they do not overlap."""
+
+    def begin(self, name: str) -> None:
+        """Take note that a phase begins."""
+
+    def end(self, name: str, seconds: float) -> None:
+        """Take note that it is over, and how long it took."""
+
+
+_LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of the phases within the context."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Tell that what happens in the context is a phase, and log its time."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener.begin(name)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - start
+        LOGGER.info("%s: %.3f s", name, seconds)
+        if listener is not None:
+            listener.end(name, seconds)

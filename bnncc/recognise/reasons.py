@@ -1,0 +1,125 @@
+"""Why a layer is not binary, and what would make it so: one sentence for each case."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.recognise.filters import WEIGHT_TOLERANCE, Weights
+from bnncc.recognise.lattice import Lattice
+from bnncc.recognise.operands import maker
+
+Why = tuple[str, str]
+"""Reason and remedy."""
+
+_INPUT = (
+    "the first layer usually stays float (--first-layer bfloat16 or int8 makes it faster); a sign "
+    "behind the input, or --input-transform, makes it binary"
+)
+_SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
+
+
+def weights(filters: np.ndarray, values: int) -> Why:
+    """Say why filters are no small integers times a scale.
+
+    Parameters
+    ----------
+    filters : ndarray, shape (out_channels, channels, ...)
+        Weights.
+    values : int
+        How many values the data have.
+    """
+    shared = _shared_scales(filters)
+    if shared:
+        return (
+            f"its weights have a scale of their own for each {shared}, which a sum of bits cannot "
+            "take",
+            f"train them as {_SIGNED_WEIGHTS}",
+        )
+    return (
+        f"its weights are float, while its data have {values} values",
+        f"export the binarized weights, {_SIGNED_WEIGHTS}, and not those they are trained from; or "
+        "quantize them to integers of at most 8 bits times such a scale",
+    )
+
+
+def _shared_scales(filters: np.ndarray) -> str:
+    """Return along what all filters are scaled alike; empty if they are not."""
+    size = np.abs(filters.astype(np.float64))
+    flat = size.reshape(len(size), -1)
+    if not flat.size or not flat.all():
+        return ""
+    flat = flat / flat.max(axis=1, keepdims=True)
+    if len(flat) < 2 or np.ptp(flat, axis=0).max() > WEIGHT_TOLERANCE:
+        return ""
+    each = flat[0].reshape(filters.shape[1], -1)  # channels, positions of the kernel
+    if np.ptp(each, axis=1).max() <= WEIGHT_TOLERANCE:
+        return "input channel"
+    return "kernel position" if np.ptp(each, axis=0).max() <= WEIGHT_TOLERANCE else "weight"
+
+
+def data(name: str, producers: dict[str, Node]) -> Why:
+    """Say why the data of a layer with signs for weights are not binary."""
+    reason = f"its input `{name}` is real-valued" + maker(name, producers)
+    made = producers.get(name)
+    if made is None:
+        return reason, _INPUT
+    if made.op == "Relu":
+        return reason, "put a sign behind the Relu (0 and 1 are binary too), or in its place"
+    return reason, "put a sign in front of the layer"
+
+
+def few_bit_weights(name: str, producers: dict[str, Node], found: Weights) -> Why:
+    """Say why a layer with few-bit weights is float: its data are."""
+    reason, remedy = data(name, producers)
+    if name in producers:
+        remedy = "quantize its data to at most 8 bits, too"
+    else:
+        remedy = f"declare what the input holds, or quantize it to at most 8 bits; {remedy}"
+    return f"{reason}, while its weights have {found.bits} bits", remedy
+
+
+def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], values: int) -> Why:
+    """Say what a layer computes with if neither data nor weights are binary.
+
+    Parameters
+    ----------
+    name : str
+        What it reads.
+    values : int
+        How many values that is known to take; 0 if many.
+    """
+    both = "apply sign() to inputs and weights to make it binary"
+    if values:
+        return f"its weights are float, and its data take {values} values that are no signs", both
+    made = producers.get(name)
+    source = f"from {made.op}" if made is not None else "a graph input"
+    reason = f"its data ({source}) and its weights are float"
+    if made is None:
+        return reason, _INPUT
+    if node.outputs[0] in graph.outputs:
+        return (
+            reason,
+            "the last layer usually stays float; sign() on data and weights, if it may be",
+        )
+    return reason, both
+
+
+def described(known: Lattice, found: Weights) -> tuple[str, str]:
+    """Return words for the values of data and weights: ``ternary`` or so many bits."""
+    three = not found.odd and int(np.abs(found.whole).max()) == 1
+    return (
+        "ternary" if known.count == 2 and known.bipolar else f"{known.bits}-bit",
+        "ternary" if three else f"{found.bits}-bit",
+    )
+
+
+def of_zeros(data: str, weights: str) -> str:
+    """Return how a few-bit layer becomes binary, if all it takes is a sign without zeros."""
+    threes = [name for name, said in (("data", data), ("weights", weights)) if said == "ternary"]
+    if not threes or not {data, weights} <= {"ternary", "1-bit"}:
+        return ""
+    return (
+        f"the zeros of ternary {' and '.join(threes)} take a second bit: a sign without them, "
+        "Where(x >= 0, 1, -1), makes the layer binary"
+    )

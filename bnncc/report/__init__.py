@@ -1,0 +1,40 @@
+"""What a compilation did: one model of facts, and its forms as JSON, text and HTML."""
+
+from bnncc.report.facts import (
+    FORMAT,
+    KINDS,
+    RENAMED,
+    Compared,
+    Kernel,
+    KernelArg,
+    Layer,
+    Plan,
+    SignZero,
+    build,
+    with_file_size,
+    with_new_keys,
+    with_old_keys,
+)
+from bnncc.report.rows import verdicts
+from bnncc.report.text import SORTS, WIDTH, table, text
+
+__all__ = [
+    "FORMAT",
+    "KINDS",
+    "RENAMED",
+    "SORTS",
+    "WIDTH",
+    "Compared",
+    "Kernel",
+    "KernelArg",
+    "Layer",
+    "Plan",
+    "SignZero",
+    "build",
+    "table",
+    "text",
+    "verdicts",
+    "with_file_size",
+    "with_new_keys",
+    "with_old_keys",
+]

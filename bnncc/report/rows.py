@@ -1,0 +1,109 @@
+"""Kernels of a report joined with their layers and times: what text, page and trace show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bnncc.errors import UsageError
+from bnncc.report.facts import KINDS
+
+OTHER = "other"
+"""The kind of a kernel that computes no layer of the file."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel call, or a layer that is part of none."""
+
+    kernel: Mapping[str, Any]
+    """As in the report; empty for a layer without a kernel of its own."""
+    layers: tuple[Mapping[str, Any], ...]
+    """Those it computes, as in the report."""
+    us: float | None
+    """Microseconds, measured or estimated; None if unknown."""
+    share: float | None
+    """Of the time of all kernels."""
+
+    @property
+    def name(self) -> str:
+        """What to call it: by its layers if it has any."""
+        return ", ".join(layer["name"] for layer in self.layers) or str(self.kernel["name"])
+
+    @property
+    def kind(self) -> str:
+        """``binary``, ``few_bit``, ``float`` or ``other``; of several, the last of these."""
+        kinds = {layer["kind"] for layer in self.layers}
+        return next((kind for kind in reversed(KINDS) if kind in kinds), OTHER)
+
+
+def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> list[Row]:
+    """Return a row for each kernel in call order, then one for each layer without a kernel.
+
+    Parameters
+    ----------
+    report : mapping
+        From `report.build`.
+    bench : mapping, optional
+        From ``bnncc bench --json`` of the same network: its medians replace the estimates.
+    """
+    times = _measured(report, bench) if bench is not None else _estimated(report)
+    total = sum(us for us in times if us is not None)
+    layers = {layer["name"]: layer for layer in report["layers"]}
+    made = []
+    for kernel, us in zip(report["kernels"], times, strict=True):
+        found = tuple(layers.pop(name) for name in kernel["layers"] if name in layers)
+        share = us / total if us is not None and total else None
+        made.append(Row(kernel, found, us, share))
+    return made + [Row({}, (layer,), None, None) for layer in layers.values()]
+
+
+def verdicts(
+    report: Mapping[str, Any], bench: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, str]]:
+    """Return what there is to say of each layer, by its name; under ``""`` of other nodes."""
+    made = {
+        "": {
+            "kind": OTHER,
+            "note": "no layer: part of the kernels of its neighbours, or an operator of its own in "
+            "`bnncc explain`",
+        }
+    }
+    for row in rows(report, bench):
+        for layer in row.layers:
+            said = {
+                "kind": layer["kind"],
+                "bits": "x".join(map(str, layer["bits"])),
+                "reason": layer["reason"] or layer["assumed"],
+                "remedy": layer["remedy"],
+                "kernel": layer["kernel"],
+                "kernel_us": "" if row.us is None else f"{row.us:.1f}",
+                "multiply_adds": str(layer["macs"]),
+            }
+            made[layer["name"]] = {key: value for key, value in said.items() if value}
+    return made
+
+
+def _estimated(report: Mapping[str, Any]) -> list[float | None]:
+    return [kernel.get("estimated_us") for kernel in report["kernels"]]
+
+
+def _measured(report: Mapping[str, Any], bench: Mapping[str, Any]) -> list[float | None]:
+    try:
+        found = {str(k["name"]): float(k["median_us"]) for k in bench["kernels"]}
+        float(bench["network"]["median_us"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            "the bench figures are not what `bnncc bench --json` prints: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    names = [kernel["name"] for kernel in report["kernels"]]
+    if set(found) != set(names):
+        odd = sorted(set(found) ^ set(names))[0]
+        raise UsageError(
+            f"the bench figures are of another network: kernel `{odd}` is in only one of them",
+            hint="give the figures of an artifact compiled with the same options, or explain the "
+            "artifact itself",
+        )
+    return [found[name] for name in names]

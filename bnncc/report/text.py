@@ -1,0 +1,211 @@
+"""The report as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bnncc.report.facts import KINDS
+from bnncc.report.rows import OTHER, Row, rows
+
+WIDTH = 80
+"""Columns of a terminal whose width is not known."""
+SORTS = ("order", "time")
+"""How rows may be sorted: as kernels run, or the slowest first."""
+
+_NAME = 12
+"""Columns that a name has at least before it is wrapped."""
+
+
+def text(
+    report: Mapping[str, Any],
+    *,
+    width: int = WIDTH,
+    sort: str = "order",
+    bench: Mapping[str, Any] | None = None,
+) -> str:
+    """Render `report` for a terminal.
+
+    Parameters
+    ----------
+    report : mapping
+        From `build`, with the sizes of the file.
+    width : int
+        Columns of the terminal.
+    sort : str
+        One of `SORTS`.
+    bench : mapping, optional
+        From ``bnncc bench --json``: its medians replace the estimates.
+
+    Returns
+    -------
+    str
+        A line for each layer and each other operator, the reasons why layers are not binary, the
+        memory of each kernel, and totals.
+    """
+    found = rows(report, bench)
+    if sort == "time":
+        found.sort(key=lambda row: -(row.us or 0))
+    parts = [
+        _operators(found, width),
+        _reasons(report, width),
+        _memory(report, [row for row in found if row.kernel], width),
+        _totals(report, found, bench, width),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _operators(found: Sequence[Row], width: int) -> list[str]:
+    """Return a line for each layer and each kernel without one."""
+    lines = [
+        ("", "", "bits", "output", "mult-adds", "time", "time"),
+        ("layer or operator", "kind", "data x w", "shape", "M", "us", "%"),
+    ]
+    for row in found:
+        us = "?" if row.us is None else f"{row.us:.1f}"
+        share = "" if row.share is None else f"{100 * row.share:.1f}"
+        for layer in row.layers:
+            bits = "x".join(map(str, layer["bits"])) if layer["kind"] != "float" else "float"
+            shape, kind = _shape(layer["output_shape"]), layer["kind"].replace("_", "-")
+            macs = f"{layer['macs'] / 1e6:.2f}"
+            lines.append((layer["name"], kind, bits, shape, macs, us, share))
+            us, share = '"', ""  # one kernel computes several layers
+        if not row.layers:
+            args = row.kernel["args"]
+            shape = _shape(args[-1]["shape"]) if args else ""
+            lines.append((row.kernel["name"], OTHER, "", shape, "", us, share))
+    if len(lines) == 2:
+        return ["no layer and no kernel"]
+    return table(lines, right=(4, 5, 6), width=width, wraps=(0, 3))
+
+
+def _shape(dims: Iterable[int | str]) -> str:
+    return "x".join(str(d) for d in dims)
+
+
+def _reasons(report: Mapping[str, Any], width: int) -> list[str]:
+    """Say why layers are not binary, once for all of which the same is true."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for layer in report["layers"]:
+        why = layer["reason"] or layer["assumed"]
+        if why:
+            groups.setdefault((layer["kind"], why, layer["remedy"]), []).append(layer["name"])
+    lines = []
+    for (kind, why, remedy), names in groups.items():
+        lines += _wrapped(f"{kind.replace('_', '-')}: {', '.join(names)}", width, "    ")
+        lines += _wrapped(f"  {why}", width, "    ")
+        lines += _wrapped(f"  -> {remedy}", width, "     ") if remedy else []
+    return lines
+
+
+def _memory(report: Mapping[str, Any], found: Sequence[Row], width: int) -> list[str]:
+    keys = ("input", "output", "workspace", "live")
+    lines = [
+        ("", "input", "output", "scratch", "in use", ""),
+        ("kernel", *["KiB"] * 4, "layers"),
+    ]
+    for row in found:
+        sizes = (f"{row.kernel[f'{key}_bytes'] / 1024:,.1f}" for key in keys)
+        lines.append((row.kernel["name"], *sizes, ", ".join(row.kernel["layers"])))
+    return table(lines, right=range(1, 5), width=width, wraps=(0, 5)) if found else []
+
+
+def _totals(
+    report: Mapping[str, Any],
+    found: Sequence[Row],
+    bench: Mapping[str, Any] | None,
+    width: int,
+) -> list[str]:
+    summary, size, memory = report["summary"], report["bytes"], report["memory"]
+    kinds = (
+        f"{summary[kind]} {kind.replace('_', '-')} ({summary[f'{kind}_macs'] / 1e6:.1f} M)"
+        for kind in KINDS
+    )
+    parts = ("code", "binary", "float", "selfcheck", "manifest")
+    lines = [
+        ("layers", f"{', '.join(kinds)} multiply-adds"),
+        ("kernels", f"{summary['kernels']}, of them {summary['tuned']} tuned"),
+        ("time", _time(found, bench)),
+        (
+            "memory",
+            f"{memory['arena_bytes']:,} bytes for activations, {memory['workspace_bytes']:,} for "
+            f"scratch; at most {memory['high_water_bytes']:,} in use at once, in "
+            f"{memory['high_water_kernel'] or 'no kernel'}",
+        ),
+        ("file", f"{size['total']:,} bytes: " + ", ".join(f"{k} {size[k]:,}" for k in parts)),
+        *(("sign(0)", f"{item['node']}: {item['decision']}") for item in report["sign_zero"]),
+        *(("warning", line) for line in report["warnings"]),
+    ]
+    return [line for key, said in lines for line in _wrapped(f"{key:9}{said}", width, " " * 9)]
+
+
+def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
+    known = [row.us for row in found if row.us is not None]
+    if bench is not None:
+        return (
+            f"{sum(known):,.1f} us in kernels, each timed alone; network "
+            f"{bench['network']['median_us']:,.1f} us (medians, {bench['cpu']})"
+        )
+    if not known:
+        return "no estimate for this target; `bnncc bench` measures it"
+    return f"{sum(known):,.1f} us estimated, one thread; `bnncc bench` measures it"
+
+
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(line, max(width, 40), subsequent_indent=indent, break_on_hyphens=False)
+
+
+def table(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Iterable[int] = (),
+    width: int | None = None,
+    wraps: Sequence[int] = (),
+) -> list[str]:
+    """Align `rows` in columns two spaces apart.
+
+    Parameters
+    ----------
+    right : iterable of int
+        Columns that are aligned to the right.
+    width : int, optional
+        What a line may take, if columns can be wrapped.
+    wraps : sequence of int
+        Columns that are wrapped, the widest first.
+
+    Examples
+    --------
+    >>> table([("a", "bits"), ("long", "1")], right=[1])
+    ['a     bits', 'long     1']
+    >>> table([("name", "us"), ("a long name", "1")], width=10, wraps=[0])
+    ['name    us', 'a long   1', 'name']
+    """
+    right = set(right)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if width is not None and wraps:
+        _narrow(widths, width - 2 * (len(widths) - 1), wraps)
+    lines = []
+    for row in rows:
+        cells = [
+            (textwrap.wrap(cell, space, break_on_hyphens=False) if len(cell) > space else [cell])
+            for cell, space in zip(row, widths, strict=True)
+        ]
+        for at in range(max(map(len, cells))):
+            parts = [
+                (cell[at] if at < len(cell) else "").rjust(space)
+                if i in right
+                else (cell[at] if at < len(cell) else "").ljust(space)
+                for i, (cell, space) in enumerate(zip(cells, widths, strict=True))
+            ]
+            lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def _narrow(widths: list[int], width: int, wraps: Sequence[int]) -> None:
+    """Take columns from the widest of `wraps` until all fit in `width`, or all are narrow."""
+    while sum(widths) > width:
+        widest = max(wraps, key=lambda i: widths[i])
+        if widths[widest] <= _NAME:
+            return
+        widths[widest] -= 1

@@ -1,0 +1,130 @@
+"""Why a layer is not binary: cases that look alike are told apart, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bnncc.frontend.onnx import load
+from bnncc.recognise.binarize import binarize
+from bnncc.recognise.quantizers import recognise_quantizers
+from bnncc.recognise.signs import recognise_signs
+from bnncc.report import Layer
+from bnncc.transform.simplify import simplify
+from tests.collection.builder import Net
+
+SHAPE = (8, 16, 3, 3)
+Data = Callable[[Net, str], str]
+
+
+def signs(net: Net, x: str) -> str:
+    cut = net.op("GreaterOrEqual", x, net.const(0.0))
+    return net.op("Where", cut, net.const(1.0), net.const(-1.0))
+
+
+def threes(net: Net, x: str) -> str:
+    return net.op("Clip", net.op("Round", x), net.const(-1.0), net.const(1.0))
+
+
+def scaled(net: Net, x: str) -> str:
+    scale = net.rng.uniform(0.5, 2, (1, SHAPE[1], 1, 1))
+    return net.op("Mul", signs(net, x), net.const(scale))
+
+
+DATA: dict[str, Data] = {
+    "input": lambda net, x: x,
+    "signs": signs,
+    "relu": lambda net, x: net.op("Relu", x),
+    "ones after relu": lambda net, x: net.op("Relu", signs(net, x)),
+    "ternary": threes,
+    "scaled": scaled,
+}
+
+
+def weights(kind: str, rng: np.random.Generator) -> np.ndarray:
+    bits = rng.choice([-1.0, 1.0], SHAPE)
+    out = rng.uniform(0.5, 2, (SHAPE[0], 1, 1, 1))
+    return {
+        "signs": bits,
+        "scaled": bits * out,
+        "float": rng.standard_normal(SHAPE),
+        "by input channel": bits * out * rng.uniform(0.5, 2, (1, SHAPE[1], 1, 1)),
+        "by position": bits * out * rng.uniform(0.5, 2, (1, 1, 3, 3)),
+        "ternary": bits * rng.integers(0, 2, SHAPE),
+    }[kind]
+
+
+def layer(data: str, weight: str, last: bool = False) -> Layer:
+    net = Net(seed=f"{data} {weight}")
+    x = net.input("x", [1, SHAPE[1], 8, 8])
+    y = net.op("Conv", DATA[data](net, x), net.const(weights(weight, net.rng)))
+    net.outputs.append(y if last else net.op("GlobalMaxPool", y))
+    graph = load(net.model())
+    simplify(graph)
+    recognise_signs(graph)
+    recognise_quantizers(graph)
+    (found,) = binarize(graph)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "weight", "kind", "reason", "remedy"),
+    [
+        ("signs", "scaled", "binary", "", ""),
+        ("ones after relu", "scaled", "binary", "", ""),
+        (
+            "signs",
+            "float",
+            "float",
+            "weights are float, while its data have 2 values",
+            "export the",
+        ),
+        ("ternary", "float", "float", "weights are float, while its data have 3", "export the"),
+        (
+            "signs",
+            "by input channel",
+            "float",
+            "for each input channel",
+            "one scale for each output",
+        ),
+        ("signs", "by position", "float", "for each kernel position", "one scale for each output"),
+        ("signs", "ternary", "few_bit", "1-bit data, ternary weights", "zeros of ternary weights"),
+        (
+            "ternary",
+            "signs",
+            "few_bit",
+            "ternary data, 1-bit weights",
+            "zeros of ternary data take",
+        ),
+        ("ternary", "ternary", "few_bit", "ternary data, ternary w", "ternary data and weights"),
+        ("relu", "signs", "float", "real-valued (from Relu", "put a sign behind the Relu"),
+        ("input", "signs", "float", "real-valued (a graph input)", "first layer usually"),
+        ("scaled", "signs", "float", "a scale of their own in each channel", "one scale"),
+        (
+            "relu",
+            "float",
+            "float",
+            "its data (from Relu) and its weights are float",
+            "apply sign()",
+        ),
+        (
+            "input",
+            "float",
+            "float",
+            "its data (a graph input) and its weights",
+            "first layer usually",
+        ),
+    ],
+)
+def test_cases_are_told_apart(data: str, weight: str, kind: str, reason: str, remedy: str) -> None:
+    found = layer(data, weight)
+    assert found.kind == kind
+    assert reason in found.reason
+    assert remedy in found.remedy
+    assert bool(found.remedy) == (kind != "binary")
+
+
+def test_last_layer() -> None:
+    assert "the last layer usually stays float" in layer("relu", "float", last=True).remedy
