@@ -350,10 +350,10 @@ def _target(options: CompileOptions) -> TargetSpec:
     for_cpus = {
         "--float-precision": options.float_precision, "--float-products": options.float_products,
     }  # fmt: skip
-    for option, value in for_cpus.items():
-        if value != "float32" and target.kind == "cuda":
+    for option, chosen in for_cpus.items():
+        if chosen != "float32" and target.kind == "cuda":
             raise UsageError(
-                f"{option} {value} is for CPUs, and {target.name} is none",
+                f"{option} {chosen} is for CPUs, and {target.name} is none",
                 hint="GPUs have --float-type float16",
             )
     return target

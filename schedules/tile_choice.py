@@ -26,7 +26,7 @@ MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
 """Pixels of an image from which tiles win; with fewer taps than `WINDOWED`, binary layers do so up
 to `MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache."""
 
-MAX_TERMS = 1024
+MAX_TERMS = 512
 """Channels up to which sums of products of three terms are as exact as documented."""
 
 MIN_FILLED = 0.75
