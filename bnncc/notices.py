@@ -71,9 +71,7 @@ def in_three_terms(
     if "amx_bf16" not in target.features:
         why = f"{target.name} lacks amx_bf16, without which six products take longer than one"
     else:
-        why = (
-            "no float layer is dense or 1x1, reads at most 512 channels and has 16 rows or pixels"
-        )
+        why = "no float layer is dense or 1x1, reads at most 512 channels and has 16 rows or pixels"
     return said, (f"{option}: nothing changes: {why}",)
 
 
