@@ -107,7 +107,9 @@ class Layer:
         func = schedule(define(spec), target)
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
         module = tvm.IRModule({"main": func})
-        self._lib = tvm.compile(module, target=tvm.target.Target(options)).jit()
+        # As all code is made.
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+            self._lib = tvm.compile(module, target=tvm.target.Target(options)).jit()
         self.compile_seconds = time.perf_counter() - start
         rng = np.random.default_rng(0)
         arrays = [

@@ -74,6 +74,7 @@ RUNS = (
     Run("float_layers", "float_layers"),
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
+    Run("bfloat16_layers", "bfloat16_layers"),
     Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),

@@ -162,12 +162,8 @@ def _against(
         ours, failed = {t.name: np.zeros(0) for t in artifact.outputs}, str(error)
     with phase("reference"):
         exact = runner.run(proto, feeds)
-    semantics = artifact.manifest["semantics"]
     pixels = {n: a for n, a in arrays.items() if n in uint8}
-    first = Relaxed.of(
-        semantics["first_layer"], semantics["float_type"], proto, feeds, pixels,
-        tuple(uint8.values()),
-    )  # fmt: skip
+    first = Relaxed.of(options_of(artifact), proto, feeds, pixels)
     wanted = exact if first is None else first.run(proto, feeds)
     if first is not None:
         coarse = coarseness(first.loaded(proto, feeds)[0])
@@ -301,7 +297,7 @@ def text(result: Mapping[str, Any]) -> str:
     for item in result["deviation"]:
         lines.append(
             f"deviation  {item['name']}: max abs error {item['max_abs_error']:.3g} (relative "
-            f"{item['relative']:.1e}) against the model without --first-layer and --float-type"
+            f"{item['relative']:.1e}) against the model without options that round"
         )
     if result["note"]:
         lines.append(f"note  {result['note']}")
@@ -335,7 +331,9 @@ def _layers(
     layers = []
     for name in reference.in_order(proto, {*taps, *ends}):
         part = splitter.segment(name, values)
-        judge = runner if first is None or feeds.keys().isdisjoint(part.leaves) else first
+        judge: reference.Reference | Relaxed = runner
+        if first is not None and (first.rounded or not feeds.keys().isdisjoint(part.leaves)):
+            judge = first
         layers.append(
             _layer(part, values, bounds, judge, relaxed=no_zeros, near=near, coarse=coarse)
         )

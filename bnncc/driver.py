@@ -20,7 +20,7 @@ from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError,
 from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import (
     FASTER,
     Assume,
@@ -28,6 +28,8 @@ from bnncc.options import (
     FewBit,
     FirstLayer,
     FloatConv,
+    FloatPrecision,
+    FloatProducts,
     FloatType,
     SignZero,
     Uint8Input,
@@ -47,12 +49,13 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
+from bnncc.transform.float_precision import in_three_terms, round_layers
 from bnncc.transform.half_floats import round_floats, store_halves
 from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.physical import KERNEL
-from bnncc.transform.pipeline import Compilation, to_physical
+from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
 from bnncc.verification.checks import SelfCheck
-from bnncc.verification.confirm import Judge, confirmed, copy_of, runs_here
+from bnncc.verification.confirm import Judge, confirmed, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
 from bnncc.verification.half_range import refuse_overflow, refuse_overflow_of_kernels
 from bnncc.verification.recorded import orders_of
@@ -82,6 +85,8 @@ def compile(
     float_conv: FloatConv = "filtered",
     first_layer: FirstLayer = "float32",
     float_type: FloatType = "float32",
+    float_precision: FloatPrecision = "float32",
+    float_products: FloatProducts = "float32",
     few_bit: FewBit = "auto",
     check_finite: bool = False,
     input_uint8: Sequence[Uint8Input] = (),
@@ -123,6 +128,11 @@ def compile(
         What data and weights of the convolutions that read an input are rounded to.
     float_type : {"float32", "float16"}
         What float tensors between kernels are on a GPU, and what convolutions of them multiply.
+    float_precision : {"float32", "bfloat16"}
+        What data and weights of all float convolutions and dense layers are rounded to, on a CPU.
+    float_products : {"float32", "bf16x3"}
+        How products of float32 are computed in 1x1 convolutions and dense layers: at once, or as
+        six products of three bfloat16 terms each, on AMX.
     few_bit : {"auto", "bitplanes"}
         How few-bit layers are computed: as should be fastest, or as planes of bits.
     check_finite : bool
@@ -173,6 +183,8 @@ def compile(
         float_conv=float_conv,
         first_layer=first_layer,
         float_type=float_type,
+        float_precision=float_precision,
+        float_products=float_products,
         few_bit=few_bit,
         check_finite=check_finite,
         input_uint8=tuple(input_uint8),
@@ -347,6 +359,15 @@ def _target(options: CompileOptions) -> TargetSpec:
                 f"{option} float16 is for GPUs, and {target.name} is none",
                 hint="on CPUs, --first-layer takes bfloat16 and int8",
             )
+    for_cpus = {
+        "--float-precision": options.float_precision, "--float-products": options.float_products,
+    }  # fmt: skip
+    for option, chosen in for_cpus.items():
+        if chosen != "float32" and target.kind == "cuda":
+            raise UsageError(
+                f"{option} {chosen} is for CPUs, and {target.name} is none",
+                hint="GPUs have --float-type float16",
+            )
     return target
 
 
@@ -422,13 +443,15 @@ def _lowered(
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     with trace.timed("load"):
         model, assumed = opened(model, options)
-    graph, relaxed = _loaded(model, options, trace, fixed=fixed)
+    graph, relaxed, rounded = _loaded(model, options, target, trace, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     model_graph = copy_of(graph)
     checks = SelfCheck(model_graph, options.seed)
-    made = Compilation(options, target, records, trace)
+    made = Compilation(options, target, records, trace, rounded)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
+    terms = in_three_terms(physical)
+    layers, tripled = notices.in_three_terms(layers, terms, options.float_products, target)
     with trace.timed("confirm passes"):
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)
@@ -446,7 +469,9 @@ def _lowered(
         module = pipeline.legalize(module, target)
     warnings = (
         *notices.layers(layers, assumed),
-        *notices.first_layer(options.first_layer, relaxed, target),
+        *notices.rounded("--first-layer", options.first_layer, relaxed, target),
+        *notices.rounded("--float-precision", options.float_precision, rounded, target),
+        *tripled,
         *notices.compared(compared),
         *trace.warnings,
     )
@@ -457,9 +482,12 @@ def _lowered(
 
 
 def _loaded(
-    model: Model, options: CompileOptions, trace: Trace, *, fixed: bool
-) -> tuple[Graph, Relaxed]:
-    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1."""
+    model: Model, options: CompileOptions, target: TargetSpec, trace: Trace, *, fixed: bool
+) -> tuple[Graph, Relaxed, Relaxed]:
+    """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1.
+
+    Then which first convolutions, and which other float layers, are rounded in it.
+    """
     with trace.timed("load"):
         graph = load(model, input_shapes=options.input_shapes)
         if fixed and (sizes := graph.symbolic_as_one()):
@@ -471,8 +499,10 @@ def _loaded(
         relaxed = relax_first_layer(graph, options.first_layer)
         if options.float_type != "float32":
             round_floats(graph)
+        rounded = rounded_layers(graph, options, target)
+        round_layers(graph, rounded.layers)
     trace.graph("as asked", graph)
-    return graph, relaxed
+    return graph, relaxed, rounded
 
 
 def _confirm(
@@ -494,7 +524,7 @@ def _confirm(
             raise
         return report.Compared("whole") if done else report.Compared("none", notices.ZEROS)
     if not all(graph.types[name].static for name in graph.inputs):
-        graph, _ = _loaded(model, options, Trace(), fixed=True)
+        graph, *_ = _loaded(model, options, made.target, Trace(), fixed=True)
     return _confirmed_twin(graph, made)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from bnncc import report
 from bnncc.records.database import Records
@@ -52,14 +53,42 @@ def stale_records(records: Records) -> tuple[str, ...]:
     return (f"ignored a tuning record that does not apply: {records.stale[0]}{more}",)
 
 
-def first_layer(operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
-    """Say where ``--first-layer`` changes nothing, or gains nothing."""
+def in_three_terms(
+    layers: list[report.Layer], names: Collection[str], products: str, target: TargetSpec
+) -> tuple[list[report.Layer], tuple[str, ...]]:
+    """Say at each layer of `names` that its products are of three terms; if there are none, why."""
+    if products == "float32":
+        return layers, ()
+    option = f"--float-products {products}"
+    said = [
+        replace(x, reason=f"{x.reason}; its products are of three bfloat16 terms ({option})")
+        if x.name in names
+        else x
+        for x in layers
+    ]
+    if names:
+        return said, ()
+    if "amx_bf16" not in target.features:
+        why = f"{target.name} lacks amx_bf16, without which six products take longer than one"
+    else:
+        why = "no float layer is dense or 1x1, reads at most 512 channels and has 16 rows or pixels"
+    return said, (f"{option}: nothing changes: {why}",)
+
+
+_NONE = {
+    "--first-layer": "no float convolution reads an input of the network",
+    "--float-precision": "no float layer is left",
+}
+
+
+def rounded(name: str, operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
+    """Say where an option that rounds layers changes nothing, or gains nothing."""
     if operands == "float32":
         return ()
-    option = f"--first-layer {operands}"
+    option = f"{name} {operands}"
     lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
     if not relaxed.layers and not lines:
-        lines.append(f"{option}: no float convolution reads an input of the network")
+        lines.append(f"{option}: {_NONE[name]}")
     missing = dot_product_missing(operands, target)
     if relaxed.layers and missing:
         lines.append(

@@ -18,6 +18,8 @@ SignZero: TypeAlias = Literal["exact", "+1", "-1"]
 FloatConv: TypeAlias = Literal["direct", "filtered", "filtered-2d"]
 FirstLayer: TypeAlias = Literal["float32", "bfloat16", "int8", "float16"]
 FloatType: TypeAlias = Literal["float32", "float16"]
+FloatPrecision: TypeAlias = Literal["float32", "bfloat16"]
+FloatProducts: TypeAlias = Literal["float32", "bf16x3"]
 FewBit: TypeAlias = Literal["auto", "bitplanes"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +28,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "float_conv": get_args(FloatConv),
     "first_layer": get_args(FirstLayer),
     "float_type": get_args(FloatType),
+    "float_precision": get_args(FloatPrecision),
+    "float_products": get_args(FloatProducts),
     "few_bit": get_args(FewBit),
 }
 """Accepted values of fields of `CompileOptions`."""
@@ -36,6 +40,8 @@ OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
 FASTER = {
     "float_conv": ("filtered-2d",),
     "first_layer": ("bfloat16", "int8"),
+    "float_precision": ("bfloat16",),
+    "float_products": ("bf16x3",),
     "few_bit": ("bitplanes",),
 }
 """Values of fields that are meant to be faster on CPUs than the default."""
@@ -84,6 +90,8 @@ class CompileOptions:
     float_conv: FloatConv = "filtered"
     first_layer: FirstLayer = "float32"
     float_type: FloatType = "float32"
+    float_precision: FloatPrecision = "float32"
+    float_products: FloatProducts = "float32"
     few_bit: FewBit = "auto"
     check_finite: bool = False
     input_uint8: tuple[Uint8Input, ...] = ()

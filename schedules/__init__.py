@@ -113,6 +113,14 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     return replace(spec, packed=packed)
 
 
+def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
+    """Return `spec` with operands of three terms of bfloat16, where that is faster."""
+    from bnncc.schedules import tile_choice
+
+    made = replace(spec, operands="bfloat16x3", packed=2)
+    return made if target is not None and tile_choice.pays(made, target) else spec
+
+
 def with_half_operands(spec: Conv2d, target: TargetSpec) -> Conv2d:
     """Return a convolution of float16 data with operands of that type, where that is faster."""
     from bnncc.schedules.cuda import float_tiles
@@ -133,6 +141,7 @@ __all__ = [
     "weight_orders",
     "with_half_operands",
     "with_packed_operands",
+    "with_three_terms",
     "with_weight_order",
     "writes_nchw",
 ]

@@ -1,10 +1,10 @@
 """Convolutions on tiles of AMX: products of runs of pixels and sixteen output channels.
 
-Bits become bytes before they meet, see `definitions.byte_products`. Those of the data are made for
-whole images, those of weights for sixteen output channels, which then go over all pixels. A line of
-windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of which meet each tile
-of weights. Lines end where rows of the output do; their sums, in memory, go through the epilogue
-like those of other kernels. Data that may hold zeros need no other code.
+Bits become bytes, and floats bfloat16, before they meet, see `definitions.byte_products`. Those of
+the data are made for whole images, those of weights for sixteen output channels, which then go over
+all pixels. A line of windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of
+which meet each tile of weights. Lines end where rows of the output do; their sums, in memory, go
+through the epilogue like those of other kernels. Data that may hold zeros need no other code.
 
 No machine has timed this kernel; `tile_choice` says which layers get it, and why.
 """
@@ -26,10 +26,10 @@ from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.definitions.byte_products import Lines
+from bnncc.topi_binary.definitions.byte_products import Layer, Lines, in_tiles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
 """What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
@@ -57,7 +57,7 @@ class Cut:
     tiles: int
 
 
-def cut(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> Cut:
+def cut(spec: Layer, target: TargetSpec) -> Cut:
     """Return the cut that takes the fewest cycles for a flat spec."""
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
@@ -73,39 +73,44 @@ def cut(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> Cut:
     return min(found, key=lambda one: one[0])[1]
 
 
-def space(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, threads: int) -> Space:
+def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a layer on tiles: whether threads share it."""
     divided = multithreading.shared(spec, target, threads)
     return with_threads({}, {}, threads > 1, divided)
 
 
 def apply(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, point: Point
+    func: tirx.PrimFunc,
+    spec: Layer,
+    target: TargetSpec,
+    point: Point,
 ) -> tirx.PrimFunc:
     """Schedule a layer on tiles."""
     flat, divided = flattened(spec), bool(point.get("divide", 0))
     chosen = cut(flat, target)
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
     whole = nchw.held(whole, flat, chosen.lines.rows)
-    parts = [_bytes(whole, divided)]
+    parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
     full, rest = divmod(flat.out_channels, LANES)
     ends = [""] * (full > 0) + ["_last"] * (rest > 0)
     parts += [part for end in ends for part in _channels(whole, flat, target, chosen, end, divided)]
     return _configured(ranges.joined(parts, 0), chosen)
 
 
-def _bytes(func: tirx.PrimFunc, divided: bool) -> tirx.PrimFunc:
-    """Schedule the bytes of data: a word at a time."""
+def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
+    """Schedule the bytes of data, a word at a time; `terms` are unrolled."""
     sch = s_tir.Schedule(ranges.part(func, {"data": {}}, SHARED))
-    n, high, wide, row, *_, lane = sch.get_loops("data")
+    n, high, wide, row, _, part, _, lane = sch.get_loops("data")
     sch.vectorize(lane)
+    if terms:
+        sch.unroll(part)
     if divided:
         sch.parallel(sch.fuse(n, high, wide, row))
     return sch.mod["main"]
 
 
 def _channels(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, chosen: Cut,
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule blocks of sixteen channels, one after another."""
@@ -113,15 +118,18 @@ def _channels(
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
     full, rest = divmod(spec.out_channels, LANES)
     group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
-    parts = [_sums(own, chosen, end), _results(own, spec, target, chosen, end)]
+    parts = [_sums(own, spec, chosen, end), _results(own, spec, target, chosen, end)]
     parts += nchw.transposed(own, spec, group, "onh", count=chosen.lines.rows)
-    panel, lines = _panel(own, spec, end), ranges.joined(parts, 3)
+    lines = ranges.joined(parts, 3)
+    if in_tiles(spec):
+        return [ranges.parallel(lines, 3) if divided else lines]
+    panel = _panel(own, spec, end)
     if divided:  # all weights before: threads share channels and lines
         return [ranges.parallel(panel, 1), ranges.parallel(lines, 3)]
     return [ranges.joined([panel, lines], 1)]
 
 
-def _panel(func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, end: str) -> tirx.PrimFunc:
+def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
     """Schedule the bytes of weights."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
     last = sch.get_loops(f"panel{end}")[-1]
@@ -132,10 +140,11 @@ def _panel(func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, end: str) -> 
     return sch.mod["main"]
 
 
-def _sums(func: tirx.PrimFunc, chosen: Cut, end: str) -> tirx.PrimFunc:
+def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimFunc:
     """Schedule the products of tiles."""
-    name = f"sum{end}"
-    sch = s_tir.Schedule(ranges.part(func, {"window": {}, name: {}}, SHARED))
+    name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
+    kept: dict[str, ranges.Bounds] = {block: {} for block in ("window", name, *[panel] * stored)}
+    sch = s_tir.Schedule(ranges.part(func, kept, SHARED))
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
@@ -143,7 +152,11 @@ def _sums(func: tirx.PrimFunc, chosen: Cut, end: str) -> tirx.PrimFunc:
     # 3 stage: what a tile holds
     data = sch.get_sblock("window")
     sch.set_scope(data, 0, LOCAL)
-    weight = sch.cache_read(name, 1, LOCAL)
+    if stored:
+        weight = sch.get_sblock(panel)
+        sch.set_scope(weight, 0, LOCAL)
+    else:
+        weight = sch.cache_read(name, 1, LOCAL)
     total = sch.cache_write(name, 0, LOCAL)
     sch.compute_at(data, tile)
     sch.compute_at(weight, c)
@@ -164,7 +177,7 @@ def _sums(func: tirx.PrimFunc, chosen: Cut, end: str) -> tirx.PrimFunc:
 
 
 def _results(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec, chosen: Cut,
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the epilogue of a line."""

@@ -37,7 +37,7 @@ def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, in
 
 def tiles(
     func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
-    order: str, rows: int = 1,
+    order: str, rows: int = 1, shared: Sequence[str] = (),
 ) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
     """Schedule the loops over the tiles of a range.
 
@@ -53,6 +53,8 @@ def tiles(
         The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
     rows : int, default 1
         That are held before they are transposed: a loop around that over w.
+    shared : sequence of str, optional
+        Names of blocks whose tensors all ranges have in common, besides those of the epilogue.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def tiles(
         out[epilogue.BLOCKS[0]] = {2: columns, 3: (group.first, group.count * full)}
     if rest:
         out[epilogue.BLOCKS[1]] = {2: columns}
-    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}, epilogue.BLOCKS))
+    sch = s_tir.Schedule(ranges.part(func, {**cut, **out}, (*epilogue.BLOCKS, *shared)))
     merged = []
     for name in out:
         n, h, w, o = sch.get_loops(name)

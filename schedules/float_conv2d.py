@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, epilogue, generic, multithreading, nchw, ranges
+from bnncc.schedules import (
+    bfloat16_conv2d,
+    channel_tiles,
+    epilogue,
+    generic,
+    multithreading,
+    nchw,
+    ranges,
+    tile_choice,
+)
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
@@ -24,7 +34,9 @@ from bnncc.topi_binary.spec import Conv2d
 
 def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
     """Return whether the kernel of `spec` writes results in NCHW."""
-    plain = spec.method == "direct" and spec.operands == "float32" and spec.pool is None
+    if spec.method != "direct" or spec.pool is not None or tile_choice.pays(spec, target):
+        return False
+    plain = spec.operands == "float32" or quantization.apart(spec)
     return plain and nchw.fits(spec, target)
 
 
@@ -32,6 +44,8 @@ def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
+    if spec.method == "direct" and quantization.apart(spec):
+        return bfloat16_conv2d.apply(func, spec, target, threads, point)
     if spec.method != "direct" or spec.operands != "float32":
         return None
     if spec.pool is not None:  # no pass pools other groups in their kernel

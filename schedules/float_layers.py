@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import channel_tiles, multithreading
+from bnncc.schedules import bfloat16_conv2d, channel_tiles, multithreading
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import MAX
-from bnncc.schedules.intrin_x86 import DOT_ADD
+from bnncc.schedules.intrin_x86 import DOT_ADD, TO_BFLOAT16
 from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
@@ -65,6 +65,8 @@ SHARING_VECTORS = 4
 
 def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a float convolution or dense layer."""
+    if spec.method == "direct" and quantization.apart(spec):
+        return bfloat16_conv2d.space(spec, target, threads)
     made = _one_thread(spec, target)
     if threads == 1:
         return made
@@ -108,8 +110,9 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
             for name, _ in ranges:
                 _sums(sch, name, pair, order="kwo")
         _pooled(sch, quantized.rows)
-        if pair.source:
-            sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", pair.source)
+        source = pair.source + TO_BFLOAT16.source if pair.source else ""
+        if source:
+            sch.annotate(sch.get_loops("out_0_0")[0], "pragma_import_llvm", source)
         return channel_tiles.bounded(sch.mod["main"])
     written = float_conv2d.Kernel(spec, columns, vectors, chunks, parallel)
     sch = s_tir.Schedule(written.func)
@@ -153,7 +156,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
         """Whether accumulators, a vector of weights each, a datum and a spare have registers."""
         return (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2)
 
-    if spec.operands != "float32":
+    if spec.operands != "float32" and spec.method == "direct":
         default = choose_quantized(spec, target)
         most = spec.unpooled.output_hw[1]
         sizes = tile_sizes(most, min(registers, MAX_COLUMNS))

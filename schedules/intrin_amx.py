@@ -11,9 +11,11 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Operand, Pair
+from bnncc.topi_binary.definitions.terms import bfloat16
 
 Buffer = Any
 Expr = Any
@@ -28,8 +30,13 @@ DOTS = {
     ("int8", "uint8"): "tdpbsud",
     ("uint8", "int8"): "tdpbusd",
     ("uint8", "uint8"): "tdpbuud",
+    ("uint16", "uint16"): "tdpbf16ps",
 }
-"""By types of data and weight: four products of bytes, added to each int32 of a tile."""
+"""By types of data and weight: four products of bytes, added to each int32 of a tile; or, of the
+bits of bfloat16, two products, added to each float32."""
+
+BFLOAT16 = "uint16"
+"""What the bits of bfloat16 are stored as."""
 
 
 SUMS, DATA, WEIGHT = 6, 6, 7
@@ -106,7 +113,20 @@ class Tile(Pair):
     types: tuple[str, str]
     """Of data and weight: a key of `DOTS`."""
 
-    feature = "amx_int8"
+    @property
+    def feature(self) -> str:
+        """The feature of a `TargetSpec` that it needs."""
+        return "amx_bf16" if self.types[0] == BFLOAT16 else "amx_int8"
+
+    @property
+    def together(self) -> int:
+        """Numbers of data and weight that are multiplied and added to one sum."""
+        return 2 if self.types[0] == BFLOAT16 else 4
+
+    @property
+    def total(self) -> str:
+        """The type of a sum."""
+        return "float32" if self.types[0] == BFLOAT16 else "int32"
 
     @property
     def fresh(self) -> bool:  # type: ignore[override]
@@ -120,9 +140,10 @@ class Tile(Pair):
 
     @property
     def tensors(self) -> list[Operand]:
-        """Tensors in memory have rows that lie apart; of weights, four of a column are together."""
-        shapes = (self.rows, TILE_BYTES), (TILE_ROWS, TILE_BYTES), (self.rows, TILE_BYTES // 4)
-        kinds = [*zip(shapes, (*self.types, "int32"), strict=True)]
+        """Tensors in memory have rows that lie apart; of weights, some of a column are together."""
+        columns = TILE_BYTES // 4
+        shapes = [(rows, columns * self.together) for rows in (self.rows, TILE_ROWS)]
+        kinds = [*zip((*shapes, (self.rows, columns)), (*self.types, self.total), strict=True)]
         data, weight, total = (Operand(shape, dtype, scope=LOCAL) for shape, dtype in kinds)
         rows, four_rows, sums = (Operand(shape, dtype, strided=True) for shape, dtype in kinds)
         return {
@@ -139,14 +160,14 @@ class Tile(Pair):
             self._instruction(*buffers)
             return
         first, last = buffers[0], buffers[-1]
-        rows, columns = last.shape
-        extents = (rows, columns, *[TILE_BYTES] * (self.operation == "dot"))
+        (rows, columns), every = last.shape, self.together
+        extents = (rows, columns, *[first.shape[1]] * (self.operation == "dot"))
         with T.grid(*extents) as loops, T.sblock("tile"):
             i, j, *k = T.axis.remap("SSR"[: len(loops)], loops)
-            value = T.int32(0) if self.operation == "zero" else first[i, j]
+            value = tirx.const(0, self.total) if self.operation == "zero" else first[i, j]
             if k:
-                one, other = first[i, k[0]], buffers[1][k[0] // 4, j * 4 + k[0] % 4]
-                value = last[i, j] + T.Cast("int32", one) * T.Cast("int32", other)
+                one, other = first[i, k[0]], buffers[1][k[0] // every, j * every + k[0] % every]
+                value = last[i, j] + number_of(one) * number_of(other)
             T.buffer_store(last, value, [i, j])
 
     def _instruction(self, *buffers: Buffer) -> None:
@@ -160,7 +181,14 @@ class Tile(Pair):
             store(number, buffers[1][0, 0], _stride(buffers[1]) * T.int64(4))
         else:
             tile = DATA if self.operation == "load" else WEIGHT
-            load(tile, buffers[0][0, 0], _stride(buffers[0]))
+            load(tile, buffers[0][0, 0], _stride(buffers[0]) * T.int64(4 // self.together))
+
+
+def number_of(stored: Expr) -> Expr:
+    """Return what is multiplied, of an element of a tile."""
+    if stored.ty.dtype == BFLOAT16:
+        return bfloat16(T.Cast("uint32", stored))
+    return T.Cast("int32", stored)
 
 
 def _stride(memory: Buffer) -> Expr:

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.topi_binary.definitions.terms import signed
+from bnncc.topi_binary.definitions.terms import bfloat16, half_of, signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
@@ -36,6 +36,26 @@ fused_multiply_add = Intrinsic(
     lambda a, b, c: T.call_llvm_pure_intrin(F32, "llvm.fmuladd", a, b, c),
     bounds={i: (-512, 512) for i in range(3)},
 )
+
+
+def _rounded(value: Expr) -> Expr:
+    one, low, high = (
+        T.Broadcast(tirx.IntImm("uint32", number), LANES) for number in (1, 0x7FFF, 0xFFFF0000)
+    )
+    bits = T.bind(T.reinterpret(f"uint32x{LANES}", value))
+    odd = T.bitwise_and(T.shift_right(bits, T.Broadcast(T.uint32(16), LANES)), one)
+    return T.reinterpret(F32, T.bitwise_and(bits + low + odd, high))
+
+
+rounded_to_bfloat16 = Intrinsic(
+    f"round_to_bfloat16_{LANES}_f32",
+    "",
+    (F32,),
+    F32,
+    lambda lane, data: bfloat16(to_bfloat16(data(lane))),
+    _rounded,
+)
+"""The nearest numbers that bfloat16 has, ties to even, as float32."""
 
 round_to_even = Intrinsic(
     f"round_to_even_{LANES}_f32",
@@ -269,18 +289,14 @@ def dot_add(
     bits = int("".join(filter(str.isdigit, dtype)))
     count, floats = 32 // bits, dtype == "bfloat16"
 
-    def real(half: Expr) -> Expr:
-        return T.reinterpret("float32", T.shift_left(half, T.uint32(16)))
-
     def term(word: Expr, datum: Expr, place: int) -> Expr:
         if not floats:
             return T.Cast("int32", datum) * signed(word, bits, place)
-        half = T.shift_right(word, T.uint32(bits * place)) & T.uint32(2**bits - 1)
-        return real(T.Cast("uint32", datum)) * real(half)
+        return bfloat16(T.Cast("uint32", datum)) * half_of(word, place)
 
     def desc(lane: Expr, data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
         made = total[lane]
-        for place in range(count):
+        for place in reversed(range(count)) if floats else range(count):  # as instructions do
             made = made + term(weight[lane], data[place], place)
         return [(lane, made)]
 

@@ -10,7 +10,7 @@ from tvm.tirx.script import builder as T
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
 from bnncc.schedules.intrin_portable import dot_add, popcount
 from bnncc.topi_binary.definitions.blocks import bit
-from bnncc.topi_binary.definitions.terms import signed
+from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES
 
 Expr = Any
@@ -215,6 +215,40 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 """,
 )
 """The same of two numbers of bfloat16."""
+
+
+_TO_BFLOAT16 = f"""
+declare <{LANES} x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<{LANES} x float>)
+define linkonce_odr hidden <{LANES} x i16> @bnncc_to_bfloat16(<{LANES} x float> %data)
+    alwaysinline nounwind {{
+  %h = call <{LANES} x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<{LANES} x float> %data)
+  %r = bitcast <{LANES} x bfloat> %h to <{LANES} x i16>
+  ret <{LANES} x i16> %r
+}}
+"""
+
+TO_BFLOAT16 = Intrinsic(
+    f"avx512_bf16_round_{LANES}_f32",
+    "avx512_bf16",
+    (F32,),
+    f"uint16x{LANES}",
+    lambda lane, data: T.Cast("uint16", to_bfloat16(data(lane), flush=True)),
+    partial(T.call_pure_extern, f"uint16x{LANES}", "bnncc_to_bfloat16"),
+    source=_TO_BFLOAT16,
+)
+"""Numbers as bfloat16."""
+
+ROUND_BFLOAT16 = TensorPair(
+    f"avx512_bf16_round_store_{LANES}_f32",
+    "avx512_bf16",
+    (Operand((LANES,), "float32"), Operand((LANES,), "uint16")),
+    LANES,
+    lambda lane, data, made: [(lane, T.Cast("uint16", to_bfloat16(data[lane], flush=True)))],
+    lambda data, made: [(T.Ramp(0, 1, LANES), TO_BFLOAT16(data[T.Ramp(0, 1, LANES)]))],
+    fresh=True,
+    source=_TO_BFLOAT16,
+)
+"""The same, in the place of a loop."""
 
 
 def _carry_save(reach: int) -> TensorPair:

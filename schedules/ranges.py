@@ -208,6 +208,14 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
     return parts[0].with_body(rooted(parts[0], _sequence([*views, made]), tensors))
 
 
+def followed(parts: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
+    """Return the scheduled parts of a function one after the other, each as it is."""
+    roots = [func.body.block for func in parts]
+    body = _sequence([stmt for root in roots for stmt in statements(root.body)])
+    tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
+    return parts[0].with_body(rooted(parts[0], body, tensors))
+
+
 def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
     return same.get(var, var)
 

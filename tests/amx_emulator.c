@@ -3,6 +3,7 @@
  * a processor would refuse ends the program. Encodings and rules: Intel's Software Developer's Manual,
  * volume 2. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -72,6 +73,35 @@ static void dot(tile *total, const tile *data, const tile *weight, int prefix) {
         }
 }
 
+/* Denormal operands and results are zeros. */
+static float flushed(float value) { return fabsf(value) < 0x1p-126f ? copysignf(0, value) : value; }
+
+static float half(const uint8_t *bytes) {
+    uint32_t bits = (uint32_t)(bytes[0] | bytes[1] << 8) << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return flushed(value);
+}
+
+/* Products of even and of odd numbers are summed apart, then added to each other and to the tile. */
+static void dot_halves(tile *total, const tile *data, const tile *weight) {
+    if (total == data || total == weight || data == weight) refuse("tiles of a product are the same");
+    if (total->rows != data->rows || total->bytes != weight->bytes || data->bytes != 4 * weight->rows ||
+        data->bytes % 4 || weight->bytes % 4)
+        refuse("shapes of a product do not match");
+    for (int m = 0; m < total->rows; m++)
+        for (int n = 0; n < total->bytes / 4; n++) {
+            float sums[2] = {0, 0}, sum;
+            for (int k = 0; k < data->bytes / 2; k++) {
+                float product = half(data->at[m] + 2 * k) * half(weight->at[k / 2] + 4 * n + 2 * (k % 2));
+                sums[k % 2] = flushed(sums[k % 2] + product);
+            }
+            memcpy(&sum, &total->at[m][4 * n], 4);
+            sum = flushed(flushed(sum) + flushed(sums[0] + sums[1]));
+            memcpy(&total->at[m][4 * n], &sum, 4);
+        }
+}
+
 static const int REGISTERS[16] = {
     REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
     REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15,
@@ -85,6 +115,8 @@ static int perform(const uint8_t *code, const greg_t *registers) {
     if (mode == 3) {
         if (opcode == 0x5E)
             dot(get(reg), get(rm | (~code[1] >> 2 & 8)), get(third), prefix);
+        else if (opcode == 0x5C && prefix == PF3)
+            dot_halves(get(reg), get(rm | (~code[1] >> 2 & 8)), get(third));
         else if (opcode == 0x49 && prefix == PF2 && !rm && !third)
             memset(get(reg)->at, 0, sizeof tiles[0].at);
         else if (opcode == 0x49 && prefix == NONE && code[4] == 0xC0 && !third)

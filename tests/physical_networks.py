@@ -6,12 +6,11 @@ import numpy as np
 import onnx
 
 from bnncc.frontend.onnx import load
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import CompileOptions
 from bnncc.report import Layer
 from bnncc.targets.catalog import resolve
 from bnncc.transform.pipeline import Compilation, to_physical
-from bnncc.verification.confirm import copy_of
 from bnncc.verification.evaluator import evaluate_physical
 
 Arrays = dict[str, np.ndarray]

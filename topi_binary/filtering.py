@@ -27,6 +27,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES, blocks, pad_lanes
 from bnncc.topi_binary.spec import Conv2d
 
@@ -270,6 +271,10 @@ DATUM_COST = 0.6
 GAIN = 0.9
 """Filtering must promise less than this part of the direct way's time."""
 
+ALONE_COST, COPY_COST = 1.25, 2.0
+"""Of bfloat16, whose words are products of two: what one takes that a single vector of output
+channels reads, and what moving `LANES` data beside each other costs one vector."""
+
 MIN_PIXELS = 100
 """Outputs of fewer pixels take as long as the weights take to load, and filtered ones are more."""
 
@@ -335,11 +340,24 @@ def choose(spec: Conv2d, wish: str, height: int, width: int) -> str:
     """
     if not fits(spec) or height * width < MIN_PIXELS:
         return "direct"
-    best, least = "direct", GAIN * spec.kernel[0] * spec.kernel[1] * spec.channels
+    best, least = "direct", _direct_cost(spec)
     for method in METHODS[1 : METHODS.index(wish) + 1]:
         if (cost := _cost(replace(spec, method=method), height, width)) < least:
             best, least = method, cost
     return best
+
+
+def _direct_cost(spec: Conv2d) -> float:
+    """Return what filtering must stay below."""
+    if spec.operands == "float32" or spec.packed == 1:
+        return GAIN * spec.kernel[0] * spec.kernel[1] * spec.channels
+    vectors = blocks(spec.out_channels)
+    data = DATUM_COST * spec.channels * spec.strides[0] * spec.strides[1] / vectors
+    words = quantization.words(spec)
+    if quantization.apart(spec):
+        return words * (ALONE_COST if vectors == 1 else 1.0) + data
+    copied = spec.kernel[0] * blocks(spec.kernel[1] * spec.channels)
+    return words + data + COPY_COST * copied / vectors
 
 
 def _cost(spec: Conv2d, height: int, width: int) -> float:

@@ -16,11 +16,18 @@ import numpy as np
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
-FORMATS = ("float32", "bfloat16", "int8", "float16")
-"""What the operands of a convolution may be; ``float16`` on GPUs."""
+FORMATS = ("float32", "bfloat16", "int8", "float16", "bfloat16x3")
+"""What the operands of a convolution may be; ``float16`` on GPUs, ``bfloat16x3`` on
+tiles: each float32 as the sum of three numbers of bfloat16."""
 
-PACKED = {"bfloat16": 2, "int8": 4, "float16": 2}
+PACKED = {"bfloat16": 2, "int8": 4, "float16": 2, "bfloat16x3": 2}
 """How many of them fill a 32-bit lane."""
+
+TERMS = 3
+"""Numbers of bfloat16 that a float32 is the sum of: 8 bits each, and less than 2^-24 is left."""
+
+PRODUCTS = ((0, 2), (2, 0), (1, 1), (1, 0), (0, 1), (0, 0))
+"""Which term of a datum meets which of a weight: the smallest products are summed first."""
 
 LEVELS = 127
 """Largest magnitude of an int8 operand."""
@@ -33,6 +40,9 @@ SMALLEST = 2.0**-100
 
 MAX_CHANNELS = 16
 """Input channels that kernels interleave."""
+
+SIDE_BY_SIDE = 8
+"""Channels below which taps of bfloat16 that lie side by side save words worth moving them."""
 
 MAX_SUM = 2**24
 """Sums of products are below this: float32 holds them exactly, and so does int32."""
@@ -61,6 +71,15 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return (rounded & np.uint32(0xFFFF0000)).view(np.float32).reshape(values.shape)
 
 
+def terms(values: np.ndarray) -> list[np.ndarray]:
+    """Return the three numbers of bfloat16 that are float32 numbers, the largest first."""
+    made, rest = [], np.asarray(values, np.float32)
+    for _ in range(TERMS):
+        made.append(to_bfloat16(rest))
+        rest = rest - made[-1]
+    return made
+
+
 def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Make integers of weights, with one scale for each filter.
 
@@ -84,7 +103,17 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def words(spec: Conv2d) -> int:
     """Return how many words (vectors of weights) the taps of one output fill."""
-    return -(-spec.kernel[0] * spec.kernel[1] * spec.channels // spec.packed)
+    taps = spec.kernel[0] * spec.kernel[1]
+    if spec.operands == "bfloat16x3":
+        return TERMS * blocks(words_of_pixel(spec)) * LANES
+    if apart(spec):
+        return taps * words_of_pixel(spec)
+    return -(-taps * spec.channels // spec.packed)
+
+
+def words_of_pixel(spec: Conv2d) -> int:
+    """Return how many words the channels of a pixel fill, where taps are `apart`."""
+    return blocks(spec.channels, spec.packed)
 
 
 def zero_bytes(spec: Conv2d) -> tuple[int, ...]:
@@ -115,10 +144,17 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
     -------
     ndarray, one-dimensional, see `weight_type`
         Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel). Bytes of
-        data count from 0, so packed int8 sums start at ``-sum(zero byte * weight)``, which is the
-        first word.
+        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel); where
+        pixels are `apart`, zeros fill the last word of each. Bytes of data count from 0, so packed
+        int8 sums start at ``-sum(zero byte * weight)``, which is the first word.
     """
+    if spec.operands == "bfloat16x3":
+        rest = words(spec) // TERMS * spec.packed - spec.channels
+        filled = np.pad(weight, [(0, 0)] * 3 + [(0, rest)]).astype(np.float32)
+        weight = np.concatenate(terms(filled), axis=3)
+    elif apart(spec):
+        rest = words_of_pixel(spec) * spec.packed - spec.channels
+        weight = np.pad(weight, [(0, 0)] * 3 + [(0, rest)])
     filters = weight.reshape(weight.shape[0], -1)
     padded = np.zeros((blocks(weight.shape[0]) * LANES, words(spec) * spec.packed), np.float32)
     padded[: filters.shape[0], : filters.shape[1]] = filters
@@ -126,7 +162,7 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
         lanes = padded
     elif spec.operands == "float16":
         lanes = padded.astype("<f2").view("<u4")
-    elif spec.packed == PACKED["bfloat16"]:
+    elif spec.packed == PACKED["bfloat16"]:  # of one term, or of each
         lanes = (padded.view(np.uint32) >> np.uint32(16)).astype("<u2").view("<u4")
     else:
         zeros = np.resize(np.array(zero_bytes(spec), np.int64), filters.shape[1])
@@ -138,10 +174,17 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
 
 
 def fits(spec: Conv2d) -> bool:
-    """Whether `spec` can have operands of fewer bits."""
+    """Whether `spec` can have operands of fewer bits, with all taps side by side."""
     return (
         spec.rank == 4
         and spec.groups == 1
         and spec.dilations == (1, 1)
         and spec.channels <= MAX_CHANNELS
     )
+
+
+def apart(spec: Conv2d) -> bool:
+    """Whether each pixel of bfloat16 begins with a word, rather than each output."""
+    if spec.operands == "bfloat16x3":
+        return True
+    return spec.operands == "bfloat16" and not (fits(spec) and spec.channels < SIDE_BY_SIDE)

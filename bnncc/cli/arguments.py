@@ -229,6 +229,10 @@ _CHOICES = {
     "results are the same",
     "first_layer": "type to which the data and weights of convolutions on an input are rounded",
     "float_type": "type of float tensors between kernels, and of their convolutions, on a GPU",
+    "float_precision": "type to which the data and weights of float convolutions and dense layers "
+    "are rounded, on a CPU",
+    "float_products": "algorithm of float32 products in 1x1 convolutions and dense layers: bf16x3 "
+    "computes each from three bfloat16 terms, on AMX",
 }
 """What the `CHOICES` of `CompileOptions` are for."""
 

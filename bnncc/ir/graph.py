@@ -221,3 +221,15 @@ def elements(dims: Iterable[Dim], where: str) -> int:
             f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
         )
     return count
+
+
+def copy_of(graph: Graph) -> Graph:
+    """Return a copy of `graph` that passes do not reach; constants are shared."""
+    nodes = [
+        Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.covers)
+        for n in graph.nodes
+    ]
+    return Graph(
+        nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
+        graph.source, datatypes=graph.datatypes,
+    )  # fmt: skip

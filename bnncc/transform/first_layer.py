@@ -26,12 +26,14 @@ _AFFINE = ("Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization")
 
 @dataclass
 class Relaxed:
-    """What became of the first convolutions."""
+    """What became of layers that were to be rounded."""
 
     layers: list[str] = field(default_factory=list)
     """The results of those with rounded operands."""
+    names: list[str] = field(default_factory=list)
+    """Their names."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Why others that read an input stay in float32, by name."""
+    """Why others that might be stay in float32, by name."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
         if isinstance(made, Node):
             graph.nodes[position] = made
             result.layers.append(made.outputs[0])
+            result.names.append(node.name)
         else:
             result.kept[node.name] = made
     graph.prune()

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.lattice import lattices
-from bnncc.schedules import writes_nchw
+from bnncc.schedules import with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering
-from bnncc.topi_binary.layout import pack_float_weight, words
+from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary.layout import words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
 from bnncc.transform.byte_signs import write_image_bits
 from bnncc.transform.groups import realise
@@ -39,6 +40,7 @@ from bnncc.transform.physical import Physical
 from bnncc.transform.routes import Router
 from bnncc.transform.starts import (
     grouped_operands,
+    packed_weight,
     start_few_bit,
     start_image,
     start_product,
@@ -70,6 +72,7 @@ def fuse(
     float_conv: str = "filtered",
     target: TargetSpec | None = None,
     records: Recorded | None = None,
+    float_products: str = "float32",
 ) -> Graph:
     """Return the physical graph of a binarised logical graph.
 
@@ -84,6 +87,8 @@ def fuse(
         which all targets read.
     records : Recorded, optional
         Which of those orders measurements prefer.
+    float_products : str
+        How products of floats may be computed: ``bf16x3`` of three terms, where that is faster.
 
     Returns
     -------
@@ -91,16 +96,16 @@ def fuse(
         Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
         NHWC, tensors of bits packed.
     """
-    return _Fuser(float_conv, Physical(graph, target, records)).run()
+    return _Fuser(float_conv, float_products, Physical(graph, target, records)).run()
 
 
 class _Fuser:
-    def __init__(self, float_conv: str, physical: Physical) -> None:
+    def __init__(self, float_conv: str, float_products: str, physical: Physical) -> None:
         self.physical, self.graph = physical, (graph := physical.source)
         # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
         kind = "llvm" if physical.target is None else physical.target.kind
         self.on_gpu, self.filters = kind == "cuda", kind == "llvm"
-        self.float_conv = float_conv
+        self.float_conv, self.float_products = float_conv, float_products
         self.router = Router(self.physical)
         self.consumers = graph.consumers()
         self.physical.lattices = lattices(graph)
@@ -144,6 +149,13 @@ class _Fuser:
             elif (layouts := self.look.relayout(node)) is not None:
                 tensor = self.physical.float(node.inputs[0], layouts[0])
                 self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
+                if node.inputs[0] in self.physical.unrounded:
+                    self.physical.unrounded.add(node.outputs[0])
+            elif kind == "rounded":
+                layout = self.physical.layout_of(node.inputs[0])
+                tensor = self.physical.float(node.inputs[0], layout)
+                self.physical.floats[node.outputs[0]] = {layout: tensor}
+                self.physical.unrounded.add(node.outputs[0])
             elif kind == "interleave":
                 interleave(node, self.physical)
             elif kind != "absent":
@@ -216,6 +228,8 @@ class _Fuser:
             return None
         if spec.groups > 1 and not spec.depthwise:
             return None
+        if spec.method == "direct" and quantization.apart(spec):
+            return None
         readers = self.consumers.get(tip, [])
         if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
             return None
@@ -275,7 +289,8 @@ class _Fuser:
 
     def _start_conv(self, node: Node) -> Group:
         if node.op == QUANTIZED_CONV:
-            return start_quantized(node, self.graph, self.physical, self.physical.target)
+            method = partial(self._method, node)
+            return start_quantized(node, self.graph, self.physical, method)
         a, data = node.attrs, node.inputs[0]
         weight = self.graph.constants[node.inputs[1]]
         n, channels, height, width, _ = self.physical.image(data)
@@ -284,19 +299,36 @@ class _Fuser:
             n, height, width, channels, weight.shape[0], weight.shape[2:], tuple(a["strides"]),
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
-        exact = data not in self.graph.inputs and filtering.integral(weight)
-        direct = exact or not self.filters or self.look.zeros_matter(node)
-        wish = "direct" if direct else self.float_conv
-        method = filtering.choose(spec, wish, *spec.output_hw)
-        spec = replace(spec, method=method)
-        rows = weight.transpose(0, 2, 3, 1)
-        packed = self.physical.constant(
-            pack_float_weight(rows) if method == "direct" else filtering.pack_weight(rows, spec),
-            f"{node.name}.weight",
-        )
+        spec = self._method(node, self._operands(node, spec))
+        packed = self._packed(node, spec, weight.transpose(0, 2, 3, 1))
         return self._float_group(
             node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
         )
+
+    def _operands(self, node: Node, spec: Conv2d) -> Conv2d:
+        """Return `spec` with the operands that an option gives to a layer."""
+        if self.look.rounded(node):
+            return with_packed_operands(replace(spec, operands="bfloat16"), self.physical.target)
+        if self.float_products == "float32" or self._exact(node):
+            return spec
+        return with_three_terms(spec, self.physical.target)
+
+    def _exact(self, node: Node) -> bool:
+        """Whether sums of products may be exact, and those who read them rely on that."""
+        weight = self.graph.constants[node.inputs[1]]
+        return node.inputs[0] not in self.graph.inputs and filtering.integral(weight)
+
+    def _method(self, node: Node, spec: Conv2d) -> Conv2d:
+        """Return a convolution with the method that its products are to be computed by."""
+        direct = (
+            self._exact(node) or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
+        )
+        wish = "direct" if direct else self.float_conv
+        return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))
+
+    def _packed(self, node: Node, spec: Conv2d, rows: np.ndarray) -> str:
+        """Return the weights of a layer, ``[units, kernel_h, kernel_w, channels]``, as stored."""
+        return self.physical.constant(packed_weight(rows, spec), f"{node.name}.weight")
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)
@@ -326,9 +358,8 @@ class _Fuser:
         else:
             n, _, _, _, _ = self.physical.image(data)
             columns, tensor = rows[:, None, None, :], self.physical.float(data)
-        packed = self.physical.constant(pack_float_weight(columns), f"{node.name}.weight")
-        spec = Conv2d(n, 1, 1, columns.shape[3], units, (1, 1), rank=2)
-        return self._float_group(node, spec, [tensor, packed], units)
+        spec = self._operands(node, Conv2d(n, 1, 1, columns.shape[3], units, (1, 1), rank=2))
+        return self._float_group(node, spec, [tensor, self._packed(node, spec, columns)], units)
 
     def _start_pool(self, node: Node) -> Group:
         spec = self.look.pool_spec(node)

@@ -7,14 +7,16 @@ from collections.abc import Collection
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import ROUND
+from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of, has_constant_form
 from bnncc.recognise.few_bit import FEW_BIT_CONV
 from bnncc.recognise.products import BINARY_PRODUCT
 from bnncc.recognise.transposed import INTERLEAVE
+from bnncc.topi_binary.quantization import to_bfloat16
 from bnncc.topi_binary.spec import Pool2d, ceil_extra, output_size
+from bnncc.transform.float_precision import OPERAND
 from bnncc.transform.level_routes import ROUTED
 from bnncc.transform.merge import ADD_REPEATED
 from bnncc.transform.routes import ROUTES
@@ -34,6 +36,8 @@ _CONSTANT_OPS = {
     "BatchNormalization",
     ROUND,
 }
+_VIEWS = {"Flatten", "Reshape", "Transpose"}
+"""What may stand between a rounding and the layers that it is for."""
 _RELAYOUTS: dict[tuple[int, ...], tuple[str, str]] = {
     (0, 3, 1, 2): ("NCHW", "NHWC"),
     (0, 2, 3, 1): ("NHWC", "NCHW"),
@@ -76,7 +80,8 @@ class Kinds:
             ``glue``: elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits.
             ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory
             under another layout. ``absent``: folded into the dense layers that read it.
-            ``interleave``: phases side by side. ``generic``: left to TVM.
+            ``interleave``: phases side by side. ``rounded``: what layers round for themselves.
+            ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
@@ -86,6 +91,8 @@ class Kinds:
             return "few-bit"
         if node.op == INTERLEAVE:
             return "interleave"
+        if node.op == NARROW and self._for_rounding_layers(node.outputs[0]):
+            return "rounded"
         if node.op == ADD_REPEATED:
             return "glue"
         if node.op == IMAGE_BITS:
@@ -116,6 +123,32 @@ class Kinds:
             return "glue"
         return "generic"
 
+    def rounded(self, node: Node) -> bool:
+        """Whether data and weights of a convolution or dense layer are rounded, by option."""
+        if node.op not in ("Conv", "Gemm", "MatMul") or int(node.attrs.get("group", 1)) != 1:
+            return False
+        name = node.inputs[0]
+        while (made := self._producers.get(name)) is not None and made.op in _VIEWS:
+            name = made.inputs[0]
+        if made is None or made.op != NARROW or OPERAND not in made.attrs:
+            return False
+        weight = self.graph.constants.get(node.inputs[1])
+        return weight is not None and bool((to_bfloat16(weight) == weight).all())
+
+    def _for_rounding_layers(self, name: str) -> bool:
+        """Whether all that read a rounded tensor are layers that round it themselves."""
+        readers = self._consumers.get(name, [])
+        return (
+            name not in self.graph.outputs
+            and bool(readers)
+            and all(
+                self._for_rounding_layers(r.outputs[0])
+                if r.op in _VIEWS
+                else self.rounded(r) and self.kind(r) in ("conv", "dense")
+                for r in readers
+            )
+        )
+
     def zeros_matter(self, node: Node) -> bool:
         """Whether a sign may look at an exact zero that the convolution `node` gives.
 
@@ -126,7 +159,7 @@ class Kinds:
             return False
         name = node.outputs[0]
         channels = int(self.graph.types[name].shape[1])
-        offset = np.zeros(channels)
+        offset = np.zeros(channels) + np.asarray(node.attrs.get("bias", 0.0))
         if len(node.inputs) > 2 and node.inputs[2]:
             offset = offset + self.graph.constants[node.inputs[2]].reshape(-1)
         while len(readers := self._consumers.get(name, [])) == 1:

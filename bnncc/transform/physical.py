@@ -79,6 +79,8 @@ class Physical:
         self.source, self.target, self.records = source, target, records
         self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
         self.floats: dict[str, dict[str, str]] = {}
+        self.unrounded: set[str] = set()
+        """Tensors whose forms are not rounded yet: those who read them do that."""
         self.planes: dict[str, Planes] = {}
         self.levels: dict[str, dict[str, list[str]]] = {}
         self.lattices: dict[str, Lattice] = {}
@@ -413,7 +415,7 @@ class Physical:
             table.setdefault(name, []).append(form)
 
         for tensor, made in self.floats.items():
-            if tensor not in self.source.constants:
+            if tensor not in self.source.constants and tensor not in self.unrounded:
                 for layout, name in made.items():
                     put(name, Form(tensor, layout))
         for tensor, planes in self.planes.items():

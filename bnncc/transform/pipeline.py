@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.channel_scales import split_channel_scales
@@ -25,6 +25,8 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.trace import Trace
 from bnncc.transform.byte_signs import compare_bytes
 from bnncc.transform.commute import commute_moves, commute_pads, commute_pools
+from bnncc.transform.first_layer import Relaxed
+from bnncc.transform.float_precision import choose_layers
 from bnncc.transform.fuse import fuse
 from bnncc.transform.in_place import store_in_place
 from bnncc.transform.left_weights import turn_left_weights
@@ -46,6 +48,8 @@ class Compilation:
     """What measurements say of the orders of weights."""
     trace: Trace = field(default_factory=Trace)
     """Takes the graph and the time after each pass."""
+    rounded: Relaxed = field(default_factory=Relaxed)
+    """The layers that `--float-precision` rounds, in the graph already."""
     layers: list[Layer] = field(default_factory=list)
     """What became of each convolution and dense layer, for the report."""
 
@@ -64,7 +68,14 @@ class Pass:
 
 def _binarize(graph: Graph, made: Compilation) -> None:
     method = chooser(made.target, made.options.few_bit)
-    made.layers = binarize(graph, method, partial(in_slices, target=made.target))
+    layers = binarize(graph, method, partial(in_slices, target=made.target))
+    names, how = set(made.rounded.names), f"--float-precision {made.options.float_precision}"
+    made.layers = [
+        replace(x, bits=(16, 16), reason=f"{x.reason}; its operands are rounded ({how})")
+        if x.name in names
+        else x
+        for x in layers
+    ]
 
 
 def _products(graph: Graph, made: Compilation) -> None:
@@ -99,12 +110,23 @@ PASSES = (
     Pass("plain", lambda g, c: write_plain(g), "what no kernel took is ONNX's again"),
     Pass(
         "fuse",
-        lambda g, c: fuse(g, c.options.float_conv, c.target, c.records),
+        lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),
         "chains of nodes are kernels: the physical graph",
     ),
     Pass("in place", lambda g, c: store_in_place(g), "residuals are added where they lie"),
 )
 """The passes, in order; docs/exactness.md says of each why it keeps what the model computes."""
+
+
+def rounded_layers(graph: Graph, options: CompileOptions, target: TargetSpec) -> Relaxed:
+    """Return which layers of a graph as loaded `--float-precision` rounds: those in float."""
+    if options.float_precision == "float32":
+        return Relaxed()
+    found, whole = Compilation(options, target), copy_of(graph)
+    for step in PASSES[: 1 + next(i for i, p in enumerate(PASSES) if p.run is _binarize)]:
+        other = step.run(whole, found)
+        whole = other if isinstance(other, Graph) else whole
+    return choose_layers(graph, found.layers)
 
 
 def to_physical(graph: Graph, made: Compilation) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,9 @@ import numpy as np
 from bnncc.ir.graph import Dim, Graph, Node
 from bnncc.recognise.few_bit import starts_of
 from bnncc.schedules import with_packed_operands, with_weight_order
-from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data, quantization, sliced_data
+from bnncc.topi_binary import few_bit_data, filtering, quantization, sliced_data
 from bnncc.topi_binary.build import input_types
-from bnncc.topi_binary.layout import WORD_BITS, words
+from bnncc.topi_binary.layout import WORD_BITS, pack_float_weight, words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, WeightsOfRows
 from bnncc.transform.kernel_group import Group
 from bnncc.transform.physical import Physical, Planes
@@ -39,9 +39,9 @@ def start_few_bit(node: Node, graph: Graph, physical: Physical) -> Group:
 
 
 def start_quantized(
-    node: Node, graph: Graph, physical: Physical, target: TargetSpec | None
+    node: Node, graph: Graph, physical: Physical, method: Callable[[Conv2d], Conv2d]
 ) -> Group:
-    """Return the group of a `bnncc.QuantizedConv`."""
+    """Return the group of a `bnncc.QuantizedConv`; `method` says how products are computed."""
     a, data = node.attrs, node.inputs[0]
     weight = graph.constants[node.inputs[1]]
     n, channels, height, width, _ = physical.image(data)
@@ -51,12 +51,22 @@ def start_quantized(
         pads=tuple(a["pads"]), data_layout=layout, operands=a["operands"],
         zero_points=tuple(a["zero_points"]),
     )  # fmt: skip
-    spec = with_packed_operands(spec, target)
+    spec = with_packed_operands(spec, physical.target)
+    spec = method(spec) if spec.operands == "bfloat16" else spec
     packed = physical.constant(
-        quantization.pack_weight(weight.transpose(0, 2, 3, 1), spec), f"{node.name}.weight"
+        packed_weight(weight.transpose(0, 2, 3, 1), spec), f"{node.name}.weight"
     )
     inputs = [physical.float(data, layout), packed]
     return Group(spec, inputs, a["scale"], a["bias"], node.outputs[0], node.name, node.covers)
+
+
+def packed_weight(rows: np.ndarray, spec: Conv2d) -> np.ndarray:
+    """Store weights ``[units, kernel_h, kernel_w, channels]`` as a float kernel reads them."""
+    if spec.method != "direct":
+        return filtering.pack_weight(rows, spec)
+    if spec.operands != "float32":
+        return quantization.pack_weight(rows, spec)
+    return pack_float_weight(rows)
 
 
 def start_image(node: Node, physical: Physical) -> Group:

@@ -298,9 +298,10 @@ def _float_weight(spec: Conv2d, rng: Draws) -> tuple[Array, Array]:
         packed = quantization.pack_weight(quantization.quantize_weight(weight)[0], spec)
         return packed, packed
     if spec.operands != "float32":
-        packed = quantization.pack_weight(quantization.to_bfloat16(weight), spec)
-        return packed, packed
-    direct = layout.pack_float_weight(weight)
+        weight = quantization.to_bfloat16(weight)
+        direct = quantization.pack_weight(weight, spec)
+    else:
+        direct = layout.pack_float_weight(weight)
     return direct if spec.method == "direct" else filtering.pack_weight(weight, spec), direct
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnncc.errors import VerificationError
-from bnncc.ir.graph import Graph, Node
 from bnncc.ir.ties import TIE
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, within
@@ -33,18 +32,6 @@ if TYPE_CHECKING:
 
 LOOSER = {"filtered-2d": 4}
 """How many times further apart ties may be with a value of ``--float-conv``."""
-
-
-def copy_of(graph: Graph) -> Graph:
-    """Return a copy of `graph` that passes do not reach; constants are shared."""
-    nodes = [
-        Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.covers)
-        for n in graph.nodes
-    ]
-    return Graph(
-        nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
-        graph.source, datatypes=graph.datatypes,
-    )  # fmt: skip
 
 
 def runs_here(target: TargetSpec) -> bool:

@@ -1,4 +1,4 @@
-"""The definition of right with `--first-layer` and `--float-type`: the model, with roundings."""
+"""The definition of right with options that round: the model, with their roundings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import onnx
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
-from bnncc.options import Uint8Input
+from bnncc.options import CompileOptions, Uint8Input
+from bnncc.targets.spec import TargetSpec
 from bnncc.transform.first_layer import relax_first_layer
+from bnncc.transform.float_precision import round_layers
 from bnncc.transform.half_floats import round_floats
 from bnncc.transform.image import take_uint8
+from bnncc.transform.pipeline import rounded_layers
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Evaluates a model, or a part of it, as `--first-layer` and `--float-type` have it."""
+    """Evaluates a model, or a part of it, as options that round have it."""
 
     operands: str
     float_type: str
@@ -35,42 +38,44 @@ class Relaxed:
     """Tensors of the model that rounded convolutions read: bytes may not exist in this form."""
     whole: frozenset[str] = frozenset()
     """Outputs of the whole model: what lies between kernels is rounded where all of them are."""
+    rounded: frozenset[str] = frozenset()
+    """What the layers make that `--float-precision` rounds."""
 
     @classmethod
     def of(
         cls,
-        operands: str,
-        float_type: str,
+        options: CompileOptions,
         model: onnx.ModelProto,
         feeds: Mapping[str, Array],
         pixels: Mapping[str, Array],
-        images: tuple[Uint8Input, ...],
     ) -> Relaxed | None:
         """Return the definition for `model` on `feeds`; None if nothing in it is rounded.
 
         Parameters
         ----------
-        operands, float_type : str
-            Values of the options.
+        options : CompileOptions
+            From `recorded.options_of`.
         model : ModelProto
             The whole model.
         feeds, pixels : mapping of str to ndarray
             Its inputs as it has them, and those that are given as bytes instead.
-        images : tuple of Uint8Input
-            What the bytes stand for.
 
         Returns
         -------
         Relaxed or None
         """
+        operands, float_type = options.first_layer, options.float_type
+        images = options.input_uint8
         graph, _ = cls("float32", "float32", pixels, images).loaded(model, feeds)
-        rounded = set(relax_first_layer(graph, operands).layers)
-        if not rounded and float_type == "float32":
+        first = set(relax_first_layer(graph, operands).layers)
+        assert isinstance(options.target, TargetSpec)
+        rounded = frozenset(rounded_layers(graph, options, options.target).layers)
+        if not first | rounded and float_type == "float32":
             return None
-        made = [n for n in model.graph.node if rounded.intersection(n.output)]
+        made = [n for n in model.graph.node if first.intersection(n.output)]
         read = frozenset(n.input[0] for n in made)
         whole = frozenset(output.name for output in model.graph.output)
-        return cls(operands, float_type, pixels, images, read, whole)
+        return cls(operands, float_type, pixels, images, read, whole, rounded)
 
     def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run `model`; return its outputs by name."""
@@ -85,4 +90,5 @@ class Relaxed:
         relax_first_layer(graph, self.operands)
         if self.float_type != "float32" and self.whole.issubset(graph.outputs):
             round_floats(graph)
+        round_layers(graph, self.rounded)
         return graph, {k: self.pixels.get(k, v) for k, v in feeds.items()}

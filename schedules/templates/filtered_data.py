@@ -17,6 +17,7 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
+from bnncc.schedules.intrin_portable import rounded_to_bfloat16
 from bnncc.schedules.templates.kernel import (
     Expr,
     bind,
@@ -31,6 +32,7 @@ from bnncc.schedules.templates.kernel import (
 from bnncc.schedules.templates.line_buffer import Strip, keep, ring_size
 from bnncc.schedules.templates.transforms import combine, deinterleave
 from bnncc.topi_binary import filtering
+from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
@@ -110,6 +112,11 @@ class Filtered(ABC):
     def _pixel(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
         return [n, channel, y, x] if self.spec.data_layout == "NCHW" else [n, y, x, channel]
 
+    def _datum(self, where: list[Expr], valid: int) -> Expr:
+        """Return a vector of the data whose first `valid` lanes exist, as they are multiplied."""
+        loaded = load(self.data, where, valid)
+        return loaded if self.spec.operands == "float32" else rounded_to_bfloat16(loaded)
+
     @abstractmethod
     def at(self, place: tuple[Any, ...], tile: Expr, channel: Expr) -> Expr:
         """Return one transformed datum; `place` is the index before the plane's."""
@@ -149,7 +156,7 @@ class _Channels(Filtered):
                 channel = bind((number + first) * LANES)
                 self._across(
                     channel,
-                    lambda x, c=channel, v=valid: load(self.data, [n, row, x, c], v),
+                    lambda x, c=channel, v=valid: self._datum([n, row, x, c], v),
                     lambda q, part: [slot, q, part],
                 )
 
@@ -165,7 +172,7 @@ class _Channels(Filtered):
                         for k in range(vertical.points):
                             y = bind(top + (taps[0] + k * vertical.stride))
                             inside = bind(T.min(T.max(y, const(0)), const(spec.height - 1)))
-                            value = load(self.data, [n, inside, x, channel], valid)
+                            value = self._datum([n, inside, x, channel], valid)
                             values.append(T.Select(splat(y == inside), value, f32(0.0)))
                         for p, value in enumerate(combine(vertical.transform.forward, values)):
                             store(self.columns, [i, p, x, channel], value)
@@ -265,6 +272,8 @@ class _Planar(Filtered):
                     tile = number + first
                     for r in range(residues):
                         value = self.data[tuple(self._pixel(n, y, tile * step + r, channel))]
+                        if self.spec.operands != "float32":
+                            value = bfloat16(to_bfloat16(value))
                         T.buffer_store(self.apart, value, [channel, to, r, tile - self.low])
 
     def _separate_vectors(self, n: Expr, y: Expr, channel: Expr, to: Expr) -> None:
@@ -282,7 +291,7 @@ class _Planar(Filtered):
                     value = f32(0.0)
                     if valid > 0:
                         column = (turn * step + i) * LANES
-                        value = load(self.data, self._pixel(n, y, column, channel), valid)
+                        value = self._datum(self._pixel(n, y, column, channel), valid)
                     if 0 < valid < LANES:  # other lanes may have been loaded too
                         value = T.Select(first_lanes(valid), value, f32(0.0))
                     vectors.append(value)

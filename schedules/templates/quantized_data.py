@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin_portable import round_to_even
+from bnncc.schedules.intrin_portable import round_to_even, rounded_to_bfloat16
+from bnncc.schedules.intrin_x86 import TO_BFLOAT16
 from bnncc.schedules.templates.kernel import (
     Expr,
     Register,
@@ -26,7 +27,6 @@ from bnncc.schedules.templates.kernel import (
     loop,
     splat,
     store,
-    u32,
 )
 from bnncc.schedules.templates.line_buffer import Strip, ring_size
 from bnncc.topi_binary import quantization
@@ -207,12 +207,7 @@ class Taps:
         return self._bfloat16(value)
 
     def _bfloat16(self, value: Expr) -> Expr:
-        bits = bind(T.reinterpret(f"uint32x{LANES}", value))
-        odd = T.bitwise_and(T.shift_right(bits, u32(16)), u32(1))
-        rounded = bits + u32(0x7FFF) + odd
-        if self.spec.packed == 1:
-            return T.reinterpret(f"float32x{LANES}", T.bitwise_and(rounded, u32(0xFFFF0000)))
-        return T.Cast(f"uint16x{LANES}", T.shift_right(rounded, u32(16)))
+        return TO_BFLOAT16(value) if self.spec.packed > 1 else rounded_to_bfloat16(value)
 
     def _zeros(self, j: int) -> Expr:
         """Return what stands for 0 in vector `j` of `channels` that repeat along a row."""

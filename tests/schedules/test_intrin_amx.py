@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -20,6 +21,7 @@ from bnncc.schedules import intrin_amx, ranges
 from bnncc.schedules.intrin_amx import DOTS, LOCAL, SUMS, Tile
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.terms import bfloat16
 from tests import amx_emulator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +29,8 @@ AMX = catalog.resolve("x86-64-v4-amx")
 SHAPES = [(2, 1), (7, 2), (14, 9), (16, 3)]
 BLOCKS = 2
 GARBAGE = np.int32(0x5A5A5A5A)
-EXTREMES = {"int8": (-128, 127), "uint8": (0, 255)}
+EXTREMES = {"int8": (-128, 127), "uint8": (0, 255), "uint16": (-64, 64)}
+"""Of bfloat16, integers of which float32 sums are exact."""
 
 
 def compiled(func: tirx.PrimFunc, target: TargetSpec) -> tvm.runtime.Module:
@@ -37,7 +40,15 @@ def compiled(func: tirx.PrimFunc, target: TargetSpec) -> tvm.runtime.Module:
 
 def matrix(weight: np.ndarray) -> np.ndarray:
     """Return weights as rows of the depth, out of the order in which tiles take them."""
-    return weight.reshape(-1, 16, 4).transpose(0, 2, 1).reshape(-1, 16)
+    together = weight.shape[-1] // 16
+    return weight.reshape(-1, 16, together).transpose(0, 2, 1).reshape(-1, 16)
+
+
+def stored(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Return integers as a tile holds them."""
+    if dtype == "uint16":
+        return numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return numbers.astype(dtype)
 
 
 def product_of(types: tuple[str, str], rows: int, steps: int, apart: int) -> s_tir.Schedule:
@@ -45,14 +56,20 @@ def product_of(types: tuple[str, str], rows: int, steps: int, apart: int) -> s_t
 
     Rows of the data have `apart` tiles more than the product reads.
     """
-    data = te.placeholder((rows, (steps + apart) * 64), types[0], "data")
-    weight = te.placeholder((BLOCKS, steps, 16, 64), types[1], "weight")
-    window = te.compute((steps, rows, 64), lambda s, i, k: data[i, s * 64 + k], "window")
-    step, k = te.reduce_axis((0, steps), "step"), te.reduce_axis((0, 64), "k")
+    every = Tile("dot", rows, types).together
+    depth = 16 * every
+    data = te.placeholder((rows, (steps + apart) * depth), types[0], "data")
+    weight = te.placeholder((BLOCKS, steps, 16, depth), types[1], "weight")
+    window = te.compute((steps, rows, depth), lambda s, i, k: data[i, s * depth + k], "window")
+    step, k = te.reduce_axis((0, steps), "step"), te.reduce_axis((0, depth), "k")
 
     def dot(o: tirx.Var, i: tirx.Var, j: tirx.Var) -> te.Tensor:
-        one, other = window[step, i, k], weight[o, step, k // 4, j * 4 + k % 4]
-        return te.sum(one.astype("int32") * other.astype("int32"), axis=[step, k])
+        one, other = window[step, i, k], weight[o, step, k // every, j * every + k % every]
+        if types[0] == "uint16":
+            first, second = (bfloat16(x.astype("uint32")) for x in (one, other))
+        else:
+            first, second = (x.astype("int32") for x in (one, other))
+        return te.sum(first * second, axis=[step, k])
 
     sums = te.compute((BLOCKS, rows, 16), dot, "sums")
     total = te.compute((rows, BLOCKS * 16), lambda i, j: sums[j // 16, i, j % 16], "total")
@@ -105,18 +122,21 @@ def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, 
         sch = product_of(types, rows, steps, apart)
         func = on_tiles(sch, types, rows) if half == "impl" else sch.mod["main"]
         library = compiled(func, AMX if half == "impl" else catalog.native())
-        shapes = ((rows, (steps + apart) * 64), (BLOCKS, steps, 16, 64))
+        tile = Tile("dot", rows, types)
+        depth = 16 * tile.together
+        shapes = ((rows, (steps + apart) * depth), (BLOCKS, steps, 16, depth))
         data, weight = (
-            rng.choice(EXTREMES[one], shape).astype(one)
+            rng.choice(EXTREMES[one], shape)
             if ends
-            else rng.integers(*EXTREMES[one], shape, one, endpoint=True)
+            else rng.integers(*EXTREMES[one], shape, endpoint=True)
             for one, shape in zip(types, shapes, strict=True)
         )
-        total = tvm.runtime.tensor(np.full((rows, BLOCKS * 16), GARBAGE))
+        total = tvm.runtime.tensor(np.full((rows, BLOCKS * 16), GARBAGE).view(tile.total))
         before = emulator.amx_emulator_performed() if emulator else 0
-        library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), total)
+        given = (stored(x, one) for x, one in zip((data, weight), types, strict=True))
+        library["main"](*map(tvm.runtime.tensor, given), total)
         columns = np.concatenate([matrix(block) for block in weight], axis=1).astype("int64")
-        wanted = data[:, : steps * 64].astype("int64") @ columns
+        wanted = data[:, : steps * depth].astype("int64") @ columns
         np.testing.assert_array_equal(total.numpy(), wanted)
         if emulator:  # configure and release; for each block zero and store; loads and products
             performed = emulator.amx_emulator_performed() - before
@@ -182,6 +202,7 @@ def test_tile_instructions_are_what_llvm_writes() -> None:
 
 EXECUTE = """
 import ctypes, mmap, sys
+from bnncc.topi_binary.definitions.terms import bfloat16
 from tests import amx_emulator
 emulator = amx_emulator.load()
 memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)

@@ -1,8 +1,9 @@
-"""Binary and few-bit convolutions as products of matrices of bytes.
+"""Binary, few-bit and float convolutions as products of matrices of bytes, or of bfloat16.
 
 Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Levels
-and their weights are bytes already. Exact zeros, padding with 0 and channels beyond the last are 0:
-so a sum is the dot product itself, for levels without what padding with others adds.
+and their weights are bytes already; floats become bfloat16, whose bits are uint16. Exact zeros,
+padding with 0 and channels beyond the last are 0: so a sum is the dot product itself, for levels
+without what padding with others adds.
 
 Bytes of an image lie in *planes*, one for each place of a pixel within a stride: in these a window
 moves by one pixel whatever the stride is, and a tap is a distance. Rows follow one another, so that
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary import few_bit_data, layout, quantization
 from bnncc.topi_binary.definitions import binary_operands
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
@@ -32,12 +34,25 @@ from bnncc.topi_binary.definitions.blocks import (
     extent,
 )
 from bnncc.topi_binary.definitions.taps import inside, pixel
+from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.signature import aliased
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
+
+Layer = BinaryConv2d | FewBitConv2d | Conv2d
 
 FORM = "products"
 """Of `binary_conv2d` and `few_bit_conv2d`, with the numbers of `Lines` behind it."""
+
+_TERM_OF: tuple[Callable[[Expr], Expr], ...] = (
+    lambda i: i * 8 % 10 // 4,
+    lambda i: (i * 11 + 14) % 23 // 7,
+)
+"""By its place in `quantization.PRODUCTS`, which term of a datum a product has, and which of a
+weight: in arithmetic of which TVM finds what is read."""
+
+_HALVES = ("uint16", "uint16")
+"""Types of data and weights that are bits of bfloat16."""
 
 _ALL = 2**WORD_BITS - 1
 
@@ -48,7 +63,7 @@ class Lines:
 
     Attributes
     ----------
-    spec : BinaryConv2d or FewBitConv2d
+    spec : BinaryConv2d, FewBitConv2d or Conv2d
         The layer.
     rows : int
         Rows of the output in a line: they divide its height.
@@ -56,7 +71,7 @@ class Lines:
         Windows of a line for which there are sums, at least `needed`.
     """
 
-    spec: BinaryConv2d | FewBitConv2d
+    spec: Layer
     rows: int
     places: int = 0
 
@@ -141,26 +156,62 @@ class Operands:
 
     Attributes
     ----------
-    spec : BinaryConv2d or FewBitConv2d
+    spec : BinaryConv2d, FewBitConv2d or Conv2d
         The layer.
     types : tuple of str
-        Of bytes of data and weight.
+        Of numbers of data and weight: bytes, or bits of bfloat16.
     steps : int
-        Blocks of `DEPTH` channels in a group.
+        Blocks of `depth` channels in a group.
     lanes : int
-        Bytes of data that are made at once.
+        Numbers of data that are made at once.
     datum, weight : callable
-        The byte of an image, row and column, which may be outside, a group, so many lanes of it,
-        and a lane; and the byte of a vector of output channels, a tap, a block of `DEPTH` channels,
-        four of these, and one of the `DEPTH` bytes that they have.
+        The number of an image, row and column, which may be outside, a group, so many lanes of it,
+        and a lane; and the number of a vector of output channels, a tap, a block of `depth`
+        channels, a word of these, and one of the numbers that such words have.
+    terms : int
+        Numbers that a datum, and a weight, is the sum of; data have one for each group, weights
+        one after the other.
     """
 
-    spec: BinaryConv2d | FewBitConv2d
+    spec: Layer
     types: tuple[str, str]
     steps: int
     lanes: int
     datum: Callable[..., Expr]
     weight: Callable[..., Expr]
+    terms: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Groups of channels, or terms, that data have: not both."""
+        return self.spec.groups * self.terms
+
+    @property
+    def products(self) -> int:
+        """Products that one of sums of terms takes."""
+        return len(quantization.PRODUCTS) if self.terms > 1 else 1
+
+    def block(self, which: int, number: Expr) -> Expr:
+        """Return which block of data (0) or weights (1) a block of products reads."""
+        if self.terms == 1:
+            return number
+        return _TERM_OF[which](number // self.steps) * self.steps + number % self.steps
+
+    @property
+    def together(self) -> int:
+        """Numbers in a word of 32 bits."""
+        return 2 if self.types[0] == "uint16" else 4
+
+    @property
+    def depth(self) -> int:
+        """Channels in a block."""
+        return LANES * self.together
+
+    def product(self, one: Expr, other: Expr) -> Expr:
+        """Return what is added to a sum."""
+        if self.types[0] == "uint16":
+            return bfloat16(T.Cast("uint32", one)) * bfloat16(T.Cast("uint32", other))
+        return T.Cast("int32", one) * T.Cast("int32", other)
 
 
 def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
@@ -177,9 +228,9 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
     """
     spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
     lines, (full, rest) = Lines(spec, rows, places), divmod(spec.out_channels, LANES)
-    held = spec.groups * met.steps
-    data = buffer("bytes", (n, held, lines.pixels, DEPTH), met.types[0])
-    parts = DEPTH // met.lanes
+    held = met.parts * met.steps
+    data = buffer("bytes", (n, held, lines.pixels, met.depth), met.types[0])
+    parts = met.depth // met.lanes
 
     def datum(n: Expr, *i: Expr) -> Expr:
         high, wide, row, column, *channel = i
@@ -192,13 +243,14 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
         place = lines.place((high, wide), row, column)
         return [n, group * met.steps + part // parts, place, part % parts * met.lanes + lane]
 
-    extents = (*lines.phases, *lines.plane, spec.groups, met.steps * parts, met.lanes)
+    extents = (*lines.phases, *lines.plane, met.parts, met.steps * parts, met.lanes)
     compute("data", data, (n, *extents), datum, where)
-    taps = [*map(extent, (n, lines.count, *spec.kernel, held, places, DEPTH))]
+    blocks = spec.groups * met.products * met.steps
+    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, places, met.depth))]
     window = compute(
         "window", buffer("window", taps, met.types[0]), taps,
         lambda n, line, kh, kw, c, place, k: data[
-            n, c, line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
+            n, met.block(0, c), line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
         ],
     )  # fmt: skip
     ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
@@ -210,10 +262,11 @@ def _sums(
 ) -> Callable[..., Expr]:
     """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
     spec, steps = met.spec, met.steps
-    shape = [*map(extent, (count, *spec.kernel, steps, LANES, DEPTH))]
+    shape = [*map(extent, (count, *spec.kernel, met.products * steps, LANES, met.depth))]
+    every = met.together
     panel = compute(
         f"panel{end}", buffer(f"panel{end}", shape, met.types[1]), shape,
-        lambda o, *i: met.weight(first + o, *i),
+        lambda o, kh, kw, c, *i: met.weight(first + o, kh, kw, met.block(1, c), *i),
     )  # fmt: skip
 
     def term(total: Expr, *i: Expr) -> Expr:
@@ -221,12 +274,14 @@ def _sums(
         channel = (first + o) * LANES
         group = channel // (spec.out_channels // spec.groups) if spec.groups > 1 else 0
         one = window[n, line, kh, kw, group * steps + c, place, k]
-        other = panel[o, kh, kw, c, k // 4, lane * 4 + k % 4]
-        return total + T.Cast("int32", one) * T.Cast("int32", other)
+        other = panel[o, kh, kw, c, k // every, lane * every + k % every]
+        return total + met.product(one, other)
 
     outputs = [*map(extent, (n, lines.count, count, lines.places, LANES))]
-    sums = buffer(f"sums{end}", outputs, "int32")
-    accumulate(f"sum{end}", sums, outputs, (*spec.kernel, steps, DEPTH), T.int32(0), term)
+    dtype = "float32" if met.types[0] == "uint16" else "int32"
+    sums = buffer(f"sums{end}", outputs, dtype)
+    start, reduced = tirx.const(0, dtype), (*spec.kernel, met.products * steps, met.depth)
+    accumulate(f"sum{end}", sums, outputs, reduced, start, term)
 
     def dot(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
         return sums[n, h // lines.rows, o - first, h % lines.rows * lines.pitch + w, lane]
@@ -282,3 +337,48 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
         return T.if_then_else(word < words, stored[o, kh, kw, word, byte], T.int8(0))
 
     return Operands(spec, ("uint8", "int8"), steps, together * 4, datum, weight)
+
+
+def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
+    """Return the numbers of a layer with operands of bfloat16, two in a word."""
+    words, depth = quantization.words_of_pixel(spec), LANES * 2
+    terms = quantization.TERMS if spec.operands == "bfloat16x3" else 1
+    steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, depth)
+    count = layout.blocks(spec.out_channels)
+    ragged = [*map(extent, (count, *spec.kernel, words, LANES * 2))]
+    tiled = [*map(extent, (count, *spec.kernel, terms * steps, LANES, depth))]
+    stored = aliased(weights, tiled if in_tiles(spec) else ragged, "uint16")
+
+    def datum(n: Expr, y: Expr, x: Expr, group: Expr, part: Expr, lane: Expr) -> Expr:
+        channel = part * together + lane
+        there = T.And(inside(spec, y, x), part * together < spec.channels)
+        half = _term(data[tuple(pixel(spec, n, y, x, channel))], group if terms > 1 else None)
+        return T.if_then_else(there, T.Cast("uint16", half), T.uint16(0))
+
+    def weight(o: Expr, kh: Expr, kw: Expr, step: Expr, word: Expr, number: Expr) -> Expr:
+        if in_tiles(spec):
+            return stored[o, kh, kw, step, word, number]
+        word = step * LANES + word
+        return T.if_then_else(word < words, stored[o, kh, kw, word, number], T.uint16(0))
+
+    return Operands(spec, _HALVES, steps, together, datum, weight, terms)
+
+
+def _term(datum: Expr, number: Expr | None) -> Expr:
+    """Return the bits of one of the numbers of bfloat16 that `datum` is the sum of, as uint32."""
+    first = to_bfloat16(datum)
+    if number is None:
+        return first
+    rest = datum - bfloat16(first)
+    second = to_bfloat16(rest)
+    third = to_bfloat16(rest - bfloat16(second))
+    bits = T.bitwise_and(T.reinterpret("uint32", datum), T.uint32(0x7FFFFFFF))
+    seen = T.Select(bits > T.uint32(0x7F800000), T.uint32(0x7FC0), first)  # NaN stays NaN
+    return T.Select(number == 0, seen, T.Select(number == 1, second, third))
+
+
+def in_tiles(spec: Layer) -> bool:
+    """Whether weights are stored as tiles hold them."""
+    if not isinstance(spec, Conv2d):
+        return False
+    return spec.operands == "bfloat16x3" or quantization.words_of_pixel(spec) % LANES == 0

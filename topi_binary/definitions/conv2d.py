@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import filtering, layout, quantization
 from bnncc.topi_binary.algebra import changed
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, accumulate, buffer, compute
+from bnncc.topi_binary.definitions import byte_products
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    accumulate,
+    buffer,
+    compute,
+    extent,
+    int64,
+    under,
+)
 from bnncc.topi_binary.definitions.epilogue import Pixels, epilogue
+from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.pooling import write_pool
 from bnncc.topi_binary.definitions.taps import (
     as_float32,
@@ -22,7 +33,7 @@ from bnncc.topi_binary.definitions.taps import (
     place,
     tests_inside,
 )
-from bnncc.topi_binary.definitions.terms import SCALAR
+from bnncc.topi_binary.definitions.terms import SCALAR, bfloat16, half_of, to_bfloat16
 from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
@@ -30,14 +41,26 @@ from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import step_inputs
 
 
-def conv2d(operator: Operator, spec: Conv2d) -> None:
-    """Write the sums of products, the pooling if there is one, and the epilogue."""
-    direct = spec.method == "direct" and spec.operands == "float32"
+def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
+    """Write the sums of products, the pooling if there is one, and the epilogue.
+
+    In the form `byte_products.FORM`, sums are products of matrices of bfloat16.
+    """
+    apart = quantization.apart(spec) and spec.method == "direct"
+    direct = spec.method == "direct" and (spec.operands == "float32" or apart)
     if direct and (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
     extents = (operator.n, *spec.window_hw, spec.out_channels)
-    if direct:
+    if form:
+        met = byte_products.of_floats(spec, data, weight)
+        dots = byte_products.summed(met, operator.n, form)
+        starts = [partial(_whole, dot) for dot in dots]
+        epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), starts, padded=True)
+        return
+    if apart:
+        value = _of_words(spec, data, weight, extents)
+    elif direct:
         value = _direct(spec, data, weight, extents)
     elif spec.method == "direct":
         value = _quantized(operator, spec, data, weight, extents)
@@ -111,10 +134,7 @@ def _quantized(
         if spec.operands == "float16":
             half = datum if spec.dtype == "float16" else T.Cast("float16", datum)
             return T.Cast("float32", half)
-        bits = T.reinterpret("uint32", datum)
-        odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
-        kept = T.bitwise_and(bits + T.uint32(0x7FFF) + odd, tirx.IntImm("uint32", 0xFFFF0000))
-        return T.reinterpret("float32", kept)
+        return bfloat16(to_bfloat16(datum))
 
     operand = buffer("operand", image, "float32")
     compute("operand", operand, image, rounded)
@@ -134,6 +154,52 @@ def _quantized(
     scaled = buffer("scaled", extents, "float32")
     worth = T.float32(quantization.LEVELS)
     return compute("scaled", scaled, extents, lambda *i: value[i] * (unit[i[0]] / worth))
+
+
+def _whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
+    return dot(at.n, at.h, at.w, at.block, lane)
+
+
+def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
+    """Write sums of products of words, each of neighbouring channels of a pixel.
+
+    As in `few_bit_conv2d`, the lanes of a vector of output channels are a block of their own.
+    """
+    words, packed = quantization.words_of_pixel(spec), spec.packed == 2
+    depth, taps = words * spec.packed, spec.kernel[0] * spec.kernel[1]
+
+    def rounded(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+        there = c if depth == spec.channels else T.min(c, int64(spec.channels - 1))
+        half = to_bfloat16(data[tuple(pixel(spec, n, y, x, there))], flush=packed)
+        if depth > spec.channels:
+            half = T.if_then_else(c < spec.channels, half, T.uint32(0))
+        return T.Cast("uint16", half) if packed else bfloat16(half)
+
+    image = (extents[0], spec.height, spec.width, depth)
+    operand = buffer("operand", image, "uint16" if packed else "float32")
+    compute("operand", operand, image, rounded)
+    tiles = (*extents[:3], layout.blocks(spec.out_channels))
+    sums = buffer("sum", (*tiles[:3], tiles[3] * LANES), "float32")
+    with T.grid(*map(extent, (*tiles, *spec.kernel, words))) as loops, T.sblock("sum"):
+        n, h, w, o, kh, kw, c = T.axis.remap("SSSSRRR", list(loops))
+        with T.init(), T.vectorized(int64(LANES)) as lane:
+            T.buffer_store(sums, T.float32(0), [n, h, w, o * LANES + lane])
+        row, column = place(spec, h, w, kh, kw)
+        first = ((o * taps + (kh * spec.kernel[1] + kw)) * words + c) * LANES
+        loop = T.serial(int64(LANES))
+        with under(*tests_inside(spec, n, h, w, o, kh, kw)), loop as i, T.sblock("product"):
+            lane = T.axis.spatial(int64(LANES), i)
+            at, word = (n, h, w, o * LANES + lane), weight[first + lane]
+            total: Expr = sums[at]
+            for number in reversed(range(spec.packed)):
+                datum = operand[n, row, column, c * spec.packed + number]
+                if packed:
+                    datum, other = bfloat16(T.Cast("uint32", datum)), half_of(word, number)
+                else:
+                    other = word
+                total = total + datum * other
+            T.buffer_store(sums, total, list(at))
+    return sums
 
 
 def _scaled(spec: Conv2d) -> bool:
@@ -227,6 +293,8 @@ def _forward(
                 for k, factor in enumerate(factors):  # noqa: B023
                     there = y - top, x * columns.step + (taps[0] + k * columns.stride - left)  # noqa: B023
                     datum = data[tuple(pixel(spec, n, *clamped(spec, *there), c))]
+                    if spec.operands != "float32":
+                        datum = bfloat16(to_bfloat16(datum))
                     datum = T.if_then_else(inside(spec, *there), datum, T.float32(0))
                     total = total + datum * T.float32(float(factor))
                 return total

@@ -183,8 +183,8 @@ def stored(made: Buffer) -> Start:
 
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
-    value: Start | None = None, acc: Sequence[Start] = (), below: Below | None = None,
-    padded: bool = False,
+    value: Start | Sequence[Start] | None = None, acc: Sequence[Start] = (),
+    below: Below | None = None, padded: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` behind a block.
 
@@ -199,7 +199,7 @@ def epilogue(
     pixels : Pixels
         Where.
     value : callable, optional
-        What the steps start from; the accumulator, if not given.
+        What the steps start from; the accumulator, if not given. Or several, as of `acc`.
     acc : sequence of callable, optional
         The accumulator, perhaps another one for the last channels if they fill no vector.
     below : callable, optional
@@ -218,8 +218,10 @@ def epilogue(
         with T.grid(*extents) as loops, T.sblock(name):
             n, h, w, o = T.axis.remap("SSSS", list(loops))
             at = Place(n, h, w, o + first, channels, lanes, pixels.rank)
-            mine = acc[-1 if lanes < LANES else 0] if acc else None
-            _Fetching(at, value, mine, below, padded).write(steps, params, outputs)
+            which = -1 if lanes < LANES else 0
+            mine = acc[which] if acc else None
+            start = value[which] if isinstance(value, Sequence) else value
+            _Fetching(at, start, mine, below, padded).write(steps, params, outputs)
 
 
 class Steps:

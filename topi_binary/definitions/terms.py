@@ -41,6 +41,31 @@ SCALAR = Algebra(
 )
 
 
+def bfloat16(half: Any) -> Any:
+    """Return the number whose upper half are the bits of a uint32, as float32."""
+    return T.reinterpret("float32", T.shift_left(half, T.uint32(16)))
+
+
+def to_bfloat16(datum: Any, flush: bool = False) -> Any:
+    """Return the bits of the nearest bfloat16, ties to even, as uint32; `datum` is no NaN.
+
+    With `flush`, a number without a normal exponent becomes zero, as instructions have it.
+    """
+    bits = T.reinterpret("uint32", datum)
+    odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
+    rounded = T.shift_right(bits + T.uint32(0x7FFF) + odd, T.uint32(16))
+    if not flush:
+        return rounded
+    sign = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(0x8000))
+    return T.Select(T.bitwise_and(bits, T.uint32(0x7F800000)) == T.uint32(0), sign, rounded)
+
+
+def half_of(word: Any, place: int) -> Any:
+    """Return the bfloat16 in half `place` of a 32-bit word, as float32."""
+    half = T.shift_right(word, T.uint32(16 * place))
+    return bfloat16(T.bitwise_and(half, T.uint32(2**16 - 1)))
+
+
 def signed(value: Any, bits: int, place: int) -> Any:
     """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
     whole = T.Cast("int32", value)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import filtering
+from bnncc.topi_binary import filtering, quantization
 from bnncc.topi_binary.reference import windows
 from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import bits_to_words, read_levels, words_to_bits
@@ -41,6 +41,7 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     unit = np.ones(data.shape[0])
     if spec.operands != "float32":
         data, unit = _rounded(spec, data)
+    if spec.method == "direct" and spec.operands != "float32":
         weight = _unpacked(spec, inputs[1])
     elif spec.method == "direct":
         weight = windows.unblocked(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
@@ -60,6 +61,8 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
     ones = np.ones(data.shape[0])
     if spec.zero_points:
         return data - np.array(spec.zero_points), ones
+    if spec.operands == "bfloat16x3":  # as exact as float32
+        return data, ones
     if spec.operands == "float16":
         return data.astype(np.float32).astype(np.float16).astype(np.float64), ones
     if spec.operands == "bfloat16":
@@ -73,7 +76,12 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
 
 def _unpacked(spec: Conv2d, packed: Array) -> Array:
     """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
-    size = spec.kernel[0] * spec.kernel[1] * spec.channels
+    depth = spec.channels
+    if spec.operands == "bfloat16x3":
+        return _joined_terms(spec, packed)
+    if quantization.apart(spec):
+        depth += -depth % spec.packed
+    size = spec.kernel[0] * spec.kernel[1] * depth
     starts = spec.packed == 4
     rows = -(-size // spec.packed) + starts
     out = np.zeros((spec.out_channels, *spec.kernel, spec.channels))
@@ -86,8 +94,17 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
             lane = lane.view(np.float16)
         elif spec.packed == 2:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        out[channel] = lane[:size].reshape(out.shape[1:])
+        out[channel] = lane[:size].reshape(*spec.kernel, depth)[..., : spec.channels]
     return out
+
+
+def _joined_terms(spec: Conv2d, packed: Array) -> Array:
+    """Read weights that are sums of three numbers of bfloat16 each."""
+    words = -(-spec.channels // 32) * 16
+    cut = packed.reshape(-1, 3, words, 16).view(np.uint16).reshape(-1, 3, words, 16, 2)
+    numbers = (cut.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    rows = numbers.sum(axis=1).transpose(0, 2, 1, 3).reshape(-1, words * 2)
+    return rows[: spec.out_channels, None, None, : spec.channels]
 
 
 def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:

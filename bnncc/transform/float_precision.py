@@ -1,0 +1,112 @@
+"""Round the operands of float layers to bfloat16, as `--float-precision` asks.
+
+    before: y = Conv(x, W, b)
+    after:  h = bnncc.Narrow(x); y = Conv(h, round(W), b)
+
+These nodes are the definition of right. Layers that read them are multiplied as bfloat16 by kernels
+that round for themselves, see `fuse`. Roundings go in front of operators that only move numbers:
+passes look for those next to layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import NARROW
+from bnncc.recognise.operands import pad_of
+from bnncc.report import Layer
+from bnncc.topi_binary.quantization import to_bfloat16
+from bnncc.transform.first_layer import Relaxed
+from bnncc.transform.physical import KERNEL
+
+OPERAND = "operand"
+"""Attribute of the roundings that are made here."""
+
+_MOVES = ("Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+def choose_layers(graph: Graph, layers: Iterable[Layer]) -> Relaxed:
+    """Return the results of the float layers that can be rounded, and why others cannot.
+
+    Parameters
+    ----------
+    graph : Graph
+        As loaded.
+    layers : iterable of Layer
+        What each of its layers is.
+    """
+    result, named = Relaxed(), {node.name: node for node in graph.nodes}
+    for layer in layers:
+        node = named.get(layer.name)
+        if layer.kind != "float" or layer.bits != (32, 32) or node is None:
+            continue
+        if why := _why_not(node, graph):
+            result.kept[layer.name] = why
+        else:
+            result.layers.append(node.outputs[0])
+            result.names.append(layer.name)
+    return result
+
+
+def _why_not(node: Node, graph: Graph) -> str:
+    if node.op not in ("Conv", "Gemm", "MatMul"):
+        return f"there are no kernels for {node.op}"
+    if any(i and i not in graph.constants for i in node.inputs[1:]):
+        return "its weights are computed at run time"
+    rank = 4 if node.op == "Conv" else 2
+    if len(graph.types[node.inputs[0]].shape) != rank:
+        return f"its data have not {rank} dimensions"
+    if graph.types[node.inputs[0]].dtype != "float32" or node.attrs.get("transA"):
+        return "its data are no float32"
+    if int(node.attrs.get("group", 1)) != 1:
+        return "it has groups"
+    return ""
+
+
+def in_three_terms(physical: Graph) -> set[str]:
+    """Return the names of layers whose products are of three terms, `--float-products` asked."""
+    return {
+        name
+        for node in physical.nodes
+        if node.op == KERNEL and getattr(node.attrs["spec"], "operands", "") == "bfloat16x3"
+        for name in node.covers
+    }
+
+
+def round_layers(graph: Graph, layers: Collection[str]) -> None:
+    """Round data and weights of the layers that make the tensors `layers`; rewrites `graph`."""
+    consumers, producers = graph.consumers(), graph.producers()
+    rounded: dict[str, list[tuple[Node, int]]] = {}
+    for node in graph.nodes:
+        if not set(layers).intersection(node.outputs):
+            continue
+        weight = graph.constants[node.inputs[1]].astype(np.float32)
+        node.inputs[1] = graph.constant(to_bfloat16(weight), f"{node.name}.bfloat16")
+        reader, name = node, node.inputs[0]
+        while (move := producers.get(name)) is not None and len(consumers[name]) == 1:
+            padded = pad_of(move, graph) if move.op == "Pad" else None
+            if name in graph.outputs or not (move.op in _MOVES or (padded and padded[1] == 0)):
+                break
+            reader, name = move, move.inputs[0]
+        rounded.setdefault(name, []).append((reader, reader.inputs.index(name)))
+    made = {}
+    for name, readers in rounded.items():
+        out = graph.fresh(f"{name}.bfloat16")
+        graph.types[out] = graph.types[name]
+        attrs = {"to": "bfloat16", OPERAND: 1}
+        made[name] = Node(NARROW, [name], [out], attrs, out)
+        for reader, place in readers:
+            reader.inputs[place] = out
+    first = {id(r): made[name] for name, readers in rounded.items() for r, _ in readers}
+    placed: set[int] = set()
+    nodes = []
+    for node in graph.nodes:
+        if (narrow := first.get(id(node))) is not None and id(narrow) not in placed:
+            nodes.append(narrow)
+            placed.add(id(narrow))
+        nodes.append(node)
+    graph.nodes = nodes
+    graph.prune()

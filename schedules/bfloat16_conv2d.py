@@ -1,0 +1,142 @@
+"""Convolution and dense layers of bfloat16: words of two channels, multiplied at once.
+
+The data become bfloat16 as a whole, rounded to nearest: two neighbouring channels of a pixel are a
+word, which meets a vector of weight words of `LANES` output channels. Sums of a tile of columns and
+vectors stay in registers over the whole reduction, as in `float_conv2d`. Where the machine has no
+instruction for it, words are single float32 numbers of the same values.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir, tirx
+
+from bnncc.schedules import (
+    byte_products,
+    channel_tiles,
+    epilogue,
+    multithreading,
+    nchw,
+    ranges,
+    tile_choice,
+)
+from bnncc.schedules.intrin_portable import MULTIPLY_ADD
+from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16, ROUND_BFLOAT16
+from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, segments
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout, quantization
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
+
+PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16}
+"""What a product is, by how many operands share a word."""
+
+MAX_TILE = 24
+"""Accumulators beyond this many hide no more latency and only lengthen the code."""
+
+MAX_VECTORS = 7
+"""Vectors of output channels that share a datum."""
+
+SHARED = ("operand",)
+"""Blocks whose tensors several nests of loops have in common."""
+
+
+def space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
+    """Return what can be chosen for a layer of bfloat16."""
+    if tile_choice.pays(spec, target):
+        return byte_products.space(spec, target, threads)
+    blocks = layout.blocks(spec.out_channels)
+    registers = target.vector_registers // target.registers_per_vector(LANES)
+    return with_threads(
+        {
+            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
+            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
+            "rows_outside": (0, 1),
+        },
+        choose(spec, target),
+        threads > 1,
+        multithreading.shared(spec, target, threads),
+        lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
+    )
+
+
+def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of `spec`, from the registers and caches of `target`."""
+    flat, blocks = flattened(spec), layout.blocks(spec.out_channels)
+    registers = target.vector_registers // target.registers_per_vector(LANES)
+    budget, width = max(1, min(MAX_TILE, registers - 4)), flat.output_hw[1]
+    vectors = min(2 if budget >= 8 else 1, blocks)
+    if width < budget // 2:
+        vectors = max(1, min(budget // width, MAX_VECTORS, blocks))
+    columns = -(-width // -(-width // max(1, budget // vectors)))
+    data = spec.height * spec.width * spec.channels * 2
+    weight = quantization.weight_type(spec)[0] * 4
+    outside = weight < min(data, target.l2_bytes // 2)
+    return {"columns": columns, "vectors": vectors, "rows_outside": int(outside)}
+
+
+def apply(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
+) -> tirx.PrimFunc:
+    """Schedule a layer of bfloat16 as `point` says."""
+    if tile_choice.pays(spec, target):
+        return byte_products.apply(func, spec, target, point)
+    flat, divided, vectors = flattened(spec), 3 * point.get("divide", 0), point["vectors"]
+    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
+    operand = _operand(func, flat, bool(divided))
+    func, order = nchw.held(func, flat, rows), "nho" if point["rows_outside"] else "noh"
+    for group in groups(flat.out_channels, vectors):
+        parts = [
+            _tiles(func, flat, target, group, segment, point, rows)
+            for segment in segments(flat, point["columns"])
+        ]
+        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
+        nests.append(ranges.joined(parts, 1 if divided else 3))
+    sums = multithreading.one_region(ranges.joined(nests, 0))
+    return ranges.followed([operand, sums])  # threads wait in between
+
+
+def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:
+    """Schedule the rounding of data."""
+    sch = s_tir.Schedule(ranges.part(func, {"operand": {}}, SHARED))
+    n, y, x, c = sch.get_loops("operand")
+    depth = quantization.words_of_pixel(spec) * spec.packed
+    if spec.data_layout == "NHWC" and depth == spec.channels:
+        lanes = math.gcd(depth, LANES)
+        outer, vector = sch.split(c, [None, lanes])
+        if lanes == LANES and spec.packed == 2:
+            sch.tensorize(vector, ROUND_BFLOAT16.register())
+            sch.annotate(outer, "pragma_import_llvm", ROUND_BFLOAT16.source)
+        elif lanes > 1:
+            sch.vectorize(vector)
+    if divided:
+        sch.parallel(sch.fuse(n, y, x))
+    return sch.mod["main"]
+
+
+def _tiles(
+    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
+    point: Point, rows: int,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a range of columns and vectors of channels."""
+    # 1 normalise
+    columns, vectors = channel_tiles.axes(group, segment)
+    # 2 tile
+    order = "nhow" if point["rows_outside"] else "nohw"
+    cut = {"sum": {2: columns, 3: vectors}}
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, SHARED)
+    # 5 parallel: only loops around whole reductions can be
+    if point.get("divide", 0):
+        sch.parallel(sch.fuse(*tile[:3]))
+    # 3 stage, 4 tensorize
+    pair = PAIRS[spec.packed]
+    channel_tiles.sums(sch, "sum", pair, tile[-1], kw_inside=False)
+    if pair.source:
+        sch.annotate(tile[-1], "pragma_import_llvm", pair.source)
+    for block in epilogue.blocks(sch):
+        epilogue.vectorize(sch, block, spec.out_channels, target)
+    return channel_tiles.bounded(sch.mod["main"])
