@@ -178,8 +178,8 @@ def table(
     --------
     >>> table([("a", "bits"), ("long", "1")], right=[1])
     ['a     bits', 'long     1']
-    >>> table([("name", "us"), ("a long name", "1")], width=10, wraps=[0])
-    ['name    us', 'a long   1', 'name']
+    >>> table([("name", "us"), ("a name that takes two lines", "1")], width=20, wraps=[0])
+    ['name              us', 'a name that       1', 'takes two lines']
     """
     right = set(right)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
