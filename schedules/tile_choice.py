@@ -9,6 +9,9 @@ layers of 16 pixels get them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
 from bnncc.topi_binary.definitions.byte_products import Layer
@@ -35,19 +38,33 @@ MIN_FILLED = 0.75
 
 def supports(spec: Layer, target: TargetSpec) -> bool:
     """Return whether there are tiles for a layer."""
-    if isinstance(spec, Conv2d):
-        plain = spec.method == "direct" and spec.pool is None
-        if spec.operands == "bfloat16x3":
-            plain &= spec.kernel == (1, 1) and not any(spec.pads) and spec.groups == 1
-            plain &= spec.channels <= MAX_TERMS
-        return plain and "amx_bf16" in target.features and quantization.apart(spec)
-    if "amx_int8" not in target.features:
-        return False
-    if spec.groups > 1 and spec.out_channels // spec.groups % LANES:
-        return False
-    if isinstance(spec, BinaryConv2d):
-        return not spec.per_image
-    return spec.method == "bytes" and not spec.depthwise
+    return _SUPPORTED[type(spec)](spec, target)
+
+
+def _floats(spec: Conv2d, target: TargetSpec) -> bool:
+    plain = spec.method == "direct" and spec.pool is None
+    if spec.operands == "bfloat16x3":
+        plain &= spec.kernel == (1, 1) and not any(spec.pads) and spec.groups == 1
+        plain &= spec.channels <= MAX_TERMS
+    return plain and "amx_bf16" in target.features and quantization.apart(spec)
+
+
+def _bytes(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> bool:
+    whole = spec.groups == 1 or spec.out_channels // spec.groups % LANES == 0
+    return whole and "amx_int8" in target.features
+
+
+def _binary(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    return _bytes(spec, target) and not spec.per_image
+
+
+def _levels(spec: FewBitConv2d, target: TargetSpec) -> bool:
+    return _bytes(spec, target) and spec.method == "bytes" and not spec.depthwise
+
+
+_SUPPORTED: dict[type, Callable[..., bool]] = {
+    BinaryConv2d: _binary, Conv2d: _floats, FewBitConv2d: _levels
+}  # fmt: skip
 
 
 def pays(spec: Layer, target: TargetSpec) -> bool:
@@ -59,10 +76,9 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     room = layout.blocks(depth, DEPTH) * DEPTH
     if pixels < MIN_PIXELS:
         return False
-    if isinstance(spec, Conv2d):
-        return True
-    if isinstance(spec, FewBitConv2d):
-        return few_bit_data.group_words(spec) * 4 * 2 >= room
+    if not isinstance(spec, BinaryConv2d):  # floats fill tiles; levels are bytes, of which some do
+        floats = spec.method == "direct"
+        return floats or few_bit_data.group_words(cast("FewBitConv2d", spec)) * 4 * 2 >= room
     if layout.words(depth) * WORD_BITS < MIN_FILLED * room:
         return False
     if spec.kernel[0] * spec.kernel[1] >= WINDOWED:

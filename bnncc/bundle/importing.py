@@ -65,10 +65,11 @@ def take(results: Results, folder: Path, *, target: TargetSpec | None, command: 
             hint="`bnncc tune MODEL --bundle FOLDER` makes a bundle that tries some",
         )
     made = Imported(folder / records.folder_of(ran), warnings=list(results.warnings))
-    search = Search(ran)
+    cpus = {str(session.get("cpu", "")) for session in results.sessions}
+    search = Search(ran, cpu=cpus.pop() if len(cpus) == 1 else "")
     with records.Writer(made.folder) as writer:
         for session in results.sessions:
-            kept = {k: v for k, v in session.items() if k in ("session", "device", "torch", "cuda")}
+            kept = {k: v for k, v in session.items() if k in _OF_SESSION}
             writer.note(
                 {
                     **kept, "measured": "clock", "target": ran.name, "tvm": results.tvm,
@@ -94,6 +95,10 @@ def _target(results: Results, asked: TargetSpec | None) -> TargetSpec:
         return asked  # perhaps of a file
     ran = resolve(results.target)
     return ran if ran.family == results.family else resolve(results.family)
+
+
+_OF_SESSION = ("session", "device", "cpu", "torch", "cuda")
+"""What is kept of a session."""
 
 
 class _PassedOver(Exception):

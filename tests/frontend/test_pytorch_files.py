@@ -234,7 +234,7 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: _node(lambda n: n["inputs"][0]["arg"]["as_tensor"].update(name="ghost")),
         "defined nowhere",
     ),
-    "twice": (lambda: _graph(lambda g: g["nodes"].append(g["nodes"][2])), "there already"),
+    "twice": (lambda: _graph(lambda g: g["nodes"].append(g["nodes"][2])), "exists already"),
     "unknown": (lambda: _node(lambda n: n.update(target="torch.ops.mylib.f.default")), "mylib"),
     "no-arguments": (lambda: _node(lambda n: n.update(inputs=[])), "make no sense"),
     "strange-argument": (

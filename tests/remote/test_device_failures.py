@@ -57,7 +57,7 @@ def test_strangers(
 
         threading.Thread(target=serve, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert "no TVM RPC server" in fails(capsys, "deploy", digits["host"], "--rpc", address)
+        assert "not a TVM RPC server" in fails(capsys, "deploy", digits["host"], "--rpc", address)
         where = ("--tracker", address, "--key", "k")
         assert "is not a TVM RPC tracker" in fails(capsys, "deploy", digits["host"], *where)
 

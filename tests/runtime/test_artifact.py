@@ -193,7 +193,7 @@ def test_save_leaves_nothing_half_written(artifact: Artifact, tmp_path: Path) ->
         write_atomic(target, chunks())
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(BnnccError, match="cannot be written"):
+    with pytest.raises(BnnccError, match="does not exist"):
         artifact.save(tmp_path / "missing" / "a.bnncc")
 
 

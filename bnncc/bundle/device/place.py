@@ -59,9 +59,7 @@ class Place:
             import torch
 
             return str(torch.cuda.get_device_name())
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        return names[0] if names else "unknown"
+        return _first_cpu().get("model name", "unknown")
 
     @property
     def versions(self) -> dict[str, str]:
@@ -70,8 +68,12 @@ class Place:
         if self.device == "cuda":
             import torch
 
-            found |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
-        return found
+            return {**found, "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+        facts, x86 = _first_cpu(), ("vendor_id", "cpu family", "model")
+        arm = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+        # Maker, family and model, as in `bnncc.targets.host.core_model`.
+        cpu = "-".join(facts[key] for key in (*x86, *arm) if key in facts)
+        return {**found, **({"cpu": cpu} if cpu else {})}
 
     def library(self, path: Path) -> Any:
         """Load a shared library of TVM's."""
@@ -267,10 +269,17 @@ def median(times: Sequence[float]) -> float:
     return round(statistics.median(times), 4)
 
 
+def _first_cpu() -> dict[str, str]:
+    """Return what Linux says of the first processor."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    pairs = [(key.strip(), value.strip()) for key, _, value in (x.partition(":") for x in lines)]
+    return dict(reversed(pairs))
+
+
 def _features() -> set[str]:
     """Return the features that programs may use; tiles (AMX) have to be asked for."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    found = {f for x in lines if x.startswith(("flags", "Features")) for f in x.split()}
+    facts = _first_cpu()
+    found = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     request = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA
     if "amx_tile" in found and ctypes.CDLL(None).syscall(*request) != 0:
         found = {feature for feature in found if not feature.startswith("amx_")}
