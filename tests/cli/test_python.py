@@ -71,14 +71,10 @@ def test_only_tune_needs_xgboost(tmp_path: Path) -> None:
         "assert sorted(os.listdir()) == sorted([*before, 'said'])\n"
     )
     arguments = [sys.executable, "-c", program, MODEL, str(DIGITS / "test_images.npz")]
-    done = subprocess.run(
-        arguments, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run(arguments, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "said").read_text() == (
-        "error: tuning needs XGBoost, which is not installed\n"
-        "\n"
-        "hint: pip install 'bnncc[tune]'\n"
+        "error: tuning needs XGBoost, which is not installed\n\nhint: pip install 'bnncc[tune]'\n"
     )
 
 
