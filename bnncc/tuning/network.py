@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -152,6 +153,11 @@ def tune(
 
 
 def _check(target: TargetSpec, device: dict[str, Any] | None, method: str) -> None:
+    if importlib.util.find_spec("xgboost") is None:
+        raise TuningError(
+            "tuning needs XGBoost, which is not installed",
+            hint="pip install 'bnncc[tune]'",
+        )
     arm = target.arch.startswith(("aarch64", "arm"))
     if method == "instructions":
         if not arm:

@@ -56,6 +56,28 @@ def test_bench_needs_no_compiler(tmp_path: Path) -> None:
     assert done.stdout == "3\n", done.stderr
 
 
+def test_only_tune_needs_xgboost(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "sys.modules['xgboost'] = None\n"
+        "from bnncc.cli import main as cli\n"
+        "model, images = sys.argv[1:]\n"
+        "for command in (f'compile {model} -o a', f'run a --input {images} --output o.npz',\n"
+        "                f'verify {model} a', f'explain {model}', 'bench a --repeat 3'):\n"
+        "    assert cli.main(command.split()) == 0, command\n"
+        "before = os.listdir()\n"
+        "sys.stderr = open('said', 'w')\n"
+        "assert cli.main(['tune', model]) == 1\n"
+        "assert sorted(os.listdir()) == sorted([*before, 'said'])\n"
+    )
+    arguments = [sys.executable, "-c", program, MODEL, str(DIGITS / "test_images.npz")]
+    done = subprocess.run(arguments, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "said").read_text() == (
+        "error: tuning needs XGBoost, which is not installed\n\nhint: pip install 'bnncc[tune]'\n"
+    )
+
+
 def test_verbs(tmp_path: Path) -> None:
     artifact = bnncc.compile(MODEL, threads=1)
     path = tmp_path / "a.bnncc"

@@ -85,6 +85,21 @@ def test_installed_wheel_imports(wheel: Path, tmp_path: Path) -> None:
     assert Path(done.stdout.strip()).parent == tmp_path / "bnncc"
 
 
+def test_xgboost_comes_with_tune_and_test_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"bnncc-{bnncc.__version__}.dist-info/METADATA").decode()
+    requirements = [
+        tuple(line.removeprefix("Requires-Dist: ").replace('"', "'").split("; extra == "))
+        for line in metadata.partition("\n\n")[0].splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+    assert any(r[0].startswith("apache-tvm[") for r in requirements if len(r) == 1)
+    assert not [r for r in requirements if len(r) == 1 and "meta-schedule" in r[0]]
+    assert [r for r in requirements if "xgboost" in r[0]] == [("xgboost", "'tune'")]
+    assert [r for r in requirements if "[tune]" in r[0]] == [("bnncc[tune]", "'test'")]
+    assert "--editable '.[test]'" in (ROOT / "Makefile").read_text()  # which is `make install`
+
+
 def test_version_by_command_line() -> None:
     command = [sys.executable, "-m", "bnncc", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

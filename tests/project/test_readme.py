@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+OUTPUT = re.compile(r"(?:-o|--output|--tuning-dir) (\S+)")
 LINK = re.compile(r"(?<!!)\[[^]]*\]\((?P<to>[^)\s]+)\)")
 # A heading becomes an anchor: lower case, spaces to hyphens, nothing else but letters and digits.
 HEADING = re.compile(r"^#+ (?P<text>.*)$", re.MULTILINE)
@@ -78,6 +80,20 @@ def test_make_alone_lists_the_targets() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony is not None
     assert listed == phony[1].split()
+
+
+def test_git_ignores_what_the_readme_writes() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git, or no checkout")
+    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    written = set(OUTPUT.findall("\n".join(code for _, _, code in blocks)))
+    assert {"digits.bnncc", "logits.npz", "digits.tar", "my_logs"} <= written
+    # A folder is told from a file by its lack of a suffix: it need not exist.
+    names = sorted(name if Path(name).suffix else f"{name}/" for name in written)
+    done = subprocess.run(
+        ["git", "check-ignore", "--", *names], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.split() == names, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
