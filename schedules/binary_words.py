@@ -9,6 +9,8 @@ which the tests for taps outside fold away, those between run as one loop.
 The rule schedules the definition that it is given, or, to count three taps at once, another form of
 it. Data that may hold exact zeros are scanned first: if there are none, a copy runs that knows of
 none, else one in small code.
+
+Without vectors there is no tile: loops over lanes (`portable`) are smaller and run no slower.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from bnncc.schedules import (
     epilogue,
     multithreading,
     nchw,
+    portable,
     ranges,
     tile_choice,
     zeros,
@@ -34,7 +37,7 @@ from bnncc.schedules.columns import shares
 from bnncc.schedules.intrin_portable import XOR_POPCOUNT
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.ranges import Bounds
-from bnncc.schedules.space import Point, Space, powers, tile_sizes
+from bnncc.schedules.space import Point, Space, no_choice, powers, tile_sizes
 from bnncc.schedules.space import space as make
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments, taps_inside
@@ -111,6 +114,8 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         return byte_products.space(spec, target, threads)
     if spec.weight_order != "words":
         return binary_neon.space(spec, target, threads)
+    if target.scalar:
+        return no_choice(spec, target, threads)
     _, _, width = image(spec)
     full = max(1, spec.out_channels // layout.LANES)
     threed = _counts_threes(spec, target)
@@ -163,6 +168,8 @@ def apply(
         return byte_products.apply(func, spec, target, point)
     if spec.weight_order != "words":
         return None
+    if target.scalar:
+        return portable.schedule(func)
     planes, flat = zero_planes(spec), flattened(spec)
     counted = func
     if point["carry_save"]:
@@ -366,7 +373,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
         budget = min(budget, FLOAT_TILE)
     columns, vectors = _tile(spec, target, budget, CARRY_SAVE_TILE if carry_save else budget)
     weight_bytes = _weight_bytes(spec)
-    unrolled = not target.scalar and spec.kernel[1] * columns * vectors <= MAX_UNROLLED
+    unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
     return {
         "columns": columns,
         "vectors": vectors,

@@ -1,4 +1,4 @@
-"""Scheduling for portable C: plain loops, in which sums are computed where they are read.
+"""Plain loops, for portable C and machines without vectors: sums are computed where they are read.
 
 A definition computes whole layers of sums before the steps that follow. Here the sums of one pixel,
 and of the channels of one vector, become local variables of the loop that takes them further,

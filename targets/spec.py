@@ -73,7 +73,7 @@ class TargetSpec:
 
     @property
     def scalar(self) -> bool:
-        """Whether there are no vectors: code is written for each lane, so there is to be little."""
+        """Whether there are no vectors: unrolled lanes would be long code, so they are loops."""
         return self.vector_bits == 32
 
     def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
