@@ -21,6 +21,7 @@ from bnncc import driver
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
+from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.verification.evaluator import evaluate_physical
 from bnncc.verification.relaxed import Relaxed
@@ -77,9 +78,8 @@ class Exact:
             made = evaluate_physical(known.physical, feeds)
             names = zip(known.outputs, known.physical.outputs, strict=True)
             return feeds, {output.name: made[name] for output, name in names}
-        rounded = Relaxed.of(
-            self.options.get("first_layer", "float32"), "float32", model, feeds, {}, ()
-        )
+        chosen = target or resolve("native")  # what is rounded does not depend on it here
+        rounded = Relaxed.of(CompileOptions(target=chosen, **self.options), model, feeds, {})
         if rounded is not None:
             return feeds, rounded.run(model, feeds)
         return feeds, evaluate(load(model), feeds)

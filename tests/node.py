@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from typing import Any
@@ -138,5 +139,10 @@ class Module:
 
 def _dense(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function whose tensors begin where their pointers point, without gaps."""
-    shapes = {p: tirx.decl_buffer(p.shape, str(p.dtype)) for p in func.params}
-    return func.specialize(shapes)
+
+    def dense(given: Any) -> Any:
+        sizes = [int(extent) for extent in given.shape] if given.strides else []
+        strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        return tirx.decl_buffer(given.shape, str(given.dtype), strides=strides or None)
+
+    return func.specialize({given: dense(given) for given in func.params})

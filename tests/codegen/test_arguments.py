@@ -34,7 +34,7 @@ def _checked(library: bytes) -> set[str]:
 
 def test_only_the_first_and_the_last_kernel_check(artifact: bnncc.Artifact) -> None:
     calls = [kernel["name"] for kernel in artifact.report["kernels"]]
-    assert len(set(calls)) > 3
+    assert len(set(calls)) > 2
     assert _checked(artifact.library) == {calls[0], calls[-1]}
 
 
