@@ -138,11 +138,12 @@ class Kernel:
     def __init__(self, artifact: Artifact, kernel: Mapping[str, Any]) -> None:
         rng = np.random.default_rng(0)
         self._args = []
+        planes = kernel.get("zero_plane_args", kernel.get("zeros", ()))  # as older commits say it
         for position, arg in enumerate(kernel["args"]):
             array = np.zeros(arg["shape"], arg["dtype"])
             if array.dtype.kind == "f":
                 array[...] = rng.standard_normal(array.shape, dtype=np.float32)
-            elif array.dtype.kind == "u" and position not in kernel["zeros"]:
+            elif array.dtype.kind == "u" and position not in planes:
                 array[...] = rng.integers(0, 2**32, array.shape, dtype=np.uint32)
             self._args.append(tvm.runtime.tensor(array))
         imports = artifact.session().module.imports

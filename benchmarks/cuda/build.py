@@ -220,7 +220,7 @@ def larger(
     executable, scratch = pipeline.build(scheduled.module, target)
     workspace = {kernel: used.total(scheduled.threads) for kernel, used in scratch.items()}
     kernels = [
-        {"name": k.name, "zeros": k.zeros,
+        {"name": k.name, "zero_plane_args": k.zero_plane_args,
          "args": [{"shape": arg.shape, "dtype": arg.dtype} for arg in k.args]}
         for k in driver._plan(scheduled, workspace).kernels
     ]  # fmt: skip
