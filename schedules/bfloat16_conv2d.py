@@ -23,7 +23,7 @@ from bnncc.schedules import (
 )
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16, ROUND_BFLOAT16
-from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
+from bnncc.schedules.space import Point, Space
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
@@ -49,19 +49,7 @@ def space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a layer of bfloat16."""
     if tile_choice.pays(spec, target):
         return byte_products.space(spec, target, threads)
-    blocks = layout.blocks(spec.out_channels)
-    registers = target.vector_registers // target.registers_per_vector(LANES)
-    return with_threads(
-        {
-            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
-            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
-            "rows_outside": (0, 1),
-        },
-        choose(spec, target),
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-        lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
-    )
+    return channel_tiles.space(spec, target, threads, MAX_VECTORS, choose(spec, target))
 
 
 def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:

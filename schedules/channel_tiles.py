@@ -13,11 +13,15 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import epilogue, ranges
+from bnncc.schedules import epilogue, multithreading, ranges
 from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.schedules.templates.window import Segment
-from bnncc.topi_binary.layout import LANES
+from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.layout import LANES, blocks
+from bnncc.topi_binary.spec import Conv2d, FewBitConv2d
 
 _REDUCED = 2
 """Kind of an axis of a block that is reduced."""
@@ -27,6 +31,24 @@ _TAPS = "bnncc.taps"
 
 _LANES = "bnncc.lanes"
 """Marks loops over lanes."""
+
+
+def space(
+    spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point
+) -> Space:
+    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers."""
+    registers = target.vector_registers // target.registers_per_vector(LANES)
+    return with_threads(
+        {
+            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
+            "vectors": range(1, min(blocks(spec.out_channels), most) + 1),
+            "rows_outside": (0, 1),
+        },
+        default,
+        threads > 1,
+        multithreading.shared(spec, target, threads),
+        lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
+    )
 
 
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:

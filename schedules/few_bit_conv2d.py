@@ -29,7 +29,7 @@ from bnncc.schedules.intrin_portable import (
     MULTIPLY_ADD_LANES,
     XOR_POPCOUNT,
 )
-from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
+from bnncc.schedules.space import Point, Space
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
@@ -57,19 +57,7 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a few-bit convolution or dense layer."""
     if tile_choice.pays(spec, target):
         return byte_products.space(spec, target, threads)
-    blocks = layout.blocks(spec.out_channels)
-    registers = target.vector_registers // target.registers_per_vector(layout.LANES)
-    return with_threads(
-        {
-            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
-            "vectors": range(1, min(blocks, MAX_VECTORS) + 1),
-            "rows_outside": (0, 1),
-        },
-        choose(spec, target),
-        threads > 1,
-        multithreading.shared(spec, target, threads),
-        lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
-    )
+    return channel_tiles.space(spec, target, threads, MAX_VECTORS, choose(spec, target))
 
 
 def writes_nchw(spec: FewBitConv2d, target: TargetSpec) -> bool:

@@ -122,8 +122,8 @@ def loaded_bytes(library: bytes) -> int:
 _ALLOCATED = 2
 
 
-def _passes() -> list[tvm.transform.Pass]:
-    """Return TVM's lowering for CPUs, with our calling convention in place of its own."""
+def without_blocks() -> list[tvm.transform.Pass]:
+    """Return the passes that all lowering begins with: blocks are prepared for their removal."""
     return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
@@ -132,6 +132,13 @@ def _passes() -> list[tvm.transform.Pass]:
         s_tir.transform.CompactBufferAllocation(),
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.StmtSimplify(),
+    ]
+
+
+def _passes() -> list[tvm.transform.Pass]:
+    """Return TVM's lowering for CPUs, with our calling convention in place of its own."""
+    return [
+        *without_blocks(),
         s_tir.transform.AnnotateIrregularLoop(),
         s_tir.transform.LowerOpaqueBlock(),
         tir.FlattenBuffer(),

@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
+from bnncc.codegen import bare
 from bnncc.codegen.c_text import C_TYPES, RESERVED, identifier
 from bnncc.errors import TargetError
 
@@ -75,13 +76,7 @@ def build(
 def _passes() -> list[tvm.transform.Pass]:
     """Return TVM's lowering for CPUs as far as C goes, without vectors."""
     return [
-        s_tir.transform.CanonicalizeLoop(),
-        s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-        s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
-        s_tir.transform.LowerMatchBuffer(),
-        s_tir.transform.StmtSimplify(),
+        *bare.without_blocks(),
         s_tir.transform.LowerOpaqueBlock(),
         tir.FlattenBuffer(),
         tir.BF16ComputeLegalize(),
