@@ -71,7 +71,7 @@ def run(spec: Spec, inputs: Sequence[np.ndarray], machine: Machine = here) -> li
     Tensors and scratch memory have just their size, so that sanitizers find a byte beyond.
     """
     functions = {"kernel": schedules.schedule(define(spec), C99)}
-    source, scratch = c_kernels.build(functions, tvm_target(C99))
+    source, scratch, *_ = c_kernels.build(functions, tvm_target(C99))
     given, made, tensors = [np.ascontiguousarray(x) for x in inputs], [], []
     for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
         if over >= 0:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import re
 import subprocess
 import tempfile
 import warnings
@@ -161,7 +160,7 @@ _MAIN = """\
 #include <stdlib.h>
 #include <string.h>
 
-#include "network.h"
+#include "NETWORK.h"
 
 static void *memory(size_t bytes) {
   return memset(aligned_alloc(64, (bytes + 127) / 64 * 64), 0x5A, bytes);
@@ -181,15 +180,14 @@ int main(void) {
 
 def _program(prefix: str, feeds: dict[str, Array], right: dict[str, Array]) -> str:
     """Return a C program that runs a network on files and writes its outputs to files."""
-    lines = [f'void *w = content("weights.bin", {prefix.upper()}_WEIGHTS_BYTES);']
-    lines.append(f"void *arena = memory({prefix.upper()}_ARENA_BYTES);")
+    lines = [f"void *arena = memory({prefix.upper()}_ARENA_BYTES);"]
     lines += [f'void *in{k} = content("in{k}", {v.nbytes});' for k, v in enumerate(feeds.values())]
     lines += [f"void *out{k} = memory({v.nbytes});" for k, v in enumerate(right.values())]
     names = [f"in{k}" for k in range(len(feeds))] + [f"out{k}" for k in range(len(right))]
-    lines.append(f"if ({prefix}_run({', '.join(['w', 'arena', *names])})) return 2;")
+    lines.append(f"if ({prefix}_run({', '.join(['arena', *names])})) return 2;")
     for k, value in enumerate(right.values()):
         lines.append(f'fwrite(out{k}, 1, {value.nbytes}, fopen("out{k}", "wb"));')
-    return _MAIN + "\n".join(lines) + "\n}\n"
+    return _MAIN.replace("NETWORK", prefix) + "\n".join(lines) + "\n}\n"
 
 
 def whole_network(seed: int) -> Outcome:
@@ -211,16 +209,15 @@ def whole_network(seed: int) -> Outcome:
     network = compile_c(model, CompileOptions(target="armv7"))
     made = evaluate(graph, feeds)
     right = {name: made[name] for name in graph.outputs}
-    header = network.files["network.h"].decode()
-    prefix = re.findall(r"(\w+)_run\(", header)[0]
+    (prefix,) = (file.removesuffix("_check.c") for file in network.files if "_check." in file)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in ("network.h", "network.c", "kernels.o", "weights.bin"):
-            (folder / file).write_bytes(network.files[file])
+        for file, data in network.files.items():
+            (folder / file).write_bytes(data)
         for k, value in enumerate(feeds.values()):
             (folder / f"in{k}").write_bytes(np.ascontiguousarray(value).tobytes())
         (folder / "main.c").write_text(_program(prefix, feeds, right))
-        sources = ("main.c", "network.c", "kernels.o")
+        sources = ("main.c", f"{prefix}.c", f"{prefix}_kernels.o")
         command = [COMPILER, "-std=c11", "-O1", "-static", *sources, "-lm", "-o", "main.out"]
         subprocess.run(command, cwd=folder, check=True, timeout=300, capture_output=True)
         subprocess.run([EMULATOR, "./main.out"], cwd=folder, check=True, timeout=300)

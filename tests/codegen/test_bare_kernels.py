@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bnncc import schedules
-from bnncc.codegen import bare
-from bnncc.codegen.c_text import COMPILERS
+from bnncc.codegen import bare, c_folder
 from bnncc.codegen.link import link
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
@@ -34,7 +33,8 @@ EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 
 
 HERE = Path(__file__).resolve().parent
-COMPILER, EMULATOR = COMPILERS["riscv64"]
+COMMAND, EMULATOR = c_folder.compiler(catalog.CATALOG["riscv64gcv"])
+COMPILER = COMMAND.split()[0]
 RISCV = pytest.param(
     "riscv64gcv",
     marks=pytest.mark.skipif(
@@ -79,7 +79,7 @@ def run(spec: Spec, inputs: list[np.ndarray], target: TargetSpec) -> list[np.nda
         return outputs
     from bnncc.codegen.emulator import Library
 
-    content, scratch = bare.build(functions, tvm_target(target))
+    content, scratch, *_ = bare.build(functions, tvm_target(target))
     if target.arch == "riscv64":
         _as_program(content, [*arrays, np.zeros(max(64, scratch["kernel"]), np.uint8)])
         return outputs

@@ -248,7 +248,7 @@ def test_functions_that_no_host_has_are_refused_by_name() -> None:
     x = te.placeholder((4,), "float32", name="x")
     y = te.compute((4,), lambda i: tirx.call_pure_extern("float32", "lgammaf", x[i]))
     func = te.create_prim_func([x, y])
-    content, _ = bare.build({"kernel": func}, tvm_target(resolve("wasm32")))
+    content, *_ = bare.build({"kernel": func}, tvm_target(resolve("wasm32")))
     with pytest.raises(TargetError, match="calls `lgammaf`, which WebAssembly has not"):
         link.link_wasm(content, exports=["kernel"], imports=wasm_text.FUNCTIONS)
 
