@@ -34,13 +34,12 @@ from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve
 from bnncc.topi_binary import tiles
-from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
 from tests.cuda_emulator import Emulated
-from tests.kernel_harness import build
+from tests.kernel_harness import build, with_outputs
 from tests.physical_networks import passed
 from tests.random_models import Maker
 from tests.random_passes import Outcome, digest, run_shards, summary
@@ -80,24 +79,6 @@ def specs_of(physical: Graph) -> list[Spec]:
     return list(dict.fromkeys(n.attrs["spec"] for n in physical.nodes if n.op == KERNEL))
 
 
-def run_kernel(
-    spec: Spec, inputs: Sequence[Array], call: Callable[[list[Array], int], None]
-) -> list[Array]:
-    """Call a kernel on copies; outputs start as garbage, so that what is not written shows."""
-    given = [np.array(x, order="C") for x in inputs]
-    batch = given[0].shape[0]
-    outputs, fresh = [], []
-    for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
-        if over >= 0:
-            outputs.append(given[over])
-            continue
-        extents = [batch if isinstance(d, str) else d for d in shape]
-        outputs.append(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype))
-        fresh.append(outputs[-1])
-    call([*given, *fresh], batch)
-    return outputs
-
-
 def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Array]], list[Array]]:
     """Compile kernels for a processor, this one or an emulated one."""
     import tvm
@@ -114,7 +95,7 @@ def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Ar
             for array, tensor in zip(arrays, tensors, strict=True):
                 array[...] = tensor.numpy()
 
-        return run_kernel(spec, inputs, call)
+        return with_outputs(spec, inputs, call)
 
     return compute
 
@@ -134,7 +115,7 @@ def emulated_gpu(
     library = Emulated(list(kernels.values()), _ARCH[target])
 
     def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:
-        return run_kernel(
+        return with_outputs(
             spec, inputs, lambda arrays, batch: library.run(kernels[spec], arrays, batch, seed=1)
         )
 

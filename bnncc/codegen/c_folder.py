@@ -96,6 +96,10 @@ _LICENCE = """\
  * For little-endian machines only: bits are in words, and words are taken apart."""
 
 
+_CPP_BEGIN = ("#ifdef __cplusplus", 'extern "C" {', "#endif", "")
+_CPP_END = ("#ifdef __cplusplus", "}", "#endif")
+
+
 def _kind(target: TargetSpec) -> str:
     return "as portable C99" if target.kind == "c" else f"for {target.name}"
 
@@ -117,7 +121,7 @@ def _header(made: Bare, name: str, target: TargetSpec) -> str:
         "", f"#define {upper}_OK 0",
         f"#define {upper}_BAD_VALUE (-1) /* an index outside its tensor, or a division by 0 */",
         f"#define {upper}_BAD_POINTER (-2) /* no memory, or an arena that is not aligned */", "",
-        "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+        *_CPP_BEGIN,
         f"/* Runs the network, and returns {upper}_OK or one of the other codes; then outputs mean",
         " * nothing. Tensors are dense, the last axis fastest. A batch is a loop around it.", " *",
         f" *   arena: {upper}_ARENA_BYTES bytes of any content. Calls with different arenas may",
@@ -127,16 +131,16 @@ def _header(made: Bare, name: str, target: TargetSpec) -> str:
         "/* The same with an arena of its own, one call at a time. */",
         f"int {prefix}_run_static({own});", "#endif", "",
         "/* Returns what a code means. */", f"const char *{prefix}_error(int code);", "",
-        "#ifdef __cplusplus", "}", "#endif", "#endif", "",
+        *_CPP_END, "#endif", "",
     ])  # fmt: skip
 
 
 def _prototypes(made: Bare, portable: bool) -> str:
     guard = f"BNNCC_{made.prefix.upper()}_KERNELS_H"
     heads = [
-        f"int32_t {kernel}({', '.join([*parameters, 'void *scratch'])});"
+        f"int32_t {kernel}({', '.join([*parameters, 'void *scratch'])});".replace("*restrict ", "*")
         for kernel, parameters in made.kernels.parameters.items()
-    ]
+    ]  # C++ has no `restrict`
     weights = [
         f"/* All weights, each at a multiple of {ALIGNMENT} bytes. */",
         f"extern const unsigned char {made.weights_symbol}[{max(1, made.sizes.weights)}];", "",
@@ -144,7 +148,7 @@ def _prototypes(made: Bare, portable: bool) -> str:
     return "\n".join([
         "/* Kernels: tensors that they read, those that they write, scratch memory. */",
         f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", "",
-        *([] if portable else weights), *heads, "", "#endif", "",
+        *_CPP_BEGIN, *([] if portable else weights), *heads, "", *_CPP_END, "#endif", "",
     ])  # fmt: skip
 
 
