@@ -336,7 +336,8 @@ _COMPILERS = {
     "armv7l": ("arm-linux-gnueabihf-gcc -O2 -static", "qemu-arm"),
     "aarch64": ("aarch64-linux-gnu-gcc -O2 -static", "qemu-aarch64"),
     "riscv64": (
-        "riscv64-linux-gnu-gcc -O2 -static", "qemu-riscv64 -cpu rv64,v=true,vext_spec=v1.0",
+        "riscv64-linux-gnu-gcc -O2 -static",
+        "qemu-riscv64 -cpu rv64,v=true,vext_spec=v1.0{extensions}",
     ),
     "riscv32": ("riscv64-unknown-elf-gcc -march=rv32imc -mabi=ilp32 -Os", ""),
     **{
@@ -353,7 +354,8 @@ _COMPILERS = {
 def compiler(target: TargetSpec) -> tuple[str, str]:
     """Return a C compiler with its flags, and what runs its programs, if that is needed."""
     command, emulator = _COMPILERS.get(target.arch, ("cc -std=c99 -O3", ""))
-    return command.format(mcpu=target.mcpu), emulator
+    extensions = "".join(f",{feature}=true" for feature in target.features[1:])
+    return command.format(mcpu=target.mcpu), emulator.format(extensions=extensions)
 
 
 def _is_board(target: TargetSpec) -> bool:

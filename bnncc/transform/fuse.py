@@ -320,9 +320,8 @@ class _Fuser:
 
     def _method(self, node: Node, spec: Conv2d) -> Conv2d:
         """Return a convolution with the method that its products are to be computed by."""
-        direct = (
-            self._exact(node) or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
-        )
+        may = self.filters and not spec.zero_points and not self.look.zeros_matter(node)
+        direct = self._exact(node) or not may
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))
 
