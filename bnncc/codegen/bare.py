@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,12 @@ def build(
     with scratch_folder("bare") as folder:
         source, written = Path(folder) / "kernels.ll", Path(folder) / "kernels.o"
         source.write_text(text, encoding="utf-8")
-        with _diagnostics() as said:
+        said = Path(folder) / "said.txt"
+        with _errors_to(said):
             tvm_ffi.load_module(str(source)).write_to_file(str(written))
-            frames = {name: int(size) for size, name in _FRAME.findall(said())}
+        frames = {
+            name: int(size) for size, name in _FRAME.findall(said.read_text(errors="replace"))
+        }
         stack = {name: frames.get(name, 0) for name in scratch}
         return Kernels(written.read_bytes(), scratch, parameters, stack, floats)
 
@@ -105,10 +108,10 @@ def _parameters(name: str, func: tirx.PrimFunc, text: str) -> list[str]:
         LLVM's, of all kernels.
     """
     found = re.search(rf"^define [^\n]*@{name}\(([^\n]*?)\) [^()\n]*{{$", text, re.M)
-    attributes = found[1].split(", ") if found else []
+    attributes = found[1].split("ptr ")[1:-1] if found else []  # scratch memory is last
     names = unique([identifier(param.name) for param in func.params], name, "t", ("scratch",))
     declared = []
-    for param, own, given in zip(func.params, names, attributes, strict=False):
+    for param, own, given in zip(func.params, names, attributes, strict=True):
         const = "const " if re.search(r"\breadonly\b|\breadnone\b", given) else ""
         declared.append(f"{const}{C_TYPES[str(param.dtype)]} *{own}")
     return declared
@@ -131,22 +134,16 @@ _FRAME = re.compile(r"stack frame size \((\d+)\) exceeds limit \(\d+\) in functi
 
 
 @contextlib.contextmanager
-def _diagnostics() -> Iterator[Callable[[], str]]:
-    """Keep what LLVM writes to standard error: it has no other way to say the size of frames.
-
-    Yields
-    ------
-    function
-        Returns what was written.
-    """
-    with os.fdopen(os.memfd_create("diagnostics"), "w+b") as sink:
-        saved = os.dup(2)
-        try:
-            os.dup2(sink.fileno(), 2)
-            yield lambda: os.pread(sink.fileno(), 1 << 24, 0).decode(errors="replace")
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+def _errors_to(place: Path) -> Iterator[None]:
+    """Write standard error to a file: LLVM has no other way to say the size of frames."""
+    saved = os.dup(2)
+    try:
+        with open(place, "wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _without_halves(text: str) -> str:

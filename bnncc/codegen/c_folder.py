@@ -339,6 +339,7 @@ _COMPILERS = {
         "riscv64-linux-gnu-gcc -O2 -static",
         "qemu-riscv64 -cpu rv64,v=true,vext_spec=v1.0{extensions}",
     ),
+    "wasm32": ("emcc -O2", ""),
     "riscv32": ("riscv64-unknown-elf-gcc -march=rv32imc -mabi=ilp32 -Os", ""),
     **{
         arch: (f"arm-none-eabi-gcc -mcpu={{mcpu}} -mthumb -mfloat-abi={abi} -Os", "")
@@ -348,7 +349,7 @@ _COMPILERS = {
         }.items()
     },
 }  # fmt: skip
-"""A C compiler with its flags, and what runs its programs (on boards, nothing), by architecture."""
+"""A C compiler with its flags, and what runs its programs here, if anything; by architecture."""
 
 
 def compiler(target: TargetSpec) -> tuple[str, str]:
@@ -356,10 +357,6 @@ def compiler(target: TargetSpec) -> tuple[str, str]:
     command, emulator = _COMPILERS.get(target.arch, ("cc -std=c99 -O3", ""))
     extensions = "".join(f",{feature}=true" for feature in target.features[1:])
     return command.format(mcpu=target.mcpu), emulator.format(extensions=extensions)
-
-
-def _is_board(target: TargetSpec) -> bool:
-    return "-none-" in target.triple
 
 
 _CMAKE = """\
@@ -411,7 +408,7 @@ _RUN = """\
 _ADD = """\
     {compiler} -std=c99 -c {prefix}.c
 
-`{prefix}.o` and `{prefix}_kernels.{suffix}` are then part of your firmware, linked with `-lm`.
+`{prefix}.o` and `{prefix}_kernels.{suffix}` are then part of your program, linked with `-lm`.
 """
 
 
@@ -438,7 +435,7 @@ def _readme(made: Bare, name: str, target: TargetSpec) -> str:
     }  # fmt: skip
     listed = "\n".join(f"| {file} | {what} |" for file, what in files.items())
     needs = _NEEDS[portable].replace("FEATURES", ", ".join(target.features) or "nothing special")
-    use = (_ADD if _is_board(target) else _RUN).format(
+    use = (_RUN if emulator or target.arch not in _COMPILERS else _ADD).format(
         compiler=command, prefix=prefix, suffix=suffix,
         where=f"    # on the device, or here: {emulator} ./check" if emulator else "",
     )  # fmt: skip

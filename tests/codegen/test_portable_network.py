@@ -252,7 +252,7 @@ def test_all_digits_on_a_cortex_m4(portable: Path, tmp_path: Path) -> None:
     (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", (folder / "digits.h").read_text())
     assert 0 < int(stack) <= 0.05 * int(arena_bytes)
     for name, most in (("digits_kernels", 20_000), ("digits", 1_000)):
-        command = [cortex_m.COMPILER, *cortex_m.M4, *flags, "-c", f"{name}.c"]
+        command = [cortex_m.COMPILER, *cortex_m.M4.options, *flags, "-c", f"{name}.c"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
         tool = cortex_m.COMPILER.replace("gcc", "size")
         done = subprocess.run(

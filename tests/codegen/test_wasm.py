@@ -257,3 +257,10 @@ def test_a_linker_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_wasm_linkers", lambda: iter(()))
     with pytest.raises(TargetError, match="no linker for WebAssembly found"):
         link.link_wasm(b"", exports=[])
+
+
+def test_an_object_for_other_tools() -> None:
+    made = compile_c(DIGITS / "digits.onnx", CompileOptions(target="wasm32"))
+    assert made.files["digits_kernels.o"].startswith(b"\0asm")
+    assert "emcc" in made.files["README.md"].decode()
+    assert "device" not in made.report
