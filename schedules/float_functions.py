@@ -64,8 +64,8 @@ _TO_WHOLE = 1.5 * 2.0**23
 class _Writer:
     """Writes terms of one type; those that are used twice get names."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.lanes = tvm.DataType(str(dtype)).lanes
+    def __init__(self, lanes: int, multiply_add: Callable[..., Expr]) -> None:
+        self.lanes, self.multiply_add = lanes, multiply_add
         self.names: list[tuple[tirx.Var, Expr]] = []
 
     def kind(self, base: str) -> str:
@@ -84,9 +84,6 @@ class _Writer:
         var = tirx.Var(f"t{len(self.names)}", value.ty)
         self.names.append((var, value))
         return var
-
-    def named(self, body: Expr) -> Expr:
-        return reduce(lambda inner, name: tirx.Let(*name, inner), reversed(self.names), body)
 
     def bits(self, value: Expr) -> Expr:
         return tirx.reinterpret(self.kind("int32"), value)
@@ -108,7 +105,7 @@ class _Writer:
     def polynomial(self, x: Expr, factors: Sequence[float]) -> Expr:
         total = self.number(factors[-1])
         for factor in reversed(factors[:-1]):
-            total = multiply_add(total, x, self.number(factor))
+            total = self.multiply_add(total, x, self.number(factor))
         return total
 
     def magnitude(self, x: Expr) -> Expr:
@@ -120,12 +117,12 @@ class _Writer:
     def reduced(self, x: Expr) -> tuple[Expr, Expr]:
         """Return integer n and ``exp(r) - 1``, where ``x = n * ln(2) + r`` and r is small."""
         to_whole = self.number(_TO_WHOLE)
-        shifted = self.shared(multiply_add(x, self.number(1 / math.log(2)), to_whole))
+        shifted = self.shared(self.multiply_add(x, self.number(1 / math.log(2)), to_whole))
         n = self.shared(shifted - to_whole)
-        r = multiply_add(n, self.number(-_LN2[0]), x)
-        r = self.shared(multiply_add(n, self.number(-_LN2[1]), r))
+        r = self.multiply_add(n, self.number(-_LN2[0]), x)
+        r = self.shared(self.multiply_add(n, self.number(-_LN2[1]), r))
         exponent = self.bits(shifted) - self.bits(to_whole)
-        return self.shared(exponent), multiply_add(self.polynomial(r, _EXP), r * r, r)
+        return self.shared(exponent), self.multiply_add(self.polynomial(r, _EXP), r * r, r)
 
     def scales(self, n: Expr) -> tuple[Expr, Expr]:
         """Return two factors of 2 to the power of `n`, which may be beyond those of float32."""
@@ -148,12 +145,12 @@ class _Writer:
         total = self.shared(x + one)
         exponent, f = self.parts(total)
         scale = self.power(self.whole(0) - tirx.min(exponent, self.whole(126)))
-        found = self.logarithm(total, exponent, multiply_add(x - (total - one), scale, f))
+        found = self.logarithm(total, exponent, self.multiply_add(x - (total - one), scale, f))
         return tirx.Select(x == self.number(0), x, found)
 
     def parts(self, x: Expr) -> tuple[Expr, Expr]:
         """Return integer n and f between sqrt(1/2) - 1 and sqrt(2) - 1: ``x = 2**n * (1 + f)``."""
-        bits = self.bits(x)
+        bits = self.shared(tirx.max(self.bits(x), self.whole(0)))
         exponent = self.shared((bits - self.whole(_SQRT_HALF)) >> self.whole(23))
         return exponent, self.floats(bits - (exponent << self.whole(23))) - self.number(1)
 
@@ -162,9 +159,9 @@ class _Writer:
         count = self.shared(tirx.Cast(self.kind("float32"), exponent))
         f = self.shared(f)
         square = self.shared(f * f)
-        rest = multiply_add(count, self.number(_LN2[1]), self.polynomial(f, _LOG) * f * square)
-        rest = multiply_add(square, self.number(-0.5), rest)
-        found = multiply_add(count, self.number(_LN2[0]), f + rest)
+        rest = self.multiply_add(count, self.number(_LN2[1]), self.polynomial(f, _LOG) * f * square)
+        rest = self.multiply_add(square, self.number(-0.5), rest)
+        found = self.multiply_add(count, self.number(_LN2[0]), f + rest)
         zero, nan, infinity = (self.number(float(name)) for name in ("0", "nan", "inf"))
         found = tirx.Select(x > zero, found, tirx.Select(x < zero, nan, self.number(0) - infinity))
         return tirx.Select(x < infinity, found, x)
@@ -186,19 +183,48 @@ class _Writer:
         x, one = self.shared(x), self.number(1)
         size = self.shared(self.magnitude(x))
         square = self.shared(size * size)
-        near = multiply_add(self.polynomial(square, _TANH_NEAR), square * size, size)
+        near = self.multiply_add(self.polynomial(square, _TANH_NEAR), square * size, size)
         n, rest = self.reduced(self.shared(self.most(-20.0, size * self.number(-2))))
         power = self.shared((rest + one) * self.power(n))
-        far = multiply_add(power / (power + one), self.number(-2), one)
+        far = self.multiply_add(power / (power + one), self.number(-2), one)
         return self.signed(tirx.Select(size < self.number(_TANH_HALF), near, far), x)
 
     def erf(self, x: Expr) -> Expr:
         x = self.shared(x)
         size = self.shared(self.least(4.0, self.magnitude(x)))
-        near = multiply_add(size, self.polynomial(self.shared(size * size), _ERF_NEAR), size)
+        near = self.multiply_add(size, self.polynomial(self.shared(size * size), _ERF_NEAR), size)
         n, rest = self.reduced(self.shared(self.number(0) - self.polynomial(size, _ERF_FAR)))
         far = self.number(1) - (rest + self.number(1)) * self.power(n)
         return self.signed(tirx.Select(size < self.number(1), near, far), x)
+
+
+def written(
+    name: str, x: Expr, lanes: int, multiply_add: Callable[..., Expr]
+) -> tuple[list[tuple[tirx.Var, Expr]], Expr]:
+    """Write a function out.
+
+    Parameters
+    ----------
+    name : str
+        One of `FUNCTIONS`.
+    x : Expr
+        Its argument, float32.
+    lanes : int
+        How many lanes that has.
+    multiply_add : callable
+        Takes a, b and c, and returns ``a * b + c``, rounded once or twice.
+
+    Returns
+    -------
+    names : list of (tirx.Var, Expr)
+        Intermediate results, each of which may read those before it.
+    body : Expr
+        The result.
+    """
+    writer = _Writer(lanes, multiply_add)
+    write: Callable[[Expr], Expr] = getattr(writer, name)
+    body = write(x)
+    return writer.names, body
 
 
 def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -214,8 +240,7 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
         name = str(getattr(node.op, "name", "")).removeprefix("tirx.")
         if name not in FUNCTIONS or not str(node.ty).startswith("float32"):
             return node
-        writer = _Writer(node.ty)
-        write: Callable[[Expr], Expr] = getattr(writer, name)
-        return writer.named(write(node.args[0]))
+        names, body = written(name, node.args[0], tvm.DataType(str(node.ty)).lanes, multiply_add)
+        return reduce(lambda inner, one: tirx.Let(*one, inner), reversed(names), body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, call)))

@@ -19,6 +19,15 @@ def _rows(x: te.Tensor, value: At, name: str, reducer: Callable[..., Expr] = te.
     return te.compute(x.shape[:-1], lambda *at: reducer(value(*at, k), axis=k), name=name)
 
 
+def _wide(value: Expr) -> Expr:
+    return value.astype("float64")
+
+
+def _inverse(value: Expr) -> Expr:
+    """Return 1 / value, rounded once: what is computed once a row need not add to the error."""
+    return (tirx.const(1.0, "float64") / value).astype("float32")
+
+
 def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
     """Return `ir.rows.ROW_NORM` as one kernel."""
     given = [k for k, arg in enumerate(args) if arg is not None]
@@ -26,17 +35,19 @@ def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Gr
 
     def compute(*tensors: te.Tensor) -> te.Tensor:
         x, scale, bias = (dict(zip(given, tensors, strict=True)).get(k) for k in range(3))
-        share = tirx.const(1.0 / int(x.shape[-1]), "float32")
+        width = tirx.const(float(int(x.shape[-1])), "float64")
         value: At = x
         if centred:
             total = _rows(x, x, "total")
-            mean = te.compute(total.shape, lambda *at: total(*at) * share, name="mean")
+            mean = te.compute(
+                total.shape, lambda *at: (_wide(total(*at)) / width).astype("float32"), name="mean"
+            )
             value = lambda *at: x(*at) - mean(*at[:-1])  # noqa: E731
         squares = _rows(x, lambda *at: value(*at) * value(*at), "squares")
 
         def result(*at: Expr) -> Expr:
-            root = tirx.sqrt(squares(*at[:-1]) * share + tirx.const(epsilon, "float32"))
-            made = value(*at) * (tirx.const(1.0, "float32") / root)
+            mean_square = _wide(squares(*at[:-1])) / width + tirx.const(epsilon, "float64")
+            made = value(*at) * _inverse(tirx.sqrt(mean_square))
             made = made if scale is None else made * scale(at[-1])
             return made if bias is None else made + bias(at[-1])
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,11 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from bnncc.schedules import generic
+from bnncc.codegen import c_kernels, memory, pipeline
+from bnncc.schedules import generic, portable
 from bnncc.schedules.float_functions import FUNCTIONS
 from bnncc.targets import catalog
+from tests import portable_c
 from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
 
 Array = np.ndarray[Any, Any]
@@ -50,10 +55,14 @@ def ulps(found: Array, exact: Array) -> Array:
     return np.where(same, 0.0, np.abs(found - exact) / unit)
 
 
-def kernel(name: str, count: int, target: str) -> Any:
+def definition(name: str, count: int) -> Any:
     x = te.placeholder((count,), "float32", "x")
     y = te.compute((count,), lambda i: getattr(tirx, name)(x[i]), "y")
-    return generic.schedule(te.create_prim_func([x, y]), catalog.resolve(target))
+    return te.create_prim_func([x, y])
+
+
+def kernel(name: str, count: int, target: str) -> Any:
+    return generic.schedule(definition(name, count), catalog.resolve(target))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -80,6 +89,27 @@ def test_functions_are_within_2_ulp(target: str, size: str) -> None:
         assert np.array_equal(np.signbit(found[numbers]), np.signbit(exact[numbers])), name
 
 
+@portable_c.needs_gcc
+@pytest.mark.parametrize("contract", ["off", "fast"])
+def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
+    count = SIZES["one by one"]
+    kernels = {f"{n}_kernel": portable.schedule(definition(n, count)) for n in FUNCTIONS}
+    source, _ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
+    (tmp_path / "k.c").write_bytes(c_kernels.PRELUDE.encode() + source)
+    checked = ("-O2", "-march=native", "-fsanitize=undefined", "-fno-sanitize-recover=all")
+    library = tmp_path / "k.so"
+    command = ["gcc", *portable_c.STRICT, *checked, f"-ffp-contract={contract}", "-shared", "-fPIC"]
+    subprocess.run([*command, tmp_path / "k.c", "-o", library], check=True)
+    loaded, given = ctypes.CDLL(str(library)), values(count)
+    for name in FUNCTIONS:
+        found = np.full(count, np.nan, np.float32)
+        assert not loaded[f"{name}_kernel"](*(ctypes.c_void_p(a.ctypes.data) for a in (given, found)), None)
+        with np.errstate(all="ignore"):
+            off = ulps(found, EXACT[name](given.astype(np.float64)))
+        assert off.max() <= 2, name
+    assert not [n for n in FUNCTIONS if f" {n}f(" in source.decode()]
+
+
 @pytest.mark.parametrize("target", HERE)
 def test_signs_after_a_function_are_those_of_the_exact_one(target: str) -> None:
     size = np.float32([0, 1e-45, 1e-38, 1e-20, 1e-8, 3e-8, 6e-8, 1e-7, 1e-4, 1, 9, 100, 3e38])
@@ -101,8 +131,6 @@ def test_signs_after_a_function_are_those_of_the_exact_one(target: str) -> None:
 def test_no_function_of_the_library_is_called() -> None:
     target = catalog.resolve("x86-64-v3")
     functions = {n: kernel(n, 64, "x86-64-v3").with_attr("global_symbol", n) for n in FUNCTIONS}
-    from bnncc.codegen import memory, pipeline
-
     machine = pipeline.tvm_target(target)
     made = tvm.compile(tvm.IRModule(functions), target=machine, tir_pipeline=memory.PIPELINE)
     text = made.mod.inspect_source("ll")
