@@ -103,7 +103,9 @@ def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
     loaded, given = ctypes.CDLL(str(library)), values(count)
     for name in FUNCTIONS:
         found = np.full(count, np.nan, np.float32)
-        assert not loaded[f"{name}_kernel"](*(ctypes.c_void_p(a.ctypes.data) for a in (given, found)), None)
+        assert not loaded[f"{name}_kernel"](
+            *(ctypes.c_void_p(a.ctypes.data) for a in (given, found)), None
+        )
         with np.errstate(all="ignore"):
             off = ulps(found, EXACT[name](given.astype(np.float64)))
         assert off.max() <= 2, name
