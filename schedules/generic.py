@@ -219,13 +219,13 @@ def _across(sch: s_tir.Schedule, block: Block) -> int | None:
     """Return the number of the axis along which what is read is contiguous, if not the last."""
     statement = sch.get(block)
     *others, last = (axis.var for axis in statement.iter_vars)
-    for region in statement.reads:
-        if not region.region or depends(region.region[-1].min, last):
+    for region in _indices(statement):
+        if not region or depends(region[-1], last):
             continue
         for number, var in enumerate(others):
-            moves = [depends(axis.min, var) for axis in region.region]
-            one = moves[-1] and not any(moves[:-1]) and _moves_by_one(region.region[-1].min, var)
-            if one and any(depends(axis.min, last) for axis in region.region):
+            moves = [depends(index, var) for index in region]
+            one = moves[-1] and not any(moves[:-1]) and _moves_by_one(region[-1], var)
+            if one and any(depends(index, last) for index in region):
                 return number
     return None
 
@@ -246,7 +246,16 @@ def _regular(sch: s_tir.Schedule, block: Block) -> bool:
     axes = [axis for region in statement.reads for axis in region.region]
     if any(not isinstance(axis.extent, tirx.IntImm) or axis.extent.value != 1 for axis in axes):
         return False  # some element of a range, chosen at run time
-    return all(_moves_by_one(axis.min, var) for axis in axes if depends(axis.min, var))
+    indices = [index for region in _indices(statement) for index in region]
+    return all(_moves_by_one(index, var) for index in indices if depends(index, var))
+
+
+def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
+    """Return where each input is read, without what extents make superfluous (of reshapes)."""
+    known = Analyzer()
+    for axis in statement.iter_vars:
+        known.bind(axis.var, axis.dom)
+    return [[known.simplify(axis.min) for axis in region.region] for region in statement.reads]
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
