@@ -74,7 +74,7 @@ def _source(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
-    if rule is None or not _fixed(expr) or not _fixed(made.args[0]):
+    if made is None or rule is None or not _fixed(expr) or not _fixed(made.args[0]):
         return expr, _same
     source, inner = _source(made.args[0], bb)
     outer = rule(made)
