@@ -10,7 +10,14 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.topi_binary.definitions.terms import bfloat16, half_of, signed, to_bfloat16
+from bnncc.topi_binary.definitions.terms import (
+    bfloat16,
+    byte_mask,
+    dot_of_codes,
+    half_of,
+    signed,
+    to_bfloat16,
+)
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
@@ -328,6 +335,66 @@ DOT_ADD = {
     "int16": dot_add("int16", partial(_numbers, 16)),
 }
 """By type of the data, where no instruction adds several products: levels that are not negative."""
+
+
+def dot_add_codes(
+    width: int, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
+) -> TensorPair:
+    """Return the pair that multiplies packed codes: a word of them meets the levels of a pixel.
+
+    Codes are masked out where they are, so those of each place in half a byte have sums of their
+    own, which count them ``2**(width * place)`` times.
+
+    Parameters
+    ----------
+    width : int
+        Bits of a code.
+    dot, feature, source
+        As for `dot_add`; its weights are bytes from 0 to 15.
+    """
+    parts, count = 4 // width, 32 // width
+    every = T.Ramp(0, 1, LANES)
+
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
+        return [
+            (
+                (part, lane),
+                dot_of_codes(total[part, lane], data.__getitem__, weight[lane], width, part),
+            )
+            for part in range(parts)
+        ]
+
+    def impl(data: Any, weight: Any, total: Any) -> Any:
+        whole = T.bind(weight[every])
+        halves = [whole, T.bind(T.shift_right(whole, T.Broadcast(T.uint32(4), LANES)))]
+        made = []
+        for part in range(parts):
+            value = total[part, every]
+            mask = T.Broadcast(tirx.IntImm("uint32", byte_mask(width, width * part)), LANES)
+            for half, word in enumerate(halves):
+                first = (half * parts + part) * 4
+                level = T.reinterpret("uint32", data[T.Ramp(first, 1, 4)])
+                value = dot(value, T.Broadcast(level, LANES), T.bitwise_and(word, mask))
+            made.append(((part, every), value))
+        return made
+
+    return TensorPair(
+        f"{feature}_dot_add_codes_{count}x{LANES}_u{width}".lstrip("_"),
+        feature,
+        (
+            Operand((count,), "uint8"),
+            Operand((LANES,), "uint32"),
+            Operand((parts, LANES), "int32", strided=True),
+        ),
+        LANES,
+        desc,
+        impl,
+        source=source,
+    )
+
+
+DOT_ADD_CODES = {width: dot_add_codes(width, partial(_numbers, 8)) for width in (1, 2)}
+"""By bits of a code: packed codes meet levels, where no instruction adds several products."""
 
 
 MAX = TensorPair(

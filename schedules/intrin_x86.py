@@ -8,7 +8,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.schedules.intrin_portable import dot_add, popcount
+from bnncc.schedules.intrin_portable import dot_add, dot_add_codes, popcount
 from bnncc.topi_binary.definitions.blocks import bit
 from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES
@@ -194,6 +194,12 @@ DOT_ADD = {
     },
 }
 """By type of the data and bits of a vector: one word of data, as numbers, meets weight words."""
+
+
+DOT_ADD_CODES = {
+    (width, 512): dot_add_codes(width, _bytes, "avx512_vnni") for width in (1, 2)
+}
+"""By bits of a code and of a vector: packed codes meet levels."""
 
 
 DOT_ADD_BFLOAT16 = dot_add(

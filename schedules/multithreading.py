@@ -35,7 +35,7 @@ _BITS = {
 """Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
 
 _PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
-_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
+_NUMBERS = {"bytes": 0.55e6, "packed": 0.56e6, "pairs": 0.23e6, "floats": 0.125e6}
 """The same for pairs of planes of levels, and products of levels that are numbers, by method.
 
 Rates are those of the nine layers of ``benchmarks/few_bit.py``; with them, W bits times A bits as
@@ -158,8 +158,8 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     Work is counted as it is done: words and vectors filled up, and a product of bits for every pair
     of planes.
     """
-    per_word = few_bit_data.PER_WORD.get(spec.form, layout.WORD_BITS)
-    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
+    taps = spec.kernel[0] * spec.kernel[1]
+    depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]

@@ -29,7 +29,7 @@ from bnncc.recognise.operands import (
     flattened_source,
     padded_source,
 )
-from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, start_values
+from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, packs, start_values
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
@@ -189,7 +189,8 @@ def _candidates(
         together = _together(method, groups, channels, out_channels)
         if not together:
             continue
-        bits = found.bits if method == "xor" else found.complement_bits
+        signs = method == "packed" and found.odd and found.bits == 1
+        bits = found.bits if method == "xor" or signs else found.complement_bits
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
@@ -202,7 +203,8 @@ def _candidates(
     top = _bound(known, whole, doubled)
     if top >= MAX_ACCUMULATOR:
         return []
-    return [spec for spec in specs if spec.method != "floats" or top < MAX_FLOAT]
+    fits = {"floats": lambda _: top < MAX_FLOAT, "packed": packs}
+    return [spec for spec in specs if fits.get(spec.method, bool)(spec)]
 
 
 def _together(method: str, groups: int, channels: int, out_channels: int) -> int:
