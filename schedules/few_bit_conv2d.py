@@ -8,14 +8,12 @@ does. Taps outside the image are skipped; what they count is among the start val
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from tvm import s_tir, tirx
 
 from bnncc.schedules import (
     byte_products,
     channel_tiles,
+    code_instructions,
     epilogue,
     intrin_wasm,
     intrin_x86,
@@ -28,7 +26,6 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import (
     AND_POPCOUNT,
     DOT_ADD,
-    DOT_ADD_CODES,
     MULTIPLY_ADD,
     MULTIPLY_ADD_LANES,
     XOR_POPCOUNT,
@@ -90,7 +87,7 @@ def _packed_space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space
     def fits(point: Point) -> bool:
         return _sums(spec, point["columns"], point["vectors"], point["panel"]) <= registers - 2
 
-    default = _packed_tile(spec, width, max(1, registers - 6))
+    default = _packed_tile(spec, target, width)
     return with_threads(choices, default, threads > 1, divided, fits)
 
 
@@ -99,10 +96,10 @@ def _sums(spec: FewBitConv2d, columns: int, vectors: int, panel: int) -> int:
     return columns * vectors * (1 if panel else 4 // spec.weight_bits)
 
 
-def _packed_tile(spec: FewBitConv2d, width: int, registers: int) -> dict[str, int]:
+def _packed_tile(spec: FewBitConv2d, target: TargetSpec, width: int) -> dict[str, int]:
     """Return the default tile of a row of `width` pixels."""
     panel = int(width >= MIN_PANEL)
-    most = max(1, min(MAX_TILE, registers // _sums(spec, 1, 1, panel)))
+    most = max(1, min(MAX_TILE, _room(target) // _sums(spec, 1, 1, panel)))
     columns = -(-width // -(-width // most))
     most //= columns
     vectors = max(1, min(most, MAX_CODE_VECTORS, layout.blocks(spec.out_channels)))
@@ -156,7 +153,7 @@ def _packed(
             _tiles(func, flat, target, group, segment, "onh", rows)
             for segment in segments(flat, point["columns"])
         ]
-        parts += nchw.transposed(func, flat, group, "onh", (), rows)
+        parts += nchw.transposed(func, flat, group, "onh", count=rows)
         nest = ranges.joined(parts, 3)
         if panel:
             nest = ranges.joined([_panel(func, group), nest], 1)
@@ -221,9 +218,9 @@ def _pair(
     sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec, panel: bool
 ) -> TensorPair:
     """Return what adds the products of a block of sums, perhaps of a panel of bytes."""
-    if spec.method == "packed" and not panel:
-        width = spec.weight_bits
-        return code_instructions(target).get(width, DOT_ADD_CODES[width])
+    if spec.method == "packed":
+        pairs = code_instructions.of(target)
+        return pairs[code_instructions.BYTES if panel else spec.weight_bits]
     if spec.method in NUMBERS:
         dtype = NUMBERS[spec.method]
         return instructions(target).get(dtype, DOT_ADD[dtype])
@@ -236,34 +233,27 @@ def _pair(
 
 def instructions(target: TargetSpec) -> dict[str, TensorPair]:
     """Return what adds several products at once on `target`, by the type of the data."""
-    return _offered([*intrin_x86.DOT_ADD.items(), *intrin_wasm.DOT_ADD.items()], target)
-
-
-def code_instructions(target: TargetSpec) -> dict[int, TensorPair]:
-    """Return what adds products of packed codes on `target`, by the bits of a code."""
-    return _offered(intrin_x86.DOT_ADD_CODES.items(), target)
-
-
-def _offered(
-    pairs: Iterable[tuple[tuple[Any, int], TensorPair]], target: TargetSpec
-) -> dict[Any, TensorPair]:
     return {
-        kind: pair
-        for (kind, bits), pair in pairs
+        dtype: pair
+        for (dtype, bits), pair in [*intrin_x86.DOT_ADD.items(), *intrin_wasm.DOT_ADD.items()]
         if bits == target.vector_bits and pair.feature in target.features
     }
+
+
+def _room(target: TargetSpec) -> int:
+    """Return how many vectors of sums fit the registers beside two operands."""
+    per_vector = target.registers_per_vector(LANES)
+    return (target.vector_registers - 2 * per_vector - 2) // per_vector
 
 
 def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
     flat = flattened(spec)
     width = flat.output_hw[1]
-    per_vector = target.registers_per_vector(layout.LANES)
-    spare = 2 * per_vector + 2
     most = MAX_TILE
     if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
-    budget = max(1, min(most, (target.vector_registers - spare) // per_vector))
+    budget = max(1, min(most, _room(target)))
     count = -(-width // budget)
     columns = -(-width // count)
     vectors = max(1, min(budget // columns, MAX_VECTORS, layout.blocks(spec.out_channels)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from bnncc.schedules import code_instructions
 from bnncc.schedules import few_bit_conv2d as tiles
 from bnncc.schedules.multithreading import multiplying
 from bnncc.targets.spec import TargetSpec
@@ -18,7 +19,7 @@ FEW_BIT = ("auto", "bitplanes")
 def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has what makes `method` worth a look."""
     if method == "packed":
-        return bool(tiles.code_instructions(target))
+        return code_instructions.exist(target)
     dtype = NUMBERS.get(method)
     return dtype is None or dtype in tiles.instructions(target)
 

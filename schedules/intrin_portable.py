@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -278,8 +278,9 @@ def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
 
 
 def dot_add(
-    dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
-) -> TensorPair:
+    dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = "",
+    prefix: str = "", mask: int | None = None,
+) -> TensorPair:  # fmt: skip
     """Return the pair that adds products of the numbers in one word of data.
 
     Parameters
@@ -292,6 +293,10 @@ def dot_add(
         The feature of a `TargetSpec` that it needs.
     source : str, default ""
         LLVM code that `dot` calls.
+    prefix : str, optional
+        Of its name, by default the feature.
+    mask : int, optional
+        Bits of words of weights that may be set, where `dot` cannot take all.
     """
     bits = int("".join(filter(str.isdigit, dtype)))
     count, floats = 32 // bits, dtype == "bfloat16"
@@ -314,11 +319,11 @@ def dot_add(
 
     end = f"{count}x{LANES}_{'bf16' if floats else f'{dtype[0]}{bits}'.replace('i', 's')}"
     return TensorPair(
-        f"{feature}_dot_add_{end}".lstrip("_"),
+        f"{prefix or feature}_dot_add_{end}".lstrip("_"),
         feature,
         (
             Operand((count,), "uint16" if floats else dtype, bounds=_LEVELS.get(dtype)),
-            Operand((LANES,), "uint32"),
+            Operand((LANES,), "uint32", mask=mask),
             Operand((LANES,), "float32" if floats else "int32"),
         ),
         LANES,
@@ -337,20 +342,56 @@ DOT_ADD = {
 """By type of the data, where no instruction adds several products: levels that are not negative."""
 
 
-def dot_add_codes(
-    width: int, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
-) -> TensorPair:
+Dot = Callable[[Expr, Sequence[Expr], Sequence[Expr]], Expr]
+"""Takes vectors of sums, words of levels and words of codes that are bytes, at most 15 each, of
+which one or two meet each other; returns the new sums."""
+
+
+def in_pieces(
+    count: int, dot: Dot, total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]
+) -> Expr:
+    """Apply a function of vectors of `count` lanes to longer ones, of `LANES`."""
+    if count == LANES:
+        return dot(total, levels, codes)
+    total, made = T.Bind(total), []
+    for first in range(0, LANES, count):
+        lanes = range(first, first + count)
+        words = [[_picked([word], lanes) for word in side] for side in (levels, codes)]
+        made.append(T.Bind(dot(_picked([total], lanes), *words)))
+    return _picked(made, range(LANES))
+
+
+def _picked(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
+    return tirx.Shuffle(vectors, [tirx.IntImm("int32", lane) for lane in lanes])
+
+
+def one_by_one(dot: Callable[[Expr, Expr, Expr], Expr]) -> Dot:
+    """Return a function of several words from one of single words."""
+
+    def every(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+        for level, code in zip(levels, codes, strict=True):
+            total = dot(total, level, code)
+        return total
+
+    return every
+
+
+def code_pairs(dot: Dot, feature: str = "", prefix: str = "") -> dict[int, TensorPair]:
+    """Return what adds products of codes, by their bits: packed ones, or bytes if those are 8."""
+    name = prefix or feature
+    made = {width: _dot_add_codes(width, dot, feature, name) for width in (1, 2)}
+    bytes_of = dot_add(
+        "uint8", lambda total, level, code: dot(total, [level], [code]), feature,
+        prefix=f"{name}_codes".lstrip("_"), mask=byte_mask(4),
+    )  # fmt: skip
+    return {**made, 8: bytes_of}
+
+
+def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPair:
     """Return the pair that multiplies packed codes: a word of them meets the levels of a pixel.
 
     Codes are masked out where they are, so those of each place in half a byte have sums of their
     own, which count them ``2**(width * place)`` times.
-
-    Parameters
-    ----------
-    width : int
-        Bits of a code.
-    dot, feature, source
-        As for `dot_add`; its weights are bytes from 0 to 15.
     """
     parts, count = 4 // width, 32 // width
     every = T.Ramp(0, 1, LANES)
@@ -359,7 +400,7 @@ def dot_add_codes(
         return [
             (
                 (part, lane),
-                dot_of_codes(total[part, lane], data.__getitem__, weight[lane], width, part),
+                dot_of_codes(width, total[part, lane], data.__getitem__, weight[lane], part),
             )
             for part in range(parts)
         ]
@@ -369,17 +410,16 @@ def dot_add_codes(
         halves = [whole, T.bind(T.shift_right(whole, T.Broadcast(T.uint32(4), LANES)))]
         made = []
         for part in range(parts):
-            value = total[part, every]
             mask = T.Broadcast(tirx.IntImm("uint32", byte_mask(width, width * part)), LANES)
-            for half, word in enumerate(halves):
-                first = (half * parts + part) * 4
-                level = T.reinterpret("uint32", data[T.Ramp(first, 1, 4)])
-                value = dot(value, T.Broadcast(level, LANES), T.bitwise_and(word, mask))
-            made.append(((part, every), value))
+            firsts = [(half * parts + part) * 4 for half in range(2)]
+            levels = [T.reinterpret("uint32", data[T.Ramp(first, 1, 4)]) for first in firsts]
+            codes = [T.Bind(T.bitwise_and(word, mask)) for word in halves]
+            words = [T.Bind(T.Broadcast(level, LANES)) for level in levels]
+            made.append(((part, every), dot(total[part, every], words, codes)))
         return made
 
     return TensorPair(
-        f"{feature}_dot_add_codes_{count}x{LANES}_u{width}".lstrip("_"),
+        f"{prefix}_dot_add_codes_{count}x{LANES}_u{width}".lstrip("_"),
         feature,
         (
             Operand((count,), "uint8"),
@@ -389,12 +429,11 @@ def dot_add_codes(
         LANES,
         desc,
         impl,
-        source=source,
     )
 
 
-DOT_ADD_CODES = {width: dot_add_codes(width, partial(_numbers, 8)) for width in (1, 2)}
-"""By bits of a code: packed codes meet levels, where no instruction adds several products."""
+DOT_ADD_CODES = code_pairs(one_by_one(partial(_numbers, 8)))
+"""By bits of a code: codes meet levels, where no instruction adds several products."""
 
 
 MAX = TensorPair(
@@ -493,9 +532,7 @@ def _transposed_quads(rows: list[Expr], count: int) -> list[Expr]:
 
 
 def _shuffled(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
-    if len(vectors) == 1:
-        return vectors[0]
-    return tirx.Shuffle(vectors, [tirx.IntImm("int32", lane) for lane in lanes])
+    return vectors[0] if len(vectors) == 1 else _picked(vectors, lanes)
 
 
 def _transpose(columns: int, count: int) -> TensorPair:

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import tile_choice
+from bnncc.schedules import code_instructions, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
@@ -35,7 +35,7 @@ _BITS = {
 """Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
 
 _PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
-_NUMBERS = {"bytes": 0.55e6, "packed": 0.56e6, "pairs": 0.23e6, "floats": 0.125e6}
+_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
 """The same for pairs of planes of levels, and products of levels that are numbers, by method.
 
 Rates are those of the nine layers of ``benchmarks/few_bit.py``; with them, W bits times A bits as
@@ -163,6 +163,8 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
+    if spec.method == "packed":
+        rate = code_instructions.rate(target)
     if tile_choice.pays(spec, target):
         rate = _BITS["tiles"]
     return rate * spec.out_channels * spec.taps / done

@@ -13,7 +13,6 @@ from bnncc.options import CompileOptions
 from bnncc.schedules import cuda, few_bit_method
 from bnncc.schedules.cuda import few_bit
 from bnncc.targets import catalog
-
 from bnncc.topi_binary import few_bit_data, reference
 from bnncc.topi_binary.spec import Elementwise, FewBitConv2d
 from bnncc.topi_binary.step import Step

@@ -117,19 +117,11 @@ def _numbers(
     return _sum(spec, "sum", tiles, numbers, weight, 0, partial(_products, per_word))
 
 
-def _products(
-    per_word: int, total: Expr, datum: Callable[[int], Expr], word: Expr
-) -> Expr:
+def _products(per_word: int, total: Expr, datum: Callable[[int], Expr], word: Expr) -> Expr:
     for number in range(per_word):
         level = T.Cast("int32", datum(number))
         total = total + level * signed(word, 32 // per_word, number)
     return total
-
-
-def _products_of_codes(
-    width: int, total: Expr, datum: Callable[[int], Expr], word: Expr, part: int
-) -> Expr:
-    return dot_of_codes(total, datum, word, width, part)
 
 
 def _packed(
@@ -160,12 +152,12 @@ def _packed(
         )  # fmt: skip
         sums = _sum(spec, "sum", tiles, levels, weight, 0, partial(_products, 4), per_word=4)
     else:
-        product = partial(_products_of_codes, width)
+        product = partial(dot_of_codes, width)
         sums = _sum(spec, "sum", tiles, levels, weight, 0, product, per_word=per_word, parts=parts)
     step, first = few_bit_data.CODES[width]
 
     def read(i: tuple[Expr, ...]) -> Expr:
-        every = [sums[i]] if panel else [sums[(*i[:3], part, i[3])] for part in range(parts)]
+        every = [sums[i]] if panel else [sums[i[:3] + (part, i[3])] for part in range(parts)]
         made = every[0]
         for part, one in enumerate(every[1:], 1):
             made = made + T.shift_right(one, T.int32(width * part))

@@ -85,21 +85,19 @@ def byte_mask(width: int, first: int = 0) -> int:
     return ((1 << width) - 1 << first) * 0x01010101
 
 
-def dot_of_codes(
-    total: Any, datum: Callable[[int], Any], word: Any, width: int, part: int
-) -> Any:
+def dot_of_codes(width: int, total: Any, datum: Callable[[int], Any], word: Any, part: int) -> Any:
     """Add products of levels and packed codes, of one place in each half of a byte, to `total`.
 
     Parameters
     ----------
+    width : int
+        Bits of a code.
     total : Expr of int32
         The sum so far, of products that count ``2**(width * part)`` times.
     datum : callable
         Takes the number of a level among those that meet the word.
     word : Expr of uint32
         Packed codes, see `few_bit_data`.
-    width : int
-        Bits of a code.
     part : int
         Which place of half a byte.
     """
