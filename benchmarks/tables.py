@@ -79,6 +79,7 @@ RUNS = (
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
     Run("few_bit", "few_bit"),
+    Run("transformers", "transformers"),
     Run("networks", "whole_networks"),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),

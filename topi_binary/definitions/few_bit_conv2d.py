@@ -157,10 +157,10 @@ def _packed(
     step, first = few_bit_data.CODES[width]
 
     def read(i: tuple[Expr, ...]) -> Expr:
-        every = [sums[i]] if panel else [sums[i[:3] + (part, i[3])] for part in range(parts)]
-        made = every[0]
-        for part, one in enumerate(every[1:], 1):
-            made = made + T.shift_right(one, T.int32(width * part))
+        every = [i] if panel else [(*i[:3], part, i[3]) for part in range(parts)]
+        made = sums[every[0]]
+        for part, at in enumerate(every[1:], 1):
+            made = made + T.shift_right(sums[at], T.int32(width * part))
         return made * step + total[i[:3]] * first
 
     return read
