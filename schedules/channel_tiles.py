@@ -34,10 +34,14 @@ _LANES = "bnncc.lanes"
 
 
 def space(
-    spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point
-) -> Space:
-    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers."""
-    registers = target.vector_registers // target.registers_per_vector(LANES)
+    spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point,
+    sums: int = 1,
+) -> Space:  # fmt: skip
+    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers.
+
+    There may be several vectors of `sums` for one of outputs.
+    """
+    registers = target.vector_registers // (target.registers_per_vector(LANES) * sums)
     return with_threads(
         {
             "columns": tile_sizes(flattened(spec).output_hw[1], registers),

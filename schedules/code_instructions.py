@@ -7,11 +7,8 @@ from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import DOT_ADD_CODES
 from bnncc.targets.spec import TargetSpec
 
-BYTES = 8
-"""Bits of the codes of a panel."""
-
 _RATES = {
-    "": 0.05e6, "ssse3": 0.5e6, "avx2": 0.5e6, "avx512bw": 0.27e6, "avx_vnni": 0.56e6,
+    "": 0.05e6, "ssse3": 0.5e6, "avx2": 0.5e6, "avx512bw": 0.34e6, "avx_vnni": 0.56e6,
     "avx512_vnni": 0.56e6, "neon": 0.1e6, "asimd": 0.1e6, "asimddp": 0.26e6,
 }  # fmt: skip
 """Products in a microsecond with vectors of 512 bits, by the feature that instructions need: on
@@ -19,19 +16,19 @@ Zen 4, relative to the method ``bytes``; of Arm by counts of instructions."""
 
 
 def of(target: TargetSpec) -> dict[int, TensorPair]:
-    """Return what adds products of codes on `target`, by their bits; `BYTES` for a panel."""
+    """Return what adds products of codes on `target`, by their bits."""
     made = DOT_ADD_CODES
     for bits, pairs in (*intrin_x86.DOT_ADD_CODES, *intrin_arm.DOT_ADD_CODES):
-        if bits == target.vector_bits and pairs[BYTES].feature in target.features:
+        if bits == target.vector_bits and pairs[1].feature in target.features:
             made = pairs
     return made
 
 
 def exist(target: TargetSpec) -> bool:
     """Return whether `target` has instructions that add several such products."""
-    return bool(of(target)[BYTES].feature)
+    return bool(of(target)[1].feature)
 
 
 def rate(target: TargetSpec) -> float:
     """Return how many products vectors of 512 bits make in a microsecond."""
-    return _RATES[of(target)[BYTES].feature]
+    return _RATES[of(target)[1].feature]

@@ -41,8 +41,6 @@ class Operand:
     """Range of its elements: what a desc says holds for those alone."""
     scope: str = "global"
     """Where it lies; TVM gives tensors that are ``local`` memory of their own."""
-    mask: int | None = None
-    """Bits of its elements that may be set: what a desc says holds for those alone."""
 
 
 class Pair:

@@ -278,9 +278,8 @@ def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
 
 
 def dot_add(
-    dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = "",
-    prefix: str = "", mask: int | None = None,
-) -> TensorPair:  # fmt: skip
+    dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
+) -> TensorPair:
     """Return the pair that adds products of the numbers in one word of data.
 
     Parameters
@@ -293,10 +292,6 @@ def dot_add(
         The feature of a `TargetSpec` that it needs.
     source : str, default ""
         LLVM code that `dot` calls.
-    prefix : str, optional
-        Of its name, by default the feature.
-    mask : int, optional
-        Bits of words of weights that may be set, where `dot` cannot take all.
     """
     bits = int("".join(filter(str.isdigit, dtype)))
     count, floats = 32 // bits, dtype == "bfloat16"
@@ -319,11 +314,11 @@ def dot_add(
 
     end = f"{count}x{LANES}_{'bf16' if floats else f'{dtype[0]}{bits}'.replace('i', 's')}"
     return TensorPair(
-        f"{prefix or feature}_dot_add_{end}".lstrip("_"),
+        f"{feature}_dot_add_{end}".lstrip("_"),
         feature,
         (
             Operand((count,), "uint16" if floats else dtype, bounds=_LEVELS.get(dtype)),
-            Operand((LANES,), "uint32", mask=mask),
+            Operand((LANES,), "uint32"),
             Operand((LANES,), "float32" if floats else "int32"),
         ),
         LANES,
@@ -377,14 +372,8 @@ def one_by_one(dot: Callable[[Expr, Expr, Expr], Expr]) -> Dot:
 
 
 def code_pairs(dot: Dot, feature: str = "", prefix: str = "") -> dict[int, TensorPair]:
-    """Return what adds products of codes, by their bits: packed ones, or bytes if those are 8."""
-    name = prefix or feature
-    made = {width: _dot_add_codes(width, dot, feature, name) for width in (1, 2)}
-    bytes_of = dot_add(
-        "uint8", lambda total, level, code: dot(total, [level], [code]), feature,
-        prefix=f"{name}_codes".lstrip("_"), mask=byte_mask(4),
-    )  # fmt: skip
-    return {**made, 8: bytes_of}
+    """Return what adds products of packed codes, by their bits."""
+    return {width: _dot_add_codes(width, dot, feature, prefix or feature) for width in (1, 2)}
 
 
 def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPair:

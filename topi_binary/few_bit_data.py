@@ -66,6 +66,11 @@ def per_word(spec: FewBitConv2d) -> int:
     return PER_WORD.get(spec.form, WORD_BITS)
 
 
+def sums_of_word(spec: FewBitConv2d) -> int:
+    """Return how many sums a word of weights has: one for each place of a code in half a byte."""
+    return 4 // spec.weight_bits if spec.method == "packed" else 1
+
+
 def packs(spec: FewBitConv2d) -> bool:
     """Return whether the method ``packed`` can compute a layer: one of single pixels.
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bnncc.schedules import few_bit_conv2d, tile_choice
+from bnncc.schedules import tile_choice
 from bnncc.targets import catalog
 from bnncc.topi_binary import few_bit_data, reference
 from bnncc.topi_binary.spec import FewBitConv2d, from_json, to_json
 from bnncc.topi_binary.step import Step
 from tests import amx_emulator
 from tests.few_bit_cases import inputs
-from tests.kernel_harness import EMULATED, TARGETS, TILES, compiled, run_kernel, same
+from tests.kernel_harness import EMULATED, TARGETS, TILES, run_kernel, same
 
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
@@ -80,15 +80,9 @@ def test_packed_weights_on_every_target(weight_bits: int, rows: int, target: str
     ],
     ids=str,
 )
-@pytest.mark.parametrize("panel", [0, 1])
-def test_packed_weights_of_any_shape(
-    change: dict, panel: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(few_bit_conv2d, "MIN_PANEL", 1 if panel else 2**30)
-    compiled.cache_clear()
+def test_packed_weights_of_any_shape(change: dict) -> None:
     for threads in (1, 2):
         _check(replace(PACKED, **change), NATIVE, threads=threads)
-    compiled.cache_clear()
 
 
 @pytest.mark.parametrize("weight_bits", [1, 2])

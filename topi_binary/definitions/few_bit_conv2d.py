@@ -37,7 +37,7 @@ from bnncc.topi_binary.definitions.taps import (
     place,
     tests_inside,
 )
-from bnncc.topi_binary.definitions.terms import codes_of, dot_of_codes, signed
+from bnncc.topi_binary.definitions.terms import dot_of_codes, signed
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -49,9 +49,6 @@ have together, up to which more do: where sums are short, multiplying counts tak
 NUMBERS = {"bytes": "uint8", "packed": "uint8", "pairs": "int16"}
 """Type of a level, in methods with several in a word."""
 
-PANEL = "panel"
-"""Form in which packed weights become bytes for several pixels at once."""
-
 Product = Callable[..., Expr]
 """Takes a sum, the numbers of a word of data by their place, and a word of weights; returns the new
 sum."""
@@ -60,8 +57,7 @@ sum."""
 def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> None:
     """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue.
 
-    In the form `byte_products.FORM`, sums are products of matrices of bytes. In the form `PANEL`,
-    packed weights become bytes in a tensor before they are multiplied, else for each product.
+    In the form `byte_products.FORM`, sums are products of matrices of bytes.
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
@@ -88,12 +84,12 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
         return started(dot(at.n, at.h, at.w, at.block, lane), at.h, at.w, at.block * LANES + lane)
 
     acc: list[Start]
-    if form.startswith(byte_products.FORM):
+    if form:
         dots = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
         acc = [partial(whole, dot) for dot in dots]
     else:
         if spec.method == "packed":
-            read = _packed(spec, data, weight, tiles, form == PANEL)
+            read = _packed(spec, data, weight, tiles)
         else:
             write = _planes if spec.form == "planes" else _numbers
             read = write(spec, data, weight, tiles).__getitem__
@@ -125,41 +121,28 @@ def _products(per_word: int, total: Expr, datum: Callable[[int], Expr], word: Ex
 
 
 def _packed(
-    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...], panel: bool
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Callable[[tuple[Expr, ...]], Expr]:
     """Write the sums of products of levels and of codes, see `few_bit_data`, and of the levels.
 
-    Codes that are multiplied one after another need not be moved to the low bits: those of each
-    place in half a byte have a sum of their own, which counts them as often as the place is worth.
+    Codes need not be moved to the low bits of their bytes to be multiplied: those of each place in
+    half a byte have a sum of their own, which counts them as often as the place is worth.
     """
-    width, per_word = spec.weight_bits, few_bit_data.per_word(spec)
-    places, words = 8 // width, few_bit_data.group_words(spec)
+    width, parts = spec.weight_bits, few_bit_data.sums_of_word(spec)
     *outer, held = data[0].shape
-    levels = aliased(data[0], [*outer, held * 4], "uint8")
+    levels = aliased(data[0], [*outer, held * 4], NUMBERS[spec.method])
     total = accumulate(
         "levels", buffer("levels", tiles[:3], "int32"), tiles[:3], [spec.channels], T.int32(0),
         lambda total, n, h, w, c: total + T.Cast("int32", levels[tuple(pixel(spec, n, h, w, c))]),
     )  # fmt: skip
-    parts = 1 if panel else places // 2
-    if panel:
-        made = buffer("panel", [tiles[3] * words * places * LANES], "uint32")
-        weight = compute(
-            "panel", made, (tiles[3], words, places, LANES),
-            lambda o, c, place, lane: codes_of(
-                weight[(o * words + c) * LANES + lane], width, place
-            ),
-            lambda o, c, place, lane: [((o * words + c) * places + place) * LANES + lane],
-        )  # fmt: skip
-        sums = _sum(spec, "sum", tiles, levels, weight, 0, partial(_products, 4), per_word=4)
-    else:
-        product = partial(dot_of_codes, width)
-        sums = _sum(spec, "sum", tiles, levels, weight, 0, product, per_word=per_word, parts=parts)
+    product = partial(dot_of_codes, width)
+    sums = _sum(spec, "sum", tiles, levels, weight, 0, product, parts=parts)
     step, first = few_bit_data.CODES[width]
 
     def read(i: tuple[Expr, ...]) -> Expr:
-        every = [i] if panel else [(*i[:3], part, i[3]) for part in range(parts)]
-        made = sums[every[0]]
-        for part, at in enumerate(every[1:], 1):
+        made: Expr = T.int32(0)
+        for part in range(parts):
+            at = (*i[:3], part, i[3])
             made = made + T.shift_right(sums[at], T.int32(width * part))
         return made * step + total[i[:3]] * first
 
@@ -223,16 +206,13 @@ def _counted(
 def _sum(
     spec: FewBitConv2d, name: str, tiles: tuple[Any, ...], data: Buffer, weight: Buffer,
     plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
-    dtype: str = "int32", per_word: int = 0, parts: int = 1,
+    dtype: str = "int32", parts: int = 1,
 ) -> Buffer:  # fmt: skip
     """Write the sums over the taps inside the image, of one plane of weights or of each.
 
-    Words of weights have `per_word` channels if not those of `spec`. With several `parts`, a
-    product adds to as many sums, and takes the number of one.
+    With several `parts`, a product adds to as many sums, and takes the number of one.
     """
-    per_word = per_word or few_bit_data.per_word(spec)
-    planes = few_bit_data.weight_planes(spec)
-    words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // per_word
+    words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
     each = (planes,) if plane is None else (1,) * (parts > 1)
     shape = (*tiles[:3], tiles[3] * LANES)
     shape = (*shape[:3], parts, shape[3]) if parts > 1 else (*each, *shape)
@@ -252,7 +232,7 @@ def _sum(
         row = (o * planes + (vector[0] if plane is None else plane)) * spec.kernel[0] + kh
         first = ((row * spec.kernel[1] + kw) * words + c) * LANES
         group = o * LANES // (spec.out_channels // spec.groups) * words if spec.groups > 1 else 0
-        channel = (group + c) * (1 if spec.form == "planes" else per_word)
+        channel = (group + c) * (1 if spec.form == "planes" else few_bit_data.per_word(spec))
         channel = o * LANES if spec.depthwise else channel
         loop = T.serial(int64(LANES))
         with under(*tests_inside(spec, n, h, w, o, kh, kw)), loop as i, T.sblock(f"product_{name}"):

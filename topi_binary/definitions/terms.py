@@ -74,12 +74,6 @@ def signed(value: Any, bits: int, place: int) -> Any:
     return T.shift_right(left, T.int32(32 - bits))
 
 
-def codes_of(word: Any, width: int, place: Any) -> Any:
-    """Return the bytes of a word that have one code each, of `width` bits: that of a place."""
-    moved = T.shift_right(word, T.Cast("uint32", place * width))
-    return T.bitwise_and(moved, T.uint32(byte_mask(width)))
-
-
 def byte_mask(width: int, first: int = 0) -> int:
     """Return the word in which every byte has `width` bits set, from bit `first` on."""
     return ((1 << width) - 1 << first) * 0x01010101
