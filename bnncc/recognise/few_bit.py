@@ -189,8 +189,9 @@ def _candidates(
         together = _together(method, groups, channels, out_channels)
         if not together:
             continue
-        signs = method == "packed" and found.odd and found.bits == 1
-        bits = found.bits if method == "xor" or signs else found.complement_bits
+        bits = found.bits if method == "xor" else found.complement_bits
+        if method == "packed":
+            bits = 1 if found.odd and found.bits == 1 else max(bits, 2)
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
