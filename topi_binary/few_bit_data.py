@@ -47,6 +47,10 @@ CODES = {1: (2, -1), 2: (1, -2)}
 MAX_FLOAT = 2**24
 """Sums of ``floats`` are below this, and start values too."""
 
+TOGETHER = 4
+"""Blocks of output channels of which ``packed`` words lie side by side: memory is read as one run
+by a kernel that goes through several."""
+
 MAX_PACKED = 2**19
 """Channels up to which sums of products of codes, some of them times 8, fit 32 bits."""
 
@@ -129,7 +133,8 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
     -------
     ndarray, one-dimensional, see `constants`
         Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (plane, kh, kw, word, lane).
+        order is (plane, kh, kw, word, lane). Of ``packed`` weights, `TOGETHER` blocks are one run
+        of memory, as are those left at the end: (word, block, lane).
     """
     if spec.form == "planes":
         planes = planes_of(weight, spec.weight_bits, spec.method)
@@ -145,7 +150,10 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
         packed = filled.view("<f4" if together == 1 else "<u4")
     rows = packed.reshape(weight.shape[0], -1)
     cut = pad_lanes(rows).reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
-    return np.ascontiguousarray(cut).reshape(-1)
+    if spec.method != "packed":
+        return np.ascontiguousarray(cut).reshape(-1)
+    firsts = range(0, len(cut), TOGETHER)
+    return np.concatenate([cut[i : i + TOGETHER].swapaxes(0, 1).reshape(-1) for i in firsts])
 
 
 def _side_by_side(codes: np.ndarray) -> np.ndarray:

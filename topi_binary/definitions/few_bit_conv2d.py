@@ -136,6 +136,7 @@ def _packed(
         lambda total, n, h, w, c: total + T.Cast("int32", levels[tuple(pixel(spec, n, h, w, c))]),
     )  # fmt: skip
     product = partial(dot_of_codes, width)
+    weight = aliased(weight, [tiles[3] * few_bit_data.group_words(spec), LANES])
     sums = _sum(spec, "sum", tiles, levels, weight, 0, product, parts=parts)
     step, first = few_bit_data.CODES[width]
 
@@ -242,11 +243,22 @@ def _sum(
                 one = channel + (lane if spec.depthwise else number)
                 return data[tuple(pixel(spec, n, *there, one))]
 
+            word = weight[first + lane] if parts == 1 else weight[_beside(spec, o, c, words), lane]
             for part, number in enumerate(numbers):
                 at = (*vector[:-1], *number, o * LANES + lane)
-                made = product(sums[at], datum, weight[first + lane], *[part] * len(number))
+                made = product(sums[at], datum, word, *[part] * len(number))
                 T.buffer_store(sums, made, list(at))
     return sums
+
+
+def _beside(spec: FewBitConv2d, o: Expr, c: Expr, words: int) -> Expr:
+    """Return which vector of packed weights has the words `c` of vector `o` of channels."""
+    together, count = few_bit_data.TOGETHER, blocks(spec.out_channels)
+    run, left = o // together, -count % together
+    width: Expr = int64(together)
+    if left:  # TVM finds no region of a tensor behind a choice
+        width = width - T.Cast("int64", run >= count // together) * left
+    return run * (together * words) + c * width + o % together
 
 
 @contextmanager

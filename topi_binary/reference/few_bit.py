@@ -44,6 +44,11 @@ def _read_weight(spec: FewBitConv2d, packed: Array) -> Array:
     depth = spec.channels // spec.groups
     planes = spec.weight_bits if spec.method in ("xor", "and") else 1
     blocks = -(-spec.out_channels // 16)
+    if spec.method == "packed":  # four blocks lie side by side, or those that are left
+        words = packed.size // (blocks * 16)
+        ends = range(0, packed.size, 4 * words * 16)
+        runs = [packed[i : i + 4 * words * 16].reshape(words, -1, 16) for i in ends]
+        packed = np.concatenate([run.swapaxes(0, 1) for run in runs])
     rows = packed.reshape(blocks, -1, 16).transpose(0, 2, 1).reshape(blocks * 16, -1)
     rows = np.ascontiguousarray(rows[: spec.out_channels])
     if spec.method == "packed":
