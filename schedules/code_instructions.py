@@ -9,7 +9,7 @@ from bnncc.targets.spec import TargetSpec
 
 _RATES = {
     "": 0.05e6, "ssse3": 0.5e6, "avx2": 0.5e6, "avx512bw": 0.34e6, "avx_vnni": 0.56e6,
-    "avx512_vnni": 0.56e6, "neon": 0.1e6, "asimd": 0.1e6, "asimddp": 0.26e6,
+    "avx512_vnni": 0.56e6, "neon": 0.08e6, "asimd": 0.08e6, "asimddp": 0.17e6,
 }  # fmt: skip
 """Products in a microsecond with vectors of 512 bits, by the feature that instructions need: on
 Zen 4, relative to the method ``bytes``; of Arm by counts of instructions."""

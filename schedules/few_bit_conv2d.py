@@ -167,8 +167,9 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     flat = flattened(spec)
     width = flat.output_hw[1]
     per_vector, sums = target.registers_per_vector(LANES), few_bit_data.sums_of_word(spec)
-    spare = 2 * per_vector + (2 if sums == 1 else 0)
-    most = MAX_TILE if sums == 1 else CODE_SUMS // sums
+    spare, most = 2 * per_vector + 2, MAX_TILE
+    if spec.method == "packed":  # with 128 bits, the codes of a word fill as many as the word
+        spare, most = per_vector * (4 if target.vector_bits == 128 else 2), CODE_SUMS // sums
     if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
     budget = max(1, min(most, (target.vector_registers - spare) // per_vector // sums))
