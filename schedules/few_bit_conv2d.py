@@ -8,6 +8,8 @@ does. Taps outside the image are skipped; what they count is among the start val
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import (
@@ -17,7 +19,6 @@ from bnncc.schedules import (
     epilogue,
     intrin_wasm,
     intrin_x86,
-    multithreading,
     nchw,
     ranges,
     tile_choice,
@@ -31,8 +32,8 @@ from bnncc.schedules.intrin_portable import (
     XOR_POPCOUNT,
 )
 from bnncc.schedules.space import Point, Space
-from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
@@ -83,23 +84,14 @@ def apply(
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:
         vectors -= 1
-    divided, order = 3 * point.get("divide", 0), "nho" if point["rows_outside"] else "noh"
-    rows = 1 if divided else nchw.rows_of(flat, target, vectors)
-    func = nchw.held(func, flat, rows)
-    nests = [ranges.part(func, {LEVELS: {}}, (LEVELS,))] if spec.method == "packed" else []
-    for group in groups(flat.out_channels, vectors):
-        parts = [
-            _tiles(func, flat, target, group, segment, order, rows, divided)
-            for segment in segments(flat, point["columns"])
-        ]
-        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
-        nests.append(ranges.joined(parts, 1 if divided else 3))
-    return multithreading.one_region(ranges.joined(nests, 0))
+    divided, rule = 3 * point.get("divide", 0), partial(_tiles, flat, target, point)
+    before = (LEVELS,) if spec.method == "packed" else ()
+    return channel_tiles.ranged(func, flat, target, point, rule, vectors, divided, before=before)
 
 
 def _tiles(
-    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, group: Group, segment: Segment,
-    order: str, rows: int, divided: int = 0,
+    spec: FewBitConv2d, target: TargetSpec, point: Point, func: tirx.PrimFunc, group: Group,
+    segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
@@ -110,14 +102,15 @@ def _tiles(
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     # 2 tile
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, f"{order}w", rows, (LEVELS,))
+    order = "nhow" if point["rows_outside"] else "nohw"
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, (LEVELS,))
     # 3 stage
     sch.compute_at("acc", tile[-1], preserve_unit_loops=True)
     *_, column, channel = sch.get_loops("acc")
     vector, lane = sch.split(channel, [None, LANES])
     channel_tiles.in_registers(sch, [column, vector, lane])
     # 5 parallel: only loops around whole reductions can be
-    if divided:
+    if point.get("divide", 0):
         sch.parallel(sch.fuse(*tile[:3]))
     # 4 tensorize
     at, source = tile[-1], ""
