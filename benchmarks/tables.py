@@ -75,6 +75,7 @@ RUNS = (
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
     Run("bfloat16_layers", "bfloat16_layers"),
+    Run("float_functions", "float_functions"),
     Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),

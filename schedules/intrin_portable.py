@@ -45,6 +45,11 @@ fused_multiply_add = Intrinsic(
 )
 
 
+def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
+    """Return ``a * b + c`` of any number of lanes, rounded as by `fused_multiply_add`."""
+    return T.call_llvm_pure_intrin(str(a.ty), "llvm.fmuladd", a, b, c)
+
+
 def _rounded(value: Expr) -> Expr:
     one, low, high = (
         T.Broadcast(tirx.IntImm("uint32", number), LANES) for number in (1, 0x7FFF, 0xFFFF0000)

@@ -118,7 +118,7 @@ def make(
         "model": model,
         "target": {
             "name": target.name,
-            "triple": target.triple or f"{platform.machine()}-linux-gnu",
+            "triple": target.triple or host.triple() or f"{platform.machine()}-linux-gnu",
             "mcpu": target.mcpu,
             "features": sorted(target.features),
             "spec": asdict(target),
@@ -174,6 +174,8 @@ class Machine:
     """Of its processor."""
     tvm: str
     """Version of its TVM; empty if unknown."""
+    system: str = "linux"
+    """As `bnncc.targets.host.system` has it."""
 
 
 def this_machine() -> Machine:
@@ -182,7 +184,8 @@ def this_machine() -> Machine:
         tvm = importlib.metadata.version("apache-tvm")
     except importlib.metadata.PackageNotFoundError:
         tvm = ""
-    return Machine("this machine", normal_arch(platform.machine()), host.features(), tvm)
+    arch = normal_arch(platform.machine())
+    return Machine("this machine", arch, host.features(), tvm, host.system())
 
 
 def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> None:
@@ -193,7 +196,7 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
     ArtifactError
         If major or minor version of TVM differ.
     TargetError
-        If the architecture differs or features are missing.
+        If the architecture or operating system differs, or features are missing.
     """
     if machine.tvm and machine.tvm.split(".")[:2] != content["tvm"].split(".")[:2]:
         raise ArtifactError(
@@ -201,10 +204,12 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
             hint="compile it again, or install the TVM it was compiled with",
         )
     target = content["target"]
-    wanted = normal_arch(target["triple"].split("-")[0])
-    if wanted != machine.arch:
+    wanted, found = normal_arch(target["triple"].split("-")[0]), machine.arch
+    if (system := host.system(target["triple"])) != machine.system:
+        wanted, found = f"{wanted} with {system}", f"{found} with {machine.system}"
+    if wanted != found:
         raise TargetError(
-            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {machine.arch}",
+            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {found}",
             hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
         )
     if codes := target["spec"].get("gpus", ()):

@@ -30,6 +30,7 @@ SCALAR = Algebra(
     add=operator.add,
     sub=operator.sub,
     mul=operator.mul,
+    div=operator.truediv,
     max=T.max,
     min=T.min,
     compare=lambda left, how, right: _COMPARE[how](left, right),
@@ -39,6 +40,7 @@ SCALAR = Algebra(
     real=lambda value: T.Cast("float32", value),
     whole=lambda value: T.Cast("int32", value),
     place=_place,
+    apart=lambda one, other: T.reinterpret("int32", one) - T.reinterpret("int32", other),
 )
 
 
