@@ -24,7 +24,7 @@ import onnx
 
 from bnncc import report
 from bnncc.driver import Lowered, lowered
-from bnncc.errors import ArtifactError, BnnccError, InputError, VerificationError
+from bnncc.errors import ArtifactError, BnnccError, InputError, UsageError, VerificationError
 from bnncc.frontend.checks import read
 from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load, read_model
@@ -37,6 +37,7 @@ from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
 from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
+from bnncc.runtime.accuracy import accuracy, first_batch
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
 from bnncc.runtime.runner import random_inputs
@@ -67,6 +68,9 @@ def verify(
     *,
     seed: int = 0,
     params: str | Path | None = None,
+    labels: Array | None = None,
+    scores: str | None = None,
+    min_accuracy: float | None = None,
 ) -> dict[str, Any]:
     """Compare `artifact` with the model it was compiled from.
 
@@ -82,6 +86,13 @@ def verify(
         Of the random inputs.
     params : path, optional
         Parameters of an MXNet network, if not beside it.
+    labels : ndarray of int, optional
+        A class number for each example in `inputs`, which may hold any number of examples. The
+        model is then compared on the first batch, and accuracy is measured on all examples.
+    scores : str, optional
+        Output with a score per class; by default the only output.
+    min_accuracy : float, optional
+        Least accuracy that passes, from 0 to 1.
 
     Returns
     -------
@@ -92,6 +103,8 @@ def verify(
     ------
     InputError
         If `inputs` are not finite, and outputs differ.
+    UsageError
+        If `labels` are given without `inputs`, or options for labels without `labels`.
 
     Notes
     -----
@@ -99,7 +112,17 @@ def verify(
     onnx.reference, which is the specification in NumPy, runs all of the model and says that nothing
     is, the note tells where they differ, and the verdict is that of the latter.
     """
-    return dict(report.with_old_keys(_judged(model, artifact, inputs, seed, params)))
+    if labels is None:
+        if scores is not None or min_accuracy is not None:
+            raise UsageError("scores and a minimum accuracy need labels")
+        return dict(report.with_old_keys(_judged(model, artifact, inputs, seed, params)))
+    if inputs is None:
+        raise UsageError("labels need inputs: the labelled examples")
+    with phase("accuracy"):
+        measured = accuracy(artifact, inputs, labels, scores=scores, minimum=min_accuracy)
+    result = _judged(model, artifact, first_batch(artifact, inputs), seed, params)
+    result["passed"] = result["passed"] and measured["passed"]
+    return {**report.with_old_keys(result), "accuracy": measured}
 
 
 def _judged(
@@ -302,6 +325,14 @@ def text(result: Mapping[str, Any]) -> str:
     if result["note"]:
         lines.append(f"note  {result['note']}")
     lines.append(_VERDICTS[result["verdict"]])
+    if measured := result.get("accuracy"):
+        wanted = measured["minimum"]
+        lines.append(
+            f"accuracy  {measured['accuracy']:.2%} ({measured['correct']:,} of "
+            f"{measured['examples']:,} examples)"
+            + ("" if wanted is None else f", minimum {wanted:.2%}: ")
+            + ("" if wanted is None else "PASS" if measured["passed"] else "FAIL")
+        )
     return "\n".join(lines)
 
 

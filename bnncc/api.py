@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bnncc.errors import UsageError
+from bnncc.errors import UsageError, onnx_needed
 from bnncc.files import kind_of
 from bnncc.options import CompileOptions
 from bnncc.runtime import runner
@@ -22,6 +22,7 @@ Compiled = Artifact | str | Path
 """An artifact, or its file."""
 
 
+@onnx_needed()
 def verify(
     model: Model,
     artifact: Compiled,
@@ -29,6 +30,9 @@ def verify(
     *,
     seed: int = 0,
     params: str | Path | None = None,
+    labels: Any = None,
+    scores: str | None = None,
+    min_accuracy: float | None = None,
 ) -> dict[str, Any]:
     """Check an artifact against the model it was compiled from, layer by layer.
 
@@ -44,15 +48,27 @@ def verify(
         Of the random inputs.
     params : path, optional
         Parameters of an MXNet network, if not beside it.
+    labels : array of int, optional
+        A class number for each example in `inputs`, to measure accuracy.
+    scores : str, optional
+        Output with a score per class; by default the only output.
+    min_accuracy : float, optional
+        Least accuracy that passes, from 0 to 1.
 
     Returns
     -------
     dict
-        See docs/report.md; ``passed`` says whether the artifact is right.
+        See docs/report.md; ``passed`` is true if outputs agree and accuracy is sufficient.
     """
+    import numpy as np
+
     from bnncc import agreement
 
-    return agreement.verify(model, _loaded(artifact), inputs, seed=seed, params=params)
+    return agreement.verify(
+        model, _loaded(artifact), inputs, seed=seed, params=params,
+        labels=None if labels is None else np.asarray(labels), scores=scores,
+        min_accuracy=min_accuracy,
+    )  # fmt: skip
 
 
 def bench(
@@ -86,6 +102,7 @@ def bench(
     return runner.bench(_loaded(artifact), threads=threads, repeat=repeat, seed=seed, batch=batch)
 
 
+@onnx_needed()
 def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
     """Return how each layer of a model is computed, and why some stay in float.
 
@@ -117,6 +134,7 @@ def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
     return compile(model, **options).report
 
 
+@onnx_needed()
 def tune(
     model: str | os.PathLike[str],
     *,

@@ -19,7 +19,9 @@ to do. This module imports nothing of ours, so every layer may raise these.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 
 
 def deprecated(old: str, new: str) -> None:
@@ -90,3 +92,23 @@ class DeviceError(BnnccError):
 
 class VerificationError(BnnccError):
     """Outputs differ from what the model file's graph says."""
+
+
+@contextlib.contextmanager
+def onnx_needed() -> Iterator[None]:
+    """Name onnx where it is missing, which only compilation and comparison with models need.
+
+    Raises
+    ------
+    BnnccError
+        Instead of a ModuleNotFoundError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise BnnccError(
+            "this needs onnx, which is not installed; only artifacts can be used without it",
+            hint="pip install onnx",
+        ) from error

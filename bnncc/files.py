@@ -306,6 +306,8 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Read arrays of an npz file, each only after its header was accepted.
 
+    If one array is wanted, an npy file may hold it instead.
+
     Parameters
     ----------
     file : path or bytes stream
@@ -332,6 +334,11 @@ def read_npz(
     hint = "write it with numpy.savez(path, **{input_name: array})"
     arrays: dict[str, np.ndarray] = {}
     try:
+        if len(names) == 1 and not isinstance(file, io.BytesIO) and kind_of(file) == NPY:
+            (only,) = names
+            with open(file, "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                return {only: _read_member(stream, only, source, size, check)}
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
@@ -428,6 +435,7 @@ def read_bytes(file: Path, what: str, limit: int = MAX_FILE_BYTES) -> bytes:
         raise ModelError(f"{file}: cannot be read: {reason}") from error
 
 
+NPY = "a .npy file"
 _KINDS = (
     (rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]", "an ONNX model"),
     (rb".{4}TFL3", "a TensorFlow Lite model"),
@@ -438,7 +446,7 @@ _KINDS = (
     (rb"version https://git-lfs", "a Git LFS pointer"),
     (rb"<!DOCTYPE|<html", "an HTML page"),
     (rb"\x89HDF", "an HDF5 file"),
-    (rb"\x93NUMPY", "a .npy file"),
+    (rb"\x93NUMPY", NPY),
     (rb"\x89PNG", "a PNG image"),
     (rb"\xff\xd8\xff", "a JPEG image"),
     (rb"\x7fELF", "an ELF file"),

@@ -117,6 +117,28 @@ def count(text: str) -> int:
     return value
 
 
+def fraction(text: str) -> float:
+    """Read a number from 0 to 1, or a percentage.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+
+    Examples
+    --------
+    >>> fraction("0.9"), fraction("90%")
+    (0.9, 0.9)
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1 or a percentage")
+    return value
+
+
 def add_verb(
     verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace, Console], int]
 ) -> argparse.ArgumentParser:

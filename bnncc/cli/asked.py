@@ -148,6 +148,7 @@ _INPUTS = {
     "artifact": "artifact",
     "params": "parameter file",
     "input": "input",
+    "labels": "file of labels",
     "results": "results file",
     "bench": "file of times",
 }

@@ -176,13 +176,33 @@ def verify(args: Namespace, console: Console) -> int:
     Returns
     -------
     int
-        Exit code: 1 if they differ.
+        Exit code: 1 if they differ, or if accuracy is below the minimum.
+
+    Raises
+    ------
+    UsageError
+        If options cannot be combined.
     """
+    if args.labels is None and (args.min_accuracy is not None or args.scores is not None):
+        raise UsageError("--min-accuracy and --scores need --labels")
+    if args.labels is not None and args.input is None:
+        raise UsageError(
+            "--labels needs the labelled examples: give --input",
+            hint="one file may hold both: --input test.npz --labels test.npz",
+        )
     from bnncc import agreement
+    from bnncc.runtime.accuracy import read_examples
 
     with _loaded(args) as artifact:
-        arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+        arrays = labels = None
+        if args.labels is not None:
+            arrays, labels = read_examples(artifact, args.input, args.labels)
+        elif args.input is not None:
+            arrays = artifact.read_inputs(args.input)
+        result = agreement.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params,
+            labels=labels, scores=args.scores, min_accuracy=args.min_accuracy,
+        )  # fmt: skip
     console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 

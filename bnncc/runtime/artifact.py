@@ -182,12 +182,12 @@ class Artifact:
         that is not finite if the network was compiled with `check_finite`, and an array in `out`
         that does not fit.
         """
-        self._check_names(inputs, self.inputs, "input")
+        check_names(inputs, self.inputs, "input")
         session = self.session()
         tensors = session.tensors(inputs)
         session.use_threads()
         if out is not None:
-            self._check_names(out, self.outputs, "output")
+            check_names(out, self.outputs, "output")
             places = {info.name: out[info.name] for info in self.outputs}
             session.run_into(tensors, self.outputs, list(places.values()))
             return places
@@ -256,12 +256,16 @@ class Artifact:
                 "within rounding of a step",
             )
 
-    def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
+    def read_inputs(
+        self, path: str | Path, inputs: tuple[TensorInfo, ...] | None = None
+    ) -> dict[str, np.ndarray]:
         """Read this network's inputs from an npz file; what does not fit is an `InputError`.
 
-        Other arrays are ignored: test sets have labels beside the images.
+        Other arrays are ignored: test sets have labels beside the images. A network with one input
+        also reads an npy file. `inputs` replaces the description of the inputs.
         """
-        known = {t.name: t for t in self.inputs}
+        inputs = self.inputs if inputs is None else inputs
+        known = {t.name: t for t in inputs}
         symbols: dict[str, tuple[int, str]] = {}
 
         def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -269,7 +273,7 @@ class Artifact:
             check_tensor(known[name], shape, native, symbols, source=f"{path}: ")
 
         arrays = read_npz(path, names=known, check=check)
-        self._check_names(arrays, self.inputs, "input", source=f"{path}: ")
+        check_names(arrays, inputs, "input", source=f"{path}: ")
         return {name: _typed(array, known[name]) for name, array in arrays.items()}
 
     def session(self, *, threads: int | None = None) -> Session:
@@ -335,25 +339,32 @@ class Artifact:
             cuda.load_runtime()
         return load_library(library) if self.device is None else self.device.load(library)
 
-    @staticmethod
-    def _check_names(
-        given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
-    ) -> None:
-        if not isinstance(given, Mapping):
-            raise InputError(
-                f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
-                hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
-            )
-        wanted = [t.name for t in infos]
-        if given.keys() == set(wanted):
-            return
-        hint = f"{what}s are: {', '.join(map(str, infos)) or 'none'}"
-        if unknown := [name for name in given if name not in wanted]:
-            raise InputError(f"{source}the network has no {what} `{unknown[0]}`", hint=hint)
-        if missing := [name for name in wanted if name not in given]:
-            raise InputError(f"{source}{what} `{missing[0]}` is missing", hint=hint)
-
 
 def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:
     """Return an array of a file as what it was stored as."""
     return array.view(info.dtype) if stored_as(array.dtype, info.dtype) else array
+
+
+def check_names(
+    given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
+) -> None:
+    """Refuse arrays that are not exactly those of `infos`, by name.
+
+    Raises
+    ------
+    InputError
+        If one is missing, unknown, or there is no mapping.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
+            hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
+        )
+    wanted = [t.name for t in infos]
+    if given.keys() == set(wanted):
+        return
+    hint = f"{what}s are: {', '.join(map(str, infos)) or 'none'}"
+    if unknown := [name for name in given if name not in wanted]:
+        raise InputError(f"{source}the network has no {what} `{unknown[0]}`", hint=hint)
+    if missing := [name for name in wanted if name not in given]:
+        raise InputError(f"{source}{what} `{missing[0]}` is missing", hint=hint)
