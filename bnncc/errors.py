@@ -101,7 +101,9 @@ def onnx_needed() -> Iterator[None]:
     Raises
     ------
     BnnccError
-        Instead of a ModuleNotFoundError.
+        If it is onnx that cannot be imported.
+    ModuleNotFoundError
+        If it is another module.
     """
     try:
         yield
