@@ -104,8 +104,9 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	@touch $@
 
 # `te` is TVM's name for tensor expressions.
-site: $(VENV)/.installed-site ## build the documentation site into build/site, and check its spelling
+site: $(VENV)/.installed-site ## build the documentation site into build/site; check spelling and prose
 	$(VENV)/bin/codespell --ignore-words-list te README.md CONTRIBUTING.md CHANGELOG.md docs examples $(SOURCES)
+	$(PY) docs/site/prose.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 dist: $(VENV)/.installed ## build the wheel into dist/

@@ -6,7 +6,7 @@ links are looked at one by one, each from identical inputs:
 
 - the model as a reference runtime computes it, and as `bnncc.ir.evaluate` does: layer by layer;
 - that, and what the passes made of it: when the model is lowered again, as the manifest says;
-- that, and the machine code of this very artifact: kernel by kernel.
+- that, and the machine code of this artifact: kernel by kernel.
 
 Floats agree to 1e-4 of the largest value, except that a decision may fall either way within 8 eps
 of sum|terms|; outputs may differ only where they depend on such a decision.

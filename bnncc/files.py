@@ -162,7 +162,7 @@ def _through(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _is_stdout(path: str | Path) -> bool:
-    """Tell whether a name leads to standard output: ``-``, ``/dev/stdout``, or its very file."""
+    """Tell whether a name leads to standard output: ``-``, ``/dev/stdout``, or its file."""
     if str(path) == str(STDOUT):
         return True
     try:

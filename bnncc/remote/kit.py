@@ -1,7 +1,7 @@
 """What a device needs to be deployed to: a server, TVM's runtime libraries, their licences.
 
 The server is compiled here, for the device; the libraries come from TVM's own wheel for its
-architecture, of the very version in use, and are kept in the user's cache.
+architecture, of the version in use, and are kept in the user's cache.
 """
 
 from __future__ import annotations
