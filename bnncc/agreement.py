@@ -1,8 +1,8 @@
-"""Compare an artifact with its model: each of its kernels, what lies between, and whole outputs.
+"""Compare an artifact with its model: its kernels, the tensors between them, and the outputs.
 
-Rounding is not specified, so runs agree until a value before a sign lies within rounding of 0, and
-what follows then differs for good. So whole outputs decide only where no such *tie* was met. Three
-links are looked at one by one, each from identical inputs:
+Rounding is not specified: two correct runs may differ where a value before a sign lies within
+rounding error of 0 (a *tie*), and in everything that depends on it. So whole outputs decide only if
+there was no tie. Three steps are compared separately, each from identical inputs:
 
 - the model as a reference runtime computes it, and as `bnncc.ir.evaluate` does: layer by layer;
 - that, and what the passes made of it: when the model is lowered again, as the manifest says;
@@ -58,7 +58,7 @@ _VERDICTS = {
     "fail": "FAIL",
     "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
 }
-"""What verdicts are called for people."""
+"""How verdicts are printed."""
 
 
 def verify(
@@ -79,13 +79,13 @@ def verify(
     model : path, ModelProto or torch.export.ExportedProgram
         The model, of any format.
     artifact : Artifact
-        Compiled from it.
+        The compiled model.
     inputs : mapping of str to ndarray, optional
-        The artifact's inputs; random ones by default.
+        Inputs of the artifact; random by default.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
     params : path, optional
-        Parameters of an MXNet network, if not beside it.
+        Parameters of an MXNet network, if not in the default file.
     labels : ndarray of int, optional
         A class number for each example in `inputs`, which may hold any number of examples. The
         model is then compared on the first batch, and accuracy is measured on all examples.
@@ -108,9 +108,9 @@ def verify(
 
     Notes
     -----
-    Runtimes have mistakes of their own. If ONNX Runtime says that something is wrong, and
-    onnx.reference, which is the specification in NumPy, runs all of the model and says that nothing
-    is, the note tells where they differ, and the verdict is that of the latter.
+    Runtimes have bugs too. If ONNX Runtime disagrees with the artifact, but onnx.reference, the
+    specification in NumPy, agrees with it on the whole model, the latter's verdict counts, and the
+    note says where the two differ.
     """
     if labels is None:
         if scores is not None or min_accuracy is not None:
@@ -205,9 +205,9 @@ def _against(
         unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
         if unusual:
             raise InputError(
-                f"input `{unusual[0]}` holds values that are not finite, and outputs differ: "
-                "networks with bits are right for finite inputs",
-                hint="give finite inputs; --check-finite makes a network refuse others",
+                f"input `{unusual[0]}` contains NaN or infinity, and outputs differ: "
+                "results are defined for finite inputs only",
+                hint="give finite inputs; networks compiled with --check-finite reject others",
             )
     elif all(o["passed"] for o in outputs):
         verdict = "pass"

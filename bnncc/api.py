@@ -1,4 +1,4 @@
-"""What the package offers besides compiling and running: other verbs of the command line."""
+"""The verbs of the command line as functions: `verify`, `bench`, `explain`, `tune`."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def verify(
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         The model.
     artifact : Artifact or path
-        Compiled from it.
+        The compiled model.
     inputs : mapping of str to ndarray, optional
-        The artifact's inputs; random ones by default.
+        Inputs of the artifact; random by default.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
     params : path, optional
-        Parameters of an MXNet network, if not beside it.
+        Parameters of an MXNet network, if not in the default file.
     labels : array of int, optional
         A class number for each example in `inputs`, to measure accuracy.
     scores : str, optional
@@ -84,13 +84,13 @@ def bench(
     Parameters
     ----------
     artifact : Artifact or path
-        What to time, here or on its device.
+        The network, which runs on this machine or on its device.
     threads : int, optional
         Maximum number of threads; by default the number of CPUs available.
     repeat : int
         Number of timed runs.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
     batch : int, optional
         Size of a dynamic batch; 1 by default.
 
@@ -109,9 +109,9 @@ def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
     Parameters
     ----------
     model : model, Artifact or path of either
-        What to explain; a model is compiled for that.
+        What to explain; a model is compiled first.
     **options
-        As of `bnncc.compile`.
+        Options of `bnncc.compile`.
 
     Returns
     -------
@@ -148,18 +148,18 @@ def tune(
     device: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Search for the fastest schedule of each kernel, and keep it in a folder of records.
+    """Search for the fastest schedule of each kernel, and store it in a folder of records.
 
     Parameters
     ----------
     model : path
         The model.
     tuning_dir : path
-        Folder of records, which is read and extended; give it to `bnncc.compile` afterwards.
+        Folder of records to read and extend; pass it to `bnncc.compile` afterwards.
     trials : int
         Total number of kernels to try, including those of earlier runs.
     time_limit : float, optional
-        Start no trial after so many seconds.
+        Start no trial after this many seconds.
     kernels : str, optional
         Regular expression: tune only kernels whose description matches.
     measure : {"time", "instructions"}
@@ -169,9 +169,9 @@ def tune(
     lock_file : path, optional
         File to lock while measuring.
     device : mapping, optional
-        Arguments of `bnncc.remote.connect`, to measure there.
+        Arguments of `bnncc.remote.connect`, to measure on that device.
     **options
-        As of `bnncc.compile`.
+        Options of `bnncc.compile`.
 
     Returns
     -------

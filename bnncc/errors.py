@@ -1,4 +1,4 @@
-"""Every error bnncc raises on purpose.
+"""The errors that bnncc raises on purpose.
 
     BnnccError                    exit code 1
     ├── UsageError                exit code 2: an option or argument is wrong
@@ -14,7 +14,7 @@
     └── VerificationError         outputs differ from the model file's graph
 
 A message is one line: *where* it was found, *what* was found, *what* was wanted. `hint` says what
-to do. This module imports nothing of ours, so every layer may raise these.
+to do. This module imports no other of bnncc, so every layer may raise these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 
 def deprecated(old: str, new: str) -> None:
-    """Warn, on behalf of whoever called the caller, that a name is going to disappear."""
+    """Warn the caller's caller that a name is deprecated."""
     text = f"`{old}` is deprecated and will be removed in the next version: use `{new}`"
     warnings.warn(text, DeprecationWarning, stacklevel=3)
 
@@ -83,20 +83,20 @@ class InputError(BnnccError):
 
 
 class TuningError(BnnccError):
-    """Tuning cannot start or go on."""
+    """Tuning cannot start or continue."""
 
 
 class DeviceError(BnnccError):
-    """A remote device is missing, busy, or was lost."""
+    """A remote device is missing or busy, or the connection to it was lost."""
 
 
 class VerificationError(BnnccError):
-    """Outputs differ from what the model file's graph says."""
+    """Outputs differ from those of the model."""
 
 
 @contextlib.contextmanager
 def onnx_needed() -> Iterator[None]:
-    """Name onnx where it is missing, which only compilation and comparison with models need.
+    """Turn a missing onnx, which only models need, into a `BnnccError`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how argparse shows and refuses them."""
+"""Options shared by several verbs, and how argparse shows and refuses them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_inpu
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its messages in the form of ours."""
+    """argparse with messages in the form of bnncc's."""
 
     def error(self, message: str) -> NoReturn:
         """Print `message`, what may have been meant and how to get help; exit with 2."""
@@ -90,7 +90,7 @@ def path(text: str) -> Path:
 
 
 def seed(text: str) -> int:
-    """Read a number that seeds random ones, 0 or more.
+    """Read the seed of random numbers, 0 or more.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def fraction(text: str) -> float:
 def add_verb(
     verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace, Console], int]
 ) -> argparse.ArgumentParser:
-    """Return the parser of a new verb, with the options that all have."""
+    """Return the parser of a new verb, with the options common to all."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=text,
@@ -165,7 +165,7 @@ _LEADING = re.compile(r"-v+|-q+|--verbose|--quiet")
 
 
 def arranged(words: Sequence[str]) -> list[str]:
-    """Put what stands before the verb behind it, and ``help`` in the form of an option.
+    """Move options before the verb behind it, and turn ``help`` into an option.
 
     Examples
     --------
@@ -206,7 +206,7 @@ OLD_VALUES = {
 
 
 def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Put new names in the place of deprecated ones; also return what to say of that.
+    """Replace deprecated names by new ones; also return the warnings.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 FORMATS = ("artifact", "c", "wasm")
-"""What `compile` writes."""
+"""Output formats of `compile`."""
 
 
 _CHOICES = {
@@ -260,7 +260,7 @@ _CHOICES = {
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a compilation may be asked."""
+    """Add the options of a compilation."""
     group = parser.add_argument_group("model")
     params_option(group)
     add(
@@ -330,10 +330,10 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a device has, for networks of C."""
+    """Add limits of a device, for networks compiled to C."""
     group = parser.add_argument_group("device")
     for kind in ("ram", "flash"):
-        text = f"refuse a network of C that takes more {kind} than that"
+        text = f"fail if the network, compiled to C, needs more {kind}"
         add(group, f"--{kind}", text, "BYTES[k|M]", option(parse_bytes))
 
 
@@ -343,11 +343,11 @@ def parse_bytes(text: str) -> int:
     Raises
     ------
     UsageError
-        If it is none.
+        If it is not one.
     """
     digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
     if not digits.isdecimal():
-        raise UsageError(f"`{text}` is no number of bytes: 65536, 64k and 1M are")
+        raise UsageError(f"`{text}` is not a number of bytes, such as 65536, 64k or 1M")
     return int(digits) * _UNITS.get(unit, 1)
 
 
@@ -376,7 +376,7 @@ def threads_option(parser: Any, help_text: str = "maximum number of threads") ->
 
 
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
-    """Add what is written for another machine, and what came back; the texts say why."""
+    """Add ``--bundle`` and ``--import``, with these help texts."""
     group = parser.add_argument_group("bundle", text)
     add(group, "--bundle", bundle, "FOLDER", path)
     add(
@@ -391,7 +391,7 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
 
 
 def device_options(parser: argparse.ArgumentParser) -> None:
-    """Add where a device is."""
+    """Add the options that name a device."""
     group = parser.add_argument_group(
         "device", "Run on a device, not on this machine; see docs/deploy.md."
     )

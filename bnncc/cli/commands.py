@@ -1,4 +1,4 @@
-"""What each verb of the command line does; each imports the heavy modules it needs."""
+"""The verbs of the command line; each imports the heavy modules it needs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def bench(args: Namespace, console: Console) -> int:
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
+    """Show how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
     from bnncc.files import STDOUT, output_name, write_atomic
     from bnncc.report import device, html
@@ -208,19 +208,19 @@ def verify(args: Namespace, console: Console) -> int:
 
 
 def deploy(args: Namespace, console: Console) -> int:
-    """Bring an artifact to a device, check and time it there.
+    """Upload an artifact to a device, check it and time it.
 
     Returns
     -------
     int
-        Exit code: 1 if it is wrong there.
+        Exit code: 1 if its outputs are wrong.
 
     Raises
     ------
     UsageError
         If there is no device among the options.
     VerificationError
-        If the device computes something else than the artifact says is right.
+        If the device's outputs are wrong.
     """
     if args.rpc is None and args.tracker is None:
         raise UsageError(
@@ -242,7 +242,7 @@ def deploy(args: Namespace, console: Console) -> int:
 
 
 def device_kit(args: Namespace, console: Console) -> int:
-    """Put together what a device needs."""
+    """Build the server and runtime that a device needs."""
     from bnncc.remote import kit
     from bnncc.targets.catalog import resolve
 
@@ -318,18 +318,18 @@ def _compiled(
 
 
 def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
-    """Refuse a network that does not fit the device, with the table that says why."""
+    """Fail if a network does not fit the device, and print its memory table."""
     if args.ram is None and args.flash is None:
         return
     from bnncc.report import device
 
     if "device" not in content:
-        raise UsageError("--ram and --flash are for objects called from C", hint="--format c")
+        raise UsageError("--ram and --flash need a network compiled to C", hint="--format c")
     if over := device.beyond(content, ram=args.ram, flash=args.flash):
         console.result("\n".join(device.footprint(content)))
         raise TargetError(
             f"{content['model']}: does not fit {content['target']}: {'; '.join(over)}",
-            hint="the table above says what takes them",
+            hint="the table above lists what needs the memory",
         )
 
 

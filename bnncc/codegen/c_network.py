@@ -303,7 +303,7 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
             elif op in ("relax.reshape", "relax.memory.view"):
                 tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))
             elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
-                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C does without")
+                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C code lacks")
             elif not isinstance(value, relax.Call):
                 tensors[var] = held(value)
     body = main.body.body

@@ -1,4 +1,4 @@
-"""Bring a network to a device, check that it computes there what it should, and time it."""
+"""Upload a network to a device, check its outputs, and time it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compilation did: one model of facts, and its forms as JSON, text and HTML."""
+"""The report of a compilation: its data, and its forms as JSON, text and HTML."""
 
 from bnncc.report.facts import (
     FORMAT,

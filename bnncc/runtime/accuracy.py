@@ -177,5 +177,5 @@ def _classes(made: np.ndarray, output: str, size: int, wanted: np.ndarray) -> np
     if classes == 1:
         raise InputError(f"output `{output}` has one score per example, wanted one for each class")
     if outside := [int(label) for label in wanted if not 0 <= label < classes]:
-        raise InputError(f"label {outside[0]} is none of the {classes} classes of `{output}`")
+        raise InputError(f"label {outside[0]} is not one of the {classes} classes of `{output}`")
     return np.where(np.isnan(made).any(axis=1), -1, made.argmax(axis=1))

@@ -1,4 +1,4 @@
-"""Run artifacts, here or on a device, and time them: the network, and each kernel alone."""
+"""Time artifacts, on this machine or a device: the network, and each kernel alone."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def described(
     threads: int,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return times with what is known of the network and its kernels.
+    """Return times together with facts about the network and its kernels.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ class Fixed:
         (np.zeros(3), "has shape [3], wanted a score per example and class"),
         (np.zeros(()), "has shape [], wanted a score per example and class"),
         (np.zeros((2, 1)), "has one score per example, wanted one for each class"),
-        (np.zeros((2, 2)), "label 2 is none of the 2 classes"),
+        (np.zeros((2, 2)), "label 2 is not one of the 2 classes"),
     ],
 )
 def test_outputs_without_scores(made: np.ndarray, said: str) -> None:
@@ -160,7 +160,7 @@ def test_what_is_refused(
     said = fails(capsys, 1, *given, "float.npy")
     assert "float.npy: `labels`: dtype is float64, wanted integers" in said
     assert "shape is [450, 10], wanted one class number" in fails(capsys, 1, *given, "one_hot.npy")
-    assert "label 10 is none of the 10 classes" in fails(capsys, 1, *given, "eleven.npy")
+    assert "label 10 is not one of the 10 classes" in fails(capsys, 1, *given, "eleven.npy")
     assert "other.npz: has no array `labels`" in fails(capsys, 1, *given, "other.npz")
     assert "text: " in fails(capsys, 1, *given, "text")
     assert "missing: cannot be read" in fails(capsys, 2, *given, "missing")
