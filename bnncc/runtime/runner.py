@@ -258,7 +258,8 @@ def bench_text(result: Mapping[str, Any]) -> str:
         "",
         f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f} us, "
         + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES)
-        + f" ({result['repeat']} runs, {result['threads']} threads)",
+        + f" ({report.plural(result['repeat'], 'run')}, "
+        + f"{report.plural(result['threads'], 'thread')})",
         (
             f"kernels  {total:.2f} us in all, each timed alone; "
             if result["kernels"]
