@@ -603,7 +603,7 @@ def _counted(network: Lowered) -> Counter[str]:
 
 
 def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
-    """Put together what the report says of kernels, layers and bytes."""
+    """Collect what the report says of kernels, layers and bytes."""
     network, activations = made.lowered, made.activations
     physical = network.physical
     macs = {layer.name: layer.macs for layer in network.layers}

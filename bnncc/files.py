@@ -331,10 +331,14 @@ def read_npz(
     source = source or str(file)
     hint = "write it with numpy.savez(path, **{input_name: array})"
     arrays: dict[str, np.ndarray] = {}
+    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
+    single = kind == NPY and len(names) == 1
+    if kind and not single and not kind.startswith("a zip"):  # an artifact ends like a zip file
+        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
     try:
-        if len(names) == 1 and not isinstance(file, io.BytesIO) and kind_of(file) == NPY:
+        if single:
             (only,) = names
-            with open(file, "rb") as stream:
+            with open(str(file), "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 return {only: _read_member(stream, only, source, size, check)}
         with zipfile.ZipFile(file) as archive:
@@ -347,24 +351,15 @@ def read_npz(
                 with archive.open(info) as stream:
                     arrays[name] = _read_member(stream, name, source, info.file_size, check)
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        _check_npz(file, source, hint)
         if isinstance(error, OSError) and error.filename is None:  # no zip: a place before it
             raise InputError(f"{source}: not an intact .npz file", hint=hint) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
-        _check_npz(file, source, hint)
         raise InputError(
             f"{source}: not an intact .npz file: {str(error)[:160]}", hint=hint
         ) from error
     return arrays
-
-
-def _check_npz(file: str | Path | io.BytesIO, source: str, hint: str) -> None:
-    """Refuse a file of another kind, and name that kind."""
-    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
-    if kind and not kind.startswith("a zip"):
-        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
 
 
 def _read_member(

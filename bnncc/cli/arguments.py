@@ -22,6 +22,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print `message`, what may have been meant and how to get help; exit with 2."""
         near = ""
+        message = message.replace("the following arguments are required:", "missing argument:")
         if wrong := _CHOICE.search(message):
             near = _meant(wrong["given"], re.findall(r"[^\s,']+", wrong["choices"]))
             if wrong["what"] in ("VERB", "ACTION"):

@@ -308,7 +308,7 @@ def _explain(verbs: Any) -> None:
     add(
         group,
         "--annotate",
-        "write the model as ONNX, with what became of each node in its metadata, as Netron shows",
+        "write the model as ONNX, with the verdict on each node in its metadata, for Netron",
         "OUT.onnx",
         path,
     )

@@ -45,7 +45,7 @@ class CNetwork:
         return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
-        """Write all files, whole or not at all, and return their size in bytes.
+        """Write all files atomically, and return their size in bytes.
 
         They become a tar file, or a folder if `path` has no suffix (`names_folder`).
         """

@@ -225,7 +225,7 @@ class Device:
 
     @contextlib.contextmanager
     def speaking(self, doing: str) -> Iterator[None]:
-        """Turn what TVM raises meanwhile into one line that says what became of the device.
+        """Turn errors of TVM in this context into one line about the device.
 
         Parameters
         ----------

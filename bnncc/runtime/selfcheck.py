@@ -408,7 +408,7 @@ def unpack(
     Parameters
     ----------
     data : bytes
-        From `pack`, or from a file that nobody vouches for.
+        From `pack`, or from an untrusted file.
     inputs, outputs : sequence of TensorInfo
         Of the network, in order.
 
