@@ -14,8 +14,9 @@ of sum|terms|; outputs may differ only where they depend on such a decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from bnncc import report
 from bnncc.driver import Lowered, lowered
 from bnncc.errors import ArtifactError, BnnccError, InputError, UsageError, VerificationError
 from bnncc.frontend.checks import read
-from bnncc.frontend.formats import as_onnx
+from bnncc.frontend.formats import Model, as_onnx
 from bnncc.frontend.onnx import load, read_model
 from bnncc.input_transforms import InputTransform
 from bnncc.ir.evaluate import evaluate
@@ -62,8 +63,8 @@ _VERDICTS = {
 
 
 def verify(
-    model: str | Path | onnx.ModelProto,
-    artifact: Artifact,
+    model: Model,
+    artifact: Artifact | str | Path,
     inputs: Mapping[str, Array] | None = None,
     *,
     seed: int = 0,
@@ -72,13 +73,13 @@ def verify(
     scores: str | None = None,
     min_accuracy: float | None = None,
 ) -> dict[str, Any]:
-    """Compare `artifact` with the model it was compiled from.
+    """Check an artifact against the model it was compiled from, layer by layer.
 
     Parameters
     ----------
-    model : path, ModelProto or torch.export.ExportedProgram
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The model, of any format.
-    artifact : Artifact
+    artifact : Artifact or path
         The compiled model.
     inputs : mapping of str to ndarray, optional
         Inputs of the artifact; random by default.
@@ -97,7 +98,7 @@ def verify(
     Returns
     -------
     dict
-        See docs/report.md; ``passed`` says whether the artifact is right.
+        See docs/report.md; ``passed`` is true if outputs agree and accuracy is sufficient.
 
     Raises
     ------
@@ -112,33 +113,31 @@ def verify(
     specification in NumPy, agrees with it on the whole model, the latter's verdict counts, and the
     note says where the two differ.
     """
+    artifact = Artifact.of(artifact)
+    against = partial(_against, model=model, artifact=artifact, seed=seed, params=params)
     if labels is None:
         if scores is not None or min_accuracy is not None:
             raise UsageError("scores and a minimum accuracy need labels")
-        return dict(report.with_old_keys(_judged(model, artifact, inputs, seed, params)))
+        return dict(report.with_old_keys(_judged(partial(against, inputs=inputs))))
     if inputs is None:
         raise UsageError("labels need inputs: the labelled examples")
     with phase("accuracy"):
-        measured = accuracy(artifact, inputs, labels, scores=scores, minimum=min_accuracy)
-    result = _judged(model, artifact, first_batch(artifact, inputs), seed, params)
+        measured = accuracy(
+            artifact, inputs, np.asarray(labels), scores=scores, minimum=min_accuracy
+        )
+    result = _judged(partial(against, inputs=first_batch(artifact, inputs)))
     result["passed"] = result["passed"] and measured["passed"]
     return {**report.with_old_keys(result), "accuracy": measured}
 
 
-def _judged(
-    model: str | Path | onnx.ModelProto,
-    artifact: Artifact,
-    inputs: Mapping[str, Array] | None,
-    seed: int,
-    params: str | Path | None,
-) -> dict[str, Any]:
+def _judged(against: Callable[[reference.Reference], dict[str, Any]]) -> dict[str, Any]:
     """Return what `verify` does, in new keys only."""
     runner = reference.Reference()
-    result = _against(runner, model, artifact, inputs, seed, params)
+    result = against(runner)
     if result["passed"] or reference.ONNX_RUNTIME not in runner.used:
         return result
     judge = reference.Reference(without=reference.ONNX_RUNTIME)
-    other = _against(judge, model, artifact, inputs, seed, params)
+    other = against(judge)
     if not other["passed"] or judge.used.keys() != {reference.ONNX_REFERENCE}:
         return result
     odd = [item["name"] for item in (*result["layers"], *result["outputs"]) if not item["passed"]]
@@ -148,6 +147,7 @@ def _judged(
 
 def _against(
     runner: reference.Reference,
+    *,
     model: str | Path | onnx.ModelProto,
     artifact: Artifact,
     inputs: Mapping[str, Array] | None,

@@ -1,4 +1,4 @@
-"""The verbs of the command line as functions: `verify`, `bench`, `explain`, `tune`."""
+"""The verbs `explain` and `tune` of the command line as functions."""
 
 from __future__ import annotations
 
@@ -12,94 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnncc.errors import UsageError, onnx_needed
 from bnncc.files import kind_of
 from bnncc.options import CompileOptions
-from bnncc.runtime import runner
 from bnncc.runtime.artifact import Artifact
 
 if TYPE_CHECKING:
     from bnncc.frontend.formats import Model
-
-Compiled = Artifact | str | Path
-"""An artifact, or its file."""
-
-
-@onnx_needed()
-def verify(
-    model: Model,
-    artifact: Compiled,
-    inputs: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    params: str | Path | None = None,
-    labels: Any = None,
-    scores: str | None = None,
-    min_accuracy: float | None = None,
-) -> dict[str, Any]:
-    """Check an artifact against the model it was compiled from, layer by layer.
-
-    Parameters
-    ----------
-    model : path, onnx.ModelProto or torch.export.ExportedProgram
-        The model.
-    artifact : Artifact or path
-        The compiled model.
-    inputs : mapping of str to ndarray, optional
-        Inputs of the artifact; random by default.
-    seed : int
-        Seed of the random inputs.
-    params : path, optional
-        Parameters of an MXNet network, if not in the default file.
-    labels : array of int, optional
-        A class number for each example in `inputs`, to measure accuracy.
-    scores : str, optional
-        Output with a score per class; by default the only output.
-    min_accuracy : float, optional
-        Least accuracy that passes, from 0 to 1.
-
-    Returns
-    -------
-    dict
-        See docs/report.md; ``passed`` is true if outputs agree and accuracy is sufficient.
-    """
-    import numpy as np
-
-    from bnncc import agreement
-
-    return agreement.verify(
-        model, _loaded(artifact), inputs, seed=seed, params=params,
-        labels=None if labels is None else np.asarray(labels), scores=scores,
-        min_accuracy=min_accuracy,
-    )  # fmt: skip
-
-
-def bench(
-    artifact: Compiled,
-    *,
-    threads: int | None = None,
-    repeat: int = 200,
-    seed: int = 0,
-    batch: int | None = None,
-) -> dict[str, Any]:
-    """Time a network and each of its kernels.
-
-    Parameters
-    ----------
-    artifact : Artifact or path
-        The network, which runs on this machine or on its device.
-    threads : int, optional
-        Maximum number of threads; by default the number of CPUs available.
-    repeat : int
-        Number of timed runs.
-    seed : int
-        Seed of the random inputs.
-    batch : int, optional
-        Size of a dynamic batch; 1 by default.
-
-    Returns
-    -------
-    dict
-        See docs/report.md; times are in microseconds.
-    """
-    return runner.bench(_loaded(artifact), threads=threads, repeat=repeat, seed=seed, batch=batch)
 
 
 @onnx_needed()
@@ -212,7 +128,3 @@ def tune(
         lock=None if lock_file is None else Path(lock_file),
         command="bnncc.tune",
     )
-
-
-def _loaded(artifact: Compiled) -> Artifact:
-    return artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)

@@ -92,8 +92,10 @@ def test_kinds_of_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="this is a bnncc artifact, which is compiled already"):
         read(artifact)
     for path, kind in (
-        (MODEL, "an ONNX model"), (tmp_path / "x.npy", "a .npy file"), (artifact, "a bnncc artifact"),
-    ):  # fmt: skip
+        (MODEL, "an ONNX model"),
+        (tmp_path / "x.npy", "a .npy file"),
+        (artifact, "a bnncc artifact"),
+    ):
         with pytest.raises(InputError, match=f"this is {kind}, not an .npz file"):
             read_npz(path, names=["x", "y"], check=lambda *_: None)
     for path in (npz, tmp_path / "x.npy"):  # which may hold the only array
