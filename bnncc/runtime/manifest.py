@@ -1,4 +1,4 @@
-"""What ``manifest.json`` holds, how it is made, and what makes it acceptable (docs/artifact.md)."""
+"""``manifest.json``: its contents, and the checks it must pass (docs/artifact.md)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TensorInfo:
 
 
 def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
-    """Return what is said of inputs or outputs of `graph`."""
+    """Return descriptions of inputs or outputs of `graph`."""
     kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
     limits = limits_of_inputs(graph)
     return [
@@ -84,7 +84,7 @@ def make(
     selfcheck: bytes,
     weight_orders: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Put together what an artifact is made of.
+    """Return the contents of an artifact.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def check(content: Any, path: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What an artifact has to fit."""
+    """A machine that is to run artifacts."""
 
     name: str
     """As messages call it."""
@@ -179,7 +179,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Describe the machine and the TVM that run this."""
+    """Describe this machine and its TVM."""
     try:
         tvm = importlib.metadata.version("apache-tvm")
     except importlib.metadata.PackageNotFoundError:
