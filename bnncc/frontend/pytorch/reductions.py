@@ -103,6 +103,25 @@ def _cumsum(site: Site) -> Name:
     return site.emit("CumSum", [site.cast(x, site.out.dtype), axis])
 
 
+def _diff(site: Site) -> Name:
+    """Write differences of neighbours, `n` times."""
+    given, dtype = site.tensor("self"), site.out.dtype
+    if dtype == "bool":
+        raise site.refuse("of bools", hint="use torch.logical_xor of two slices")
+    axis = site.axis("dim", given.rank, -1)
+    size = site.known(given.shape[axis], axis)
+    parts: list[Name] = []
+    for key in ("prepend", "self", "append"):
+        if site.has(key):
+            parts.append(site.tensor(key))
+            size += 0 if key == "self" else site.known(site.tensor(key).shape[axis], axis)
+    made: Name = site.emit("Concat", parts, axis=axis) if len(parts) > 1 else given
+    for count in range(size - 1, max(size - 1 - int(site.get("n", 1)), -1), -1):
+        later, earlier = site.slice(made, axis, 1, count + 1), site.slice(made, axis, 0, count)
+        made = site.emit("Sub", [later, earlier])
+    return made
+
+
 def _without_nan(op: str, site: Site) -> Name:
     """Write ``nansum`` and ``nanmean``."""
     x, dtype = site.tensor("self"), site.out.dtype
@@ -162,6 +181,7 @@ RULES: dict[str, Rule] = {
     "argmax.default": partial(_place, "ArgMax"),
     "argmin.default": partial(_place, "ArgMin"),
     "cumsum.default": _cumsum,
+    "diff.default": _diff,
     "max.dim": partial(_extreme, "ReduceMax", "ArgMax"),
     "min.dim": partial(_extreme, "ReduceMin", "ArgMin"),
 }
