@@ -55,6 +55,13 @@ class Shape:
         return self.head_size or self.hidden // self.heads
 
     @property
+    def whole(self) -> int | str:
+        """Tokens that are attended to."""
+        if isinstance(self.past, int) and isinstance(self.tokens, int):
+            return self.past + self.tokens
+        return f"{self.past}+{self.tokens}" if self.past else self.tokens
+
+    @property
     def shared(self) -> int:
         """Heads of keys and values."""
         return self.kv_heads or self.heads
@@ -170,9 +177,8 @@ class Transformer(Builder):
         if not s.past:
             return x
         past = self.given(f"past_{kind}_{layer}", [s.batch, s.shared, s.past, s.size])
-        whole = s.past + s.tokens if isinstance(s.past, int) and isinstance(s.tokens, int) else "S"
         out = self.op("Concat", past, x, axis=2)
-        self.outputs.append((out, [s.batch, s.shared, whole, s.size]))
+        self.outputs.append((out, [s.batch, s.shared, s.whole, s.size]))
         return out
 
     def attend(self, q: str, k: str, v: str, mask: str | None) -> str:
@@ -189,7 +195,7 @@ class Transformer(Builder):
         if tokens == 1:
             return None
         if not isinstance(tokens, int) or not isinstance(past, int):
-            return self.given("mask", [self.shape.batch, 1, tokens, "S" if past else tokens])
+            return self.given("mask", [self.shape.batch, 1, tokens, self.shape.whole])
         later = np.arange(past + tokens) > past + np.arange(tokens)[:, None]
         return self.const(np.where(later, np.float32(-1e9), np.float32(0))[None, None])
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
+_END = (1 << 63) - 1
+
 
 def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
     given = site.get(key)
@@ -109,15 +111,10 @@ def _diff(site: Site) -> Name:
     if dtype == "bool":
         raise site.refuse("of bools", hint="use torch.logical_xor of two slices")
     axis = site.axis("dim", given.rank, -1)
-    size = site.known(given.shape[axis], axis)
-    parts: list[Name] = []
-    for key in ("prepend", "self", "append"):
-        if site.has(key):
-            parts.append(site.tensor(key))
-            size += 0 if key == "self" else site.known(site.tensor(key).shape[axis], axis)
+    parts = [site.tensor(key) for key in ("prepend", "self", "append") if site.has(key)]
     made: Name = site.emit("Concat", parts, axis=axis) if len(parts) > 1 else given
-    for count in range(size - 1, max(size - 1 - int(site.get("n", 1)), -1), -1):
-        later, earlier = site.slice(made, axis, 1, count + 1), site.slice(made, axis, 0, count)
+    for _ in range(int(site.get("n", 1))):
+        later, earlier = site.slice(made, axis, 1, _END), site.slice(made, axis, 0, -1)
         made = site.emit("Sub", [later, earlier])
     return made
 
