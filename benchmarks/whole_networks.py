@@ -1,6 +1,7 @@
 """Whole networks, one thread, batch 1, float in and out: against every peer, and the ceilings.
 
     taskset -c 1 python benchmarks/whole_networks.py [NAME ...] [--json FILE] [--repeat N]
+        [--target T]
 
 Each network is compiled untuned, in both spellings of the sign, and checked against the NumPy
 evaluation of its graph; `filtered-2d` is a third column, with ``--float-conv filtered-2d``. The
@@ -10,6 +11,9 @@ popcount + add; float: fused multiply-add), every product done directly.
 OpenVINO's binary path and Larq Compute Engine run the same network, float32 and int8 peers the
 ordinary network of the same shape, with ReLU for every sign (`networks.py`). Outputs are compared
 before anything is timed; then all take turns (`peers.py`, `make peers`).
+
+With ``--target x86-64-v2`` or ``x86-64-v3``, OpenVINO is limited to the same instruction set
+(``ONEDNN_MAX_CPU_ISA``) and is the only peer: others have no such limit.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling
+from ceilings import Ceiling, ceiling_of
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
 from plots import bars
@@ -37,6 +41,7 @@ from tables import both, markdown, times, where
 import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
+from bnncc.targets import catalog
 
 GROUPS = {
     "openvino": ("openvino-binary",),
@@ -45,6 +50,9 @@ GROUPS = {
     "int8": ("openvino-int8", "onnxruntime-int8"),
 }
 """Peers by what they are compared as; the fastest of a group counts."""
+
+LIMITS = {"x86-64-v2": "SSE41", "x86-64-v3": "AVX2"}
+"""What oneDNN calls the instruction set of a target."""
 
 TOLERANCE = 1e-4  # of the largest output
 IMAGES = 8
@@ -111,16 +119,23 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
     artifacts, compile_seconds = {}, {}
     for variant, (path, float_conv) in variants.items():
         started = time.perf_counter()
-        artifacts[variant] = bnncc.compile(path, float_conv=float_conv, untuned=True)
+        artifacts[variant] = bnncc.compile(
+            path, target=args.target, float_conv=float_conv, untuned=True
+        )
         compile_seconds[variant] = time.perf_counter() - started
     image, expected = _image(name, paths["where"], shape, artifacts)
     wanted = {"where": expected, "float": _expect(paths["float"], image)}
     ours = {variant: Ours(artifact, image) for variant, artifact in artifacts.items()}
     summary = artifacts["where"].report["summary"]
     macs = {kind: summary[f"{kind}_macs"] for kind in ("binary", "float")}
-    ceilings = {"binary": Ceiling("xor+vpopcnt+add"), "float": Ceiling("f32 fma")}
-    same = [kind for group in ("openvino", "lce") for kind in GROUPS[group]]
-    ordinary = [kind for group in ("float32", "int8") for kind in GROUPS[group]]
+    mix = ceiling_of(catalog.resolve(args.target))
+    ceilings = {"binary": Ceiling(mix), "float": Ceiling("f32 fma")}
+    peers = {
+        group: [k for k in kinds if args.target not in LIMITS or k.startswith("openvino")]
+        for group, kinds in GROUPS.items()
+    }
+    same = [kind for group in ("openvino", "lce") for kind in peers[group]]
+    ordinary = [kind for group in ("float32", "int8") for kind in peers[group]]
     with (
         open_peers(same, paths["where"], 1, args.peers, args.lce) as binary,
         open_peers(ordinary, paths["float"], 1, args.peers, args.lce) as floats,
@@ -241,6 +256,17 @@ def _details(content: dict) -> str:
     return markdown(head, rows)
 
 
+def _limited(content: dict) -> str:
+    """Return ours for AVX2 beside OpenVINO limited to it."""
+    head = ["network", "bnncc, ms", "OpenVINO, binary", "OpenVINO, int8"]
+    rows = [
+        [TITLES[row["network"]], both(row["ms"]["where"], row["median_ms"], 2),
+         *(times(row["ratios"][group]) for group in ("openvino", "int8"))]
+        for row in content["networks"]
+    ]  # fmt: skip
+    return markdown(head, rows) + "\n\n" + where(content)
+
+
 def _every_peer(content: dict) -> str:
     """Return every peer's milliseconds."""
     kinds = [kind for group in GROUPS.values() for kind in group]
@@ -261,6 +287,7 @@ TABLES = {
     "networks": (_ratios, ("networks",)),
     "networks-details": (_details, ("networks",)),
     "networks-peers": (_every_peer, ("networks",)),
+    "networks-avx2": (_limited, ("networks.x86-64-v3",)),
 }
 
 
@@ -272,7 +299,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--folder", type=Path, help="keep the networks and what peers make of them")
     add_arguments(parser)
+    parser.add_argument("--target", default="native")
     args = parser.parse_args()
+    if args.target in LIMITS:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = LIMITS[args.target]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from bnncc._version import __version__
 
 if TYPE_CHECKING:
-    from bnncc.api import bench, explain, tune, verify
+    from bnncc.agreement import verify
+    from bnncc.api import explain, tune
     from bnncc.driver import compile
     from bnncc.errors import BnnccError
     from bnncc.options import Uint8Input
     from bnncc.runtime.artifact import Artifact
+    from bnncc.runtime.runner import bench
 
 __all__ = [
     "Artifact",
@@ -38,11 +40,11 @@ _LAZY = {
     "Artifact": ("bnncc.runtime.artifact", "Artifact"),
     "BnnccError": ("bnncc.errors", "BnnccError"),
     "Uint8Input": ("bnncc.options", "Uint8Input"),
-    "bench": ("bnncc.api", "bench"),
+    "bench": ("bnncc.runtime.runner", "bench"),
     "compile": ("bnncc.driver", "compile"),
     "explain": ("bnncc.api", "explain"),
     "tune": ("bnncc.api", "tune"),
-    "verify": ("bnncc.api", "verify"),
+    "verify": ("bnncc.agreement", "verify"),
 }
 
 

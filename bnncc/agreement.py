@@ -14,8 +14,9 @@ of sum|terms|; outputs may differ only where they depend on such a decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from bnncc import report
 from bnncc.driver import Lowered, lowered
 from bnncc.errors import ArtifactError, BnnccError, InputError, VerificationError
 from bnncc.frontend.checks import read
-from bnncc.frontend.formats import as_onnx
+from bnncc.frontend.formats import Model, as_onnx
 from bnncc.frontend.onnx import load, read_model
 from bnncc.input_transforms import InputTransform
 from bnncc.ir.evaluate import evaluate
@@ -61,20 +62,20 @@ _VERDICTS = {
 
 
 def verify(
-    model: str | Path | onnx.ModelProto,
-    artifact: Artifact,
+    model: Model,
+    artifact: Artifact | str | Path,
     inputs: Mapping[str, Array] | None = None,
     *,
     seed: int = 0,
     params: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Compare `artifact` with the model it was compiled from.
+    """Check an artifact against the model it was compiled from, layer by layer.
 
     Parameters
     ----------
-    model : path, ModelProto or torch.export.ExportedProgram
+    model : path, onnx.ModelProto or torch.export.ExportedProgram
         The model, of any format.
-    artifact : Artifact
+    artifact : Artifact or path
         Compiled from it.
     inputs : mapping of str to ndarray, optional
         The artifact's inputs; random ones by default.
@@ -99,23 +100,25 @@ def verify(
     onnx.reference, which is the specification in NumPy, runs all of the model and says that nothing
     is, the note tells where they differ, and the verdict is that of the latter.
     """
-    return dict(report.with_old_keys(_judged(model, artifact, inputs, seed, params)))
+    against = partial(
+        _against,
+        model=model,
+        artifact=Artifact.of(artifact),
+        inputs=inputs,
+        seed=seed,
+        params=params,
+    )
+    return dict(report.with_old_keys(_judged(against)))
 
 
-def _judged(
-    model: str | Path | onnx.ModelProto,
-    artifact: Artifact,
-    inputs: Mapping[str, Array] | None,
-    seed: int,
-    params: str | Path | None,
-) -> dict[str, Any]:
+def _judged(against: Callable[[reference.Reference], dict[str, Any]]) -> dict[str, Any]:
     """Return what `verify` does, in new keys only."""
     runner = reference.Reference()
-    result = _against(runner, model, artifact, inputs, seed, params)
+    result = against(runner)
     if result["passed"] or reference.ONNX_RUNTIME not in runner.used:
         return result
     judge = reference.Reference(without=reference.ONNX_RUNTIME)
-    other = _against(judge, model, artifact, inputs, seed, params)
+    other = against(judge)
     if not other["passed"] or judge.used.keys() != {reference.ONNX_REFERENCE}:
         return result
     odd = [item["name"] for item in (*result["layers"], *result["outputs"]) if not item["passed"]]
@@ -125,6 +128,7 @@ def _judged(
 
 def _against(
     runner: reference.Reference,
+    *,
     model: str | Path | onnx.ModelProto,
     artifact: Artifact,
     inputs: Mapping[str, Array] | None,

@@ -12,78 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnncc.errors import UsageError
 from bnncc.files import kind_of
 from bnncc.options import CompileOptions
-from bnncc.runtime import runner
 from bnncc.runtime.artifact import Artifact
 
 if TYPE_CHECKING:
     from bnncc.frontend.formats import Model
-
-Compiled = Artifact | str | Path
-"""An artifact, or its file."""
-
-
-def verify(
-    model: Model,
-    artifact: Compiled,
-    inputs: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    params: str | Path | None = None,
-) -> dict[str, Any]:
-    """Check an artifact against the model it was compiled from, layer by layer.
-
-    Parameters
-    ----------
-    model : path, onnx.ModelProto or torch.export.ExportedProgram
-        The model.
-    artifact : Artifact or path
-        Compiled from it.
-    inputs : mapping of str to ndarray, optional
-        The artifact's inputs; random ones by default.
-    seed : int
-        Of the random inputs.
-    params : path, optional
-        Parameters of an MXNet network, if not beside it.
-
-    Returns
-    -------
-    dict
-        See docs/report.md; ``passed`` says whether the artifact is right.
-    """
-    from bnncc import agreement
-
-    return agreement.verify(model, _loaded(artifact), inputs, seed=seed, params=params)
-
-
-def bench(
-    artifact: Compiled,
-    *,
-    threads: int | None = None,
-    repeat: int = 200,
-    seed: int = 0,
-    batch: int | None = None,
-) -> dict[str, Any]:
-    """Time a network and each of its kernels.
-
-    Parameters
-    ----------
-    artifact : Artifact or path
-        What to time, here or on its device.
-    threads : int, optional
-        Maximum number of threads; by default the number of CPUs available.
-    repeat : int
-        Number of timed runs.
-    seed : int
-        Of the random inputs.
-    batch : int, optional
-        Size of a dynamic batch; 1 by default.
-
-    Returns
-    -------
-    dict
-        See docs/report.md; times are in microseconds.
-    """
-    return runner.bench(_loaded(artifact), threads=threads, repeat=repeat, seed=seed, batch=batch)
 
 
 def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
@@ -194,7 +126,3 @@ def tune(
         lock=None if lock_file is None else Path(lock_file),
         command="bnncc.tune",
     )
-
-
-def _loaded(artifact: Compiled) -> Artifact:
-    return artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)

@@ -57,7 +57,7 @@ from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import Judge, confirmed, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
-from bnncc.verification.half_range import refuse_overflow, refuse_overflow_of_kernels
+from bnncc.verification.half_range import refuse_overflow
 from bnncc.verification.recorded import orders_of
 from bnncc.verification.twin import twins
 
@@ -461,7 +461,7 @@ def _lowered(
     orders = orders_of(physical)
     store_halves(physical, model_graph, target)
     if options.float_type != "float32" and compared.passes == "whole":
-        refuse_overflow_of_kernels(physical, checks.inputs(0))
+        refuse_overflow(physical, checks.inputs(0))
 
     with trace.timed("relax"):
         from bnncc.codegen import pipeline

@@ -9,6 +9,7 @@ instruction for it, words are single float32 numbers of the same values.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from tvm import s_tir, tirx
 
@@ -16,16 +17,14 @@ from bnncc.schedules import (
     byte_products,
     channel_tiles,
     epilogue,
-    multithreading,
-    nchw,
     ranges,
     tile_choice,
 )
 from bnncc.schedules.intrin_portable import MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16, ROUND_BFLOAT16
 from bnncc.schedules.space import Point, Space
-from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quantization
 from bnncc.topi_binary.definitions.taps import flattened
@@ -74,17 +73,8 @@ def apply(
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
     flat, divided, vectors = flattened(spec), 3 * point.get("divide", 0), point["vectors"]
-    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
-    operand = _operand(func, flat, bool(divided))
-    func, order = nchw.held(func, flat, rows), "nho" if point["rows_outside"] else "noh"
-    for group in groups(flat.out_channels, vectors):
-        parts = [
-            _tiles(func, flat, target, group, segment, point, rows)
-            for segment in segments(flat, point["columns"])
-        ]
-        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
-        nests.append(ranges.joined(parts, 1 if divided else 3))
-    sums = multithreading.one_region(ranges.joined(nests, 0))
+    operand, rule = _operand(func, flat, bool(divided)), partial(_tiles, flat, target, point)
+    sums = channel_tiles.ranged(func, flat, target, point, rule, vectors, divided)
     return ranges.followed([operand, sums])  # threads wait in between
 
 
@@ -107,8 +97,8 @@ def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:
 
 
 def _tiles(
-    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point, rows: int,
+    spec: Conv2d, target: TargetSpec, point: Point, func: tirx.PrimFunc, group: Group,
+    segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise

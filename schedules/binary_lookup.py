@@ -46,24 +46,26 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """What the names of blocks that are computed before all sums begin with."""
 
-_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
+_TILES = {16: (4, 2, 4, True), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
 """Columns and vectors of channels of a tile, nibbles in a loop body and whether taps share rows, by
-the bytes of a vector.
+the bytes of the target's vectors.
 
 The fastest of those tried on the layers of ``benchmarks/layers.py``. There are 8, 12 or 7
 accumulators; SSE needs registers for copies, as its lookup overwrites the row. Of 32 registers, 7
 accumulators leave enough for their 14 sums of 16 bits: with two vectors these are stored and loaded
 for every turn, which takes 6 % of the time on Zen 4. Whole lines of 64 bytes are loaded at most
-twice in a cycle, as many as are looked up, so those of the table are shared by taps; 16 registers
-are too few to gain from that.
+twice in a cycle, as many as are looked up, so those of the table are shared by taps. With 16
+registers, sharing takes 0.94 of the time with SSE; with AVX2 it gains on Zen 4, but by the port
+models of llvm-mca it loses 4 % on Intel's cores.
 """
 
 
-_WIDE_TILE = (6, 2, 4, False)
+_WIDE_TILE = (3, 2, 8, False)
 """The same for vectors of 64 bytes, where rows of one tap sum `_LONG` words or more: no taps share
-rows, so channels do, and sums are widened so rarely that those of 16 bits may lie in memory."""
+rows, so channels do. Three columns leave registers for sums of 16 bits; six columns, with theirs in
+memory, take 3 % longer on Zen 4."""
 
-_LONG = 8
+_LONG = 4
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """Vectors of sums that fit the registers beside what is added, by the bytes of a vector."""
@@ -280,14 +282,14 @@ class _Form:
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default for one thread, from the registers of `target`."""
     per_group = spec.out_channels // spec.groups
-    size = min(target.vector_bits // 8, 64)
-    if per_group % size and size > NIBBLE_LANES:
-        size = NIBBLE_LANES
+    widest = min(target.vector_bits // 8, 64)
+    size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
     long = spec.kernel[1] == 1 and layout.words(spec.channels // spec.groups) >= _LONG
-    tile = _WIDE_TILE if long and size == 64 else _TILES[size]
-    columns, vectors, unroll, shared = tile
+    columns, vectors, unroll, shared = _WIDE_TILE if long and size == 64 else _TILES[widest]
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
-        vectors = 1
+        vectors, shared = 1, True  # with half the lookups, loads of rows would take longer
+    if widest < 64 and spec.strides[1] > 1:
+        shared = False  # taps have few rows in common
     return {
         "bytes": size,
         "columns": shares(image(spec)[2], columns)[0],

@@ -6,18 +6,18 @@ Each vector of weights is loaded once for a tile, each datum is broadcast from m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import epilogue, multithreading, ranges
+from bnncc.schedules import epilogue, multithreading, nchw, ranges
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.space import Point, Space, tile_sizes, with_threads
-from bnncc.schedules.templates.channel_tiles import Group
-from bnncc.schedules.templates.window import Segment
+from bnncc.schedules.templates.channel_tiles import Group, groups
+from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, blocks
@@ -49,6 +49,46 @@ def space(
         multithreading.shared(spec, target, threads),
         lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
     )
+
+
+def ranged(
+    func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, target: TargetSpec, point: Point,
+    rule: Callable[..., tirx.PrimFunc], vectors: int, divided: int, apart: bool = False,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule a convolution: tiles of channels, and in them ranges of columns.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        The definition.
+    spec : Conv2d or FewBitConv2d
+        What it computes, flattened.
+    target : TargetSpec
+        The machine.
+    point : Point
+        Of `space`.
+    rule : callable
+        Schedules a range: takes the definition, the tiles of channels, the columns, and how many
+        rows are held before they are transposed.
+    vectors : int
+        Of channels in a tile.
+    divided : int
+        How many loops threads share: 0, 3, or 4, the last of which is over tiles of columns.
+    apart : bool, default False
+        Whether channels that fill no vector are a tile of their own.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+    nests, rows = [], 1 if divided else nchw.rows_of(spec, target, vectors)
+    func, order = nchw.held(func, spec, rows), "nho" if point["rows_outside"] else "noh"
+    for group in groups(spec.out_channels, vectors, apart=apart):
+        parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
+        parts += nchw.transposed(func, spec, group, order, order[:divided], rows)
+        # Loops that threads share are one; columns of two widths are loops of their own.
+        nests += parts if divided == 4 else [ranges.joined(parts, 1 if divided else 3)]
+    return multithreading.one_region(ranges.joined(nests, 0))
 
 
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:

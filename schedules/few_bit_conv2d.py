@@ -8,6 +8,8 @@ does. Taps outside the image are skipped; what they count is among the start val
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import (
@@ -16,7 +18,6 @@ from bnncc.schedules import (
     epilogue,
     intrin_wasm,
     intrin_x86,
-    multithreading,
     nchw,
     ranges,
     tile_choice,
@@ -30,8 +31,8 @@ from bnncc.schedules.intrin_portable import (
     XOR_POPCOUNT,
 )
 from bnncc.schedules.space import Point, Space
-from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
 from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
@@ -75,22 +76,13 @@ def apply(
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:
         vectors -= 1
-    divided, order = 3 * point.get("divide", 0), "nho" if point["rows_outside"] else "noh"
-    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
-    func = nchw.held(func, flat, rows)
-    for group in groups(flat.out_channels, vectors):
-        parts = [
-            _tiles(func, flat, target, group, segment, point, rows)
-            for segment in segments(flat, point["columns"])
-        ]
-        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
-        nests.append(ranges.joined(parts, 1 if divided else 3))
-    return multithreading.one_region(ranges.joined(nests, 0))
+    divided, rule = 3 * point.get("divide", 0), partial(_tiles, flat, target, point)
+    return channel_tiles.ranged(func, flat, target, point, rule, vectors, divided)
 
 
 def _tiles(
-    func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point, rows: int,
+    spec: FewBitConv2d, target: TargetSpec, point: Point, func: tirx.PrimFunc, group: Group,
+    segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise

@@ -9,6 +9,8 @@ are known there.
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm import s_tir, tirx
 
 from bnncc.schedules import (
@@ -18,13 +20,12 @@ from bnncc.schedules import (
     generic,
     multithreading,
     nchw,
-    ranges,
     tile_choice,
 )
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
-from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, segments
+from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.taps import flattened
@@ -51,7 +52,7 @@ def direct(
     if spec.pool is not None:  # no pass pools other groups in their kernel
         ringed = spec.groups == 1 or spec.depthwise
         return None if ringed else generic.schedule(func, target, threads)
-    flat, columns, vectors = flattened(spec), point["columns"], point["vectors"]
+    flat, vectors = flattened(spec), point["vectors"]
     per_group = flat.out_channels // flat.groups
     while flat.shared and flat.groups > 1 and per_group // LANES % vectors:
         vectors -= 1
@@ -61,23 +62,15 @@ def direct(
         blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
         long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
         divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
-    nests, rows = [], 1 if divided else nchw.rows_of(flat, target, vectors)
-    func, order = nchw.held(func, flat, rows), "nho" if point["rows_outside"] else "noh"
-    for group in groups(flat.out_channels, vectors, apart=not flat.shared):
-        parts = [
-            _tiles(func, flat, target, group, segment, point, divided, rows)
-            for segment in segments(flat, columns)
-        ]
-        parts += nchw.transposed(func, flat, group, order, order[:divided], rows)
-        # Loops that threads share are one; columns of two widths are loops of their own.
-        common = 1 if divided else 3
-        nests += parts if divided == 4 else [ranges.joined(parts, common)]
-    return multithreading.one_region(ranges.joined(nests, 0))
+    rule = partial(_tiles, flat, target, point, divided)
+    return channel_tiles.ranged(
+        func, flat, target, point, rule, vectors, divided, apart=not flat.shared
+    )
 
 
 def _tiles(
-    func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, group: Group, segment: Segment,
-    point: Point, divided: int, rows: int,
+    spec: Conv2d, target: TargetSpec, point: Point, divided: int, func: tirx.PrimFunc,
+    group: Group, segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
     vectors = len(group.lanes)

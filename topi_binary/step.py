@@ -93,6 +93,9 @@ levels in a word; as float32 numbers; or as what they stand for: ``value`` is ``
 ``table`` is element ``k`` of the step's last input, f32 ``[count + 1]``.
 """
 
+NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
+"""Type of one level, in those of `FORMS` where each is a number."""
+
 WAYS = ("acc", "acc-scale", "value", "search", "whole")
 """How ``levels`` are found.
 

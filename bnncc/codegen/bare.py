@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,8 @@ def build(
         If a kernel needs more of TVM's runtime.
     """
     lowering = _without_scalable(target)
-    named = {
-        name: f.with_attr("global_symbol", name).with_attr("target", lowering)
-        for name, f in functions.items()
-    }
-    options = {"tirx.disable_cse_tir": True}
-    with lowering, tvm.transform.PassContext(config=options):
-        lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
-        lowered, scratch = _with_scratch(lowered)
+    lowered, scratch = _with_scratch(lowered_by(_passes(), functions, lowering))
+    with lowering, tvm.transform.PassContext(config=memory.OPTIONS):
         lowered = tir.LowerIntrin()(lowered)
         if f"+{intrin_wasm.FEATURE}" in target.attrs.get("mattr", ()):
             lowered = _for_wasm(lowered)
@@ -120,6 +114,20 @@ def loaded_bytes(library: bytes) -> int:
 
 
 _ALLOCATED = 2
+
+
+def lowered_by(
+    passes: Sequence[tvm.transform.Pass],
+    functions: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+) -> tvm.IRModule:
+    """Return a module of functions, by the names of their symbols, after `passes`."""
+    named = {
+        name: f.with_attr("global_symbol", name).with_attr("target", target)
+        for name, f in functions.items()
+    }
+    with target, tvm.transform.PassContext(config=memory.OPTIONS):
+        return tvm.transform.Sequential(passes)(tvm.IRModule(named))
 
 
 def without_blocks() -> list[tvm.transform.Pass]:

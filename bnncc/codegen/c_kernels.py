@@ -57,14 +57,8 @@ def build(
     TargetError
         If a kernel needs TVM's runtime.
     """
-    named = {
-        name: f.with_attr("global_symbol", name).with_attr("target", target)
-        for name, f in functions.items()
-    }
-    options = {"tirx.disable_cse_tir": True}
-    with target, tvm.transform.PassContext(config=options):
-        lowered = tvm.transform.Sequential(_passes())(tvm.IRModule(named))
-    made = [_Function(name, lowered[name]) for name in named]
+    lowered = bare.lowered_by(_passes(), functions, target)
+    made = [_Function(name, lowered[name]) for name in functions]
     used = set[str]().union(*(one.helpers for one in made))
     if used & {"float16_value", "float16_of", "bfloat16_value", "bfloat16_of"}:
         used |= {"bits_of", "float_of"}

@@ -20,7 +20,7 @@ import unicorn
 from elftools.elf.elffile import ELFFile
 from unicorn import arm64_const, arm_const
 
-from bnncc.codegen import pipeline
+from bnncc.codegen import memory, pipeline
 from bnncc.codegen.link import link
 from bnncc.files import scratch_folder
 
@@ -68,7 +68,7 @@ class Module:
 
 def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
     """Return a shared library of `functions`."""
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+    with tvm.transform.PassContext(config=memory.OPTIONS):
         made = tvm.compile(tvm.IRModule(functions), target=pipeline.tvm_target(target))
     with scratch_folder("emulator") as folder:
         made.mod.write_to_file(str(Path(folder) / "kernels.o"))

@@ -126,7 +126,7 @@ class Stopwatch:
             name: schedules.schedule(plain, self.target, 1, point).with_attr("global_symbol", name)
             for name, point in zip(names, points, strict=True)
         }
-        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        with tvm.transform.PassContext(config=memory.OPTIONS):
             built = tvm.compile(
                 tvm.IRModule(functions), target=tvm_target(self.target),
                 tir_pipeline=memory.PIPELINE,

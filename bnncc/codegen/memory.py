@@ -26,6 +26,10 @@ from bnncc.codegen.registers import split_tiles
 PIPELINE = "bnncc"
 """Name of TVM's own lowering, with our passes before LLVM; it notes scratch memory (`recorded`)."""
 
+OPTIONS = {"tirx.disable_cse_tir": True}
+"""Of TVM's lowering, whose common subexpressions fail on a vector comparison written twice; LLVM
+finds them anyway."""
+
 ALLOCATE, FREE = "tirx.TVMBackendAllocWorkspace", "tirx.TVMBackendFreeWorkspace"
 """What asks for scratch memory in lowered code."""
 

@@ -252,8 +252,7 @@ def build(
         ]
     )
     gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
-    # TVM's common subexpressions fail on a vector comparison written twice; LLVM finds them anyway.
-    options = {"tirx.disable_cse_tir": True, "relax.backend.use_cuda_graph": on_gpu}
+    options = {**memory.OPTIONS, "relax.backend.use_cuda_graph": on_gpu}
     with tvm.transform.PassContext(config=options), memory.recorded() as scratch, gpu_code:
         executable = relax.build(
             module,

@@ -10,7 +10,7 @@ are added by the passes under names that start with ``bnncc.``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +128,17 @@ class Graph:
         """Let the tensor `name` be a constant."""
         self.constants[name] = value
         self.types[name] = TensorType(tuple(value.shape), value.dtype.name)
+
+    def replace(self, rule: Callable[[Node], Sequence[Node] | None]) -> None:
+        """Put what `rule` returns in the place of each node; the node stays where that is None."""
+        self.nodes = [one for node in self.nodes for one in rule(node) or [node]]
+
+    def put_behind(self, behind: Mapping[str, Sequence[Node]]) -> None:
+        """Insert nodes behind the nodes, or the inputs, that make tensors."""
+        nodes = [one for name in self.inputs for one in behind.get(name, ())]
+        for node in self.nodes:
+            nodes += [node, *(one for out in node.outputs for one in behind.get(out, ()))]
+        self.nodes = nodes
 
     def prune(self) -> None:
         """Drop nodes, constants and types that no output depends on."""

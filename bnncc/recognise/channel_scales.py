@@ -19,15 +19,9 @@ from bnncc.recognise.affine import channel_vector
 def split_channel_scales(graph: Graph) -> None:
     """Take scales of channels out of quantizers of activations.
 
-    Parameters
-    ----------
-    graph : Graph
-        Before `recognise_quantizers`; rewritten in place.
+    Runs before `recognise_quantizers`.
     """
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes += _split(node, graph) if _by_channel(node, graph) else [node]
-    graph.nodes = nodes
+    graph.replace(lambda node: _split(node, graph) if _by_channel(node, graph) else None)
 
 
 def _by_channel(node: Node, graph: Graph) -> bool:

@@ -53,11 +53,7 @@ def number_doubles(graph: Graph, held: Mapping[str, Array]) -> dict[str, tuple[s
             label = producers[name].name if name in producers else name
             number, behind[name] = _numbered(name, values, graph, label)
             table[name] = number, values
-    if table:
-        nodes = [one for name in graph.inputs for one in behind.get(name, ())]
-        for node in graph.nodes:
-            nodes += [node, *(one for out in node.outputs for one in behind.get(out, ()))]
-        graph.nodes = nodes
+    graph.put_behind(behind)
     return table
 
 

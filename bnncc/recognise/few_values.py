@@ -177,10 +177,7 @@ def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None
 def read_again(graph: Graph) -> None:
     """Let layers read tensors of few values as signs or levels.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_quantizers`; rewritten in place.
+    Runs after `recognise_quantizers`.
     """
     known = set(lattices(graph))
     held, uneven = few_values(graph), unevenness(graph)
@@ -202,17 +199,9 @@ def read_again(graph: Graph) -> None:
         middles = (numbers[:-1] + numbers[1:]) / 2
         behind[name] = decision(graph, name, made, middles, numbers, label)
         renamed[name] = made
-    if not renamed:
-        return
-    nodes: list[Node] = []
-    for name in graph.inputs:
-        nodes += behind.pop(name, [])
     for node in graph.nodes:
         node.inputs = [renamed.get(i, i) for i in node.inputs]
-        nodes.append(node)
-        for out in node.outputs:
-            nodes += behind.pop(out, [])
-    graph.nodes = nodes
+    graph.put_behind(behind)
 
 
 def _counted(node: Node, graph: Graph) -> bool:

@@ -25,20 +25,14 @@ PART = "bnncc.part"
 def split_offsets(graph: Graph) -> None:
     """Split layers whose filters take two values each, and are no signs or small integers.
 
-    Parameters
-    ----------
-    graph : Graph
-        Before `binarize`; rewritten in place.
+    Runs before `binarize`.
     """
     held = set(lattices(graph))
     for name, values in few_values(graph).items():
         if graph.types[name].dtype == "float64" and evenly(values) is not None:
             held.add(name)
     producers = graph.producers()
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes += _split(node, graph, producers, held) or [node]
-    graph.nodes = nodes
+    graph.replace(lambda node: _split(node, graph, producers, held))
 
 
 def _split(

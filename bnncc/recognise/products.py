@@ -34,20 +34,9 @@ _WHY = "products of two activations are binary if both are signs, or the first o
 def pair_products(graph: Graph) -> None:
     """Rewrite the binary ones among products of two computed matrices.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `flatten_rows` and `commute_moves`; rewritten in place.
+    Runs after `flatten_rows` and `commute_moves`.
     """
-    values, producers = sign_lattices(graph), graph.producers()
-    writer = _Writer(graph, producers)
-    for node in graph.nodes:
-        found = _operands(node, graph, values, producers)
-        if isinstance(found, _Product):
-            writer.product(node, found)
-        elif not writer.alike(node):
-            writer.nodes.append(node)
-    graph.nodes = writer.nodes
+    graph.replace(_Writer(graph).written)
     graph.prune()
 
 
@@ -144,12 +133,22 @@ def _trace(name: str, value: Lattice, graph: Graph, producers: dict[str, Node]) 
 class _Writer:
     """Writes the new nodes; `rows` are the rows of products, by the tensors they stand for."""
 
-    def __init__(self, graph: Graph, producers: dict[str, Node]) -> None:
-        self.graph, self.producers = graph, producers
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.producers, self.values = graph, graph.producers(), sign_lattices(graph)
         self.nodes: list[Node] = []
         self.rows: dict[str, str] = {}
 
-    def product(self, node: Node, found: _Product) -> None:
+    def written(self, node: Node) -> list[Node] | None:
+        """Return what takes the place of `node`, or None."""
+        self.nodes = []
+        found = _operands(node, self.graph, self.values, self.producers)
+        if isinstance(found, _Product):
+            self._product(node, found)
+        elif not self._alike(node):
+            return None
+        return self.nodes
+
+    def _product(self, node: Node, found: _Product) -> None:
         """Append a binary product in place of `node`."""
         out = node.outputs[0]
         signs = [self._side(found.left, False), self._side(found.right, True)]
@@ -165,7 +164,7 @@ class _Writer:
         made = self._add(Node(BINARY_PRODUCT, signs, [], attrs, node.name, (node.name,)), out, kind)
         self._seen(made, out)
 
-    def alike(self, node: Node) -> bool:
+    def _alike(self, node: Node) -> bool:
         """Append `node` on rows, if it reads nothing but what is rows, and treats all alike."""
         data = [i for i in node.inputs if i and i not in self.graph.constants]
         if len(data) != 1 or data[0] not in self.rows:

@@ -49,27 +49,24 @@ class _Steps:
 def recognise_quantizers(graph: Graph) -> None:
     """Replace quantizers by `bnncc.Levels` and `bnncc.Sign` nodes.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs`; rewritten in place.
+    Runs after `recognise_signs`.
     """
     found = _find(graph)
     uneven = unevenness(graph)
     tips = graph.tips(found)
-    nodes: list[Node] = []
-    for node in graph.nodes:
+
+    def decided(node: Node) -> list[Node] | None:
         out = node.outputs[0]
-        entry, kind = found.get(out), graph.types[out]
-        usable = kind.dtype == "float32" and entry is not None and _fits(entry[1], kind)
-        held = None if entry is None else even(entry[1].values, uneven.get(out, UNEVEN))
-        if entry is None or out not in tips or not usable or held is None:
-            nodes.append(node)
-            continue
-        chain, steps = entry
+        if out not in tips:
+            return None
+        (chain, steps), kind = found[out], graph.types[out]
+        held = even(steps.values, uneven.get(out, UNEVEN))
+        if held is None or kind.dtype != "float32" or not _fits(steps, kind):
+            return None
         values = np.array(held.values, np.float32)
-        nodes += decision(graph, chain.source, out, steps.thresholds, values, node.name)
-    graph.nodes = nodes
+        return decision(graph, chain.source, out, steps.thresholds, values, node.name)
+
+    graph.replace(decided)
     graph.sort()
     graph.prune()
 

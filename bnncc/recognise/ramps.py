@@ -60,20 +60,13 @@ class Ramp(NamedTuple):
 def recognise_ramps(graph: Graph) -> None:
     """Replace sums of bent lines that are ramps by clips.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `simplify`; rewritten in place.
+    Runs after `simplify`.
     """
     ramps = find_ramps(graph)
     if not ramps:
         return
-    tips = graph.tips(ramps)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        out = node.outputs[0]
-        nodes += _clipped(node, ramps[out], graph) if out in tips else [node]
-    graph.nodes = nodes
+    seen = {name: ramps[name] for name in graph.tips(ramps)}
+    graph.replace(lambda node: _clipped(node, seen.get(node.outputs[0]), graph))
     graph.prune()
 
 
@@ -93,7 +86,9 @@ def find_ramps(graph: Graph) -> dict[str, Ramp]:
     return {name: ramp for name, line in bent.items() if (ramp := _ramp(line)) is not None}
 
 
-def _clipped(node: Node, ramp: Ramp, graph: Graph) -> list[Node]:
+def _clipped(node: Node, ramp: Ramp | None, graph: Graph) -> list[Node] | None:
+    if ramp is None:
+        return None
     dtype = graph.types[ramp.source].dtype
     nodes, name = [], ramp.source
 

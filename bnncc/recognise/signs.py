@@ -53,27 +53,25 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
         for name, step in steps.items()
     }
     longer = _parts_of_longer(graph, consumers, forms)
-    new_nodes: list[Node] = []
-    made = False
-    for node in graph.nodes:
+    before = graph.nodes
+
+    def written(node: Node) -> list[Node] | None:
         out = node.outputs[0]
         form = forms.get(out)
         if form is None or (out in longer and out not in graph.outputs):
-            new_nodes.append(node)
-            continue
-        made = True
+            return None
         if form.note:
             graph.sign_zero[node.name] = form.note
-        source = steps[out].source
+        source, shift = steps[out].source, []
         if form.cut != 0.0:
             cut = graph.constant(np.float32(form.cut).reshape(()), f"{source}.cut")
             shifted = graph.fresh(f"{source}.minus_cut")
             graph.types[shifted] = graph.types[source]
-            new_nodes.append(Node("Sub", [source, cut], [shifted], {}, node.name))
-            source = shifted
-        new_nodes.append(Node(form.op, [source], [out], form.attrs, node.name))
-    graph.nodes = new_nodes
-    if made:
+            shift, source = [Node("Sub", [source, cut], [shifted], {}, node.name)], shifted
+        return [*shift, Node(form.op, [source], [out], form.attrs, node.name)]
+
+    graph.replace(written)
+    if graph.nodes != before:
         graph.sort()
         graph.prune()
 

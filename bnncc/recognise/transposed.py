@@ -98,20 +98,9 @@ def phases(
 def split_transposed(graph: Graph) -> None:
     """Rewrite what enlarges images, and what follows it.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs`; rewritten in place.
+    Runs after `recognise_signs`.
     """
-    writer = _Writer(graph)
-    for node in graph.nodes:
-        if node.op == "ConvTranspose" and not why_not(node, graph):
-            writer.split(node)
-        elif node.op == "Resize" and (factors := repeats(node, graph)) is not None:
-            writer.repeat(node, factors)
-        elif not writer.on_phases(node):
-            writer.nodes.append(node)
-    graph.nodes = writer.nodes
+    graph.replace(_Writer(graph).written)
     graph.prune()
 
 
@@ -214,7 +203,18 @@ class _Writer:
         self.parts: dict[str, list[str]] = {}
         self.layout: dict[str, dict[str, object]] = {}
 
-    def split(self, node: Node) -> None:
+    def written(self, node: Node) -> list[Node] | None:
+        """Return what takes the place of `node`, or None."""
+        self.nodes = []
+        if node.op == "ConvTranspose" and not why_not(node, self.graph):
+            self._split(node)
+        elif node.op == "Resize" and (factors := repeats(node, self.graph)) is not None:
+            self._repeat(node, factors)
+        elif not self._on_phases(node):
+            return None
+        return self.nodes
+
+    def _split(self, node: Node) -> None:
         """Append the convolutions in place of `node`."""
         graph, out = self.graph, node.outputs[0]
         weight = graph.constants[node.inputs[1]]
@@ -246,7 +246,7 @@ class _Writer:
         )
         self._interleave(out, parts, {"strides": (len(rows), len(columns)), "starts": starts})
 
-    def repeat(self, node: Node, factors: tuple[int, int]) -> None:
+    def _repeat(self, node: Node, factors: tuple[int, int]) -> None:
         """Interleave the image that `node` enlarges with itself."""
         count = factors[0] * factors[1]
         starts = [(0, 0)] * count
@@ -271,7 +271,7 @@ class _Writer:
         self.parts[out], self.layout[out] = parts, layout
         self.nodes.append(Node(INTERLEAVE, list(parts), [out], dict(layout), out))
 
-    def on_phases(self, node: Node) -> bool:
+    def _on_phases(self, node: Node) -> bool:
         """Append `node` once for each phase, if it treats all places alike."""
         constants, types = self.graph.constants, self.graph.types
         data = [i for i in node.inputs if i and i not in constants]

@@ -115,6 +115,11 @@ class Artifact:
             artifact.require_selfcheck()
         return artifact
 
+    @classmethod
+    def of(cls, artifact: Artifact | str | Path) -> Artifact:
+        """Return an artifact, or the one that a file holds."""
+        return artifact if isinstance(artifact, Artifact) else cls.load(artifact)
+
     def save(self, path: str | Path) -> int:
         """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
         return write_atomic(path, container.file_chunks(self.manifest, self._members))

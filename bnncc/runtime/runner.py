@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,23 +79,23 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.
 
 
 def bench(
-    artifact: Artifact,
+    artifact: Artifact | str | Path,
     *,
     threads: int | None = None,
     repeat: int = 200,
     seed: int = 0,
     batch: int | None = None,
 ) -> dict[str, Any]:
-    """Time a network and its kernels.
+    """Time a network and each of its kernels.
 
     Parameters
     ----------
-    artifact : Artifact
-        What to run.
+    artifact : Artifact or path
+        What to time, here or on its device.
     threads : int, optional
-        The most that kernels use; by default as for `bnncc.runtime.threads.prepare`.
+        Maximum number of threads; by default the number of CPUs available.
     repeat : int
-        Timed runs of the network, after some that are not.
+        Number of timed runs of the network.
     seed : int
         Of the random inputs.
     batch : int, optional
@@ -103,7 +104,7 @@ def bench(
     Returns
     -------
     dict
-        See docs/report.md: ``network`` and ``kernels``, times in microseconds.
+        See docs/report.md; times are in microseconds.
 
     Raises
     ------
@@ -112,6 +113,7 @@ def bench(
     """
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, wanted 1 or more")
+    artifact = Artifact.of(artifact)
     sizes = {} if batch is None else _batch_of(artifact, batch)
     if artifact.device is None:
         prepare(threads)

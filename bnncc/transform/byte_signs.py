@@ -26,10 +26,7 @@ _TO_NCHW = [0, 3, 1, 2]
 def compare_bytes(graph: Graph) -> None:
     """Replace signs of images of bytes.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `commute_pads`; rewritten in place.
+    Runs after `commute_pads`.
     """
     producers = graph.producers()
     for position, sign in enumerate(graph.nodes):

@@ -30,10 +30,7 @@ def commute_moves(graph: Graph) -> None:
 
     Unless a matrix product reads the rows that `flatten_rows` made: those it wants as bits.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs`; rewritten in place.
+    Runs after `recognise_signs`.
     """
     consumers = graph.consumers()
     for sign, move in _behind(graph, "Flatten", "Reshape"):
@@ -48,10 +45,7 @@ def commute_moves(graph: Graph) -> None:
 def commute_pads(graph: Graph) -> None:
     """Sign first, pad then.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs`; rewritten in place.
+    Runs after `recognise_signs`.
     """
     for sign, pad in _behind(graph, "Pad"):
         if (known := pad_of(pad, graph)) is None:
@@ -91,10 +85,7 @@ def _exchange(graph: Graph, sign: Node, move: Node, *inputs: str) -> None:
 def commute_pools(graph: Graph) -> None:
     """Sign first, max-pool then, where nobody reads the pooled numbers.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `binarize`; rewritten in place.
+    Runs after `binarize`.
     """
     producers, consumers = graph.producers(), graph.consumers()
     for sign in [n for n in graph.nodes if n.op == "bnncc.Sign"]:

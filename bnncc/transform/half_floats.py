@@ -42,10 +42,7 @@ _OF_TWO = ("Add", "Sub", "Mul", "Sum")
 def round_floats(graph: Graph) -> None:
     """Let `graph` round to float16 what kernels leave to others as floats.
 
-    Parameters
-    ----------
-    graph : Graph
-        As loaded; rewritten in place. Its inputs and outputs stay float32.
+    Runs on the graph as loaded. Its inputs and outputs stay float32.
     """
     producers, nodes = graph.producers(), []
     for node in graph.nodes:

@@ -21,10 +21,7 @@ from bnncc.transform.physical import KERNEL
 def store_in_place(graph: Graph) -> None:
     """Mark stores that may overwrite the tensor they add.
 
-    Parameters
-    ----------
-    graph : Graph
-        Physical; rewritten in place.
+    Runs on the physical graph.
     """
     made_by = graph.producers()
     last_reader: dict[str, int] = {}

@@ -28,10 +28,7 @@ Array = np.ndarray[Any, Any]
 def turn_left_weights(graph: Graph) -> None:
     """Put weights that are few-valued, as their data are, on the right, where layers look for them.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
+    Runs after `recognise_signs` and `recognise_quantizers`.
     """
     few = {*lattices(graph), *few_values(graph)}
 

@@ -40,10 +40,7 @@ _BEFORE_PLACES = 1
 def lift_lines(graph: Graph) -> None:
     """Rewrite the one-dimensional parts of `graph`.
 
-    Parameters
-    ----------
-    graph : Graph
-        As `bnncc.frontend.onnx.load` returns it; rewritten in place. Values are the same.
+    Runs on the graph as loaded. Values are the same.
     """
     where = _regions(graph)
     if where:

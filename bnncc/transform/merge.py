@@ -30,16 +30,9 @@ _MAX_CHAIN = 8
 def merge_siblings(graph: Graph) -> None:
     """Merge binary convolutions of the same data whose results only a ``Concat`` reads.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `binarize`; rewritten in place.
+    Runs after `binarize`.
     """
-    merger = _Merger(graph)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes += (merger.merged(node) if node.op == "Concat" else None) or [node]
-    graph.nodes = nodes
+    graph.replace(_Merger(graph).merged)
     graph.prune()
 
 
@@ -53,15 +46,17 @@ class _Merger:
         self.nodes: list[Node] = []
         self.base: Node | None = None
 
-    def merged(self, concat: Node) -> list[Node] | None:
+    def merged(self, node: Node) -> list[Node] | None:
         """Return what takes the place of a concatenation of siblings, or None."""
-        shape = self.graph.types[concat.outputs[0]].shape
-        if len(shape) != 4 or int(concat.attrs["axis"]) % 4 != 1:
+        if node.op != "Concat":
+            return None
+        shape = self.graph.types[node.outputs[0]].shape
+        if len(shape) != 4 or int(node.attrs["axis"]) % 4 != 1:
             return None
         self.nodes, self.base = [], None
-        if not self.siblings(concat.inputs, _MAX_CHAIN):
+        if not self.siblings(node.inputs, _MAX_CHAIN):
             return None
-        self.nodes[-1].outputs = list(concat.outputs)
+        self.nodes[-1].outputs = list(node.outputs)
         self.producers.update({out: node for node in self.nodes for out in node.outputs})
         return self.nodes
 

@@ -20,10 +20,7 @@ from bnncc.recognise.lattice import decided_as_rows
 def flatten_rows(graph: Graph) -> None:
     """Rewrite decisions and constant matrix products on tensors of more (or fewer) than two axes.
 
-    Parameters
-    ----------
-    graph : Graph
-        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
+    Runs after `recognise_signs` and `recognise_quantizers`.
     """
     rows: dict[str, str] = {}
     consumers = graph.consumers()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,55 +16,46 @@ from bnncc.verification.evaluator import evaluate_physical
 Feeds = Mapping[str, np.ndarray]
 
 
-def refuse_overflow(model: Graph, feeds: Feeds) -> None:
-    """Refuse a graph that rounds numbers beyond those of float16.
+def refuse_overflow(graph: Graph, feeds: Feeds) -> None:
+    """Refuse a graph with numbers beyond those of float16.
 
     Parameters
     ----------
-    model : Graph
-        After `bnncc.transform.half_floats.round_floats`.
+    graph : Graph
+        After `bnncc.transform.half_floats.round_floats`, or a physical one after `store_halves`.
     feeds : mapping of str to ndarray
         Its inputs.
 
     Raises
     ------
     UsageError
-        If a finite number becomes infinite.
+        If a finite number is rounded to infinity, or an infinite one is stored as float16.
     """
-    rounds = {n.outputs[0]: n.inputs[0] for n in model.nodes if n.op == ROUND}
-    values = evaluate(model, feeds, [*rounds, *rounds.values()])
+    for tensor in (_stored if graph.forms else _rounded)(graph, feeds):
+        what = f"`{tensor}` has numbers beyond 65504, where float16 ends"
+        raise UsageError(f"{graph.source}: --float-type float16: {what}", hint=_HINT)
+
+
+def _rounded(graph: Graph, feeds: Feeds) -> Iterator[str]:
+    """Yield the tensors that are rounded to infinity."""
+    rounds = {n.outputs[0]: n.inputs[0] for n in graph.nodes if n.op == ROUND}
+    values = evaluate(graph, feeds, [*rounds, *rounds.values()])
     for name, raw in rounds.items():
         if (np.isinf(values[name]) & np.isfinite(values[raw])).any():
-            raise UsageError(_beyond(model, name), hint=_HINT)
+            yield name
 
 
-def refuse_overflow_of_kernels(physical: Graph, feeds: Feeds) -> None:
-    """Refuse a physical graph that stores such numbers.
-
-    Parameters
-    ----------
-    physical : Graph
-        After `bnncc.transform.half_floats.store_halves`.
-    feeds : mapping of str to ndarray
-        Its inputs.
-
-    Raises
-    ------
-    UsageError
-        If an infinite number is stored as float16.
-    """
+def _stored(physical: Graph, feeds: Feeds) -> list[str]:
+    """Return the tensors that are stored as infinity."""
+    found = []
 
     def seen(_: Node, name: str, value: Any) -> Any:
         if value.dtype == np.float16 and np.isinf(value).any():
-            raise UsageError(_beyond(physical, physical.forms[name][0].tensor), hint=_HINT)
+            found.append(physical.forms[name][0].tensor)
         return value
 
     evaluate_physical(physical, feeds, seen)
-
-
-def _beyond(graph: Graph, tensor: str) -> str:
-    what = f"`{tensor}` has numbers beyond 65504, where float16 ends"
-    return f"{graph.source}: --float-type float16: {what}"
+    return found
 
 
 _HINT = "leave the option out, or scale the layer that makes them"

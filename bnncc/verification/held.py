@@ -10,6 +10,7 @@ from bnncc.ir.halves import is_float
 from bnncc.ir.numeric import NOISE
 from bnncc.runtime.compare import apart
 from bnncc.topi_binary.reference import bits_to_words
+from bnncc.topi_binary.step import FORMS, NUMBERS
 from bnncc.transform.physical import Form
 
 Array = np.ndarray[Any, Any]
@@ -47,10 +48,9 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     stored = code(level, form)
     if form.kind in _BITS:
         return bits_to_words(stored.astype(bool)), off
-    kind = _UNITS[form.kind]
-    wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), kind)
+    wide = np.zeros((*level.shape[:-1], -(-level.shape[-1] // 16) * 16), NUMBERS[form.kind])
     wide[..., : level.shape[-1]] = stored
-    return wide.view("<f4" if form.kind == "floats" else "<u4"), off
+    return wide.view(FORMS[form.kind]), off
 
 
 def nearest(value: Array, form: Form) -> Array:
@@ -67,7 +67,6 @@ def _level(value: Array, form: Form) -> Array:
 
 
 _BITS = ("sign", "zero", "plane")
-_UNITS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
 
 
 def code(level: Array, form: Form) -> Array:
@@ -106,7 +105,7 @@ def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
         words = np.ascontiguousarray(value).view(np.uint8)
         every = np.unpackbits(words, axis=-1, bitorder="little").astype(np.int16)
     else:
-        every = value.view(_UNITS[form.kind]).astype(np.float32)
+        every = value.view(NUMBERS[form.kind]).astype(np.float32)
     channels = shape[1]
     made = every[..., :channels]
     if form.kind in _BITS and every[..., channels:].any():

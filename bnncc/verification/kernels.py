@@ -211,7 +211,7 @@ class Walk:
                 if isinstance(func, tirx.PrimFunc)
                 and not (func.attrs is not None and SPEC in func.attrs)
             }
-            with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+            with tvm.transform.PassContext(config=memory.OPTIONS):
                 self._foreign = tvm.compile(tvm.IRModule(functions), target="llvm")
 
         def compute(arrays: Sequence[Array]) -> list[Array]:

@@ -17,12 +17,12 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin_portable import mask
 from bnncc.schedules.templates.vector_algebra import VECTOR
-from bnncc.topi_binary.definitions.epilogue import NUMBERS, Lanes, Of, Steps, Values
+from bnncc.topi_binary.definitions.epilogue import Lanes, Of, Steps, Values
 from bnncc.topi_binary.definitions.epilogue import half_view as half_view
 from bnncc.topi_binary.definitions.epilogue import views as views
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.step import TENSORS, Step, output_kinds, step_inputs
+from bnncc.topi_binary.step import NUMBERS, TENSORS, Step, output_kinds, step_inputs
 
 Buffer = Any
 Expr = Any

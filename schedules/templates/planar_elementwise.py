@@ -15,7 +15,8 @@ long with AVX-512. What both compute is `definitions.elementwise`, which they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -58,15 +59,29 @@ def _parts(extent: int, size: int) -> Iterator[tuple[int, int, int]]:
         yield 1, full, rest
 
 
-def write_nchw(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
-    """Write the kernel of a flattened `spec`, whose height is 1 and whose tensors are all NCHW."""
-    for turns, first, valid in _parts(spec.width, LANES):
+def _each(
+    kernel: Operator,
+    spec: Elementwise,
+    size: int,
+    parallel: bool,
+    write: Callable[[Expr, Expr, int, Expr, int], None],
+) -> None:
+    """Write loops over vectors of pixels and over so many channels at a time.
+
+    `write` takes an image, the first pixel, how many there are, the number of the channels, and how
+    many those are.
+    """
+    for turns, first, pixels in _parts(spec.width, LANES):
         with loops([kernel.n, turns], parallel=parallel) as (n, turn):
             pixel = bind((turn + first) * LANES)
-            for count, start, channels in _parts(spec.channels, WORD_BITS):
+            for count, start, channels in _parts(spec.channels, size):
                 with loop(count) as number:
-                    word = bind(number + start)
-                    _word(kernel, spec, n, pixel, valid, word, channels)
+                    write(n, pixel, pixels, bind(number + start), channels)
+
+
+def write_nchw(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
+    """Write the kernel of a flattened `spec`, whose height is 1 and whose tensors are all NCHW."""
+    _each(kernel, spec, WORD_BITS, parallel, partial(_word, kernel, spec))
 
 
 def _word(
@@ -132,13 +147,7 @@ def _channel(
 def write_transposed(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
     """Write the kernel of a flattened `spec`, whose height is 1, in tiles."""
     outputs = views(spec.steps, kernel.outputs, spec.channels)
-    for count, first, pixels in _parts(spec.width, LANES):
-        with loops([kernel.n, count], parallel=parallel) as (n, turn):
-            pixel = bind((turn + first) * LANES)
-            for number, start, lanes in _parts(spec.channels, LANES):
-                with loop(number) as group:
-                    block = bind(group + start)
-                    _Tile(kernel, spec, outputs, n, pixel, pixels, block, lanes).write()
+    _each(kernel, spec, LANES, parallel, lambda *at: _Tile(kernel, spec, outputs, *at).write())
 
 
 def _value_of(spec: Elementwise, data: list[Expr], at: Place) -> Expr:

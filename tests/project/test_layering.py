@@ -61,8 +61,8 @@ MAY_IMPORT = {
         "_version errors console files options topi_binary targets schedules records codegen "
         "runtime remote verification driver"
     ),
-    "api": "errors files options targets frontend runtime driver agreement tuning",
-    "bnncc": "_version api driver errors options runtime",
+    "api": "errors files options targets frontend runtime driver tuning",
+    "bnncc": "_version api agreement driver errors options runtime",
     "bundle": (
         "_version errors console files options topi_binary targets schedules records runtime "
         "driver tuning bnncc"

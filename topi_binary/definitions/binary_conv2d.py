@@ -11,7 +11,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout, sliced_data
 from bnncc.topi_binary.definitions import byte_products, byte_sums, carry_save, nibbles
-from bnncc.topi_binary.definitions.binary_operands import Operands, ones, operands, vectors
+from bnncc.topi_binary.definitions.binary_operands import Operands, Sums, ones, operands, vectors
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -91,9 +91,7 @@ def _of_nibbles(met: Operands, n: Expr, form: str) -> Start:
     return lambda at, lane: whole(at.n, at.h, at.w, at.block, lane)
 
 
-def _of_planes(
-    met: Operands, n: Expr, form: str, sums: ByteSums | NibbleSums
-) -> Callable[..., Expr]:
+def _of_planes(met: Operands, n: Expr, form: str, sums: Sums) -> Callable[..., Expr]:
     """Return the accumulator, from sums of two planes of data where some are zeros."""
     met, planes = replace(met, spec=sums.spec, zero=None), 1 + form.endswith(byte_sums.ZEROS)
     start, counted = _outside(met, None, sums), sums.summed()
@@ -127,9 +125,7 @@ def _summed(
     return sums
 
 
-def _outside(
-    met: Operands, given: Buffer | None, sums: ByteSums | NibbleSums | None = None
-) -> Callable[..., Expr]:
+def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> Callable[..., Expr]:
     """Return where sums start: at what the taps of a pixel count that are outside the image.
 
     In mode ``and``, ``popcount(d) - 2 * popcount(d & w)`` is ``popcount(d ^ w) - popcount(w)``: the

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -102,6 +103,34 @@ class Operands:
         if self.weight_zero is not None:
             planes.append(self.weigh(self.weight_zero, *i))
         return reduce(T.bitwise_or, planes)
+
+
+class Sums(ABC):
+    """Writes the blocks of sums in a form of `binary_conv2d`.
+
+    Parameters
+    ----------
+    met : Operands
+        What meets.
+    n : Expr
+        Images.
+    form : str
+        Which form.
+    """
+
+    count_columns_outside = False
+    """Whether sums count columns outside the image."""
+
+    def __init__(self, met: Operands, n: Expr, form: str) -> None:
+        self.spec, self._met, self._n, self._form = met.spec, met, n, form
+
+    @abstractmethod
+    def weight_bits(self) -> Buffer:
+        """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+
+    @abstractmethod
+    def summed(self) -> Callable[..., Expr]:
+        """Write the sums; return them: of a pixel, a vector of channels and a lane."""
 
 
 def operands(operator: Operator, spec: BinaryConv2d) -> tuple[Operands, list[Buffer]]:

@@ -59,21 +59,13 @@ _ALL = 2**WORD_BITS - 1
 
 @dataclass(frozen=True)
 class Lines:
-    """Where pixels lie.
-
-    Attributes
-    ----------
-    spec : BinaryConv2d, FewBitConv2d or Conv2d
-        The layer.
-    rows : int
-        Rows of the output in a line: they divide its height.
-    places : int
-        Windows of a line for which there are sums, at least `needed`.
-    """
+    """Where pixels lie."""
 
     spec: Layer
     rows: int
+    """Rows of the output in a line: they divide its height."""
     places: int = 0
+    """Windows of a line for which there are sums, at least `needed`."""
 
     @property
     def form(self) -> str:
@@ -152,34 +144,24 @@ class Lines:
 
 @dataclass(frozen=True)
 class Operands:
-    """What is multiplied.
-
-    Attributes
-    ----------
-    spec : BinaryConv2d, FewBitConv2d or Conv2d
-        The layer.
-    types : tuple of str
-        Of numbers of data and weight: bytes, or bits of bfloat16.
-    steps : int
-        Blocks of `depth` channels in a group.
-    lanes : int
-        Numbers of data that are made at once.
-    datum, weight : callable
-        The number of an image, row and column, which may be outside, a group, so many lanes of it,
-        and a lane; and the number of a vector of output channels, a tap, a block of `depth`
-        channels, a word of these, and one of the numbers that such words have.
-    terms : int
-        Numbers that a datum, and a weight, is the sum of; data have one for each group, weights
-        one after the other.
-    """
+    """What is multiplied."""
 
     spec: Layer
     types: tuple[str, str]
+    """Of numbers of data and weight: bytes, or bits of bfloat16."""
     steps: int
+    """Blocks of `depth` channels in a group."""
     lanes: int
+    """Numbers of data that are made at once."""
     datum: Callable[..., Expr]
+    """The number of an image, row and column, which may be outside, a group, so many lanes of it,
+    and a lane."""
     weight: Callable[..., Expr]
+    """The number of a vector of output channels, a tap, a block of `depth` channels, a word of
+    these, and one of the numbers that such words have."""
     terms: int = 1
+    """Numbers that a datum, and a weight, is the sum of; data have one for each group, weights one
+    after the other."""
 
     @property
     def parts(self) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.definitions.binary_operands import Operands
+from bnncc.topi_binary.definitions.binary_operands import Operands, Sums
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -134,22 +134,12 @@ def _part(full: int, vectors: int, most: int) -> int:
     return next(equal, -(-vectors // -(-vectors // most)))
 
 
-class ByteSums:
-    """Writes the blocks of sums in a form.
-
-    Parameters
-    ----------
-    met : Operands
-        What meets.
-    n : Expr
-        Images.
-    form : str
-        See `FORM`.
-    """
+class ByteSums(Sums):
+    """Sums in a form that begins with `FORM`."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
-        self.spec = met.spec
-        self._met, self._n, self._form = met, n, form
+        super().__init__(met, n, form)
+        self.count_columns_outside = leaves_image(self.spec, 1)
         self._halves, self._cut = met.spec.weight_order == "halves", cut(met.spec, form)
         self._sides = 1 + self._halves
         self._quads = layout.blocks(met.spec.out_channels, QUAD)
@@ -165,11 +155,6 @@ class ByteSums:
             stored = made
         shape = (self._quads, self.spec.kernel[0], self._cut.runs, self._cut.vectors)
         return T.decl_buffer((*shape, QUAD * BYTES), "uint8", data=stored.data)
-
-    @property
-    def count_columns_outside(self) -> bool:
-        """Whether windows reach beside the image."""
-        return leaves_image(self.spec, 1)
 
     def weight_bits(self) -> Buffer:
         """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""

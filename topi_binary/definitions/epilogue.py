@@ -40,10 +40,14 @@ from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.terms import SCALAR
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.step import FETCHED, Step, output_kinds, step_inputs, step_outputs
-
-NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
-"""Type of one level, in the forms of `step.FORMS` where each is a number."""
+from bnncc.topi_binary.step import (
+    FETCHED,
+    NUMBERS,
+    Step,
+    output_kinds,
+    step_inputs,
+    step_outputs,
+)
 
 MAX_XORS = 7
 """Thresholds up to which planes are XORs of comparisons, without a number between them."""
@@ -53,18 +57,12 @@ Lane = Expr
 
 @dataclass(frozen=True)
 class Pixels:
-    """What the steps go through.
-
-    Attributes
-    ----------
-    extents : tuple
-        Images, rows, columns and channels.
-    rank : int
-        Of tensors beside: 4, or 2 for ``[n, channels]``.
-    """
+    """What the steps go through."""
 
     extents: tuple[Any, int, int, int]
+    """Images, rows, columns and channels."""
     rank: int = 4
+    """Of tensors beside: 4, or 2 for ``[n, channels]``."""
 
     def at(self, where: str = "NHWC") -> Callable[..., Sequence[Expr]]:
         """Return how a pixel and a channel are the index of a tensor."""

@@ -10,8 +10,7 @@ more, alone. So the even one is ``pair - 256 * odd`` modulo 2**16, which is exac
 Padding with values is a border of the copy of the data that the table is looked up with; padding
 with zeros, which one bit does not hold, is taps that are skipped.
 
-With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
-w) + popcount((d & ~z) ^ w)``: sums over two planes of data, in forms with `ZEROS`.
+With a plane of exact zeros, sums are over two planes of data, see `byte_sums`: forms with `ZEROS`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import layout
-from bnncc.topi_binary.definitions.binary_operands import Operands
+from bnncc.topi_binary.definitions.binary_operands import Operands, Sums
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
@@ -57,25 +56,12 @@ ROW = 64
 large that TVM does not put it on the stack, where it would not be aligned."""
 
 
-class NibbleSums:
-    """Writes the blocks of sums in a form.
-
-    Parameters
-    ----------
-    met : Operands
-        What meets.
-    n : Expr
-        Images.
-    form : str
-        See `FORM`.
-    """
-
-    count_columns_outside = False
-    """Whether sums count columns outside the image."""
+class NibbleSums(Sums):
+    """Sums in a form that begins with `FORM`."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
-        self.spec = bordered(met.spec)
-        self._met, self._n, self._planes = met, n, 1 + form.endswith(ZEROS)
+        super().__init__(met, n, form)
+        self.spec, self._planes = bordered(met.spec), 1 + form.endswith(ZEROS)
         self._size = int(form.removeprefix(FORM).removesuffix(ZEROS))
         self._unit = max(self._size, NIBBLE_LANES)
         self._lanes = layout.blocks(self.spec.out_channels, self._unit) * self._unit

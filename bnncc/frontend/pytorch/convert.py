@@ -33,9 +33,10 @@ from bnncc.frontend.pytorch import (
 from bnncc.frontend.pytorch.archive import Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
 from bnncc.frontend.pytorch.schema import read
-from bnncc.frontend.pytorch.site import Emitted, Name, Rule, Site, Value
+from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 from bnncc.ir.dims import readable
 from bnncc.ir.evaluate import make_attribute
+from bnncc.ir.graph import Node
 
 OPSET = 22
 """Of the models made."""
@@ -99,7 +100,7 @@ class Converter:
 
     def __init__(self, program: Program, archive: Archive) -> None:
         self.program, self.archive = program, archive
-        self.nodes: list[Emitted] = []
+        self.nodes: list[Node] = []
         self.initializers: dict[str, np.ndarray] = {}
         self.metas: dict[str, Meta] = dict(program.metas)
         self._names: set[str] = {*program.inputs}
@@ -188,7 +189,7 @@ class Converter:
             raise ModelError(f"{call.where}: its arguments make no sense: {reason}") from error
         if nodes := self.nodes[start:]:
             main = next((n for n in reversed(nodes) if n.op in _PRODUCTS), nodes[-1])
-            main.label = main.label or self._label(call, main.op in _PRODUCTS)
+            main.name = main.name or self._label(call, main.op in _PRODUCTS)
         values = made if isinstance(made, list) else [made]
         names = [_text(v) for v in values]
         wanted = dict(zip(names, call.outputs, strict=False))
@@ -246,7 +247,7 @@ class Converter:
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return a value that is known: stored, or a copy or another shape of what is."""
-        steps: list[Emitted] = []
+        steps: list[Node] = []
         makers = {out: node for node in self.nodes for out in node.outputs}
         while name not in self.initializers:
             node = makers.get(name)
@@ -336,8 +337,8 @@ class Converter:
             stem = f"{call.module}/{call.name}" if call.module else call.name
         return _unused(stem, self._labels)
 
-    def _proto(self, node: Emitted) -> onnx.NodeProto:
-        proto = helper.make_node(node.op, node.inputs, node.outputs, node.label or node.outputs[0])
+    def _proto(self, node: Node) -> onnx.NodeProto:
+        proto = helper.make_node(node.op, node.inputs, node.outputs, node.name or node.outputs[0])
         proto.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
         return proto
 
@@ -364,7 +365,7 @@ class Converter:
             name = self._read(out.name)
             if name in names or name in self.program.inputs or name in self.initializers:
                 source, name = name, self.fresh(f"{out.name}.output")
-                self.nodes.append(Emitted("Identity", [source], [name]))
+                self.nodes.append(Node("Identity", [source], [name]))
             names.append(name)
         return names
 

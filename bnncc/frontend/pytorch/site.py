@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx import helper
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
-from bnncc.ir.graph import Dim, elements
+from bnncc.ir.graph import Dim, Node, elements
 
 
 class Value(NamedTuple):
@@ -28,21 +27,10 @@ class Value(NamedTuple):
         return len(self.shape)
 
 
-@dataclass(eq=False)
-class Emitted:
-    """A node of the ONNX model."""
-
-    op: str
-    inputs: list[str]
-    outputs: list[str]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-
-
 class Converter(Protocol):
     """What a site needs of `bnncc.frontend.pytorch.convert.Converter`, which makes it."""
 
-    nodes: list[Emitted]
+    nodes: list[Node]
     initializers: dict[str, np.ndarray]
     metas: dict[str, Meta]
 
@@ -193,7 +181,7 @@ class Site:
             names.pop()
         results = [self._converter.fresh(f"{self.call.name}_") for _ in range(count)]
         given = {k: v for k, v in attrs.items() if v is not None}
-        self._converter.nodes.append(Emitted(op, names, results, given))
+        self._converter.nodes.append(Node(op, names, results, given))
         return results
 
     def const(self, value: Any, dtype: str) -> str:
