@@ -44,6 +44,8 @@ class TensorInfo:
     """Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty."""
     limits: Limits = NO_LIMITS
     """Of an input of integers that are indices or divisors."""
+    bounds: tuple[tuple[str, int], ...] = ()
+    """The greatest sizes of symbols in the shape, where there are any."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> TensorInfo:
@@ -53,7 +55,9 @@ class TensorInfo:
         if "limits" in content or "nonzero" in content:
             low, high = content.get("limits", (None, None))
             limits = Limits(low, high, content.get("nonzero", False))
-        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""), limits)
+        bounds = tuple(content.get("max_dims", {}).items())
+        declared = content.get("datatype", "")
+        return cls(content["name"], shape, content["dtype"], declared, limits, bounds)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -67,6 +71,7 @@ def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
         TensorInfo(
             i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, ""),
             limits.get(i, NO_LIMITS),
+            tuple((s, n) for s, n in graph.bounds.items() if s in graph.types[i].shape),
         )
         for i in names
     ]  # fmt: skip
@@ -240,6 +245,8 @@ def _info(tensor: TensorInfo) -> dict[str, Any]:
         content["limits"] = [tensor.limits.low, tensor.limits.high]
     if tensor.limits.nonzero:
         content["nonzero"] = True
+    if tensor.bounds:
+        content["max_dims"] = dict(tensor.bounds)
     return content
 
 
@@ -331,6 +338,9 @@ class _Checker:
         ok = isinstance(limits, list) and len(limits) == 2 and all(type(v) is int for v in limits)
         self.require(ok, f"{where}.limits")
         self.require(type(tensor.get("nonzero", False)) is bool, f"{where}.nonzero")
+        bounds = tensor.get("max_dims", {})
+        ok = isinstance(bounds, dict) and all(type(v) is int for v in bounds.values())
+        self.require(ok, f"{where}.max_dims")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:
