@@ -157,6 +157,25 @@ def torch(path: Path, threads: int, form: str) -> Served:
     return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].numpy())
 
 
+def torch_linear(path: Path, threads: int, form: str) -> Served:
+    """Serve PyTorch for a network of one MatMul by constants, data and weights of type `form`."""
+    import torch
+
+    torch.set_num_threads(threads)
+    (weight,) = onnx.load(path).graph.initializer
+    dtype = getattr(torch, form)
+    held = {"w": torch.from_numpy(onnx.numpy_helper.to_array(weight).T.copy()).to(dtype)}
+
+    def load(image: np.ndarray) -> None:
+        held["x"] = torch.from_numpy(image).to(dtype)
+
+    def run() -> None:
+        with torch.inference_mode():
+            held["y"] = torch.nn.functional.linear(held["x"], held["w"])
+
+    return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].float().numpy())
+
+
 def torch_function(path: Path, threads: int, form: str) -> Served:
     """Serve PyTorch's own function of the name that the network has."""
     import torch
@@ -245,6 +264,7 @@ KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "torch": (torch, "eager"),
     "torch-channels-last": (torch, "channels-last"),
     "torch-compile": (torch, "compile"),
+    "torch-bfloat16": (torch_linear, "bfloat16"),
     "torch-function": (torch_function, "eager"),
     "lce": (lce, "default"),
     "lce-indirect": (lce, "indirect"),

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import float_functions, tile_choice
+from bnncc.schedules import code_instructions, float_functions, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
@@ -158,11 +158,13 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     Work is counted as it is done: words and vectors filled up, and a product of bits for every pair
     of planes.
     """
-    per_word = few_bit_data.PER_WORD.get(spec.form, layout.WORD_BITS)
-    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
+    taps = spec.kernel[0] * spec.kernel[1]
+    depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
+    if spec.method == "packed":
+        rate = code_instructions.rate(target)
     if tile_choice.pays(spec, target):
         rate = _BITS["tiles"]
     return rate * spec.out_channels * spec.taps / done

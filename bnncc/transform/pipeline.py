@@ -15,6 +15,7 @@ from bnncc.recognise.offsets import split_offsets
 from bnncc.recognise.products import pair_products
 from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.ramps import recognise_ramps
+from bnncc.recognise.row_scales import move_row_scales
 from bnncc.recognise.signs import recognise_signs
 from bnncc.recognise.transposed import split_transposed
 from bnncc.report import Layer
@@ -52,7 +53,7 @@ class Compilation:
     rounded: Relaxed = field(default_factory=Relaxed)
     """The layers that `--float-precision` rounds, in the graph already."""
     layers: list[Layer] = field(default_factory=list)
-    """What became of each convolution and dense layer, for the report."""
+    """How each convolution and dense layer is computed, for the report."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ PASSES = (
     Pass(
         "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
     ),
+    Pass("row scales", lambda g, c: move_row_scales(g), "products read the levels of rows"),
     Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
     Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
     Pass("products", _products, "both operands of a product may be computed"),
