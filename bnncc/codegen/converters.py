@@ -232,7 +232,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
         )
         last = kind.shape[-1]
         if reduced == [rank - 1] and isinstance(last, int) and last % LANES == 0 and last > LANES:
-            # Neighbours first, as one vector: TVM cannot cut what begins with an infinity into parts.
+            # Neighbours as vectors: TVM cannot cut what begins with an infinity into parts.
             k = te.reduce_axis((0, last // LANES), "k")
             parts = (*x.shape[:-1], LANES)
             each = value
