@@ -150,4 +150,12 @@ LONG: list[Spec] = [
 ]
 """Those whose definitions are many blocks."""
 
-SPECS = [*BINARY, *FEW_BIT, *FLOAT, *BITS]
+PACKED: list[Spec] = [
+    FewBitConv2d("n", 1, 1, 75, 37, (1, 1), rank=2, data_bits=8, weight_bits=2, method="packed",
+                 steps=(AFFINE, Step("store"))),
+    FewBitConv2d(1, 3, 5, 64, 100, (1, 1), data_bits=4, weight_bits=1, method="packed",
+                 steps=(levels("acc"),)),
+]  # fmt: skip
+"""Which CPUs have alone."""
+
+SPECS = [*BINARY, *FEW_BIT, *PACKED, *FLOAT, *BITS]

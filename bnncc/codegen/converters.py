@@ -9,10 +9,12 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from bnncc.codegen import row_functions
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
+from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
@@ -332,6 +334,10 @@ _TABLE: Mapping[str, Converter] = {
     "ReduceMin": _extreme,
     "Resize": _resize,
     "Sinh": _hyperbolic,
+    "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
     NARROW: _to_half,
+    ROW_NORM: row_functions.normalization,
+    ROW_SOFTMAX: row_functions.softmax,
+    SWISH: row_functions.elementwise(row_functions.swish),
 }

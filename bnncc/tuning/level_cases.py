@@ -52,7 +52,7 @@ def weights(spec: FewBitConv2d, rng: Draws) -> Array:
     """Return random integer weights that `spec` can multiply by."""
     shape = (spec.out_channels, *spec.kernel, spec.channels // spec.groups)
     top = 2**spec.weight_bits
-    if spec.method == "xor":
+    if spec.method == "xor" or (spec.method == "packed" and spec.weight_bits == 1):
         return 2 * rng.integers(0, top, shape) - top + 1
     return rng.integers(-top // 2, top // 2, shape)
 

@@ -116,6 +116,9 @@ CASES = {
         {"w": signs(16, 32, 1, 1), "v": -signs(16, 32, 1, 1)}),
     "plain": Case(f"{IMAGE} {{y = {QUANT}(x,half,zero,many)}}", "bnncc.Quant",
         "Div Clip Round Mul", {}),
+    "normalizations": Case(
+        f"{IMAGE} {{a = Softmax<axis=-1>(x) b = Sigmoid(a) y = Mul(a,b)}}",
+        "Softmax Sigmoid Mul", "bnncc.RowSoftmax bnncc.Swish", {}),
     "fuse": Case(f"{WIDE} {{{decided('x', 's')} c = Conv(s,w) y = Relu(c)}}",
         "bnncc.Sign bnncc.BinaryConv Relu",
         "Elementwise[bits] BinaryConv2d[affine,relu,store]",
