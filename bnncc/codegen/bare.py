@@ -232,7 +232,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         taken = partial(_from_scratch, place, sizes, refused)
         body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
         if refused:
-            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C does without")
+            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C code lacks")
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch

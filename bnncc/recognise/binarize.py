@@ -8,7 +8,7 @@ every filter is one magnitude times signs. What is real in the data's values (th
 offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
 ``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
 and ``first`` are 1 and 0 for all but data of two values of different size. For every
-Conv/Gemm/MatMul of the file a `report.Layer` says what became of it, and why.
+Conv/Gemm/MatMul of the file a `report.Layer` says how it is computed, and why.
 """
 
 from __future__ import annotations

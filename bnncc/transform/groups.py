@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bnncc.ir.graph import product
+from bnncc.ir.dims import product
 from bnncc.ir.halves import ROUND
 from bnncc.recognise.affine import affine_of, centred_affine, channel_vector
 from bnncc.recognise.lattice import sign_values

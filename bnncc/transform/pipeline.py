@@ -53,7 +53,7 @@ class Compilation:
     rounded: Relaxed = field(default_factory=Relaxed)
     """The layers that `--float-precision` rounds, in the graph already."""
     layers: list[Layer] = field(default_factory=list)
-    """What became of each convolution and dense layer, for the report."""
+    """How each convolution and dense layer is computed, for the report."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ four axes counts as an image, unless such products alone read it.
 
 from __future__ import annotations
 
-from bnncc.ir.graph import Graph, Node, TensorType, product
+from bnncc.ir.dims import product
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.pieces import view
 from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.lattice import decided_as_rows
