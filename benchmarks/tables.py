@@ -80,8 +80,9 @@ RUNS = (
     Run("one_layer", "one_layer"),
     Run("few_bit", "few_bit"),
     Run("networks", "whole_networks"),
-    Run("networks.x86-64-v3", "whole_networks",
-        ("birealnet18", "quicknet", "--target", "x86-64-v3")),  # fmt: skip
+    Run(
+        "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")
+    ),  # fmt: skip
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
     Run("tuned_kernels", "tuned_kernels"),
@@ -92,6 +93,7 @@ RUNS = (
     Run("beside", "beside"),
     Run("compile_beside", "compile_beside"),
     Run("c_code", "c_code"),
+    Run("c_code.cortex-m4", "c_code", ("--on", "cortex-m4"), anywhere=True),
     Run("web", "web"),
     Run("arm_instructions", "arm_instructions", anywhere=True),
     Run("arm_inner_loops", "arm_inner_loops", anywhere=True),
