@@ -330,7 +330,8 @@ def _table(content: dict[str, Any]) -> str:
                 )
             )  # fmt: skip
     table = markdown((content["network"], "bnncc", *(_NAMES[name] for name in others)), rows)
-    return f"{table}\n\n{where(content)}"
+    counted = f"`{content.get('file', 'this run')}`: {content['gcc']}, {content['date']}."
+    return f"{table}\n\n{counted if 'instructions' in programs['ours'] else where(content)}"
 
 
 TABLES = {"c-code": (_table, ("c_code",)), "c-code-m4": (_table, ("c_code.cortex-m4",))}

@@ -82,7 +82,7 @@ RUNS = (
     Run("networks", "whole_networks"),
     Run(
         "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")
-    ),  # fmt: skip
+    ),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
     Run("tuned_kernels", "tuned_kernels"),

@@ -316,6 +316,13 @@ def test_a_kit_is_not_built_by_a_compiler_for_macos(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(kit.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    gnu = ["/bin/aarch64-linux-gnu-g++"]
     machine(*MAC)
-    found = [command for command in kit._compilers("aarch64") if "ziglang" not in command]
-    assert found == [["/bin/aarch64-linux-gnu-g++"]]
+    zig, *others = kit._compilers("aarch64")
+    assert others == [gnu]
+    assert zig[-2:] == ["-target", "aarch64-linux-gnu.2.27"]
+    machine("linux", "x86_64")
+    assert list(kit._compilers("aarch64")) == [zig, gnu]
+    machine(*ARM_LINUX)
+    assert list(kit._compilers("aarch64")) == [["/bin/c++"], zig]
