@@ -1,4 +1,4 @@
-"""What goes to the terminal beside data: errors, hints, warnings and progress, all on stderr."""
+"""Errors, hints, warnings and progress, all on stderr; data on stdout."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ class Console:
             self._labelled("warning", text)
 
     def result(self, text: str) -> None:
-        """Write what was made, unless quiet."""
+        """Write the result of a command, unless quiet."""
         if self.verbosity >= 0:
             self.line(text)
 
     def progress(self, text: str) -> None:
-        """Write what is going on, if verbose."""
+        """Write progress, if verbose."""
         if self.verbosity > 0:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Write a line in any case, if there is anywhere to write it."""
+        """Write a line to standard error, if it is open."""
         if sys.stderr is not None:
             with contextlib.suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
 
     def data(self, text: str) -> None:
-        """Write what was asked for to standard output.
+        """Write data to standard output.
 
         Raises
         ------
         BrokenPipeError
-            If who reads it has gone.
+            If its reader has closed it.
         BnnccError
             If it cannot be written for another reason.
         """
@@ -97,7 +97,7 @@ class Bar:
         self._percent = 0
 
     def begin(self, name: str) -> None:
-        """Show that a phase begins."""
+        """Show the start of a phase."""
         if self._shown:
             names = list(self._shares)
             if name in names:
@@ -108,7 +108,7 @@ class Bar:
             self._write(text[: _columns() - 1])
 
     def end(self, name: str, seconds: float) -> None:
-        """Show that it is over."""
+        """Show the end of a phase."""
         if self._shown:
             self._write("")
         elif seconds >= _WORTH_SAYING:
@@ -140,7 +140,7 @@ def _coloured(stream: TextIO | None) -> bool:
 
 @contextlib.contextmanager
 def library_output_hidden() -> Iterator[Callable[[], str]]:
-    """Keep what TVM and LLVM write to the terminal away from it, but not what Python writes.
+    """Hide what TVM and LLVM write to the terminal, but not what Python writes.
 
     Only for a process of our own: file descriptor 2 leads to a file meanwhile.
 

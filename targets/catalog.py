@@ -272,7 +272,7 @@ def native() -> TargetSpec:
                 l2_bytes=l2 or spec.l2_bytes,
             )
     raise TargetError(
-        "this machine's processor is none that bnncc has schedules for",
+        "bnncc has no schedules for this machine's processor",
         hint="give a target by name: `bnncc targets` lists all",
     )
 

@@ -1,4 +1,4 @@
-"""What each verb of the command line does; each imports the heavy modules it needs."""
+"""The verbs of the command line; each imports the heavy modules it needs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def bench(args: Namespace, console: Console) -> int:
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
+    """Show how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
     from bnncc.files import STDOUT, output_name, write_atomic
     from bnncc.report import device, html
@@ -176,31 +176,51 @@ def verify(args: Namespace, console: Console) -> int:
     Returns
     -------
     int
-        Exit code: 1 if they differ.
+        Exit code: 1 if they differ, or if accuracy is below the minimum.
+
+    Raises
+    ------
+    UsageError
+        If options cannot be combined.
     """
+    if args.labels is None and (args.min_accuracy is not None or args.scores is not None):
+        raise UsageError("--min-accuracy and --scores need --labels")
+    if args.labels is not None and args.input is None:
+        raise UsageError(
+            "--labels needs the labelled examples: give --input",
+            hint="one file may hold both: --input test.npz --labels test.npz",
+        )
     from bnncc import agreement
+    from bnncc.runtime.accuracy import read_examples
 
     with _loaded(args) as artifact:
-        arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+        arrays = labels = None
+        if args.labels is not None:
+            arrays, labels = read_examples(artifact, args.input, args.labels)
+        elif args.input is not None:
+            arrays = artifact.read_inputs(args.input)
+        result = agreement.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params,
+            labels=labels, scores=args.scores, min_accuracy=args.min_accuracy,
+        )  # fmt: skip
     console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 
 
 def deploy(args: Namespace, console: Console) -> int:
-    """Bring an artifact to a device, check and time it there.
+    """Upload an artifact to a device, check it and time it.
 
     Returns
     -------
     int
-        Exit code: 1 if it is wrong there.
+        Exit code: 1 if its outputs are wrong.
 
     Raises
     ------
     UsageError
         If there is no device among the options.
     VerificationError
-        If the device computes something else than the artifact says is right.
+        If the device's outputs are wrong.
     """
     if args.rpc is None and args.tracker is None:
         raise UsageError(
@@ -222,7 +242,7 @@ def deploy(args: Namespace, console: Console) -> int:
 
 
 def device_kit(args: Namespace, console: Console) -> int:
-    """Put together what a device needs."""
+    """Build the server and runtime that a device needs."""
     from bnncc.remote import kit
     from bnncc.targets.catalog import resolve
 
@@ -298,18 +318,18 @@ def _compiled(
 
 
 def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
-    """Refuse a network that does not fit the device, with the table that says why."""
+    """Fail if a network does not fit the device, and print its memory table."""
     if args.ram is None and args.flash is None:
         return
     from bnncc.report import device
 
     if "device" not in content:
-        raise UsageError("--ram and --flash are for objects called from C", hint="--format c")
+        raise UsageError("--ram and --flash need a network compiled to C", hint="--format c")
     if over := device.beyond(content, ram=args.ram, flash=args.flash):
         console.result("\n".join(device.footprint(content)))
         raise TargetError(
             f"{content['model']}: does not fit {content['target']}: {'; '.join(over)}",
-            hint="the table above says what takes them",
+            hint="the table above lists what needs the memory",
         )
 
 

@@ -96,7 +96,7 @@ def link(
     if not failures:
         raise TargetError(
             f"no linker for {machine} found: tried {_tried(triple)}",
-            hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
+            hint=f"{Path(sys.executable).name} -m pip install ziglang",
         )
     raise TargetError(f"linking for {machine} failed: {'; '.join(failures)}")
 
@@ -141,7 +141,7 @@ def link_wasm(code: bytes, *, exports: Sequence[str], imports: Collection[str] =
         )
     if missing := sorted({name for text in failures for name in _UNDEFINED.findall(text)}):
         raise TargetError(
-            f"the network calls {', '.join(f'`{n}`' for n in missing)}, which WebAssembly has not",
+            f"the network calls {', '.join(f'`{n}`' for n in missing)}, which WebAssembly lacks",
             hint="`--format c` leaves that to a C library",
         )
     raise TargetError(f"linking WebAssembly failed: {'; '.join(failures)}")

@@ -1,4 +1,4 @@
-"""What tuning found: MetaSchedule's JSON databases in a folder for each target, and an index.
+"""Tuning records: MetaSchedule's JSON databases in a folder for each target, and an index.
 
 ``FOLDER/TARGET/database_workload.json`` and ``database_tuning_record.json`` are MetaSchedule's own
 (`tvm.s_tir.meta_schedule.database.JSONDatabase` reads them): one line for each kernel, and one for
@@ -57,7 +57,7 @@ class Record:
 
 @dataclass
 class Log:
-    """What is in one folder of one target."""
+    """The records in one folder, of one target."""
 
     folder: Path
     """Where."""
@@ -184,7 +184,7 @@ def read(folder: Path) -> Log:
 
 
 def shipped() -> Path:
-    """Return the folder of the logs that come with bnncc."""
+    """Return the folder of the records that come with bnncc."""
     return Path(str(importlib.resources.files("bnncc.tune_logs")))
 
 
@@ -360,7 +360,7 @@ class Writer:
     Parameters
     ----------
     folder : Path
-        Of the target; made if it is not there. A torn last line, left by a process that was
+        Of the target; created if it does not exist. A torn last line, left by a process that was
         killed, is removed.
 
     Attributes

@@ -1,7 +1,7 @@
-"""What a device needs to be deployed to: a server, TVM's runtime libraries, their licences.
+"""Kits for devices: a server, TVM's runtime libraries, and their licences.
 
 The server is compiled here, for the device; the libraries come from TVM's own wheel for its
-architecture, of the very version in use, and are kept in the user's cache.
+architecture, of the version in use, and are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Kit:
 def make(
     folder: Path, target: TargetSpec, *, progress: Callable[[str], None] = lambda line: None
 ) -> Kit:
-    """Put a kit together, whole or not at all.
+    """Build a kit, completely or not at all.
 
     Parameters
     ----------
     folder : Path
-        To be made; an older kit there is replaced, anything else left alone.
+        Folder to create; an older kit in it is replaced, anything else is an error.
     target : TargetSpec
         Says for which architecture.
     progress : callable
@@ -211,7 +211,7 @@ def _is_here(arch: str) -> bool:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but a kit with nothing else in it."""
+    """Refuse to replace anything other than a kit that contains nothing else."""
     if not os.path.lexists(folder):
         return
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else None

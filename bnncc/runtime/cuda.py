@@ -1,4 +1,4 @@
-"""NVIDIA's libraries, and TVM's runtime for CUDA, which is linked to them."""
+"""NVIDIA's libraries, and TVM's runtime for CUDA, which needs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIVER, CUDART = "libcuda.so.1", f"libcudart.so.{MAJOR}"
 _TVM, _CREATE = "libtvm_runtime_cuda.so", "ffi.Module.create.cuda"
 _HINT = {
     DRIVER: "install NVIDIA's driver",
-    CUDART: "`pip install 'bnncc[cuda]'` is enough",
+    CUDART: "pip install 'bnncc[cuda]'",
 }
 
 

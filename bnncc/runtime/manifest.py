@@ -1,4 +1,4 @@
-"""What ``manifest.json`` holds, how it is made, and what makes it acceptable (docs/artifact.md)."""
+"""``manifest.json``: its contents, and the checks it must pass (docs/artifact.md)."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class TensorInfo:
     """Of an input that holds few values: their type (`bnncc.ir.datatypes`); else empty."""
     limits: Limits = NO_LIMITS
     """Of an input of integers that are indices or divisors."""
+    bounds: tuple[tuple[str, int], ...] = ()
+    """The greatest sizes of symbols in the shape, where there are any."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> TensorInfo:
@@ -53,20 +55,23 @@ class TensorInfo:
         if "limits" in content or "nonzero" in content:
             low, high = content.get("limits", (None, None))
             limits = Limits(low, high, content.get("nonzero", False))
-        return cls(content["name"], shape, content["dtype"], content.get("datatype", ""), limits)
+        bounds = tuple(content.get("max_dims", {}).items())
+        declared = content.get("datatype", "")
+        return cls(content["name"], shape, content["dtype"], declared, limits, bounds)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
-    """Return what is said of inputs or outputs of `graph`."""
+    """Return descriptions of inputs or outputs of `graph`."""
     kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
     limits = limits_of_inputs(graph)
     return [
         TensorInfo(
             i, graph.types[i].shape, graph.types[i].dtype, kinds.get(i, ""),
             limits.get(i, NO_LIMITS),
+            tuple((s, n) for s, n in graph.bounds.items() if s in graph.types[i].shape),
         )
         for i in names
     ]  # fmt: skip
@@ -84,7 +89,7 @@ def make(
     selfcheck: bytes,
     weight_orders: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Put together what an artifact is made of.
+    """Return the contents of an artifact.
 
     Parameters
     ----------
@@ -164,7 +169,7 @@ def check(content: Any, path: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What an artifact has to fit."""
+    """A machine that is to run artifacts."""
 
     name: str
     """As messages call it."""
@@ -179,7 +184,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Describe the machine and the TVM that run this."""
+    """Describe this machine and its TVM."""
     try:
         tvm = importlib.metadata.version("apache-tvm")
     except importlib.metadata.PackageNotFoundError:
@@ -240,6 +245,8 @@ def _info(tensor: TensorInfo) -> dict[str, Any]:
         content["limits"] = [tensor.limits.low, tensor.limits.high]
     if tensor.limits.nonzero:
         content["nonzero"] = True
+    if tensor.bounds:
+        content["max_dims"] = dict(tensor.bounds)
     return content
 
 
@@ -331,6 +338,9 @@ class _Checker:
         ok = isinstance(limits, list) and len(limits) == 2 and all(type(v) is int for v in limits)
         self.require(ok, f"{where}.limits")
         self.require(type(tensor.get("nonzero", False)) is bool, f"{where}.nonzero")
+        bounds = tensor.get("max_dims", {})
+        ok = isinstance(bounds, dict) and all(type(v) is int for v in bounds.values())
+        self.require(ok, f"{where}.max_dims")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:

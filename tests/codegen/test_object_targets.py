@@ -241,4 +241,4 @@ def test_a_network_that_does_not_fit_is_refused(
         assert cli.main([*asked, f"--ram={wrong}"]) == 2
     asked = ["compile", str(DIGITS / "digits.onnx"), "--ram", "8k", "-o", str(tmp_path / "x")]
     assert cli.main(asked) == 2
-    assert "are for objects called from C" in capsys.readouterr().err
+    assert "need a network compiled to C" in capsys.readouterr().err

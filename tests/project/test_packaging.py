@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,18 @@ def test_xgboost_comes_with_tune_and_test_alone(wheel: Path) -> None:
     assert [r for r in requirements if "xgboost" in r[0]] == [("xgboost", "'tune'")]
     assert [r for r in requirements if "[tune]" in r[0]] == [("bnncc[tune]", "'test'")]
     assert "--editable '.[test]'" in (ROOT / "Makefile").read_text()  # which is `make install`
+
+
+def test_requirements_resolve_everywhere() -> None:
+    # A local version, such as that of a build for CPUs, is on no public index.
+    for name in ("Makefile", "pyproject.toml", ".ci/run"):
+        assert re.findall(r"[=~]=\s*[\w.]+\+\w+", (ROOT / name).read_text()) == []
+    pins = {
+        pin
+        for name in ("Makefile", "pyproject.toml")
+        for pin in re.findall(r"torch==[\w.]+", (ROOT / name).read_text())
+    }
+    assert len(pins) == 1
 
 
 def test_version_by_command_line() -> None:
