@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 import bnncc
 from bnncc import files, osutil, remote
@@ -278,6 +280,16 @@ def test_library_for_macos_is_a_dylib(tmp_path: Path, monkeypatch: pytest.Monkey
     kind = [int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 12)]
     assert kind == [0xFEEDFACF, 0x0100000C, 6]  # 64 bits, Arm, a dynamic library
     assert b"___tvm_ffi_binary_conv2d\0" in data
+
+
+def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
+    triple = catalog.CATALOG["arm64"].triple
+    if not link.available(triple):
+        pytest.skip("needs a linker for 64-bit Arm")
+    library = bnncc.compile(DIGITS, target="arm64").library
+    loaded = [s for s in ELFFile(io.BytesIO(library)).iter_segments() if s["p_type"] == "PT_LOAD"]
+    assert loaded
+    assert {segment["p_align"] % (64 << 10) for segment in loaded} == {0}
 
 
 def test_no_library_for_windows_is_linked_elsewhere(tmp_path: Path) -> None:
