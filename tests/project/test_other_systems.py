@@ -19,7 +19,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import bnncc
-from bnncc import files, osutil, remote
+from bnncc import console, files, osutil, remote
 from bnncc.codegen import link
 from bnncc.errors import BnnccError, DeviceError, TargetError
 from bnncc.remote import kit
@@ -142,13 +142,33 @@ def test_folders_replace_empty_ones_on_windows(
     assert (tmp_path / "out" / "a" / "b").read_bytes() == b"1"
 
 
-def test_standard_error_is_kept_in_a_file_where_there_is_no_memfd(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    with osutil.private_file("stderr") as file:
-        file.write(b"said")
-        assert os.pread(file.fileno(), 4, 0) == b"" or file.seek(0) == 0
+def test_what_libraries_say_is_kept_where_there_is_no_memfd() -> None:
+    code = (
+        "import os, sys\n"
+        "del os.memfd_create\n"
+        "from bnncc.console import library_output_hidden\n"
+        "with library_output_hidden() as written:\n"
+        "    os.write(2, b'by a library')\n"
+        "    print('by Python', file=sys.stderr)\n"
+        "    print(written())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("by a library\n", "by Python\n")
+
+
+def test_colours_are_for_terminals_that_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "TERM", "WT_SESSION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(osutil, "WINDOWS", True)
+    for coloured in (False, True):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        console.Console().warning("said")
+        assert ("\x1b[" in sys.stderr.getvalue()) == coloured
+        monkeypatch.setenv("WT_SESSION", "1")
 
 
 def test_native_is_apples_arm(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
