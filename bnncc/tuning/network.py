@@ -1,4 +1,4 @@
-"""Tune one network: its kernels, where they are measured, and what the network gains."""
+"""Tune one network: its kernels, and the time of the whole network before and after."""
 
 from __future__ import annotations
 

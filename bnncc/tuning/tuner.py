@@ -1,4 +1,4 @@
-"""Tune the kernels of a network: which gets the next trials, and what goes on record."""
+"""Tune the kernels of a network: which gets the next trials, and which results are recorded."""
 
 from __future__ import annotations
 
