@@ -75,10 +75,12 @@ RUNS = (
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
     Run("bfloat16_layers", "bfloat16_layers"),
+    Run("float_functions", "float_functions"),
     Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
     Run("few_bit", "few_bit"),
+    Run("transformers", "transformers"),
     Run("networks", "whole_networks"),
     Run(
         "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")

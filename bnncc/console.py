@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from bnncc import osutil
 from bnncc.errors import BnnccError
 
 _COLOURS = {"error": "31", "warning": "33", "hint": "36"}
@@ -155,7 +156,7 @@ def library_output_hidden() -> Iterator[Callable[[], str]]:
         return
     before = sys.stderr
     with (
-        os.fdopen(os.memfd_create("stderr"), "w+b") as sink,  # no disk, which may be full
+        osutil.private_file("stderr") as sink,
         os.fdopen(saved, "w", buffering=1, errors="backslashreplace") as terminal,
     ):
         if before is not None:

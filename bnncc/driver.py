@@ -80,6 +80,7 @@ def compile(
     params: str | Path | None = None,
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
+    max_dims: Mapping[str, int] | None = None,
     assume: Assume = "none",
     sign_zero: SignZero = "exact",
     float_conv: FloatConv = "filtered",
@@ -116,6 +117,8 @@ def compile(
         For a module: which sizes may vary, as in ``torch.export.export``.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
+    max_dims : mapping of str to int, optional
+        The greatest sizes of symbolic dimensions.
     assume : {"none", "dabnn"}
         What to assume beyond the model: ``dabnn`` applies sign() to the input of every convolution
         with binary weights, and pads it with -1.
@@ -179,6 +182,7 @@ def compile(
         target=target,
         params=params,
         input_shapes={} if input_shapes is None else input_shapes,
+        max_dims={} if max_dims is None else max_dims,
         assume=assume,
         sign_zero=sign_zero,
         float_conv=float_conv,
@@ -492,7 +496,7 @@ def _loaded(
     Then which first convolutions, and which other float layers, are rounded in it.
     """
     with trace.timed("load"):
-        graph = load(model, input_shapes=options.input_shapes)
+        graph = load(model, input_shapes=options.input_shapes, max_dims=options.max_dims)
         if fixed and (sizes := graph.symbolic_as_one()):
             graph = load(model, input_shapes={**options.input_shapes, **sizes})
     trace.graph("load", graph)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import re
@@ -20,6 +19,7 @@ from typing import IO
 
 import numpy as np
 
+from bnncc import osutil
 from bnncc.errors import BnnccError, InputError, ModelError, UsageError
 
 
@@ -224,7 +224,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> int:
             for name, data in files.items():
                 (whole / name).parent.mkdir(parents=True, exist_ok=True)
                 (whole / name).write_bytes(data)
-            whole.replace(path)
+            osutil.replace_folder(whole, path)
     except OSError as error:
         raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error
     return sum(map(len, files.values()))
@@ -251,12 +251,22 @@ def scratch_folder(what: str) -> Iterator[str]:
         Its path.
     """
     _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"bnncc-{what}-") as folder:
-        fresh = os.path.join(folder, f".{_LOCK}")
+    folder = tempfile.mkdtemp(prefix=f"bnncc-{what}-")
+    fresh = os.path.join(folder, _LOCK if osutil.WINDOWS else f".{_LOCK}")
+    try:
         with open(fresh, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            os.rename(fresh, os.path.join(folder, _LOCK))  # now others see it, and that it is taken
-            yield folder
+            osutil.lock(lock.fileno())
+            if not osutil.WINDOWS:  # where nobody can remove what is open
+                os.rename(fresh, os.path.join(folder, _LOCK))  # now others see that it is taken
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        # On Windows the lock is left, and a library that is loaded, which waits for the next sweep.
+        with contextlib.suppress(OSError):
+            if os.listdir(folder) == [_LOCK]:
+                shutil.rmtree(folder)
 
 
 def _sweep(place: Path) -> None:
@@ -264,11 +274,11 @@ def _sweep(place: Path) -> None:
     with contextlib.suppress(OSError):
         for path in place.glob(f"bnncc-*/{_LOCK}"):
             with contextlib.suppress(OSError):
-                if path.parent.is_symlink() or path.parent.stat().st_uid != os.getuid():
+                if path.parent.is_symlink() or not osutil.is_ours(path.parent):
                     continue
                 with open(path, "rb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path.parent, ignore_errors=True)
+                    osutil.lock(lock.fileno(), wait=False)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:

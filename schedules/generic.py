@@ -1,9 +1,10 @@
 """A schedule for what TVM legalized: everything that is not a kernel of ours.
 
 Chains of elementwise blocks are inlined; then each block left is scheduled alone. Elementwise
-blocks are vectorized along their last axis. Reductions keep a tile of accumulators in registers if
-a vector of neighbouring outputs reads neighbouring inputs (matrix products, channels-last pooling),
-or are cut into as many partial sums as a vector has lanes if the reduced axis is contiguous.
+blocks are vectorized along their last axis, transpositions in strips of it. Reductions keep a tile
+of accumulators in registers if a vector of neighbouring outputs reads neighbouring inputs (matrix
+products, channels-last pooling), or are cut into as many partial sums as a vector has lanes if the
+reduced axis is contiguous.
 What a block does not allow is left undone: a function always comes back, and computes the same.
 """
 
@@ -33,6 +34,10 @@ MIN_LANES = 4
 
 ROWS = 4
 """Rows of accumulators in the tile of a matrix product."""
+
+LINES = 8
+"""Lines of the cache from which a transposed block reads together: as many as the first level has
+ways, for lines whose addresses differ by a power of two displace each other."""
 
 MAX_NODES = 512
 """Nodes of the expression of one block; what is inlined where it is read twice is there twice."""
@@ -164,7 +169,10 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     for loop in loops:
         steps *= _extent(sch, loop)
     parallel = multithreading.steps_shared(steps, threads)
-    if _REDUCE not in kinds:
+    across = _across(sch, block)
+    if _REDUCE not in kinds and across is not None:
+        _transposed(sch, loops, across, parallel)
+    elif _REDUCE not in kinds:
         _elementwise(sch, loops, lanes if _regular(sch, block) else 0, parallel)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
@@ -191,6 +199,35 @@ def _elementwise(sch: s_tir.Schedule, loops: list[Loop], lanes: int, parallel: b
         sch.parallel(last)
     if inner is not None:
         sch.vectorize(inner)
+
+
+def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool) -> None:
+    """Write short vectors, and read what lies beside their elements next, while it is cached."""
+    *outer, last = loops
+    size = _lanes_of(_extent(sch, last), LINES)
+    if not size:
+        return
+    beside = outer.pop(across)
+    last, inner = sch.split(last, [None, size])
+    sch.reorder(*outer, last, beside, inner)
+    if parallel:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
+    sch.vectorize(inner)
+
+
+def _across(sch: s_tir.Schedule, block: Block) -> int | None:
+    """Return the number of the axis along which what is read is contiguous, if not the last."""
+    statement = sch.get(block)
+    *others, last = (axis.var for axis in statement.iter_vars)
+    for region in statement.reads:
+        if not region.region or depends(region.region[-1].min, last):
+            continue
+        for number, var in enumerate(others):
+            moves = [depends(axis.min, var) for axis in region.region]
+            one = moves[-1] and not any(moves[:-1]) and _moves_by_one(region.region[-1].min, var)
+            if one and any(depends(axis.min, last) for axis in region.region):
+                return number
+    return None
 
 
 def _lanes_of(extent: int, lanes: int) -> int:

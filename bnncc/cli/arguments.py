@@ -13,7 +13,13 @@ from typing import Any, NoReturn
 from bnncc import options
 from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError
-from bnncc.options import CHOICES, CompileOptions, parse_input_shape, parse_input_uint8
+from bnncc.options import (
+    CHOICES,
+    CompileOptions,
+    parse_input_shape,
+    parse_input_uint8,
+    parse_max_dim,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -271,6 +277,15 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "symbolic dimension; repeatable",
         "NAME:1x3x224x224",
         option(parse_input_shape),
+        action="append",
+        default=[],
+    )
+    add(
+        group,
+        "--max-dim",
+        "greatest size of a symbolic dimension, for example a number of tokens; repeatable",
+        "NAME=SIZE",
+        option(parse_max_dim),
         action="append",
         default=[],
     )

@@ -24,6 +24,7 @@ def options_of(args: Namespace) -> CompileOptions:
         target=args.target,
         params=args.params,
         input_shapes=dict(args.input_shape),
+        max_dims=dict(args.max_dim),
         **{name: getattr(args, name) for name in CHOICES},
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),

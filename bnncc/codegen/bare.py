@@ -25,6 +25,7 @@ from bnncc.codegen.c_text import ALIGNMENT
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
 from bnncc.schedules import intrin_wasm
+from bnncc.schedules.float_functions import expanded
 from bnncc.schedules.intrin import Intrinsic
 
 _CPU = 1
@@ -68,6 +69,8 @@ def build(
     lowering = _without_scalable(target)
     lowered, scratch = _with_scratch(lowered_by(_passes(), functions, lowering))
     with lowering, tvm.transform.PassContext(config=memory.OPTIONS):
+        for var, func in lowered.functions_items():
+            lowered[var] = expanded(func)
         lowered = tir.LowerIntrin()(lowered)
         if f"+{intrin_wasm.FEATURE}" in target.attrs.get("mattr", ()):
             lowered = _for_wasm(lowered)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from bnncc.codegen import row_functions
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
+from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
 
 DENSE_TAPS = 16
 """With more taps than this, an axis is resized by a matrix product."""
@@ -312,6 +314,10 @@ _TABLE: Mapping[str, Converter] = {
     "ReduceMin": _extreme,
     "Resize": _resize,
     "Sinh": _hyperbolic,
+    "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
     NARROW: _to_half,
+    ROW_NORM: row_functions.normalization,
+    ROW_SOFTMAX: row_functions.softmax,
+    SWISH: row_functions.elementwise(row_functions.swish),
 }

@@ -13,7 +13,6 @@ Reading needs no TVM.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.resources
 import json
 import os
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bnncc import osutil
 from bnncc.errors import TuningError, UsageError
 from bnncc.records.workload import Workload, point_of_trace, stored_apart, workload_of_text
 from bnncc.schedules.space import Point, text
@@ -375,10 +375,10 @@ class Writer:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (INDEX, WORKLOADS, RECORDS):
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
                 self._files[name] = os.open(folder / name, flags, 0o666)
                 if name == INDEX:
-                    fcntl.flock(self._files[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    osutil.lock(self._files[name], wait=False)
                 _mend(self._files[name])
         except BlockingIOError as error:
             self.close()

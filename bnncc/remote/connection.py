@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bnncc import osutil
 from bnncc.errors import DeviceError, UsageError
 from bnncc.remote import relay
 from bnncc.remote.relay import CONNECT_SECONDS, MAGIC, greeting, receive
@@ -278,7 +279,7 @@ class Link:
                 [sys.executable, "-I", "-S", relay.__file__, *map(str, handles), str(silence)],
                 pass_fds=handles,
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us; it ends when we close or die
+                **osutil.DETACHED,  # Ctrl-C is for us; it ends when we close or die
             )
         os.close(ours)
         assert self._process.stdin is not None

@@ -25,6 +25,7 @@ from bnncc._version import __version__
 from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
 from bnncc.progress import phase
+from bnncc.targets import host
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
@@ -190,13 +191,18 @@ def build_program(
 
 def _compilers(arch: str) -> Iterator[list[str]]:
     """Yield the start of each usable compile command, best first."""
-    native = ("c++", "g++", "clang++") if arch == normal_arch(platform.machine()) else ()
+    native = ("c++", "g++", "clang++") if _is_here(arch) else ()
     for name in (*native, f"{arch}-linux-gnu-g++"):
         if found := shutil.which(name):
             yield [found]
             break
     if importlib.util.find_spec("ziglang") is not None:
         yield [sys.executable, "-m", "ziglang", "c++", "-target", f"{arch}-linux-gnu.{_GLIBC}"]
+
+
+def _is_here(arch: str) -> bool:
+    """Whether this machine is what a kit is for: Linux on `arch`."""
+    return arch == normal_arch(platform.machine()) and host.system() == "linux"
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -242,7 +248,7 @@ def _runtime(arch: str, progress: Callable[[str], None]) -> Path:
         made = Path(name, "runtime")
         for part in ("lib", "licenses"):
             (made / part).mkdir(parents=True)
-        if arch == normal_arch(platform.machine()) and sys.platform == "linux":
+        if _is_here(arch):
             for distribution in _DISTRIBUTIONS:
                 for file in importlib.metadata.files(distribution) or ():
                     if place := _place(file.as_posix(), distribution):

@@ -19,6 +19,7 @@ from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import CopyingSession, check_failed
+from bnncc.targets import host
 from bnncc.targets.host import normal_arch
 
 TIMEOUT = 300.0
@@ -56,6 +57,10 @@ def connect(
         If the address is wrong, or none or several are given.
     """
     check_where(rpc, tracker=tracker, key=key, timeout=timeout)
+    if host.system() == "windows":  # whose processes inherit no connection by its number
+        raise DeviceError(
+            "devices cannot be reached from Windows", hint="use Linux, macOS or WSL for them"
+        )
     if rpc is not None:
         address = parse_address(rpc)
         sock = open_session(address, key or "")

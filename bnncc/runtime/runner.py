@@ -12,6 +12,7 @@ from bnncc import report
 from bnncc.errors import UsageError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
+from bnncc.ir.dims import evaluated
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import Session, aligned_empty
@@ -44,7 +45,7 @@ def random_inputs(
     rng = np.random.default_rng(seed)
     arrays = {}
     for info in inputs:
-        shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d, 1) for d in info.shape)
+        shape = tuple(evaluated(d, lambda s: (sizes or {}).get(s, 1)) for d in info.shape)
         arrays[info.name] = _random(rng, shape, info.dtype)
         if info.limits is not NO_LIMITS:
             _allow(info.limits, arrays[info.name])

@@ -22,6 +22,7 @@ from bnncc.errors import ArtifactError, InputError
 from bnncc.files import npz_bytes, read_npz
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
+from bnncc.ir.dims import at_one
 from bnncc.ir.halves import COARSE, is_float
 from bnncc.runtime.compare import RELATIVE, agree, gap, largest
 
@@ -159,7 +160,7 @@ def draw(
     made = {}
     for number, (info, source) in enumerate(zip(infos, sources, strict=True)):
         raw = _Raw(np.random.SeedSequence((seed, number)))
-        shape = tuple(d if isinstance(d, int) else 1 for d in info.shape)
+        shape = at_one(info.shape)
         count = int(np.prod(shape, dtype=np.int64))
         made[info.name] = _values(raw, info, source, style, count).reshape(shape)
     return made
@@ -367,7 +368,7 @@ def _whole_shape(check: Check, info: TensorInfo, value: Array) -> tuple[int, ...
     """Return the shape of an output, of which `value` may be a part."""
     if check.places is None:
         return value.shape
-    return tuple(d if isinstance(d, int) else 1 for d in info.shape)
+    return at_one(info.shape)
 
 
 def _in_whole(check: Check, info: TensorInfo, where: Array, value: Array) -> Array:
@@ -489,7 +490,7 @@ def _inputs(
     if all(name in arrays for name in names):
         given = {t.name: arrays[name] for t, name in zip(inputs, names, strict=True)}
     else:
-        sizes = [np.prod([d if isinstance(d, int) else 1 for d in t.shape]) for t in inputs]
+        sizes = [np.prod(at_one(t.shape)) for t in inputs]
         if float(sum(sizes)) * 8 > _MOST_BYTES:
             raise InputError(f"{_MEMBER}: inputs would take more than {_MOST_BYTES:,} bytes")
         if entry["style"] not in STYLES:

@@ -78,6 +78,13 @@ def check_tensor(
             before, first = symbols.setdefault(dim, (got, info.name))
             if before != got:
                 raise InputError(f"{where}: dimension `{dim}` is {got}, but {before} in `{first}`")
+            most = dict(info.bounds).get(dim, got)
+            if got > most:
+                raise InputError(
+                    f"{where}: dimension `{dim}` is {got}, the network was compiled for at most "
+                    f"{most}",
+                    hint=f"compile it with --max-dim {dim}={got}",
+                )
 
 
 class Session:

@@ -22,6 +22,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
+from bnncc.ir.rows import SWISH
 from bnncc.recognise.lattice import lattices
 from bnncc.schedules import with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
@@ -53,7 +54,7 @@ DECISIONS = {"bnncc.Sign", LEVELS}
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
     "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
-    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast",
+    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast", SWISH,
 }  # fmt: skip
 """Unary operators that work on NHWC as well as on NCHW."""
 

@@ -348,7 +348,8 @@ def _with_steps(spec: Spec, inputs: list[Array], middle: int, rng: Draws) -> _Dr
                 offset = rng.integers(-4, 5, extents)
                 inputs.append((middle + offset).astype(np.int32))
             else:
-                inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
+                drawn = rng.integers(-8, 9, extents) / 4
+                inputs.append((drawn + 4 * (step.op == "div")).astype(dtype))
     return inputs, list(inputs), spec
 
 
