@@ -284,20 +284,22 @@ def compile_c(
     Raises
     ------
     TargetError
-        If the network needs TVM's runtime, or the target does not fit.
+        If the network needs TVM's runtime.
+    UsageError
+        If the format, the target and the options cannot be combined.
     """
     target = _target(options)
     if form == "wasm" and target.arch != "wasm32":
-        raise TargetError(
+        raise UsageError(
             f"--format wasm needs a WebAssembly target, and {target.name} is not one",
             hint="--target wasm32-simd128",
         )
     if target.kind == "cuda":
-        raise TargetError(
+        raise UsageError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
     if options.check_finite:
-        raise TargetError("--check-finite needs TVM's runtime, which C code lacks")
+        raise UsageError("--check-finite needs TVM's runtime, which C code lacks")
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
