@@ -1,4 +1,4 @@
-"""What a user may ask of one compilation, checked when it is stated."""
+"""Options of a compilation, checked on creation."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ FASTER = {
 """Values of fields that are meant to be faster on CPUs than the default."""
 
 MAX_DIM = 2**31 - 1
+_DIM = r"\d+|[A-Za-z_]\w*([+*]\w+)*"
 MAX_THREADS = 1024
 
 
@@ -79,12 +80,14 @@ class Uint8Input:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`."""
+    """All options of `bnncc compile`; those not listed here are described at `bnncc.compile`."""
 
     target: str | Path | TargetSpec = "native"
     params: str | Path | None = None
     input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Shapes that replace those in the file; a str is a symbolic dimension."""
+    max_dims: Mapping[str, int] = field(default_factory=dict)
+    """The greatest sizes of symbolic dimensions; inputs beyond are rejected."""
     assume: Assume = "none"
     sign_zero: SignZero = "exact"
     float_conv: FloatConv = "filtered"
@@ -122,11 +125,14 @@ class CompileOptions:
         for name, shape in self.input_shapes.items():
             for dim in shape:
                 if isinstance(dim, str):
-                    ok = dim.isidentifier()
+                    ok = re.fullmatch(_DIM, dim) is not None
                 else:
                     ok = isinstance(dim, int) and 0 < dim <= MAX_DIM
                 if not ok:
                     raise UsageError(f"input `{name}`: `{dim}` is not a dimension")
+        for dim, most in self.max_dims.items():
+            if not 0 < most <= MAX_DIM:
+                raise UsageError(f"max_dims: `{dim}` is {most}, outside 1 .. {MAX_DIM}")
         names = [spec.name for spec in self.input_uint8]
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
@@ -151,6 +157,9 @@ class CompileOptions:
         for name, shape in self.input_shapes.items():
             if not isinstance(name, str) or not isinstance(shape, tuple | list):
                 refuse_type(f"input_shapes[{name!r}]", shape, "a tuple of int or str by name")
+        for dim, most in self.max_dims.items():
+            if not isinstance(dim, str) or type(most) is not int:
+                refuse_type(f"max_dims[{dim!r}]", most, "an int by the name of a dimension")
         for spec in self.input_uint8:
             if not isinstance(spec, Uint8Input):
                 refuse_type("input_uint8", spec, "bnncc.Uint8Input")
@@ -176,6 +185,7 @@ _TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("target",), (*_PATH, TargetSpec), "a name, a path or a TargetSpec"),
     (("params", "dump_ir"), (*_PATH, _NONE), "a path"),
     (("input_shapes",), (Mapping,), "a mapping of str to tuple"),
+    (("max_dims",), (Mapping,), "a mapping of str to int"),
     (("check_finite", "tuned", "confirm"), (bool,), "True or False"),
     (("threads",), (int, _NONE), "an int"),
     (("seed",), (int,), "an int"),
@@ -200,18 +210,42 @@ def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     ('image:0', ('N', 3, 32, 32))
     >>> parse_input_shape("x:NxCx8xW")
     ('x', ('N', 'C', 8, 'W'))
+    >>> parse_input_shape("mask:batch,1,tokens,past+tokens")
+    ('mask', ('batch', 1, 'tokens', 'past+tokens'))
     """
     name, colon, dims = text.rpartition(":")
     tokens = re.split(r"(?<=[0-9A-Za-z_])x(?=[0-9A-Z])|,", dims) if dims else []
-    if not colon or not name or not all(re.fullmatch(r"\d+|[A-Za-z_]\w*", t) for t in tokens):
+    if not colon or not name or not all(re.fullmatch(_DIM, t) for t in tokens):
         raise UsageError(
-            f"input shape `{text}` is not NAME:1x3x224x224, or with words NAME:batch,3,height,width"
+            f"input shape `{text}` is not like NAME:1x3x224x224 or NAME:batch,3,height,width"
         )
     if not tokens:
         raise UsageError(f"input shape `{text}` has no dimensions")
     if any(t.isdigit() and not 0 < int(t[:20]) <= MAX_DIM for t in tokens):
         raise UsageError(f"input shape `{text}` has a dimension outside 1 .. {MAX_DIM}")
     return name, tuple(int(t) if t.isdigit() else t for t in tokens)
+
+
+def parse_max_dim(text: str) -> tuple[str, int]:
+    """Read ``N=512``.
+
+    Raises
+    ------
+    UsageError
+        If it is something else.
+
+    Examples
+    --------
+    >>> parse_max_dim("tokens=512")
+    ('tokens', 512)
+    """
+    name, _, number = text.partition("=")
+    if not name.isidentifier() or not number.isdecimal() or not 0 < int(number[:20]) <= MAX_DIM:
+        raise UsageError(
+            f"`{text}` is not NAME=SIZE",
+            hint="the name of a symbolic dimension and its greatest size: --max-dim tokens=512",
+        )
+    return name, int(number)
 
 
 def parse_input_uint8(text: str) -> Uint8Input:

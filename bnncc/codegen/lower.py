@@ -6,18 +6,20 @@ converter that TVM's ONNX importer has for its operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from bnncc.codegen import converters, guards, ops
 from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
+from bnncc.ir.dims import Dim, evaluated
 from bnncc.ir.evaluate import OPSET
+from bnncc.ir.fold import find_sizes
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 from bnncc.ir.schema import is_default
@@ -66,6 +68,7 @@ class _Lowering:
             for k, i in enumerate(self.graph.inputs)
         ]
         self.values.update(zip(self.graph.inputs, params, strict=True))
+        find_sizes(self.graph)
         with self.bb.function("main", params, attrs={"num_input": len(params)}):
             with self.bb.dataflow():
                 for node in self.graph.nodes:
@@ -77,24 +80,41 @@ class _Lowering:
         return self.bb.get()
 
     def _shape(self, kind: TensorType) -> list[Any]:
-        return [self._dim(d) if isinstance(d, str) else d for d in kind.shape]
+        return [self._dim(d) for d in kind.shape]
 
-    def _dim(self, text: str) -> Any:
-        """Return a symbol, or a product of symbols and numbers (``N*7``: rows of matrices)."""
-        result: Any = None
-        for factor in text.split("*"):
-            part = (
-                int(factor)
-                if factor.isdigit()
-                else self.symbols.setdefault(factor, tirx.Var(factor, "int64"))
-            )
-            result = part if result is None else result * part
-        return result
+    def _dim(self, dim: Dim) -> Any:
+        """Return a number, a symbol, or an expression of symbols."""
+        return evaluated(dim, lambda s: self.symbols.setdefault(s, tirx.Var(s, "int64")))
 
     def _type(self, kind: TensorType) -> relax.TensorType:
         return relax.TensorType(self._shape(kind), kind.dtype)
 
+    def _sizes(self, name: str) -> Sequence[Any] | None:
+        """Return the elements of an integer tensor that is made of dimensions, if it is one."""
+        if name in self.graph.constants:
+            return [int(v) for v in self.graph.constants[name].reshape(-1)]
+        known = self.graph.sizes.get(name, (None,))
+        dims = [self._dim(d) for d in known if d is not None]
+        return dims if len(dims) == len(known) else None
+
+    def _symbolic(self, name: str) -> Sequence[Any] | None:
+        return None if name in self.graph.constants else self._sizes(name)
+
     def _value(self, name: str) -> relax.Expr:
+        if name not in self.values and (sizes := self._symbolic(name)):
+            kind = self.graph.types[name]
+
+            def written(sizes: Sequence[Any]) -> te.Tensor:
+                def element(*at: Any) -> Any:
+                    made = tirx.Cast(kind.dtype, sizes[0])
+                    for k, size in enumerate(sizes[1:], 1):
+                        made = tirx.Select(at[0] == k, tirx.Cast(kind.dtype, size), made)
+                    return made
+
+                return te.compute(self._shape(kind), element, name="sizes")
+
+            shape = relax.ShapeExpr([tirx.convert(size) for size in sizes])
+            self.values[name] = self.bb.emit_te(written, shape, primfunc_name_hint="sizes")
         if name not in self.values:
             # TVM's own choice of type would make int64 int32, and float64 float32
             value = np.array(self.graph.constants[name], order="C")
@@ -108,9 +128,13 @@ class _Lowering:
             results = [made] if len(node.outputs) == 1 else [
                 self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
             ]  # fmt: skip
-        elif node.op == VIEW:
+        elif node.op in _SHAPED:  # TVM's converters do not find symbolic shapes
             shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
-            results = [self.bb.emit(relax.op.reshape(self._value(node.inputs[0]), shape))]
+            results = [self.bb.emit(_SHAPED[node.op](self._value(node.inputs[0]), shape))]
+        elif all(self._symbolic(o) for o in node.outputs):
+            return  # made where it is read
+        elif node.op in ("Slice", "Range") and (found := self._of_symbols(node)) is not None:
+            results = [self.bb.emit(found)]
         elif node.op == "bnncc.FloatSign":
             results = [self.bb.emit(_float_sign(self._value(node.inputs[0]), node.attrs))]
         elif node.op == "Cast" and (kind := self._narrow(node)):
@@ -152,6 +176,31 @@ class _Lowering:
             *names[3:],
         ]  # fmt: skip
 
+    def _of_symbols(self, node: Node) -> relax.Expr | None:
+        """Return a Slice or a Range that depends on symbols."""
+        data, out = self.graph.types[node.inputs[0]], self.graph.types[node.outputs[0]]
+        if data.static and not any(i in self.graph.sizes for i in node.inputs):
+            return None
+        vectors = [self._sizes(i) or () if i else () for i in node.inputs]
+        if node.op == "Range":
+            return relax.op.arange(*(v[0] for v in vectors), out.dtype)
+        starts, _, given, steps = [*vectors[1:], (), ()][:4]
+        axes = [int(a) % len(data.shape) for a in given or range(len(starts))]
+        if any(step != 1 for step in steps):
+            return None
+        shape, made = self._shape(data), self._shape(out)
+        begins: list[Any] = []
+        for axis, start in zip(axes, starts, strict=True):
+            if isinstance(start, int) and isinstance(shape[axis], int):
+                start = slice(start, None).indices(shape[axis])[0]
+            elif isinstance(start, int) and start < 0:
+                start += shape[axis]
+            begins.append(start)
+        ends = [begin + made[axis] for axis, begin in zip(axes, begins, strict=True)]
+        return relax.op.strided_slice(
+            self._value(node.inputs[0]), axes, begins, ends, assume_inbound=True
+        )
+
     def _convert(self, node: Node) -> list[relax.Expr]:
         args = onnx_frontend.onnx_input()
         for name in self._explicit(node):
@@ -191,8 +240,10 @@ class _Lowering:
         kind, have = self.graph.types[name], value.ty
         if str(have.dtype) != kind.dtype:
             value = self.bb.emit(relax.op.astype(value, kind.dtype))
-        shape = have.shape.values if have.shape is not None else None
-        same = shape is not None and len(shape) == len(kind.shape) and all(
+        if not isinstance(have.shape, relax.ShapeExpr):
+            return self.bb.match_cast(value, self._type(kind))
+        shape = have.shape.values
+        same = len(shape) == len(kind.shape) and all(
             isinstance(d, str) or int(s) == d
             for s, d in zip(shape, kind.shape, strict=True)
             if not isinstance(d, int) or isinstance(s, tirx.IntImm)
@@ -257,7 +308,7 @@ class _Lowering:
                 f"{self.graph.source}: {demand}",
                 hint="the values are constants of the model: it cannot run on any input",
             )
-        sizes = [self._dim(d) if isinstance(d, str) else d for d in demand.sizes]
+        sizes = [self._dim(d) for d in demand.sizes]
         if self.checks:
             args[k] = guards.checked(self.bb, demand, args[k], sizes)
         elif not self._from_input(demand):
@@ -287,6 +338,14 @@ class _Lowering:
         if node.op == "Mod":
             op = relax.op.mod if node.attrs.get("fmod", 0) else relax.op.floor_mod
         return guards.divided(self.bb, op, args[0], args[1])
+
+
+_SHAPED: Mapping[str, Callable[..., relax.Expr]] = {
+    VIEW: relax.op.reshape,
+    "Reshape": relax.op.reshape,
+    "Expand": relax.op.broadcast_to,
+}
+"""Operators whose second operand is the shape of the result."""
 
 
 class _Attributes(dict[str, Any]):

@@ -21,6 +21,7 @@ from bnncc.frontend.inline import inline, local_functions
 from bnncc.frontend.narrow import CARRIERS
 from bnncc.frontend.reader import Reader, graph_nodes
 from bnncc.frontend.text import check_text
+from bnncc.ir.dims import readable, symbols_of
 from bnncc.ir.fold import Folder
 from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
 
@@ -29,6 +30,7 @@ def load(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     input_shapes: Mapping[str, Sequence[Dim]] | None = None,
+    max_dims: Mapping[str, int] | None = None,
 ) -> Graph:
     """Load an ONNX model.
 
@@ -39,6 +41,8 @@ def load(
     input_shapes : mapping of str to sequence of int or str, optional
         Shapes of graph inputs, in place of symbolic dimensions or of another batch size; a str is a
         symbolic dimension.
+    max_dims : mapping of str to int, optional
+        The greatest sizes of symbolic dimensions.
 
     Returns
     -------
@@ -51,7 +55,7 @@ def load(
     ModelError
         If the file is damaged or not supported; `UnsupportedOp` and `ShapeError` are its kinds.
     UsageError
-        If `input_shapes` names no input of the model.
+        If `input_shapes` names no input of the model, or `max_dims` no symbolic dimension.
     """
     if isinstance(model, onnx.ModelProto):
         proto, folder, source = model, None, model.graph.name or "model"
@@ -59,7 +63,7 @@ def load(
         path = Path(model)
         proto, folder, source = checks.read(path), path.absolute().parent, path.name
     try:
-        return _load(proto, folder, source, input_shapes or {})
+        return _load(proto, folder, source, input_shapes or {}, max_dims or {})
     except BnnccError as error:
         raise type(error)(f"{source}: {error}", hint=error.hint) from error.__cause__
 
@@ -69,6 +73,7 @@ def _load(
     folder: Path | None,
     source: str,
     input_shapes: Mapping[str, Sequence[Dim]],
+    max_dims: Mapping[str, int],
 ) -> Graph:
     check_text(proto)
     versions = checks.opsets(proto)
@@ -87,6 +92,7 @@ def _load(
     read = {i for n in nodes for i in n.inputs} | {o.name for o in proto.graph.output}
     _initializers(proto.graph, graph, folder, read)
     _inputs(proto.graph, graph, input_shapes)
+    _bounds(graph, max_dims)
     graph.outputs = [o.name for o in proto.graph.output]
     order = Graph(nodes, graph.inputs, graph.outputs, graph.constants, {})
     try:
@@ -179,6 +185,25 @@ def _inputs(
         graph.inputs.append(value.name)
 
 
+def _bounds(graph: Graph, max_dims: Mapping[str, int]) -> None:
+    """Name what no input gives the size of by itself, and bound what is to be bounded."""
+    shapes = [graph.types[name].shape for name in graph.inputs]
+    known = {d for shape in shapes for d in shape if isinstance(d, str) and d.isidentifier()}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        dims = [d if symbols_of(d) <= known else _word(str(d)) for d in kind.shape]
+        graph.types[name] = TensorType(tuple(dims), kind.dtype)
+    for name in max_dims:
+        if name not in known:
+            listed = f"there are {', '.join(f'`{d}`' for d in sorted(known))}"
+            raise UsageError(
+                f"--max-dim {name}={max_dims[name]}: no dimension is called `{name}`; "
+                + (listed if known else "all are fixed"),
+                hint="--input-shape names dimensions: NAME:batch,tokens",
+            )
+    graph.bounds = dict(max_dims)
+
+
 def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:
     dims: list[Dim] = []
     for axis, dim in enumerate(kind.shape.dim):
@@ -191,7 +216,8 @@ def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:
             else:
                 dims.append(dim.dim_value)
         elif dim.dim_param:
-            dims.append(dim.dim_param)
+            said = readable(dim.dim_param)
+            dims.append(dim.dim_param if said is None else said)
         else:
             dims.append(batch if axis == 0 else f"{_word(name)}_dim{axis}")
     return tuple(dims)
@@ -202,7 +228,7 @@ def _word(name: str) -> str:
 
 
 def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> tuple[Dim, ...]:
-    dims = tuple(d if isinstance(d, str) else int(d) for d in given)
+    dims = tuple((readable(d) or d) if isinstance(d, str) else int(d) for d in given)
     if shape is not None and len(dims) != len(shape):
         raise ShapeError(
             f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"

@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bnncc.ir.dims import difference, product, quotient, total
+
 Element = Any  # int, symbol (str), or None where unknown
 
 
 def _multiply(a: Element, b: Element) -> Element:
     if isinstance(a, int) and isinstance(b, int):
         return a * b
-    if a == 1 or b == 1:
-        return b if a == 1 else a
-    return 0 if a == 0 or b == 0 else None
+    if a is None or b is None or _negative(a) or _negative(b):
+        return 0 if a == 0 or b == 0 else None
+    return product((a, b))
 
 
 def multiply_all(values: Sequence[Element]) -> Element:
@@ -25,22 +27,35 @@ def multiply_all(values: Sequence[Element]) -> Element:
     return result
 
 
+def _negative(a: Element) -> bool:
+    return isinstance(a, int) and a < 0
+
+
 def _add(a: Element, b: Element) -> Element:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    return b if a == 0 else a if b == 0 else None
+    if a is None or b is None:
+        return None
+    for one, other in ((a, b), (b, a)):
+        if _negative(one):
+            return difference(other, -one)
+    return total((a, b))
 
 
 def _subtract(a: Element, b: Element) -> Element:
     if isinstance(a, int) and isinstance(b, int):
         return a - b
-    return a if b == 0 else 0 if isinstance(a, str) and a == b else None
+    if a is None or b is None or _negative(a):
+        return None
+    return total((a, -b)) if _negative(b) else difference(a, b)
 
 
 def _divide(a: Element, b: Element) -> Element:
     if isinstance(a, int) and isinstance(b, int):
         return math.trunc(a / b) if b else None
-    return a if b == 1 else 1 if isinstance(a, str) and a == b else None
+    if a is None or b is None or _negative(a) or _negative(b):
+        return None
+    return a if b == 1 else quotient((a,), (b,))
 
 
 def _equal(a: Element, b: Element) -> Element:

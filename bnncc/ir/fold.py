@@ -66,18 +66,29 @@ def fold(graph: Graph) -> Graph:
     return folder.finish()
 
 
+def find_sizes(graph: Graph) -> None:
+    """Find the integer vectors of a typed graph that are made of dimensions: `Graph.sizes`."""
+    folder = Folder(graph)
+    for node in graph.nodes:
+        if not node.op.startswith("bnncc.") and node.outputs[0] in graph.types:
+            folder.know(node, [graph.types[o] for o in node.outputs if o])
+
+
 @dataclass
 class Folder:
     """Builds a graph node by node."""
 
     graph: Graph
     """Inputs and constants with their types; nodes are appended."""
-    partial: dict[str, Partial] = field(default_factory=dict)
-    """What is known of integer vectors that are not constant."""
     small: dict[str, str] = field(default_factory=dict)
     """A tensor that broadcasts to the key and holds the same values."""
     _shrunk: dict[str, str] = field(default_factory=dict)
     _budget: int = 0
+
+    @property
+    def partial(self) -> dict[str, Partial]:
+        """What is known of integer vectors that are not constant."""
+        return self.graph.sizes
 
     def __post_init__(self) -> None:
         self._budget = BUDGET + 16 * sum(v.size for v in self.graph.constants.values())
@@ -88,7 +99,7 @@ class Folder:
         self._without_empty(node)
         check_node(node, graph)
         types = infer(node, graph, self.partial)
-        if self._know(node, types) or self._evaluate(node, types):
+        if self.know(node, types) or self._evaluate(node, types):
             return
         types = self._empty_outputs(node, types)
         if not types:
@@ -202,7 +213,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------ shape vectors
 
-    def _know(self, node: Node, types: Sequence[TensorType]) -> bool:
+    def know(self, node: Node, types: Sequence[TensorType]) -> bool:
         """Track integer vectors; return whether all of the node's outputs became constants."""
         if types[0].dtype not in ("int64", "int32", "bool") or len(types[0].shape) > 1:
             return False

@@ -18,9 +18,8 @@ import numpy as np
 
 from bnncc.errors import ShapeError
 from bnncc.ir.datatypes import Datatype
-
-Dim = int | str
-"""A dimension: a number, or the name of a symbol (dynamic batch)."""
+from bnncc.ir.dims import Dim as Dim
+from bnncc.ir.dims import at_one
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,10 @@ class Graph:
     in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
     """By name, what layers that were rewritten are in the file: operator, shapes of the result and
     of the weights; for the report."""
+    bounds: dict[str, int] = field(default_factory=dict)
+    """The greatest sizes of symbols, where a user gave them."""
+    sizes: dict[str, tuple[Dim | None, ...]] = field(default_factory=dict)
+    """Elements of integer vectors that are made of dimensions; None where not known."""
     forms: dict[str, Any] = field(default_factory=dict)
     """Of a physical graph: which tensor of the model some of its tensors hold, and how; see
     `bnncc.transform.physical.Form`."""
@@ -178,30 +181,13 @@ class Graph:
         """Return shapes with 1 for symbols, of the inputs that have any."""
         shapes = {name: self.types[name].shape for name in self.inputs}
         return {
-            name: tuple(d if isinstance(d, int) else 1 for d in shape)
+            name: at_one(shape)
             for name, shape in shapes.items()
             if not all(isinstance(d, int) for d in shape)
         }
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
-
-
-def product(dims: tuple[Dim, ...]) -> Dim:
-    """Return the product of dimensions; with symbols, as text.
-
-    Examples
-    --------
-    >>> product((2, 3)), product(("N", 3)), product(("3*N", 4)), product(())
-    (6, '3*N', '12*N', 1)
-    """
-    number = int(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
-    factors = [f for d in dims if isinstance(d, str) for f in d.split("*")]
-    number *= int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))
-    symbols = [f for f in factors if not f.isdigit()]
-    if not symbols:
-        return number
-    return "*".join([str(number)] * (number != 1) + symbols)
 
 
 MAX_RANK = 8
@@ -242,5 +228,5 @@ def copy_of(graph: Graph) -> Graph:
     ]
     return Graph(
         nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
-        graph.source, datatypes=graph.datatypes,
+        graph.source, datatypes=graph.datatypes, bounds=graph.bounds, sizes=graph.sizes,
     )  # fmt: skip

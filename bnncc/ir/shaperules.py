@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.ir.graph import Dim, Graph, Node, TensorType
+from bnncc.ir.dims import Dim, difference, evaluated, product, quotient, symbols_of, total
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.shaping import reshape_to
 
 Partial = tuple["int | str | None", ...]
 """An integer vector of which some elements are symbols or unknown."""
 
-_END = (1 << 31) - 1
+OPEN_END = (1 << 31) - 1
+"""The least end of a Slice that stands for the end of the axis."""
 
 
 def dynamic(graph: Graph, where: str) -> ModelError:
@@ -78,10 +79,17 @@ def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial |
     return None
 
 
-def volume(shape: Sequence[Dim]) -> tuple[int, Counter[str]]:
-    """Split a number of elements into its known factor and its symbols."""
-    known = math.prod(d for d in shape if isinstance(d, int))
-    return known, Counter(d for d in shape if isinstance(d, str))
+def at_most(dim: Dim | None, limit: Dim, bounds: Mapping[str, int]) -> bool:
+    """Whether a dimension is never greater than another, by what is known of symbols."""
+    if dim is None:
+        return False
+    if isinstance(dim, int):
+        return 0 <= dim <= evaluated(limit, lambda _: 1)  # symbols are at least 1
+    if difference(limit, dim) is not None:
+        return True
+    if not isinstance(limit, int) or not symbols_of(dim) <= bounds.keys():
+        return False
+    return evaluated(dim, bounds.__getitem__) <= limit
 
 
 def _reshape(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
@@ -106,22 +114,14 @@ def _reshape(node: Node, graph: Graph, partial: Mapping[str, Partial], where: st
             dims.append(x.shape[i])
         else:
             dims.append(None if d == -1 else d)
-    known, symbols = volume(x.shape)
-    have, used = volume([d for d in dims if d is not None])
     open_axes = [i for i, d in enumerate(dims) if d is None]
-    rest = symbols - used
-    if used - symbols or not have or known % have:
-        if not (used - symbols) and have and not open_axes:
-            raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {list(wanted)}")
+    rest = quotient(x.shape, [d for d in dims if d is not None])
+    if rest is None or len(open_axes) > 1:
         raise dynamic(graph, where)
-    factor = known // have
-    left = list(rest.elements())
-    if len(open_axes) == 1 and len(left) <= 1 and (not left or factor == 1):
-        dims[open_axes[0]] = left[0] if left else factor
-    elif len(open_axes) > 1 or left or factor != 1:
-        if not open_axes and not left:
-            raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {list(wanted)}")
-        raise dynamic(graph, where)
+    if open_axes:
+        dims[open_axes[0]] = rest
+    elif rest != 1:
+        raise ShapeError(f"{where}: cannot reshape {list(x.shape)} to {list(wanted)}")
     return TensorType(tuple(d for d in dims if d is not None), x.dtype)
 
 
@@ -149,14 +149,24 @@ def _flatten(node: Node, graph: Graph, partial: Mapping[str, Partial], where: st
     axis = node.attrs.get("axis", 1)
     if not 0 <= axis <= len(x.shape):
         raise ShapeError(f"{where}: axis {axis} of a tensor with {len(x.shape)} axes")
-    dims: list[Dim] = []
-    for part in (x.shape[:axis], x.shape[axis:]):
-        known, symbols = volume(part)
-        left = list(symbols.elements())
-        if len(left) > 1 or (left and known != 1):
-            raise dynamic(graph, where)
-        dims.append(left[0] if left else known)
-    return TensorType(tuple(dims), x.dtype)
+    return TensorType((product(x.shape[:axis]), product(x.shape[axis:])), x.dtype)
+
+
+def _concat(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
+    types = [graph.types[i] for i in node.inputs]
+    shape = list(types[0].shape)
+    axis = int(node.attrs["axis"])
+    if len({t.dtype for t in types}) > 1:
+        raise ModelError(f"{where}: operands have types {', '.join(t.dtype for t in types)}")
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeError(f"{where}: axis {axis} of a tensor with {len(shape)} axes")
+    axis %= len(shape)
+    others = {tuple(d for k, d in enumerate(t.shape) if k != axis) for t in types}
+    if len({len(t.shape) for t in types} | {len(shape)}) > 1 or len(others) > 1:
+        listed = ", ".join(str(list(t.shape)) for t in types)
+        raise ShapeError(f"{where}: shapes {listed} do not fit together on axis {axis}")
+    shape[axis] = total(t.shape[axis] for t in types)
+    return TensorType(tuple(shape), types[0].dtype)
 
 
 def _tile(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
@@ -177,6 +187,12 @@ def _tile(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) 
 
 def _range(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
     values = [graph.constants.get(i) for i in node.inputs]
+    if any(i in partial for i in node.inputs):
+        first, end, by = ((vector(i, graph, partial) or (None,))[0] for i in node.inputs)
+        between = None if first is None or end is None else difference(end, first)
+        if between is None or by != 1:
+            raise dynamic(graph, where)
+        return TensorType((between,), graph.types[node.inputs[0]].dtype)
     if any(v is None or v.size != 1 for v in values):
         raise dynamic(graph, where)
     start, limit, step = (float(v.reshape(-1)[0]) for v in values if v is not None)
@@ -224,7 +240,27 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
         if not isinstance(axis, int) or not -rank <= axis < rank:
             raise ShapeError(f"{where}: axis {axis} of a tensor with {rank} axes")
         size = dims[axis]
-        if low == 0 and step == 1 and (high == size or (isinstance(high, int) and high >= _END)):
+        if isinstance(high, int) and high >= OPEN_END:
+            high = size if isinstance(size, str) else high
+        elif isinstance(high, int) and high < 0 and isinstance(size, str):
+            high = difference(size, -high)
+        if low == 0 and step == 1 and high == size:
+            continue
+        if isinstance(size, str) or isinstance(low, str) or isinstance(high, str):
+            if isinstance(low, int) and low < 0 and high == size:  # so many at the end
+                length: Dim | None = -low if at_most(-low, size, graph.bounds) else None
+            else:
+                length = None if low is None or high is None else difference(high, low)
+            if length is not None and step == 1 and not at_most(high, size, graph.bounds):
+                free = ", ".join(f"`{s}`" for s in sorted(symbols_of(high or 0)))
+                raise ShapeError(
+                    f"{where}: takes {high} of {size} elements, and the greatest size of {free} "
+                    "is not known",
+                    hint="bound it: --max-dim NAME=SIZE",
+                )
+            if length is None or step != 1:
+                raise dynamic(graph, where)
+            dims[axis] = length
             continue
         if not all(isinstance(v, int) for v in (size, low, high, step)):
             raise dynamic(graph, where)
@@ -266,6 +302,7 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
 
 
 RULES = {
+    "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
     "Flatten": _flatten,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnncc.ir.graph import Dim, Graph, Node, TensorType, product
+from bnncc.ir.dims import Dim, product
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.moves import PERMUTATIONS, VIEW
 from bnncc.ir.pieces import view
 from bnncc.recognise.lattice import REMAPS, Lattice, sign_lattices

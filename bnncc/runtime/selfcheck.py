@@ -1,4 +1,4 @@
-"""The self-check: inputs that can be made again, and what must come out.
+"""The self-check: reproducible inputs, and expected outputs.
 
 An artifact carries a few *checks*. Inputs are not stored but drawn anew from a seed, by integer
 arithmetic alone, so that they are the same on every machine and with every version of NumPy; small
@@ -22,6 +22,7 @@ from bnncc.errors import ArtifactError, InputError
 from bnncc.files import npz_bytes, read_npz
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
+from bnncc.ir.dims import at_one
 from bnncc.ir.halves import COARSE, is_float
 from bnncc.runtime.compare import RELATIVE, agree, gap, largest
 
@@ -159,7 +160,7 @@ def draw(
     made = {}
     for number, (info, source) in enumerate(zip(infos, sources, strict=True)):
         raw = _Raw(np.random.SeedSequence((seed, number)))
-        shape = tuple(d if isinstance(d, int) else 1 for d in info.shape)
+        shape = at_one(info.shape)
         count = int(np.prod(shape, dtype=np.int64))
         made[info.name] = _values(raw, info, source, style, count).reshape(shape)
     return made
@@ -367,7 +368,7 @@ def _whole_shape(check: Check, info: TensorInfo, value: Array) -> tuple[int, ...
     """Return the shape of an output, of which `value` may be a part."""
     if check.places is None:
         return value.shape
-    return tuple(d if isinstance(d, int) else 1 for d in info.shape)
+    return at_one(info.shape)
 
 
 def _in_whole(check: Check, info: TensorInfo, where: Array, value: Array) -> Array:
@@ -408,7 +409,7 @@ def unpack(
     Parameters
     ----------
     data : bytes
-        From `pack`, or from a file that nobody vouches for.
+        From `pack`, or from an untrusted file.
     inputs, outputs : sequence of TensorInfo
         Of the network, in order.
 
@@ -489,15 +490,15 @@ def _inputs(
     if all(name in arrays for name in names):
         given = {t.name: arrays[name] for t, name in zip(inputs, names, strict=True)}
     else:
-        sizes = [np.prod([d if isinstance(d, int) else 1 for d in t.shape]) for t in inputs]
+        sizes = [np.prod(at_one(t.shape)) for t in inputs]
         if float(sum(sizes)) * 8 > _MOST_BYTES:
             raise InputError(f"{_MEMBER}: inputs would take more than {_MOST_BYTES:,} bytes")
         if entry["style"] not in STYLES:
-            raise InputError(f"{_MEMBER}: nothing says what inputs are")
+            raise InputError(f"{_MEMBER}: does not describe the inputs")
         given = draw(inputs, sources, entry["style"], int(entry["seed"]))
     for info, said in zip(inputs, entry["inputs"], strict=True):
         if _digest(given[info.name]) != said:
-            raise InputError(f"{_MEMBER}: input `{info.name}` is not what it was made from")
+            raise InputError(f"{_MEMBER}: input `{info.name}` does not match its checksum")
     return given
 
 
@@ -511,6 +512,6 @@ def _expected(
         where.shape == values.shape and (not where.size or int(where.max()) < size)
     )  # fmt: skip
     if not fits or values.dtype != info.dtype:
-        raise InputError(f"{_MEMBER}: output `{info.name}` is not of its own shape")
+        raise InputError(f"{_MEMBER}: output `{info.name}` has the wrong shape")
     relative = min(max(RELATIVE, float(said.get("relative", RELATIVE))), max(COARSE.values()))
     return Expected(info.name, values, where, shape, float(said["top"]), relative)

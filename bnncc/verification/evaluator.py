@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import InputError, VerificationError
+from bnncc.ir.dims import Dim, evaluated
 from bnncc.ir.evaluate import evaluate_node
-from bnncc.ir.graph import Dim, Graph, Node
+from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import VIEW
 from bnncc.topi_binary.build import aliases, input_types
 from bnncc.topi_binary.reference import evaluate_kernel
@@ -143,10 +144,4 @@ def _symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
 
 
 def _extent(dim: Dim, symbols: Mapping[str, int]) -> int:
-    """Return a size, of a number, a symbol, or a product of them (``N*7``)."""
-    if isinstance(dim, int):
-        return dim
-    total = 1
-    for factor in dim.split("*"):
-        total *= int(factor) if factor.isdigit() else symbols[factor]
-    return total
+    return evaluated(dim, symbols.__getitem__)

@@ -1,4 +1,4 @@
-"""What an artifact's manifest records of how it was compiled, as options again."""
+"""Recover the options of a compilation from an artifact's manifest."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def options_of(artifact: Artifact) -> CompileOptions:
     return CompileOptions(
         target=TargetSpec(**spec),
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
+        max_dims=dict(bound for t in artifact.inputs for bound in t.bounds),
         **{name: semantics[name] for name in CHOICES},
         check_finite=semantics["check_finite"],
         input_uint8=images,

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import networks
 from tests import devices
 from tests.devices import Server, succeeds
+from tests.transformer_blocks import BLOCKS
 
 
 @pytest.mark.slow
@@ -22,4 +23,17 @@ def test_bireal18(
     succeeds(capsys, "compile", model, "--target", devices.TARGETS[machine], "-o", artifact)
     where = ("--rpc", server.address, "--timeout", 300)
     result = json.loads(succeeds(capsys, "deploy", artifact, *where, "--repeat", 1, "--json"))
+    assert result["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_transformers(
+    name: str, machine: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, artifact = tmp_path / "block.onnx", tmp_path / "block.bnncc"
+    onnx.save(BLOCKS[name](), model)
+    succeeds(capsys, "compile", model, "--target", devices.TARGETS[machine], "-o", artifact)
+    where = ("--rpc", server.address, "--timeout", 300)
+    result = json.loads(succeeds(capsys, "verify", model, artifact, *where, "--json"))
     assert result["passed"]

@@ -34,6 +34,7 @@ from bnncc.frontend.pytorch.archive import Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
 from bnncc.frontend.pytorch.schema import read
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.ir.dims import readable
 from bnncc.ir.evaluate import make_attribute
 from bnncc.ir.graph import Node
 
@@ -346,13 +347,13 @@ class Converter:
         if not meta.dtype:
             raise UnsupportedOp(f"input `{name}` has a type that is not supported")
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(meta.dtype))
-        first = self.metas[self.program.inputs[0]].shape[:1]
+        leading = self.metas[self.program.inputs[0]].shape[:1]
+        first = next((d for d in leading if isinstance(d, str)), "")
         dims: list[int | str] = []
         for axis, dim in enumerate(meta.shape):
-            if isinstance(dim, str) and (dim,) == first:
-                dim = "N"
-            elif isinstance(dim, str) and not dim.isidentifier():
-                dim = f"{name}_dim{axis}"
+            if isinstance(dim, str):
+                said = readable(re.sub(rf"\b{first}\b", "N", dim) if first else dim)
+                dim = f"{name}_dim{axis}" if said is None else said
             dims.append(dim)
         return helper.make_tensor_value_info(name, kind or TensorProto.UNDEFINED, dims)
 

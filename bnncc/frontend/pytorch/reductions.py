@@ -8,6 +8,8 @@ from typing import Any
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
+_END = (1 << 63) - 1
+
 
 def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
     given = site.get(key)
@@ -103,6 +105,20 @@ def _cumsum(site: Site) -> Name:
     return site.emit("CumSum", [site.cast(x, site.out.dtype), axis])
 
 
+def _diff(site: Site) -> Name:
+    """Write differences of neighbours, `n` times."""
+    given, dtype = site.tensor("self"), site.out.dtype
+    if dtype == "bool":
+        raise site.refuse("of bools", hint="use torch.logical_xor of two slices")
+    axis = site.axis("dim", given.rank, -1)
+    parts = [site.tensor(key) for key in ("prepend", "self", "append") if site.has(key)]
+    made: Name = site.emit("Concat", parts, axis=axis) if len(parts) > 1 else given
+    for _ in range(int(site.get("n", 1))):
+        later, earlier = site.slice(made, axis, 1, _END), site.slice(made, axis, 0, -1)
+        made = site.emit("Sub", [later, earlier])
+    return made
+
+
 def _without_nan(op: str, site: Site) -> Name:
     """Write ``nansum`` and ``nanmean``."""
     x, dtype = site.tensor("self"), site.out.dtype
@@ -162,6 +178,7 @@ RULES: dict[str, Rule] = {
     "argmax.default": partial(_place, "ArgMax"),
     "argmin.default": partial(_place, "ArgMin"),
     "cumsum.default": _cumsum,
+    "diff.default": _diff,
     "max.dim": partial(_extreme, "ReduceMax", "ArgMax"),
     "min.dim": partial(_extreme, "ReduceMin", "ArgMin"),
 }
