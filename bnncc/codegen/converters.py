@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from bnncc.codegen import row_functions
+from bnncc.codegen import products, row_functions
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
@@ -328,6 +328,7 @@ def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) ->
 _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
     "Cosh": _hyperbolic,
+    "MatMul": products.matmul,
     "Pad": _pad,
     "Pow": _power,
     "ReduceMax": _extreme,
