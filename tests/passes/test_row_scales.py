@@ -160,3 +160,36 @@ def test_all_linears_of_a_block_are_found(kind: str, tmp_path: Path) -> None:
     (made,) = artifact.run({artifact.inputs[0].name: x}).values()
     assert np.abs(made - wanted).max() <= 0.02 * np.abs(wanted).max()
     assert verify(path, artifact)["passed"]
+
+
+@pytest.mark.parametrize("target", ["native", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
+def test_signs_times_a_scale_of_rows_are_bits(target: str) -> None:
+    """XNOR-Net's dense layer: bits are multiplied, and the scale of a row follows."""
+    net = Net(18, seed=1)
+    net.input("x", [7, 70])
+    size = net.op("ReduceMean", net.op("Abs", "x"), net.ints([-1]), keepdims=1)
+    w = np.where(net.rng.random((70, 37)) < 0.5, -1, 1).astype(np.float32)
+    positive = net.op("GreaterOrEqual", "x", net.const(0.0))
+    sign = net.op("Where", positive, net.const(1.0), net.const(-1.0))
+    net.output(net.op("MatMul", net.op("Mul", sign, size), net.const(w)))
+    artifact = compile_model(net.model(), CompileOptions(target=target, threads=1))
+    (layer,) = artifact.report["layers"]
+    assert layer["kind"] == "binary"
+    assert "scales of rows" in layer["reason"]
+    x = net.rng.standard_normal((7, 70)).astype(np.float32)
+    (made,) = artifact.run({"x": x}).values()
+    wanted = (np.where(x >= 0, 1, -1) @ w) * np.abs(x).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(made, wanted, rtol=1e-6)
+
+
+def test_a_matrix_that_broadcasts_over_images_is_no_number_of_rows() -> None:
+    """Of shape (4, 1), it differs along the height of an image of four rows."""
+    net = Net(18, seed=2)
+    net.input("x", [4, 3, 4, 5])
+    net.input("s", [4, 1])
+    net.output(net.op("Mul", net.op("Relu", "x"), "s"))
+    before, physical, _ = passed(net.model())
+    x = net.rng.standard_normal((4, 3, 4, 5)).astype(np.float32)
+    s = np.arange(4, dtype=np.float32).reshape(4, 1)
+    made = evaluated(physical, before, {"x": x, "s": s})[before.outputs[0]]
+    np.testing.assert_array_equal(made, np.maximum(x, 0) * s)
