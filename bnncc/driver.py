@@ -112,7 +112,8 @@ def compile(
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
     params : path, optional
-        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
+        A ``.safetensors`` file whose tensors replace the model's, by name; or the parameters of an
+        MXNet network, if not in the file ``NAME-0000.params`` beside it.
     dynamic_shapes : optional
         For a module: which sizes may vary, as in ``torch.export.export``.
     input_shapes : mapping of str to tuple, optional
