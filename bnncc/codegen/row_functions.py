@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,9 +125,16 @@ def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | 
     return converter
 
 
+_FAR, _SHIFT = -64.0, 37.0
+"""Below the first, sigmoid(x) is exp(x) to float32, and so exp(-shift) * sigmoid(x + shift), whose
+second factor is never denormal where it matters; exp(-37) is almost a number of float32."""
+
+
 def swish(x: Expr) -> Expr:
     """Return ``x * sigmoid(x)``."""
-    return x * tirx.sigmoid(x)
+    far, shift = x < tirx.const(_FAR, "float32"), tirx.const(_SHIFT, "float32")
+    factor = tirx.Select(far, x * tirx.const(math.exp(-_SHIFT), "float32"), x)
+    return factor * tirx.sigmoid(tirx.Select(far, x + shift, x))
 
 
 def softplus(x: Expr) -> Expr:

@@ -177,3 +177,10 @@ def test_kernels_compute_what_the_formula_says(shape: tuple[int | str, ...]) -> 
     made = list(artifact.run({"x": x}).values())
     for name, found in zip(SPELLINGS, made, strict=True):
         np.testing.assert_allclose(found, exact(name, x), rtol=3e-6, atol=3e-6, err_msg=name)
+
+
+def test_a_swish_of_large_negative_numbers_keeps_its_digits() -> None:
+    x = np.linspace(-110, -10, 2 * 5 * WIDTH, dtype=np.float32).reshape(2, 5, WIDTH)
+    found = next(iter(bnncc.compile(model(SPELLINGS["swish"][0])).run({"x": x}).values()))
+    unit = np.spacing(np.abs(found)).astype(np.float64)
+    assert (np.abs(found - exact("swish", x)) <= 3 * unit).all()
