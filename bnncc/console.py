@@ -91,8 +91,7 @@ class Bar:
     """
 
     def __init__(self, console: Console, shares: Mapping[str, int]) -> None:
-        terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._shown = terminal and console.verbosity == 0 and os.environ.get("TERM") != "dumb"
+        self._shown = _capable(sys.stderr) and console.verbosity == 0
         self._console, self._shares = console, shares
         self._percent = 0
 
@@ -134,7 +133,12 @@ _WORTH_SAYING = 0.01
 
 
 def _coloured(stream: TextIO | None) -> bool:
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return "NO_COLOR" not in os.environ and _capable(stream)
+
+
+def _capable(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that obeys escape sequences: Windows' old console does not."""
+    plain = os.environ.get("TERM") == "dumb" or (osutil.WINDOWS and "WT_SESSION" not in os.environ)
     return stream is not None and stream.isatty() and not plain
 
 

@@ -33,7 +33,7 @@ SERVER = "rpc_server"
 LIBRARIES = ("libtvm_ffi.so", "libtvm_runtime.so", "libtvm_runtime_extra.so")
 
 _SOURCES = Path(__file__).parent / "device"
-_GLIBC = "2.28"  # what TVM's wheels ask for
+_GLIBC = "2.27"  # what TVM's libraries ask for, and the first with memfd_create
 _SECONDS = 1200
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 # Where a wheel keeps what a kit takes; `*` is the wheel's own name.
@@ -190,14 +190,19 @@ def build_program(
 
 
 def _compilers(arch: str) -> Iterator[list[str]]:
-    """Yield the start of each usable compile command, best first."""
-    native = ("c++", "g++", "clang++") if _is_here(arch) else ()
-    for name in (*native, f"{arch}-linux-gnu-g++"):
-        if found := shutil.which(name):
-            yield [found]
-            break
+    """Yield the start of each usable compile command, best first.
+
+    For another machine that is zig: what a cross compiler makes needs the glibc of this machine.
+    """
+    names = [f"{arch}-linux-gnu-g++"]
+    if _is_here(arch):
+        names = ["c++", "g++", "clang++", *names]
+    found = [[path] for name in names if (path := shutil.which(name))][:1]
     if importlib.util.find_spec("ziglang") is not None:
-        yield [sys.executable, "-m", "ziglang", "c++", "-target", f"{arch}-linux-gnu.{_GLIBC}"]
+        target = f"{arch}-linux-gnu.{_GLIBC}"
+        zig = [sys.executable, "-m", "ziglang", "c++", "-target", target]
+        found.insert(len(found) if _is_here(arch) else 0, zig)
+    yield from found
 
 
 def _is_here(arch: str) -> bool:

@@ -321,8 +321,14 @@ class _Fuser:
 
     def _method(self, node: Node, spec: Conv2d) -> Conv2d:
         """Return a convolution with the method that its products are to be computed by."""
+        target = self.physical.target
         direct = (
-            self._exact(node) or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
+            self._exact(node)
+            or self.on_gpu
+            or spec.zero_points
+            or self.look.zeros_matter(node)
+            # Sums that wait for their filter take the memory of many images of the output.
+            or (target is not None and target.scalar)
         )
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))

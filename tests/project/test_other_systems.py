@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import platform
@@ -15,9 +16,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 import bnncc
-from bnncc import files, osutil, remote
+from bnncc import console, files, osutil, remote
 from bnncc.codegen import link
 from bnncc.errors import BnnccError, DeviceError, TargetError
 from bnncc.remote import kit
@@ -140,13 +142,33 @@ def test_folders_replace_empty_ones_on_windows(
     assert (tmp_path / "out" / "a" / "b").read_bytes() == b"1"
 
 
-def test_standard_error_is_kept_in_a_file_where_there_is_no_memfd(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    with osutil.private_file("stderr") as file:
-        file.write(b"said")
-        assert os.pread(file.fileno(), 4, 0) == b"" or file.seek(0) == 0
+def test_what_libraries_say_is_kept_where_there_is_no_memfd() -> None:
+    code = (
+        "import os, sys\n"
+        "del os.memfd_create\n"
+        "from bnncc.console import library_output_hidden\n"
+        "with library_output_hidden() as written:\n"
+        "    os.write(2, b'by a library')\n"
+        "    print('by Python', file=sys.stderr)\n"
+        "    print(written())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("by a library\n", "by Python\n")
+
+
+def test_colours_are_for_terminals_that_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "TERM", "WT_SESSION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(osutil, "WINDOWS", True)
+    for coloured in (False, True):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        console.Console().warning("said")
+        assert ("\x1b[" in sys.stderr.getvalue()) == coloured
+        monkeypatch.setenv("WT_SESSION", "1")
 
 
 def test_native_is_apples_arm(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +302,16 @@ def test_library_for_macos_is_a_dylib(tmp_path: Path, monkeypatch: pytest.Monkey
     assert b"___tvm_ffi_binary_conv2d\0" in data
 
 
+def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
+    triple = catalog.CATALOG["arm64"].triple
+    if not link.available(triple):
+        pytest.skip("needs a linker for 64-bit Arm")
+    library = bnncc.compile(DIGITS, target="arm64").library
+    loaded = [s for s in ELFFile(io.BytesIO(library)).iter_segments() if s["p_type"] == "PT_LOAD"]
+    assert loaded
+    assert {segment["p_align"] % (64 << 10) for segment in loaded} == {0}
+
+
 def test_no_library_for_windows_is_linked_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no linker for x86_64-pc-windows-msvc found: tried cl"):
         compiled("x86-64-v2", "x86_64-pc-windows-msvc", tmp_path)
@@ -316,6 +348,13 @@ def test_a_kit_is_not_built_by_a_compiler_for_macos(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(kit.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    gnu = ["/bin/aarch64-linux-gnu-g++"]
     machine(*MAC)
-    found = [command for command in kit._compilers("aarch64") if "ziglang" not in command]
-    assert found == [["/bin/aarch64-linux-gnu-g++"]]
+    zig, *others = kit._compilers("aarch64")
+    assert others == [gnu]
+    assert zig[-2:] == ["-target", "aarch64-linux-gnu.2.27"]
+    machine("linux", "x86_64")
+    assert list(kit._compilers("aarch64")) == [zig, gnu]
+    machine(*ARM_LINUX)
+    assert list(kit._compilers("aarch64")) == [["/bin/c++"], zig]
