@@ -300,6 +300,13 @@ def _share(row: dict) -> float:
     return least / row["us"]["packed"]
 
 
+def _cold(row: dict) -> str:
+    """Return how fast weights are read that no cache holds, of how fast memory is."""
+    if "cold_us" not in row:
+        return ""
+    return f"{row['weight_bytes'] / row['cold_us'] / 1e3:.1f} of {row['cold_gbytes']:.1f}"
+
+
 def _table(content: dict) -> str:
     rows = []
     for row in content["linears"]:
@@ -312,11 +319,11 @@ def _table(content: dict) -> str:
 
         rows.append(
             [f"{row['channels']} x {row['units']}", row["rows"], f"{took:.1f}",
-             f"{macs / took / 1e3:.0f}", f"{100 * _share(row):.0f} %",
+             f"{macs / took / 1e3:.0f}", f"{100 * _share(row):.0f} %", _cold(row),
              beside(8, 8), beside(1, 4), beside(16, 16)]
         )  # fmt: skip
-    head = ["layer", "rows", "us", "Gmac/s", "of the ceiling", "best int8", "best of 2 or 4 bits",
-            "torch bfloat16"]  # fmt: skip
+    head = ["layer", "rows", "us", "Gmac/s", "of the ceiling", "cold, GB/s", "best int8",
+            "best of 2 or 4 bits", "torch bfloat16"]  # fmt: skip
     return f"{markdown(head, rows)}\n\n{where(content)}"
 
 

@@ -164,14 +164,11 @@ def _against(
     model = as_onnx(model, params=params, input_shapes=wanted_shapes)
     if artifact.manifest["semantics"]["assume"] == "dabnn":
         model, _ = assume_dabnn(model, wanted_shapes)
-    fixed_shapes = {
-        n: [d for d in s if isinstance(d, int)]
-        for n, s in shapes.items()
-        if n in wanted_shapes and n not in uint8 and all(isinstance(d, int) for d in s)
-    }
+    shaped = {n: s for n, s in shapes.items() if n in wanted_shapes and n not in uint8}
+    bounds = dict(bound for t in artifact.inputs for bound in t.bounds)
     _check_names(model, artifact)
     # This refuses what the reference would choke on.
-    coarse = coarseness(load(model, input_shapes=fixed_shapes))
+    coarse = coarseness(load(model, input_shapes=shaped, max_dims=bounds))
     proto = read_model(model)
     arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
     feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}

@@ -112,7 +112,8 @@ def compile(
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
     params : path, optional
-        Parameters of an MXNet network, if not in the file ``NAME-0000.params`` beside it.
+        A ``.safetensors`` file whose tensors replace the model's, by name; or the parameters of an
+        MXNet network, if not in the file ``NAME-0000.params`` beside it.
     dynamic_shapes : optional
         For a module: which sizes may vary, as in ``torch.export.export``.
     input_shapes : mapping of str to tuple, optional
@@ -284,20 +285,22 @@ def compile_c(
     Raises
     ------
     TargetError
-        If the network needs TVM's runtime, or the target does not fit.
+        If the network needs TVM's runtime.
+    UsageError
+        If the format, the target and the options cannot be combined.
     """
     target = _target(options)
     if form == "wasm" and target.arch != "wasm32":
-        raise TargetError(
+        raise UsageError(
             f"--format wasm needs a WebAssembly target, and {target.name} is not one",
             hint="--target wasm32-simd128",
         )
     if target.kind == "cuda":
-        raise TargetError(
+        raise UsageError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
     if options.check_finite:
-        raise TargetError("--check-finite needs TVM's runtime, which C code lacks")
+        raise UsageError("--check-finite needs TVM's runtime, which C code lacks")
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered

@@ -17,7 +17,9 @@ from bnncc.topi_binary.definitions.terms import (
     half_of,
     signed,
     to_bfloat16,
+    weight_of_code,
 )
+from bnncc.topi_binary.few_bit_data import CODES
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
@@ -428,6 +430,40 @@ def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPai
 
 DOT_ADD_CODES = code_pairs(one_by_one(partial(_numbers, 8)))
 """By bits of a code: codes meet levels, where no instruction adds several products."""
+
+
+def _weights_of_codes(width: int, affine: tuple[int, int]) -> TensorPair:
+    places, size = 8 // width, 4 * LANES
+
+    def desc(lane: Expr, word: Any, made: Any) -> Any:
+        return [
+            ((place, lane), weight_of_code(word[lane // 4], width, place, lane % 4, affine))
+            for place in range(places)
+        ]
+
+    def impl(word: Any, made: Any) -> Any:
+        whole, rows = T.Bind(word[T.Ramp(0, 1, LANES)]), []
+        mask = T.Broadcast(tirx.IntImm("uint32", byte_mask(width)), LANES)
+        step, first = (T.Broadcast(T.int8(value), size) for value in affine)
+        for place in range(places):
+            moved = T.shift_right(whole, T.Broadcast(T.uint32(width * place), LANES))
+            code = T.reinterpret(f"int8x{size}", T.bitwise_and(moved, mask))
+            rows.append(((place, T.Ramp(0, 1, size)), code * step + first))
+        return rows
+
+    return TensorPair(
+        f"weights_of_codes_{places}x{size}_u{width}",
+        "",
+        (Operand((LANES,), "uint32"), Operand((places, size), "int8", strided=True)),
+        size,
+        desc,
+        impl,
+        fresh=True,
+    )
+
+
+WEIGHTS_OF_CODES = {width: _weights_of_codes(width, affine) for width, affine in CODES.items()}
+"""By bits of a code: words of packed codes become rows of weights, one for each place in a byte."""
 
 
 MAX = TensorPair(

@@ -375,7 +375,8 @@ def params_option(parser: Any) -> None:
     add(
         parser,
         "--params",
-        "parameters of an MXNet network; default: NAME-0000.params beside NAME-symbol.json",
+        "weights for a model, by name: a .safetensors file, or the .index.json of several; or the "
+        "parameters of an MXNet network, by default NAME-0000.params beside NAME-symbol.json",
         "FILE",
         path,
     )

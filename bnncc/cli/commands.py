@@ -43,6 +43,7 @@ def compile_(args: Namespace, console: Console) -> int:
 
     target = resolve(args.target)
     form = args.format or target.default_format
+    _check_limits(args, form)
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     if form != "artifact" and names_folder(output):
@@ -132,6 +133,7 @@ def explain(args: Namespace, console: Console) -> int:
     from bnncc.files import STDOUT, output_name, write_atomic
     from bnncc.report import device, html
     from bnncc.runtime.artifact import Artifact
+    from bnncc.targets.catalog import resolve
 
     bench = None if args.bench is None else read_json(args.bench)
     printed = args.json or (args.html is None and args.annotate is None)
@@ -146,8 +148,10 @@ def explain(args: Namespace, console: Console) -> int:
             raise UsageError(
                 f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
             )
+        _check_limits(args, "artifact")
         content = Artifact.load(args.file, check_host=False).report
     else:
+        _check_limits(args, resolve(args.target).default_format)
         content = _compiled(args.file, options_of(args), console).report
     _require_fits(args, content, console)
     if args.annotate is not None:
@@ -317,14 +321,22 @@ def _compiled(
     return artifact
 
 
+def _check_limits(args: Namespace, form: str) -> None:
+    """Refuse limits of flash and RAM for what is not C, if possible before it is compiled."""
+    if form == "artifact" and (args.ram, args.flash) != (None, None):
+        raise UsageError(
+            "--ram and --flash need a network compiled to C",
+            hint="`bnncc compile --format c`, or a target such as cortex-m4",
+        )
+
+
 def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
     """Fail if a network does not fit the device, and print its memory table."""
     if args.ram is None and args.flash is None:
         return
     from bnncc.report import device
 
-    if "device" not in content:
-        raise UsageError("--ram and --flash need a network compiled to C", hint="--format c")
+    _check_limits(args, "c" if "device" in content else "artifact")
     if over := device.beyond(content, ram=args.ram, flash=args.flash):
         console.result("\n".join(device.footprint(content)))
         raise TargetError(

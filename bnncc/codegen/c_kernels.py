@@ -261,7 +261,7 @@ class _Expressions:
         """Return the name of a variable, a new one if it has none."""
         return self._named(var, var.name)
 
-    def text(self, expr: Expr) -> str:
+    def printed(self, expr: Expr) -> str:
         """Return an expression."""
         return self._top(expr)
 
@@ -577,9 +577,9 @@ def _own(name: str) -> str:
     names, body = float_functions.written(_OWN[name], x, 1, lambda a, b, c: a * b + c)
     lines = [f"static inline float {name}(float {terms.name_of(x)}) {{"]
     for var, value in names:
-        text = terms.text(value)
+        text = terms.printed(value)
         lines.append(f"  const {C_TYPES[_dtype(value)]} {terms.name_of(var)} = {text};")
-    return "\n".join([*lines, f"  return {terms.text(body)};", "}", ""])
+    return "\n".join([*lines, f"  return {terms.printed(body)};", "}", ""])
 
 
 _LOOPS = "ijkmnpqrstuvw"

@@ -23,7 +23,6 @@ from bnncc.ir.fold import find_sizes
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 from bnncc.ir.schema import is_default
-from bnncc.ir.shaperules import OPEN_END
 from bnncc.transform.physical import KERNEL
 
 
@@ -134,8 +133,8 @@ class _Lowering:
             results = [self.bb.emit(_SHAPED[node.op](self._value(node.inputs[0]), shape))]
         elif all(self._symbolic(o) for o in node.outputs):
             return  # made where it is read
-        elif node.op in ("Slice", "Range") and any(i in self.graph.sizes for i in node.inputs):
-            results = [self.bb.emit(self._between(node))]
+        elif node.op in ("Slice", "Range") and (found := self._of_symbols(node)) is not None:
+            results = [self.bb.emit(found)]
         elif node.op == "bnncc.FloatSign":
             results = [self.bb.emit(_float_sign(self._value(node.inputs[0]), node.attrs))]
         elif node.op == "Cast" and (kind := self._narrow(node)):
@@ -177,24 +176,29 @@ class _Lowering:
             *names[3:],
         ]  # fmt: skip
 
-    def _between(self, node: Node) -> relax.Expr:
-        """Return a Slice or a Range whose bounds are made of symbols."""
-        vectors = node.inputs if node.op == "Range" else node.inputs[1:]
-        bounds = [list(self._sizes(i) or ()) if i else [] for i in vectors]
+    def _of_symbols(self, node: Node) -> relax.Expr | None:
+        """Return a Slice or a Range that depends on symbols."""
+        data, out = self.graph.types[node.inputs[0]], self.graph.types[node.outputs[0]]
+        if data.static and not any(i in self.graph.sizes for i in node.inputs):
+            return None
+        vectors = [self._sizes(i) or () if i else () for i in node.inputs]
         if node.op == "Range":
-            return relax.op.arange(*(b[0] for b in bounds), self.graph.types[node.outputs[0]].dtype)
-        starts, ends, given, steps = [*bounds, [], []][:4]
-        axes = given or list(range(len(starts)))
-        shape = self._shape(self.graph.types[node.inputs[0]])
-        for k, axis in enumerate(axes):
-            if isinstance(starts[k], int) and starts[k] < 0:
-                starts[k] += shape[axis]
-            if isinstance(ends[k], int) and ends[k] < 0:
-                ends[k] += shape[axis]
-            elif isinstance(ends[k], int) and ends[k] >= OPEN_END:
-                ends[k] = shape[axis]
+            return relax.op.arange(*(v[0] for v in vectors), out.dtype)
+        starts, _, given, steps = [*vectors[1:], (), ()][:4]
+        axes = [int(a) % len(data.shape) for a in given or range(len(starts))]
+        if any(step != 1 for step in steps):
+            return None
+        shape, made = self._shape(data), self._shape(out)
+        begins: list[Any] = []
+        for axis, start in zip(axes, starts, strict=True):
+            if isinstance(start, int) and isinstance(shape[axis], int):
+                start = slice(start, None).indices(shape[axis])[0]
+            elif isinstance(start, int) and start < 0:
+                start += shape[axis]
+            begins.append(start)
+        ends = [begin + made[axis] for axis, begin in zip(axes, begins, strict=True)]
         return relax.op.strided_slice(
-            self._value(node.inputs[0]), axes, starts, ends, steps or None, assume_inbound=True
+            self._value(node.inputs[0]), axes, begins, ends, assume_inbound=True
         )
 
     def _convert(self, node: Node) -> list[relax.Expr]:
@@ -236,8 +240,10 @@ class _Lowering:
         kind, have = self.graph.types[name], value.ty
         if str(have.dtype) != kind.dtype:
             value = self.bb.emit(relax.op.astype(value, kind.dtype))
-        shape = have.shape.values if have.shape is not None else None
-        same = shape is not None and len(shape) == len(kind.shape) and all(
+        if not isinstance(have.shape, relax.ShapeExpr):
+            return self.bb.match_cast(value, self._type(kind))
+        shape = have.shape.values
+        same = len(shape) == len(kind.shape) and all(
             isinstance(d, str) or int(s) == d
             for s, d in zip(shape, kind.shape, strict=True)
             if not isinstance(d, int) or isinstance(s, tirx.IntImm)

@@ -34,7 +34,8 @@ def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Gr
     epsilon, centred = node.attrs["epsilon"], node.attrs["centred"]
 
     def compute(*tensors: te.Tensor) -> te.Tensor:
-        x, scale, bias = (dict(zip(given, tensors, strict=True)).get(k) for k in range(3))
+        x, *_ = tensors
+        _, scale, bias = (dict(zip(given, tensors, strict=True)).get(k) for k in range(3))
         width = tirx.const(float(int(x.shape[-1])), "float64")
         value: At = x
         if centred:
@@ -58,15 +59,28 @@ def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Gr
 
 def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
     """Return `ir.rows.ROW_SOFTMAX` as one kernel."""
+    scale = node.attrs["scale"]
 
-    def compute(x: te.Tensor) -> te.Tensor:
-        top = _rows(x, x, "top", te.max)
-        power = te.compute(x.shape, lambda *at: tirx.exp(x(*at) - top(*at[:-1])), name="power")
+    def compute(x: te.Tensor, *masks: te.Tensor) -> te.Tensor:
+        def value(*at: Expr) -> Expr:
+            made = x(*at) if scale == 1 else x(*at) * tirx.const(scale, "float32")
+            for mask in masks:
+                own = zip(mask.shape, at[len(at) - len(mask.shape) :], strict=True)
+                made = made + mask(*(0 if _is_one(size) else index for size, index in own))
+            return made
+
+        top = _rows(x, value, "top", te.max)
+        power = te.compute(x.shape, lambda *at: tirx.exp(value(*at) - top(*at[:-1])), name="power")
         total = _rows(x, power, "total")
-        one = tirx.const(1.0, "float32")
-        return te.compute(x.shape, lambda *at: power(*at) * (one / total(*at[:-1])), name="softmax")
+        return te.compute(
+            x.shape, lambda *at: power(*at) * _inverse(_wide(total(*at[:-1]))), name="softmax"
+        )
 
-    return bb.emit_te(compute, args[0], primfunc_name_hint="softmax")
+    return bb.emit_te(compute, *args, primfunc_name_hint="softmax")
+
+
+def _is_one(size: Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import onnx
 
 from bnncc.errors import UsageError
-from bnncc.frontend import mxnet, pytorch, tflite
+from bnncc.frontend import checks, mxnet, pytorch, safetensors, tflite
 from bnncc.frontend.external import locations
+from bnncc.frontend.onnx import read_model
 from bnncc.ir.graph import Dim
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -59,7 +60,8 @@ def as_onnx(
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         Of any format: ONNX, PyTorch's ``.pt2``, TensorFlow Lite, or MXNet's ``-symbol.json``.
     params : path, optional
-        Where MXNet's parameters are, if not beside the network.
+        Where MXNet's parameters are, if not beside the network; or a ``.safetensors`` file, or the
+        index of several, whose tensors replace the model's by name.
     input_shapes : mapping of str to sequence of int or str, optional
         Shapes of inputs, which some formats lack.
 
@@ -71,21 +73,29 @@ def as_onnx(
     Raises
     ------
     UsageError
-        If parameters are given with a format that has none.
+        If parameters are given in another format.
     """
     path = None
     if not isinstance(model, onnx.ModelProto) and not pytorch.is_torch(model):
         path = Path(model)
     if path is not None and mxnet.is_symbol(path):
         return mxnet.read_mxnet(path, params, input_shapes)
-    if params is not None:
-        raise UsageError("--params is only for MXNet networks (NAME-symbol.json)")
+    if params is not None and not Path(params).name.endswith(safetensors.SUFFIXES):
+        raise UsageError(
+            "--params takes a .safetensors file, or is for MXNet networks (NAME-symbol.json)"
+        )
+    found: Model = model
     if pytorch.is_torch(model):
-        return pytorch.read_module(model)
+        found = pytorch.read_module(model)
     for belongs, read in _READERS:
         if path is not None and belongs(path):
-            return read(path)
-    return model
+            found = read(path)
+            break
+    if params is None:
+        return found
+    if not isinstance(found, onnx.ModelProto):
+        checks.read(Path(found))  # which says what is wrong with it
+    return safetensors.with_weights(read_model(found), Path(params))
 
 
 def companions(path: Path) -> list[tuple[str, Path]]:

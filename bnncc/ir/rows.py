@@ -13,7 +13,7 @@ ROW_NORM = "bnncc.RowNorm"
 where v is the first input, minus its mean if `centred`; times the second input, plus the third."""
 
 ROW_SOFTMAX = "bnncc.RowSoftmax"
-"""Softmax along the last axis."""
+"""Attribute ``scale``: softmax along the last axis of the first input times it, plus the second."""
 
 SWISH = "bnncc.Swish"
 """``x * sigmoid(x)``."""
@@ -27,3 +27,11 @@ def row_norm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     y = v / np.sqrt((v * v).mean(-1, keepdims=True) + attrs["epsilon"])
     y = y if scale is None else y * scale
     return [(y if bias is None else y + bias).astype(x.dtype)]
+
+
+def row_softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `ROW_SOFTMAX` in float64."""
+    x = ins[0].astype(np.float64) * attrs["scale"]
+    x = x + ins[1] if len(ins) > 1 else x
+    power = np.exp(x - x.max(-1, keepdims=True))
+    return [(power / power.sum(-1, keepdims=True)).astype(ins[0].dtype)]

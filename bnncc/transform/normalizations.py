@@ -9,6 +9,8 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.transform.rewrite import Result, Walk, walk
 
+Readers = dict[str, list[Node]]
+
 
 def join_normalizations(graph: Graph) -> bool:
     """Replace normalisations of float32 rows by one node each.
@@ -16,7 +18,7 @@ def join_normalizations(graph: Graph) -> bool:
         m = ReduceMean(Mul(x, x)); y = Mul(Div(x, Sqrt(Add(m, e))), w)  ->  y = RowNorm(x, w)
         d = Sub(x, ReduceMean(x)); the same of d, then Add(y, b)        ->  y = RowNorm(x, w, b)
         y = LayerNormalization(x, w, b)                                 ->  y = RowNorm(x, w, b)
-        y = Softmax(x)                                                  ->  y = RowSoftmax(x)
+        y = Softmax(Add(Mul(x, c), m))                                  ->  y = RowSoftmax(x, m)
         y = Mul(x, Sigmoid(x))                                          ->  y = Swish(x)
 
     Notes
@@ -29,7 +31,7 @@ def join_normalizations(graph: Graph) -> bool:
     def rule(node: Node, state: Walk) -> Result:
         if graph.types[node.outputs[0]].dtype != "float32":
             return None
-        made = _scaled(node, state, readers) or _normalised(node, state)
+        made = _scaled(node, state, readers) or _normalised(node, state, readers)
         return None if made is None else [made]
 
     changed = walk(graph, rule)
@@ -38,7 +40,7 @@ def join_normalizations(graph: Graph) -> bool:
     return changed
 
 
-def _normalised(node: Node, state: Walk) -> Node | None:
+def _normalised(node: Node, state: Walk, readers: Readers) -> Node | None:
     """Return a node without scale or bias, or one for an operator of ONNX."""
     made = node.outputs[:1]
     if node.op in ("LayerNormalization", "Softmax") and not any(node.outputs[1:]):
@@ -46,7 +48,8 @@ def _normalised(node: Node, state: Walk) -> Node | None:
         if node.attrs.get("axis", -1) % rank < rank - 1 or not _width(node.inputs[0], state):
             return None
         if node.op == "Softmax":
-            return Node(ROW_SOFTMAX, node.inputs, made, {}, node.name)
+            scores, mask, scale = _scores(node.inputs[0], state, readers)
+            return Node(ROW_SOFTMAX, [scores, *mask], made, {"scale": scale}, node.name)
         attrs = {"epsilon": float(node.attrs.get("epsilon", 1e-5)), "centred": 1}
         return Node(ROW_NORM, node.inputs, made, attrs, node.name)
     for x, other in _operands(node) if node.op in ("Div", "Mul") else ():
@@ -61,22 +64,56 @@ def _normalised(node: Node, state: Walk) -> Node | None:
     return None
 
 
-def _scaled(node: Node, state: Walk, readers: dict[str, list[Node]]) -> Node | None:
+def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:
     """Return a node that takes in the scale or the bias after it."""
-    place = {"Mul": 1, "Add": 2}.get(node.op)
+    place = {"Mul": 1, "Add": 2}.get(node.op, 0)
     for x, factor in _operands(node) if place else ():
         norm = state.producer(x, ROW_NORM)
         width = _width(x, state)
         value = state.value(factor)
-        alone = len(readers.get(x, [])) == 1 and x not in state.graph.outputs
-        if norm is None or value is None or not alone or len(norm.inputs) > (place or 0):
+        if (
+            norm is None
+            or value is None
+            or not _alone(x, state, readers)
+            or len(norm.inputs) > (place or 0)
+        ):
             continue
         if value.size != width or value.shape[-1] != width or value.ndim > _rank(x, state):
             continue
         row = state.graph.constant(value.reshape(-1), f"{node.name}.row")
-        inputs = [*norm.inputs, *[""] * ((place or 0) - len(norm.inputs)), row]
+        inputs = [*norm.inputs, *[""] * (place - len(norm.inputs)), row]
         return Node(ROW_NORM, inputs, node.outputs, dict(norm.attrs), node.name)
     return None
+
+
+def _scores(name: str, state: Walk, readers: Readers) -> tuple[str, list[str], float]:
+    """Return what a softmax is of: a tensor, a mask that is added to it, and a factor before."""
+    types = state.graph.types
+    added = state.producer(name, "Add") if _alone(name, state, readers) else None
+    for x, mask in _operands(added) if added is not None else ():
+        shape, other = types[x].shape, types[mask].shape
+        fits = types[x] == types[name] and len(other) <= len(shape)
+        same = all(d in (1, e) for d, e in zip(other[::-1], shape[::-1], strict=False))
+        if fits and same and state.producer(x, "Mul", "Div", "MatMul") is not None:
+            source, scale = _factor(x, state, readers)
+            return source, [mask], scale
+    source, scale = _factor(name, state, readers)
+    return source, [], scale
+
+
+def _factor(name: str, state: Walk, readers: Readers) -> tuple[str, float]:
+    """Return a tensor and a number whose product `name` is."""
+    node = state.producer(name, "Mul", "Div") if _alone(name, state, readers) else None
+    for x, factor in _operands(node) if node is not None else ():
+        value = state.scalar(factor)
+        if node is not None and value and state.graph.types[x] == state.graph.types[name]:
+            return x, float(value if node.op == "Mul" else 1 / value)
+    return name, 1.0
+
+
+def _alone(name: str, state: Walk, readers: Readers) -> bool:
+    """Return whether one node reads `name`, and nothing else."""
+    return len(readers.get(name, [])) == 1 and name not in state.graph.outputs
 
 
 def _operands(node: Node) -> Iterator[tuple[str, str]]:

@@ -221,19 +221,21 @@ class Physical:
                 return self._from_levels(name, layout)
             return self._from_bits(name, layout)
         other, have = next(iter(forms.items()))
-        n, channels, height, width, _ = self.image(name)
+        n, channels, height, width = self.shape(name)
+        static = all(isinstance(d, int) for d in (channels, height, width))
         shape: tuple[Dim, ...] = (
             (n, height, width, channels) if layout == "NHWC" else (n, channels, height, width)
         )
         if height == width == 1 or channels == 1:
             return self.reshape(have, shape)
-        if self.source.types[name].dtype != "float32":
+        if self.source.types[name].dtype != "float32" or not static:
             out = self.fresh(f"{name}.{layout.lower()}", shape, self.source.types[name].dtype)
             perm = [0, 2, 3, 1] if layout == "NHWC" else [0, 3, 1, 2]
             self.node(
                 Node("Transpose", [have], [out], {"perm": perm}, name), [self.graph.types[out]]
             )
             return out
+        n, channels, height, width, _ = self.image(name)
         spec = Elementwise(n, height, width, channels, other, (Step("store", layout),))
         out = self.graph.fresh(f"{name}.{layout.lower()}")
         self.kernel(spec, [have], [out], name)

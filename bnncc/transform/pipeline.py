@@ -18,6 +18,7 @@ from bnncc.recognise.ramps import recognise_ramps
 from bnncc.recognise.row_scales import move_row_scales
 from bnncc.recognise.signs import recognise_signs
 from bnncc.recognise.transposed import split_transposed
+from bnncc.recognise.whole_sums import drop_integer_casts
 from bnncc.report import Layer
 from bnncc.schedules import in_slices
 from bnncc.schedules.few_bit_method import chooser
@@ -106,6 +107,7 @@ PASSES = (
         "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
     ),
     Pass("row scales", lambda g, c: move_row_scales(g), "products read the levels of rows"),
+    Pass("whole sums", lambda g, c: drop_integer_casts(g), "sums of integers are exact floats"),
     Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
     Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
     Pass("products", _products, "both operands of a product may be computed"),

@@ -1,4 +1,4 @@
-"""Inputs to measure a kernel with, and what it must make of them.
+"""Inputs to measure a kernel with, and the expected results.
 
 Results are those of the NumPy oracles in ``topi_binary``, which share no code with the kernels, so
 a point whose kernel is wrong is never recorded.

@@ -1,4 +1,4 @@
-"""Cases of levels: operands, parameters of the steps that find them, and what rounding decides."""
+"""Test cases of few-bit layers: operands, parameters of the threshold steps, and ties."""
 
 from __future__ import annotations
 

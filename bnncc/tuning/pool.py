@@ -1,4 +1,4 @@
-"""Worker processes: jobs go in, answers come out, whatever becomes of the processes."""
+"""Worker processes: each job gets an answer, even if its process crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that builds and measures, so that what crashes or hangs is not the tuner.
+"""The process that builds and measures, so that a crash or hang does not affect the tuner.
 
 ``python -m bnncc.tuning.worker`` reads JSON lines: first what it is for, then jobs. It answers each
 job with a line. It ends when its input does, or with the process that started it.

@@ -1,4 +1,4 @@
-"""Make sure of a fresh artifact: run it on inputs made for its graph, and compare.
+"""Confirm a new artifact: run it on inputs made for its graph, and compare.
 
 TVM converts and compiles the operators that are not ours; a mistake there (or here) must not reach
 a user unseen. Where the compiling machine can run the code, no artifact leaves the compiler that
@@ -62,7 +62,7 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     if not runs_here(target):
         return (
             f"code for {target.name} was not run on this machine: `bnncc deploy` checks it on the "
-            "device with the pair of input and output it carries"
+            "device with the inputs and outputs stored in it"
         )
     return ""
 

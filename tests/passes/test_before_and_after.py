@@ -81,6 +81,10 @@ CASES = {
         "(float[2,32] x, float[2,1] s) => (y) {r = Round(x) c = Clip(r,minus,one) d = Div(c,s)"
         " y = MatMul(d,w)}", "bnncc.Levels Div MatMul", "bnncc.Levels MatMul Div",
         {"w": signs(32, 8)}),
+    "whole sums": Case(
+        "(float[2,32] x) => (y) {r = Round(x) c = Clip(r,minus,one) p = MatMul(c,w)"
+        " i = Cast<to=6>(p) f = Cast<to=1>(i) y = Relu(f)}", "bnncc.Levels MatMul Cast Cast Relu",
+        "bnncc.Levels MatMul Relu", {"w": signs(32, 8)}),
     "rows": Case(f"(float[2,5,32] x) => (y) {{{decided('x', 's')} y = MatMul(s,w)}}",
         "bnncc.Sign MatMul", "Reshape bnncc.Sign MatMul Reshape", {"w": signs(32, 8)}),
     "moves": Case(

@@ -19,6 +19,8 @@ EPSILON = 1e-3
 WIDTH = 48
 ROW = np.linspace(0.5, 2, WIDTH, dtype=np.float32)
 
+MASK = np.where(np.arange(WIDTH) % 3 == 1, -3e38, 0).astype(np.float32)
+
 
 def root(net: Net, x: str, square: str) -> str:
     twice = net.op("Pow", x, net.const(2.0)) if square == "Pow" else net.op("Mul", x, x)
@@ -61,6 +63,13 @@ SPELLINGS: dict[str, tuple[Callable[[Net, str], str], str]] = {
         lambda n, x: n.op("LayerNormalization", x, n.const(ROW), axis=2), ROW_NORM,
     ),
     "softmax": (lambda n, x: n.op("Softmax", x, axis=-1), ROW_SOFTMAX),
+    "masked": (
+        lambda n, x: n.op("Softmax", n.op("Add", n.const(MASK), n.op("Mul", x, n.const(0.5)))),
+        ROW_SOFTMAX,
+    ),
+    "divided scores": (
+        lambda n, x: n.op("Softmax", n.op("Div", x, n.const(2.0)), axis=2), ROW_SOFTMAX,
+    ),
     "swish": (lambda n, x: n.op("Mul", n.op("Sigmoid", x), x), SWISH),
 }  # fmt: skip
 
@@ -104,6 +113,12 @@ def test_others_stay(name: str) -> None:
     assert not {ROW_NORM, ROW_SOFTMAX, SWISH} & set(joined(model(OTHERS[name])))
 
 
+def test_a_mask_that_adds_an_axis_stays() -> None:
+    mask = MASK.reshape(1, 1, 1, WIDTH)
+    found = joined(model(lambda n, x: n.op("Softmax", n.op("Add", x, n.const(mask)), axis=-1)))
+    assert found == ["Add", ROW_SOFTMAX]
+
+
 def test_a_scale_stays_if_its_operand_is_read_elsewhere() -> None:
     def both(net: Net, x: str) -> str:
         y = net.op("Div", x, root(net, x, "Mul"))
@@ -112,9 +127,14 @@ def test_a_scale_stays_if_its_operand_is_read_elsewhere() -> None:
     assert joined(model(both)) == [ROW_NORM, "Mul", "Concat"]
 
 
+def op_of(name: str) -> str:
+    return SPELLINGS[name][1]
+
+
 def exact(name: str, x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
-    if name == "softmax":
+    if op_of(name) == ROW_SOFTMAX:
+        x = x if name == "softmax" else x / 2 + MASK * (name == "masked")
         power = np.exp(x - x.max(-1, keepdims=True))
         return power / power.sum(-1, keepdims=True)
     if name == "swish":

@@ -110,3 +110,20 @@ def test_what_differs_along_a_row_stays_where_it_is() -> None:
     feeds = {"x": np.full((2, 4), 2.5, np.float32), "s": np.arange(4, dtype=np.float32)}
     made = evaluated(physical, before, feeds)[before.outputs[0]]
     assert made.tolist() == [[0, 2, 4, 6]] * 2
+
+
+@pytest.mark.parametrize("channels", [132_104, 132_105])
+def test_integers_stay_integers_where_floats_could_not_hold_them(channels: int) -> None:
+    """127 times so many ones are less than 2^24, or not: then casts to int32 and back matter."""
+    net = Net(18)
+    net.input("x", [1, channels])
+    q = net.clip(net.op("Round", "x"), -127, 127)
+    sums = net.op("MatMul", q, net.const(np.ones((channels, 1))))
+    whole = net.op("Cast", sums, to=onnx.TensorProto.INT32)
+    net.output(net.op("Relu", net.cast(whole)))
+    before, physical, _ = passed(net.model())
+    assert any(n.op == "Cast" for n in physical.nodes) == (127 * channels >= 2**24)
+    feeds = {"x": np.full((1, channels), 127, np.float32)}
+    assert evaluated(physical, before, feeds)[before.outputs[0]].item() == np.float32(
+        127 * channels
+    )

@@ -113,6 +113,25 @@ def test_requirements_resolve_everywhere() -> None:
     assert len(pins) == 1
 
 
+def test_page_on_compatibility() -> None:
+    from bnncc import agreement, report
+    from bnncc.remote import deploy
+    from bnncc.runtime import container, runner
+
+    page = (ROOT / "docs/compatibility.md").read_text()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line]
+    stable = {row[0]: row[1] for row in rows}
+    assert stable["`--json`, `--report`, `Artifact.report`"] == f"format {report.FORMAT}"
+    assert report.FORMAT == agreement.FORMAT == deploy.FORMAT
+    assert stable["`bench --json`"] == f"format {runner.FORMAT}"
+    assert stable["artifacts (`.bnncc`)"] == f"format {container.FORMAT}"
+    project = (ROOT / "pyproject.toml").read_text()
+    first, last = stable["Python"].split(" to ")
+    assert f'requires-python = ">={first}"' in project
+    assert re.findall(r'Python :: (3\.\d+)"', project)[-1] == last
+    assert f"apache-tvm[popen-pool,rpc]>={stable['Apache TVM'].split(',')[0]}," in project
+
+
 def test_version_by_command_line() -> None:
     command = [sys.executable, "-m", "bnncc", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -114,6 +114,22 @@ def test_bytes_of_packed_weights() -> None:
         {"channels": 80, "out_channels": 64, "groups": 2},
         {"kernel": (1, 1), "pads": (0, 0, 0, 0), "starts": False},
         {"n": "n", "channels": 256, "height": 20, "width": 20, "steps": (LEVELS, FLIPPED)},
+        *(
+            {
+                "n": 21,
+                "rank": 2,
+                "height": 1,
+                "width": 1,
+                "kernel": (1, 1),
+                "pads": (0,) * 4,
+                "method": "packed",
+                "data_bits": 8,
+                "weight_bits": bits,
+                "starts": False,
+                **change,
+            }
+            for bits, change in ((1, {"channels": 192, "out_channels": 100}), (2, {"channels": 64}))
+        ),
     ],
 )
 def test_levels_are_multiplied_on_tiles(change: dict, threads: int, target: str) -> None:

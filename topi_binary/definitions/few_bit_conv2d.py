@@ -38,6 +38,7 @@ from bnncc.topi_binary.definitions.taps import (
     tests_inside,
 )
 from bnncc.topi_binary.definitions.terms import dot_of_codes, signed
+from bnncc.topi_binary.definitions.weights import packed_vector
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -243,22 +244,12 @@ def _sum(
                 one = channel + (lane if spec.depthwise else number)
                 return data[tuple(pixel(spec, n, *there, one))]
 
-            word = weight[first + lane] if parts == 1 else weight[_beside(spec, o, c, words), lane]
+            word = weight[first + lane] if parts == 1 else weight[packed_vector(spec, o, c), lane]
             for part, number in enumerate(numbers):
                 at = (*vector[:-1], *number, o * LANES + lane)
                 made = product(sums[at], datum, word, *[part] * len(number))
                 T.buffer_store(sums, made, list(at))
     return sums
-
-
-def _beside(spec: FewBitConv2d, o: Expr, c: Expr, words: int) -> Expr:
-    """Return which vector of packed weights has the words `c` of vector `o` of channels."""
-    together, count = few_bit_data.TOGETHER, blocks(spec.out_channels)
-    run, left = o // together, -count % together
-    width: Expr = int64(together)
-    if left:  # TVM finds no region of a tensor behind a choice
-        width = width - T.Cast("int64", run >= count // together) * left
-    return run * (together * words) + c * width + o % together
 
 
 @contextmanager

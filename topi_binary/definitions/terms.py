@@ -76,6 +76,25 @@ def signed(value: Any, bits: int, place: int) -> Any:
     return T.shift_right(left, T.int32(32 - bits))
 
 
+def weight_of_code(word: Any, width: int, place: int, byte: Any, affine: tuple[int, int]) -> Any:
+    """Return the weight whose code is in a byte of a word of packed codes, as int8.
+
+    Parameters
+    ----------
+    word, width
+        As for `dot_of_codes`.
+    place : int
+        Which code of the byte.
+    byte : Expr or int
+        Which byte.
+    affine : tuple of int
+        Step and first weight, of `few_bit_data.CODES`.
+    """
+    moved = T.shift_right(word, T.Cast("uint32", byte * 8 + width * place))
+    code = T.Cast("int8", T.bitwise_and(moved, T.uint32((1 << width) - 1)))
+    return code * T.int8(affine[0]) + T.int8(affine[1])
+
+
 def byte_mask(width: int, first: int = 0) -> int:
     """Return the word in which every byte has `width` bits set, from bit `first` on."""
     return ((1 << width) - 1 << first) * 0x01010101

@@ -1,0 +1,112 @@
+"""A symbolic number of tokens, and caches that grow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+import bnncc
+from benchmarks.transformer_networks import bitnet, blocks
+from bnncc.cli import main as cli
+from bnncc.errors import InputError, ShapeError, UsageError
+from bnncc.frontend.onnx import load
+from bnncc.runtime.artifact import Artifact
+from tests.collection import oracle
+from tests.collection.builder import Net
+from tests.transformer_blocks import SHAPE, SHARED
+
+SIZES = ({"N": 1, "T": 1, "P": 1}, {"N": 2, "T": 7, "P": 3}, {"N": 3, "T": 33, "P": 20})
+
+
+def agrees(model: onnx.ModelProto, artifact: Artifact, sizes: dict[str, int]) -> None:
+    rng = np.random.default_rng(sizes["T"])
+    feeds = {}
+    for info in artifact.inputs:
+        shape = [eval(d, {}, sizes) if isinstance(d, str) else d for d in info.shape]
+        values = rng.standard_normal(shape) if info.dtype == "float32" else np.arange(shape[-1])
+        feeds[info.name] = np.broadcast_to(values, shape).astype(info.dtype)
+    verdict = oracle.compare(model, feeds, artifact.run(feeds))
+    assert verdict.right or verdict.kind == "tie", verdict.text
+
+
+def moves() -> onnx.ModelProto:
+    """Slices, ranges and products of shapes, as causal masks and caches have them."""
+    net = Net(seed=0)
+    past, x = net.input("past", ["N", 2, "P", 4]), net.input("x", ["N", 2, "T", 4])
+    mask = net.input("mask", ["N", 1, "T", "P + T"])
+    whole = net.concat(past, x, axis=2)
+    last = net.slice(whole, [-1], [np.iinfo(np.int64).max], [2])
+    shifted = net.slice(net.concat(last, x, axis=2), [0], [-1], [2])
+    shape = net.op("Shape", whole)
+    n, tokens = (net.op("Gather", shape, net.ints([k])) for k in (0, 2))
+    places = net.op("Range", *(net.const(v, np.int64) for v in (0,)),
+                    net.op("Squeeze", tokens), net.const(1, np.int64))  # fmt: skip
+    wide = net.op("Concat", n, net.ints([2, 3]), tokens, net.ints([4]), axis=0)
+    spread = net.op("Expand", net.unsqueeze(whole, [2]), wide)
+    heads = net.op("Reshape", spread, net.ints([0, 6, -1, 4]))
+    ends = net.op("Sub", heads, net.unsqueeze(net.op("Cast", places, to=TensorProto.FLOAT), [1]))
+    table = net.const(net.normal((9, 4)))
+    first = net.op("Squeeze", net.slice(net.op("Shape", x), [2], [3], [0]))
+    cut = net.op("Slice", table, net.ints([0]), net.unsqueeze(first, [0]), net.ints([0]))
+    scores = net.op("MatMul", x, net.op("Transpose", whole, perm=[0, 1, 3, 2]))
+    net.output(ends, net.op("Add", net.op("Add", shifted, x), cut), net.op("Add", scores, mask))
+    return net.model(check=False)
+
+
+def test_shapes_are_found_and_results_right(tmp_path: Path) -> None:
+    artifact = bnncc.compile(moves(), threads=1, max_dims={"T": 9, "N": 3})
+    assert [t.shape for t in artifact.inputs][2] == ("N", 1, "T", "P+T")
+    shapes = [t.shape for t in artifact.outputs]
+    assert shapes == [("N", 6, "P+T", 4), ("N", 2, "T", 4), ("N", 2, "T", "P+T")]
+    for sizes in ({"N": 1, "T": 1, "P": 1}, {"N": 2, "T": 7, "P": 3}, {"N": 3, "T": 9, "P": 20}):
+        agrees(moves(), artifact, sizes)
+    artifact.save(tmp_path / "moves.bnncc")
+    loaded = Artifact.load(tmp_path / "moves.bnncc")
+    arrays = {
+        "past": np.zeros((1, 2, 5, 4), np.float32), "x": np.zeros((1, 2, 10, 4), np.float32),
+        "mask": np.zeros((1, 1, 10, 15), np.float32),
+    }  # fmt: skip
+    with pytest.raises(InputError, match="`T` is 10, the network was compiled for at most 9"):
+        loaded.run(arrays)
+
+
+def test_a_table_is_cut_only_where_it_is_known_to_be_long_enough() -> None:
+    with pytest.raises(ShapeError, match="takes T of 9 elements") as error:
+        load(moves())
+    assert error.value.hint == "bound it: --max-dim NAME=SIZE"
+    with pytest.raises(ShapeError, match="takes T of 9 elements"):
+        load(moves(), max_dims={"T": 10})
+
+
+def test_max_dim_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="no dimension is called `S`; there are `N`, `P`, `T`"):
+        load(moves(), max_dims={"S": 9})
+    onnx.save(moves(), tmp_path / "moves.onnx")
+    for text in ("T", "T=0", "T=x", "=5"):
+        assert cli.main(["compile", str(tmp_path / "moves.onnx"), "--max-dim", text]) == 2
+        assert "is not NAME=SIZE" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="max_dims"):
+        bnncc.compile(moves(), max_dims={"T": 0})
+
+
+def test_bits_of_bit_with_any_number_of_tokens() -> None:
+    model = blocks("bit", replace(SHAPE, tokens="T", batch="N"))
+    artifact = bnncc.compile(model, threads=1)
+    for sizes in SIZES:
+        agrees(model, artifact, sizes)
+    kinds = [layer["kind"] for layer in artifact.report["layers"]]
+    assert (kinds.count("binary"), kinds.count("float")) == (6, 2)  # attention is not in bits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [1, "T"])
+def test_a_cache_grows(tokens: int | str) -> None:
+    model = bitnet(replace(SHARED, tokens=tokens, past="P", batch="N"), gate="silu")
+    artifact = bnncc.compile(model, threads=1)
+    for sizes in SIZES:
+        agrees(model, artifact, sizes)
