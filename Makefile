@@ -61,7 +61,7 @@ test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the ext
 
 # Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
 $(VENV)/torch/.installed: $(VENV)/.installed
-	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0+cpu'
+	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0+cpu' transformers
 	@touch $@
 
 test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too
