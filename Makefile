@@ -59,9 +59,10 @@ test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the ext
 	$(PYTEST) tests/codegen/test_cuda_code.py tests/runtime/test_cuda_device.py tests/bundle/test_cuda_import.py \
 	  tests/bundle/test_bundle_kernels.py
 
-# Kept apart, for TVM imports torch wherever it finds it; a build for CPUs (200 MB), if there is one.
+# In a folder of its own, because TVM imports torch wherever it finds it. Any build of this version: pip prefers
+# one for CPUs, 2.13.0+cpu (200 MB), if an index that it is configured with has it.
 $(VENV)/torch/.installed: $(VENV)/.installed
-	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0+cpu' transformers
+	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0' transformers
 	@touch $@
 
 test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too
@@ -103,8 +104,9 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	@touch $@
 
 # `te` is TVM's name for tensor expressions.
-site: $(VENV)/.installed-site ## build the documentation site into build/site, and check its spelling
+site: $(VENV)/.installed-site ## build the documentation site into build/site; check spelling and prose
 	$(VENV)/bin/codespell --ignore-words-list te README.md CONTRIBUTING.md CHANGELOG.md docs examples $(SOURCES)
+	$(PY) docs/site/prose.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 dist: $(VENV)/.installed ## build the wheel into dist/

@@ -53,6 +53,10 @@ def _fma() -> list[str]:
     return [f"vfmadd231ps %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
 
 
+def _dot_bytes() -> list[str]:
+    return [f"vpdpbusd %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
+
+
 def _lookup(kind: str) -> list[str]:
     body = []
     for i in range(ACCUMULATORS):
@@ -82,6 +86,7 @@ MIXES = {
     "lookup 256": (lambda: _lookup("ymm"), ACCUMULATORS * 128, ("avx2",)),
     "lookup 128": (_lookup_sse, ACCUMULATORS * 64, ("ssse3",)),
     "f32 fma": (_fma, ACCUMULATORS * 16, ("avx512f",)),
+    "int8 dot": (_dot_bytes, ACCUMULATORS * 64, ("avx512_vnni",)),
 }
 """Name: instructions of one iteration, the multiply-adds they stand for, the CPU features needed.
 
@@ -125,7 +130,8 @@ class Ceiling:
                     value = T.call_extern("int32", "ceiling_loop", T.int32(ITERATIONS))
                     T.buffer_store(out, value, [0])
             func = builder.get()
-        options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
+        needed = [f"+{name.replace('_', '')}" for name in features]
+        options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": [*target.mattr, *needed]}
         tvm_target = tvm.target.Target(options)
         self._lib = tvm.compile(tvm.IRModule({"main": func}), target=tvm_target).jit()
         self._out = tvm.runtime.tensor(np.zeros(1, np.int32))

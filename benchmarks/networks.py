@@ -241,15 +241,15 @@ def quicknet(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
     return b.model(b.head(b.unary("Relu", x), 1000))
 
 
-def vgg_small(sign: str = "where", batch: int = 1) -> onnx.ModelProto:
-    """Return VGG-small at 32x32, +1 padding."""
+def vgg_small(sign: str = "where", batch: int = 1, width: int = 128) -> onnx.ModelProto:
+    """Return VGG-small at 32x32, +1 padding; its first layer has `width` channels."""
     b = Builder("vgg_small", 3, 32, sign, batch)
-    x = b.norm(b.conv(b.input, 128, 3, binary=True), 27)
-    for width, pool in ((128, True), (256, False), (256, True), (512, False), (512, True)):
+    x = b.norm(b.conv(b.input, width, 3, binary=True), 27)
+    for factor, pool in ((1, True), (2, False), (2, True), (4, False), (4, True)):
         fan = x[1] * 9
-        x = b.binary_conv(x, width, 3, pad_value=1.0)
+        x = b.binary_conv(x, factor * width, 3, pad_value=1.0)
         x = b.norm(b.max_pool(x, 2, 2) if pool else x, fan)
-    for units, kernel in ((1024, 4), (1024, 1), (10, 1)):
+    for units, kernel in ((8 * width, 4), (8 * width, 1), (10, 1)):
         fan = x[1] * kernel * kernel
         x = b.norm(b.binary_conv(x, units, kernel, pads=0), fan)
     return b.model(x[0])

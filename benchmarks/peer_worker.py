@@ -157,6 +157,53 @@ def torch(path: Path, threads: int, form: str) -> Served:
     return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].numpy())
 
 
+def torch_linear(path: Path, threads: int, form: str) -> Served:
+    """Serve PyTorch for a network of one MatMul by constants, data and weights of type `form`."""
+    import torch
+
+    torch.set_num_threads(threads)
+    (weight,) = onnx.load(path).graph.initializer
+    dtype = getattr(torch, form)
+    held = {"w": torch.from_numpy(onnx.numpy_helper.to_array(weight).T.copy()).to(dtype)}
+
+    def load(image: np.ndarray) -> None:
+        held["x"] = torch.from_numpy(image).to(dtype)
+
+    def run() -> None:
+        with torch.inference_mode():
+            held["y"] = torch.nn.functional.linear(held["x"], held["w"])
+
+    return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].float().numpy())
+
+
+def torch_function(path: Path, threads: int, form: str) -> Served:
+    """Serve PyTorch's own function of the name that the network has."""
+    import torch
+    from torch.nn import functional as F
+
+    torch.set_num_threads(threads)
+    depth = _shape(path)[-1:]
+    scale, bias = torch.ones(depth), torch.zeros(depth)
+    functions = {
+        "erf": torch.erf, "exp": torch.exp, "gelu": F.gelu, "log": torch.log, "silu": F.silu,
+        "sigmoid": torch.sigmoid, "softplus": F.softplus, "tanh": torch.tanh,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "rms_norm": lambda x: F.rms_norm(x, depth, scale, 1e-6),
+        "layer_norm": lambda x: F.layer_norm(x, depth, scale, bias, 1e-6),
+    }  # fmt: skip
+    call = functions[onnx.load(path).graph.name]
+    held: dict[str, torch.Tensor] = {}
+
+    def load(values: np.ndarray) -> None:
+        held["x"] = torch.from_numpy(values)
+
+    def run() -> None:
+        with torch.inference_mode():
+            held["y"] = call(held["x"])
+
+    return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].numpy())
+
+
 def lce(path: Path, threads: int, form: str) -> Served:
     """Serve Larq Compute Engine with one of its three x86 kernels; NHWC in."""
     from importlib.metadata import version
@@ -217,6 +264,8 @@ KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "torch": (torch, "eager"),
     "torch-channels-last": (torch, "channels-last"),
     "torch-compile": (torch, "compile"),
+    "torch-bfloat16": (torch_linear, "bfloat16"),
+    "torch-function": (torch_function, "eager"),
     "lce": (lce, "default"),
     "lce-indirect": (lce, "indirect"),
     "lce-reference": (lce, "reference"),

@@ -75,14 +75,16 @@ RUNS = (
     Run("filtered_layers", "filtered_layers"),
     Run("first_layer", "first_layer"),
     Run("bfloat16_layers", "bfloat16_layers"),
+    Run("float_functions", "float_functions"),
     Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
     Run("few_bit", "few_bit"),
+    Run("transformers", "transformers"),
     Run("networks", "whole_networks"),
     Run(
         "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")
-    ),  # fmt: skip
+    ),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),
     Run("tuned_kernels", "tuned_kernels"),
@@ -93,6 +95,7 @@ RUNS = (
     Run("beside", "beside"),
     Run("compile_beside", "compile_beside"),
     Run("c_code", "c_code"),
+    Run("c_code.cortex-m4", "c_code", ("--on", "cortex-m4"), anywhere=True),
     Run("web", "web"),
     Run("arm_instructions", "arm_instructions", anywhere=True),
     Run("arm_inner_loops", "arm_inner_loops", anywhere=True),

@@ -52,8 +52,11 @@ def __getattr__(name: str) -> Any:
     """Import the public names that need TVM on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bnncc.errors import onnx_needed
+
     module, attribute = _LAZY[name]
-    value = getattr(importlib.import_module(module), attribute)
+    with onnx_needed():
+        value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -1,12 +1,12 @@
-"""Compare an artifact with its model: each of its kernels, what lies between, and whole outputs.
+"""Compare an artifact with its model: its kernels, the tensors between them, and the outputs.
 
-Rounding is not specified, so runs agree until a value before a sign lies within rounding of 0, and
-what follows then differs for good. So whole outputs decide only where no such *tie* was met. Three
-links are looked at one by one, each from identical inputs:
+Rounding is not specified: two correct runs may differ where a value before a sign lies within
+rounding error of 0 (a *tie*), and in everything that depends on it. So whole outputs decide only if
+there was no tie. Three steps are compared separately, each from identical inputs:
 
 - the model as a reference runtime computes it, and as `bnncc.ir.evaluate` does: layer by layer;
 - that, and what the passes made of it: when the model is lowered again, as the manifest says;
-- that, and the machine code of this very artifact: kernel by kernel.
+- that, and the machine code of this artifact: kernel by kernel.
 
 Floats agree to 1e-4 of the largest value, except that a decision may fall either way within 8 eps
 of sum|terms|; outputs may differ only where they depend on such a decision.
@@ -25,7 +25,7 @@ import onnx
 
 from bnncc import report
 from bnncc.driver import Lowered, lowered
-from bnncc.errors import ArtifactError, BnnccError, InputError, VerificationError
+from bnncc.errors import ArtifactError, BnnccError, InputError, UsageError, VerificationError
 from bnncc.frontend.checks import read
 from bnncc.frontend.formats import Model, as_onnx
 from bnncc.frontend.onnx import load, read_model
@@ -38,6 +38,7 @@ from bnncc.ir.ties import TIE, tied
 from bnncc.options import Uint8Input
 from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
+from bnncc.runtime.accuracy import accuracy, first_batch
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
 from bnncc.runtime.runner import random_inputs
@@ -58,7 +59,7 @@ _VERDICTS = {
     "fail": "FAIL",
     "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
 }
-"""What verdicts are called for people."""
+"""How verdicts are printed."""
 
 
 def verify(
@@ -68,6 +69,9 @@ def verify(
     *,
     seed: int = 0,
     params: str | Path | None = None,
+    labels: Array | None = None,
+    scores: str | None = None,
+    min_accuracy: float | None = None,
 ) -> dict[str, Any]:
     """Check an artifact against the model it was compiled from, layer by layer.
 
@@ -76,39 +80,54 @@ def verify(
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         The model, of any format.
     artifact : Artifact or path
-        Compiled from it.
+        The compiled model.
     inputs : mapping of str to ndarray, optional
-        The artifact's inputs; random ones by default.
+        Inputs of the artifact; random by default.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
     params : path, optional
-        Parameters of an MXNet network, if not beside it.
+        Parameters of an MXNet network, if not in the default file.
+    labels : ndarray of int, optional
+        A class number for each example in `inputs`, which may hold any number of examples. The
+        model is then compared on the first batch, and accuracy is measured on all examples.
+    scores : str, optional
+        Output with a score per class; by default the only output.
+    min_accuracy : float, optional
+        Least accuracy that passes, from 0 to 1.
 
     Returns
     -------
     dict
-        See docs/report.md; ``passed`` says whether the artifact is right.
+        See docs/report.md; ``passed`` is true if outputs agree and accuracy is sufficient.
 
     Raises
     ------
     InputError
         If `inputs` are not finite, and outputs differ.
+    UsageError
+        If `labels` are given without `inputs`, or options for labels without `labels`.
 
     Notes
     -----
-    Runtimes have mistakes of their own. If ONNX Runtime says that something is wrong, and
-    onnx.reference, which is the specification in NumPy, runs all of the model and says that nothing
-    is, the note tells where they differ, and the verdict is that of the latter.
+    Runtimes have bugs too. If ONNX Runtime disagrees with the artifact, but onnx.reference, the
+    specification in NumPy, agrees with it on the whole model, the latter's verdict counts, and the
+    note says where the two differ.
     """
-    against = partial(
-        _against,
-        model=model,
-        artifact=Artifact.of(artifact),
-        inputs=inputs,
-        seed=seed,
-        params=params,
-    )
-    return dict(report.with_old_keys(_judged(against)))
+    artifact = Artifact.of(artifact)
+    against = partial(_against, model=model, artifact=artifact, seed=seed, params=params)
+    if labels is None:
+        if scores is not None or min_accuracy is not None:
+            raise UsageError("scores and a minimum accuracy need labels")
+        return dict(report.with_old_keys(_judged(partial(against, inputs=inputs))))
+    if inputs is None:
+        raise UsageError("labels need inputs: the labelled examples")
+    with phase("accuracy"):
+        measured = accuracy(
+            artifact, inputs, np.asarray(labels), scores=scores, minimum=min_accuracy
+        )
+    result = _judged(partial(against, inputs=first_batch(artifact, inputs)))
+    result["passed"] = result["passed"] and measured["passed"]
+    return {**report.with_old_keys(result), "accuracy": measured}
 
 
 def _judged(against: Callable[[reference.Reference], dict[str, Any]]) -> dict[str, Any]:
@@ -183,9 +202,9 @@ def _against(
         unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
         if unusual:
             raise InputError(
-                f"input `{unusual[0]}` holds values that are not finite, and outputs differ: "
-                "networks with bits are right for finite inputs",
-                hint="give finite inputs; --check-finite makes a network refuse others",
+                f"input `{unusual[0]}` contains NaN or infinity, and outputs differ: "
+                "results are defined for finite inputs only",
+                hint="give finite inputs; networks compiled with --check-finite reject others",
             )
     elif all(o["passed"] for o in outputs):
         verdict = "pass"
@@ -303,6 +322,14 @@ def text(result: Mapping[str, Any]) -> str:
     if result["note"]:
         lines.append(f"note  {result['note']}")
     lines.append(_VERDICTS[result["verdict"]])
+    if measured := result.get("accuracy"):
+        wanted = measured["minimum"]
+        lines.append(
+            f"accuracy  {measured['accuracy']:.2%} ({measured['correct']:,} of "
+            f"{measured['examples']:,} examples)"
+            + ("" if wanted is None else f", minimum {wanted:.2%}: ")
+            + ("" if wanted is None else "PASS" if measured["passed"] else "FAIL")
+        )
     return "\n".join(lines)
 
 

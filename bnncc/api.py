@@ -1,4 +1,4 @@
-"""What the package offers besides compiling and running: other verbs of the command line."""
+"""The verbs `explain` and `tune` of the command line as functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bnncc.errors import UsageError
+from bnncc.errors import UsageError, onnx_needed
 from bnncc.files import kind_of
 from bnncc.options import CompileOptions
 from bnncc.runtime.artifact import Artifact
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from bnncc.frontend.formats import Model
 
 
+@onnx_needed()
 def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
     """Return how each layer of a model is computed, and why some stay in float.
 
     Parameters
     ----------
     model : model, Artifact or path of either
-        What to explain; a model is compiled for that.
+        What to explain; a model is compiled first.
     **options
-        As of `bnncc.compile`.
+        Options of `bnncc.compile`.
 
     Returns
     -------
@@ -49,6 +50,7 @@ def explain(model: Model | Artifact, **options: Any) -> dict[str, Any]:
     return compile(model, **options).report
 
 
+@onnx_needed()
 def tune(
     model: str | os.PathLike[str],
     *,
@@ -62,18 +64,18 @@ def tune(
     device: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Search for the fastest schedule of each kernel, and keep it in a folder of records.
+    """Search for the fastest schedule of each kernel, and store it in a folder of records.
 
     Parameters
     ----------
     model : path
         The model.
     tuning_dir : path
-        Folder of records, which is read and extended; give it to `bnncc.compile` afterwards.
+        Folder of records to read and extend; pass it to `bnncc.compile` afterwards.
     trials : int
         Total number of kernels to try, including those of earlier runs.
     time_limit : float, optional
-        Start no trial after so many seconds.
+        Start no trial after this many seconds.
     kernels : str, optional
         Regular expression: tune only kernels whose description matches.
     measure : {"time", "instructions"}
@@ -83,9 +85,9 @@ def tune(
     lock_file : path, optional
         File to lock while measuring.
     device : mapping, optional
-        Arguments of `bnncc.remote.connect`, to measure there.
+        Arguments of `bnncc.remote.connect`, to measure on that device.
     **options
-        As of `bnncc.compile`.
+        Options of `bnncc.compile`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What goes to the terminal beside data: errors, hints, warnings and progress, all on stderr."""
+"""Errors, hints, warnings and progress, all on stderr; data on stdout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from bnncc import osutil
 from bnncc.errors import BnnccError
 
 _COLOURS = {"error": "31", "warning": "33", "hint": "36"}
@@ -35,28 +36,28 @@ class Console:
             self._labelled("warning", text)
 
     def result(self, text: str) -> None:
-        """Write what was made, unless quiet."""
+        """Write the result of a command, unless quiet."""
         if self.verbosity >= 0:
             self.line(text)
 
     def progress(self, text: str) -> None:
-        """Write what is going on, if verbose."""
+        """Write progress, if verbose."""
         if self.verbosity > 0:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Write a line in any case, if there is anywhere to write it."""
+        """Write a line to standard error, if it is open."""
         if sys.stderr is not None:
             with contextlib.suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
 
     def data(self, text: str) -> None:
-        """Write what was asked for to standard output.
+        """Write data to standard output.
 
         Raises
         ------
         BrokenPipeError
-            If who reads it has gone.
+            If its reader has closed it.
         BnnccError
             If it cannot be written for another reason.
         """
@@ -90,13 +91,12 @@ class Bar:
     """
 
     def __init__(self, console: Console, shares: Mapping[str, int]) -> None:
-        terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._shown = terminal and console.verbosity == 0 and os.environ.get("TERM") != "dumb"
+        self._shown = _capable(sys.stderr) and console.verbosity == 0
         self._console, self._shares = console, shares
         self._percent = 0
 
     def begin(self, name: str) -> None:
-        """Show that a phase begins."""
+        """Show the start of a phase."""
         if self._shown:
             names = list(self._shares)
             if name in names:
@@ -107,7 +107,7 @@ class Bar:
             self._write(text[: _columns() - 1])
 
     def end(self, name: str, seconds: float) -> None:
-        """Show that it is over."""
+        """Show the end of a phase."""
         if self._shown:
             self._write("")
         elif seconds >= _WORTH_SAYING:
@@ -133,13 +133,18 @@ _WORTH_SAYING = 0.01
 
 
 def _coloured(stream: TextIO | None) -> bool:
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return "NO_COLOR" not in os.environ and _capable(stream)
+
+
+def _capable(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that obeys escape sequences: Windows' old console does not."""
+    plain = os.environ.get("TERM") == "dumb" or (osutil.WINDOWS and "WT_SESSION" not in os.environ)
     return stream is not None and stream.isatty() and not plain
 
 
 @contextlib.contextmanager
 def library_output_hidden() -> Iterator[Callable[[], str]]:
-    """Keep what TVM and LLVM write to the terminal away from it, but not what Python writes.
+    """Hide what TVM and LLVM write to the terminal, but not what Python writes.
 
     Only for a process of our own: file descriptor 2 leads to a file meanwhile.
 
@@ -155,7 +160,7 @@ def library_output_hidden() -> Iterator[Callable[[], str]]:
         return
     before = sys.stderr
     with (
-        os.fdopen(os.memfd_create("stderr"), "w+b") as sink,  # no disk, which may be full
+        osutil.private_file("stderr") as sink,
         os.fdopen(saved, "w", buffering=1, errors="backslashreplace") as terminal,
     ):
         if before is not None:

@@ -106,45 +106,46 @@ def compile(
     Parameters
     ----------
     model : path, onnx.ModelProto, torch.nn.Module or torch.export.ExportedProgram
-        The network as its training framework exported it, or a module as it is.
+        The network as exported by its training framework, or a module.
     example_inputs : tensor or tuple of tensors, optional
-        For a module: arguments of its ``forward``, whose shapes the network gets.
+        For a module: arguments of its ``forward``, which define the input shapes.
     target : str, path or TargetSpec
         A name from ``bnncc targets``, or a target file; ``native`` is this machine.
     params : path, optional
         A ``.safetensors`` file whose tensors replace the model's, by name; or the parameters of an
         MXNet network, if not in the file ``NAME-0000.params`` beside it.
     dynamic_shapes : optional
-        For a module: which sizes may vary, as ``torch.export.export`` takes it.
+        For a module: which sizes may vary, as in ``torch.export.export``.
     input_shapes : mapping of str to tuple, optional
         Shapes that replace those in the file.
     max_dims : mapping of str to int, optional
         The greatest sizes of symbolic dimensions.
     assume : {"none", "dabnn"}
-        What the model is taken to imply besides what it says: ``dabnn`` puts signs in front of
-        convolutions whose weights are binary, and pads them by -1.
+        What to assume beyond the model: ``dabnn`` applies sign() to the input of every convolution
+        with binary weights, and pads it with -1.
     sign_zero : {"exact", "+1", "-1"}
-        What the sign of an exact zero is where the graph says 0, or NaN: that, or a bit.
+        The sign of an exact zero where the graph gives 0 or NaN; ``exact`` keeps that value.
     float_conv : {"filtered", "direct", "filtered-2d"}
-        How float convolutions may be computed: with every product, or with fewer (minimal filtering
-        along rows, or both ways) where that is faster.
+        Algorithm of float convolutions: every product, or minimal filtering (Winograd) along rows
+        or in both directions where that is faster.
     first_layer : {"float32", "bfloat16", "int8", "float16"}
-        What data and weights of the convolutions that read an input are rounded to.
+        Type to which the data and weights of convolutions on an input are rounded.
     float_type : {"float32", "float16"}
-        What float tensors between kernels are on a GPU, and what convolutions of them multiply.
+        Type of float tensors between kernels, and of their convolutions, on a GPU.
     float_precision : {"float32", "bfloat16"}
-        What data and weights of all float convolutions and dense layers are rounded to, on a CPU.
+        Type to which the data and weights of all float convolutions and dense layers are rounded,
+        on a CPU.
     float_products : {"float32", "bf16x3"}
-        How products of float32 are computed in 1x1 convolutions and dense layers: at once, or as
-        six products of three bfloat16 terms each, on AMX.
+        Algorithm of float32 products in 1x1 convolutions and dense layers: ``bf16x3`` computes each
+        from three bfloat16 terms, on AMX.
     few_bit : {"auto", "bitplanes"}
-        How few-bit layers are computed: as should be fastest, or as planes of bits.
+        Algorithm of few-bit layers: the fastest by estimate, or always bit planes.
     check_finite : bool
-        Refuse inputs with NaN or infinities at run time.
+        Reject inputs with NaN or infinity at run time.
     input_uint8 : sequence of Uint8Input
         Inputs taken as bytes, with their mean and scale folded in.
     input_transform : InputTransform or str, optional
-        How an image input taken as bytes becomes bits; text is as on the command line.
+        How an image input of bytes is binarised; a str is as on the command line.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
@@ -156,8 +157,8 @@ def compile(
     untuned : bool
         Use no tuning records at all.
     measure : bool
-        For ``native``: whether short measurements choose among schedules recorded on other CPUs,
-        and whether options that make the network slower on this machine are reported.
+        For ``native``: choose among schedules recorded on other CPUs by short measurements, and
+        warn of options that make the network slower on this machine.
     records : sequence of path, optional
         Deprecated name of `tuning_dir`.
     tuned : bool, optional
@@ -268,7 +269,7 @@ def compile_model(
 def compile_c(
     model: Model, options: CompileOptions, trace: Trace | None = None, form: str = "c"
 ) -> CNetwork:
-    """Compile a model to what needs no runtime: an object file and C, or WebAssembly.
+    """Compile a model to code that needs no runtime: an object file and C, or WebAssembly.
 
     Parameters
     ----------
@@ -284,20 +285,22 @@ def compile_c(
     Raises
     ------
     TargetError
-        If the network needs TVM's runtime, or the target does not fit.
+        If the network needs TVM's runtime.
+    UsageError
+        If the format, the target and the options cannot be combined.
     """
     target = _target(options)
     if form == "wasm" and target.arch != "wasm32":
-        raise TargetError(
-            f"--format wasm is WebAssembly, and {target.name} is none",
+        raise UsageError(
+            f"--format wasm needs a WebAssembly target, and {target.name} is not one",
             hint="--target wasm32-simd128",
         )
     if target.kind == "cuda":
-        raise TargetError(
+        raise UsageError(
             f"{target.name} is a GPU: its kernels need TVM's runtime", hint="C is for CPUs"
         )
     if options.check_finite:
-        raise TargetError("--check-finite needs TVM's runtime, which C does without")
+        raise UsageError("--check-finite needs TVM's runtime, which C code lacks")
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
@@ -319,7 +322,7 @@ def compile_c(
 
 
 def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:
-    """Return a model as ONNX says it, with all that was asked for.
+    """Return a model as ONNX, with the options applied that change it.
 
     Parameters
     ----------
@@ -361,7 +364,7 @@ def _target(options: CompileOptions) -> TargetSpec:
     for option, value in asked.items():
         if value == "float16" and target.kind != "cuda":
             raise UsageError(
-                f"{option} float16 is for GPUs, and {target.name} is none",
+                f"{option} float16 needs a GPU target, and {target.name} is not one",
                 hint="on CPUs, --first-layer takes bfloat16 and int8",
             )
     for_cpus = {
@@ -370,7 +373,7 @@ def _target(options: CompileOptions) -> TargetSpec:
     for option, chosen in for_cpus.items():
         if chosen != "float32" and target.kind == "cuda":
             raise UsageError(
-                f"{option} {chosen} is for CPUs, and {target.name} is none",
+                f"{option} {chosen} needs a CPU target, and {target.name} is not one",
                 hint="GPUs have --float-type float16",
             )
     return target
@@ -607,7 +610,7 @@ def _counted(network: Lowered) -> Counter[str]:
 
 
 def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
-    """Put together what the report says of kernels, layers and bytes."""
+    """Collect what the report says of kernels, layers and bytes."""
     network, activations = made.lowered, made.activations
     physical = network.physical
     macs = {layer.name: layer.macs for layer in network.layers}

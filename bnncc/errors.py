@@ -1,4 +1,4 @@
-"""Every error bnncc raises on purpose.
+"""The errors that bnncc raises on purpose.
 
     BnnccError                    exit code 1
     ├── UsageError                exit code 2: an option or argument is wrong
@@ -14,16 +14,18 @@
     └── VerificationError         outputs differ from the model file's graph
 
 A message is one line: *where* it was found, *what* was found, *what* was wanted. `hint` says what
-to do. This module imports nothing of ours, so every layer may raise these.
+to do. This module imports no other of bnncc, so every layer may raise these.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 
 
 def deprecated(old: str, new: str) -> None:
-    """Warn, on behalf of whoever called the caller, that a name is going to disappear."""
+    """Warn the caller's caller that a name is deprecated."""
     text = f"`{old}` is deprecated and will be removed in the next version: use `{new}`"
     warnings.warn(text, DeprecationWarning, stacklevel=3)
 
@@ -81,12 +83,34 @@ class InputError(BnnccError):
 
 
 class TuningError(BnnccError):
-    """Tuning cannot start or go on."""
+    """Tuning cannot start or continue."""
 
 
 class DeviceError(BnnccError):
-    """A remote device is missing, busy, or was lost."""
+    """A remote device is missing or busy, or the connection to it was lost."""
 
 
 class VerificationError(BnnccError):
-    """Outputs differ from what the model file's graph says."""
+    """Outputs differ from those of the model."""
+
+
+@contextlib.contextmanager
+def onnx_needed() -> Iterator[None]:
+    """Turn a missing onnx, which only models need, into a `BnnccError`.
+
+    Raises
+    ------
+    BnnccError
+        If it is onnx that cannot be imported.
+    ModuleNotFoundError
+        If it is another module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise BnnccError(
+            "this needs onnx, which is not installed; only artifacts can be used without it",
+            hint="pip install onnx",
+        ) from error

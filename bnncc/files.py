@@ -1,10 +1,9 @@
-"""Write files whole or not at all, and read files nobody vouches for, or say why not."""
+"""Write files atomically, and read untrusted files safely."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import re
@@ -20,6 +19,7 @@ from typing import IO
 
 import numpy as np
 
+from bnncc import osutil
 from bnncc.errors import BnnccError, InputError, ModelError, UsageError
 
 
@@ -33,16 +33,16 @@ STDOUT = Path("-")
 
 
 def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
-    """Write a file whole or not at all; standard output, FIFOs and devices are written through.
+    """Write a file atomically; standard output, FIFOs and devices are written directly.
 
-    A regular file is written under a temporary name in its folder, then renamed, so that what was
-    there stays if anything fails. Symbolic links are followed; a file that is replaced keeps its
-    permissions.
+    A regular file is written under a temporary name in its folder, then renamed, so that an
+    existing file is kept if anything fails. Symbolic links are followed; a file that is replaced
+    keeps its permissions.
 
     Parameters
     ----------
     path : path
-        Where to; ``-`` is standard output.
+        The file; ``-`` is standard output.
     chunks : iterable of bytes
         What to write.
 
@@ -66,12 +66,12 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
 
 
 def replaced_by(path: str | Path) -> Path | None:
-    """Return the regular file, there or not, that writing to `path` replaces.
+    """Return the regular file, existing or not, that writing to `path` replaces.
 
     Returns
     -------
     Path or None
-        Without symbolic links; None for what is written through.
+        Without symbolic links; None for what is written directly.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def output_name(path: str | Path) -> str:
 
 @contextlib.contextmanager
 def errors_named(path: str | Path) -> Iterator[None]:
-    """Turn what the operating system says into one line about `path`, a file that is written.
+    """Turn an error of the operating system into one line about `path`, a file to write.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def errors_named(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(place: Path) -> Iterator[IO[bytes]]:
-    """Give a new file that takes the place of `place` if all goes well, and is gone if not.
+    """Open a temporary file that replaces `place` on success, and is removed on failure.
 
     Yields
     ------
@@ -162,7 +162,7 @@ def _through(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _is_stdout(path: str | Path) -> bool:
-    """Tell whether a name leads to standard output: ``-``, ``/dev/stdout``, or its very file."""
+    """Tell whether a name leads to standard output: ``-``, ``/dev/stdout``, or its file."""
     if str(path) == str(STDOUT):
         return True
     try:
@@ -177,7 +177,7 @@ def names_folder(path: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder to write that holds anything, or cannot be made.
+    """Refuse an output folder that is not empty or cannot be created.
 
     Raises
     ------
@@ -186,9 +186,7 @@ def check_folder(path: Path) -> None:
     """
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(
-                f"{path}: is not an empty folder", hint="give one that is not there yet"
-            )
+            raise UsageError(f"{path}: is not an empty folder", hint="give one that does not exist")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: folder {path.parent} does not exist")
     except OSError as error:
@@ -226,7 +224,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> int:
             for name, data in files.items():
                 (whole / name).parent.mkdir(parents=True, exist_ok=True)
                 (whole / name).write_bytes(data)
-            whole.replace(path)
+            osutil.replace_folder(whole, path)
     except OSError as error:
         raise BnnccError(f"{path}: cannot be written: {error.strerror or error}") from error
     return sum(map(len, files.values()))
@@ -237,10 +235,10 @@ _LOCK = "bnncc.lock"
 
 @contextlib.contextmanager
 def scratch_folder(what: str) -> Iterator[str]:
-    """Give a folder for temporary files, gone afterwards even if the process is killed meanwhile.
+    """Create a folder for temporary files, removed afterwards even if the process is killed.
 
-    Nothing can clean up behind a process that is killed but the next one. So each folder holds a
-    lock for as long as its process lives, and what holds none is removed by whoever comes next.
+    Only the next process can clean up after one that was killed. So each folder is locked as long
+    as its process lives, and the next process removes folders without a lock.
 
     Parameters
     ----------
@@ -253,28 +251,38 @@ def scratch_folder(what: str) -> Iterator[str]:
         Its path.
     """
     _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"bnncc-{what}-") as folder:
-        fresh = os.path.join(folder, f".{_LOCK}")
+    folder = tempfile.mkdtemp(prefix=f"bnncc-{what}-")
+    fresh = os.path.join(folder, _LOCK if osutil.WINDOWS else f".{_LOCK}")
+    try:
         with open(fresh, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            os.rename(fresh, os.path.join(folder, _LOCK))  # now others see it, and that it is taken
-            yield folder
+            osutil.lock(lock.fileno())
+            if not osutil.WINDOWS:  # where nobody can remove what is open
+                os.rename(fresh, os.path.join(folder, _LOCK))  # now others see that it is taken
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        # On Windows the lock is left, and a library that is loaded, which waits for the next sweep.
+        with contextlib.suppress(OSError):
+            if os.listdir(folder) == [_LOCK]:
+                shutil.rmtree(folder)
 
 
 def _sweep(place: Path) -> None:
-    """Remove scratch folders in `place` that dead processes of this user left."""
+    """Remove scratch folders in `place` left by dead processes of this user."""
     with contextlib.suppress(OSError):
         for path in place.glob(f"bnncc-*/{_LOCK}"):
             with contextlib.suppress(OSError):
-                if path.parent.is_symlink() or path.parent.stat().st_uid != os.getuid():
+                if path.parent.is_symlink() or not osutil.is_ours(path.parent):
                     continue
                 with open(path, "rb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path.parent, ignore_errors=True)
+                    osutil.lock(lock.fileno(), wait=False)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:
-    """Return `arrays` as an npz file that depends on nothing but them.
+    """Return `arrays` as an npz file that depends only on them.
 
     Parameters
     ----------
@@ -304,7 +312,9 @@ def read_npz(
     check: Callable[[str, tuple[int, ...], np.dtype], None],
     source: str = "",
 ) -> dict[str, np.ndarray]:
-    """Read arrays of an npz file, each only after its header was accepted.
+    """Read arrays of an npz file, each only after its header was checked.
+
+    If one array is wanted, an npy file may hold it instead.
 
     Parameters
     ----------
@@ -331,7 +341,16 @@ def read_npz(
     source = source or str(file)
     hint = "write it with numpy.savez(path, **{input_name: array})"
     arrays: dict[str, np.ndarray] = {}
+    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
+    single = kind == NPY and len(names) == 1
+    if kind and not single and not kind.startswith("a zip"):  # an artifact ends like a zip file
+        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
     try:
+        if single:
+            (only,) = names
+            with open(str(file), "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                return {only: _read_member(stream, only, source, size, check)}
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
@@ -342,24 +361,15 @@ def read_npz(
                 with archive.open(info) as stream:
                     arrays[name] = _read_member(stream, name, source, info.file_size, check)
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        _check_npz(file, source, hint)
         if isinstance(error, OSError) and error.filename is None:  # no zip: a place before it
             raise InputError(f"{source}: not an intact .npz file", hint=hint) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{source}: cannot be read as .npz: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error) as error:
-        _check_npz(file, source, hint)
         raise InputError(
             f"{source}: not an intact .npz file: {str(error)[:160]}", hint=hint
         ) from error
     return arrays
-
-
-def _check_npz(file: str | Path | io.BytesIO, source: str, hint: str) -> None:
-    """Refuse a file of another kind by that kind's name."""
-    kind = "" if isinstance(file, io.BytesIO) else kind_of(file)
-    if kind and not kind.startswith("a zip"):
-        raise InputError(f"{source}: this is {kind}, not an .npz file", hint=hint)
 
 
 def _read_member(
@@ -381,7 +391,7 @@ def _read_member(
     check(name, shape, dtype)
     wanted = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if wanted > size:
-        raise InputError(f"{source}: array `{name}` is cut short")
+        raise InputError(f"{source}: array `{name}` is truncated")
     data = stream.read(wanted)
     if len(data) != wanted or stream.read(1):
         raise InputError(f"{source}: array `{name}` is not {wanted} bytes long as its header says")
@@ -428,6 +438,7 @@ def read_bytes(file: Path, what: str, limit: int = MAX_FILE_BYTES) -> bytes:
         raise ModelError(f"{file}: cannot be read: {reason}") from error
 
 
+NPY = "a .npy file"
 _KINDS = (
     (rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]", "an ONNX model"),
     (rb".{4}TFL3", "a TensorFlow Lite model"),
@@ -438,7 +449,7 @@ _KINDS = (
     (rb"version https://git-lfs", "a Git LFS pointer"),
     (rb"<!DOCTYPE|<html", "an HTML page"),
     (rb"\x89HDF", "an HDF5 file"),
-    (rb"\x93NUMPY", "a .npy file"),
+    (rb"\x93NUMPY", NPY),
     (rb"\x89PNG", "a PNG image"),
     (rb"\xff\xd8\xff", "a JPEG image"),
     (rb"\x7fELF", "an ELF file"),

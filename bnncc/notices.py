@@ -1,4 +1,4 @@
-"""What a compilation should be warned of: lines for the report."""
+"""Warnings of a compilation, as lines of the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bnncc.transform.first_layer import Relaxed
 
 
 def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, ...]:
-    """Say what was assumed, and that a network has no binary layer if it has layers at all."""
+    """Return what was assumed, and a warning if no layer is binary."""
     lines = []
     if assumed:
         lines.append(

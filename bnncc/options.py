@@ -1,4 +1,4 @@
-"""What a user may ask of one compilation, checked when it is stated."""
+"""Options of a compilation, checked on creation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Uint8Input:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Everything `bnncc compile` can be told; what is not listed here stands at `bnncc.compile`."""
+    """All options of `bnncc compile`; those not listed here are described at `bnncc.compile`."""
 
     target: str | Path | TargetSpec = "native"
     params: str | Path | None = None
@@ -217,7 +217,7 @@ def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     tokens = re.split(r"(?<=[0-9A-Za-z_])x(?=[0-9A-Z])|,", dims) if dims else []
     if not colon or not name or not all(re.fullmatch(_DIM, t) for t in tokens):
         raise UsageError(
-            f"input shape `{text}` is not NAME:1x3x224x224, or with words NAME:batch,3,height,width"
+            f"input shape `{text}` is not like NAME:1x3x224x224 or NAME:batch,3,height,width"
         )
     if not tokens:
         raise UsageError(f"input shape `{text}` has no dimensions")

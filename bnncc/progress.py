@@ -1,4 +1,4 @@
-"""Phases of long commands: logged under ``bnncc``, and told to whoever listens.
+"""Phases of long commands: logged under ``bnncc``, and reported to a listener.
 
 >>> import logging
 >>> logging.getLogger("bnncc").setLevel(logging.INFO)  # to see phases and their times from Python
@@ -29,13 +29,13 @@ SHARES = {
 
 
 class Listener(Protocol):
-    """Is told of phases; they do not overlap."""
+    """Is notified of phases, which do not overlap."""
 
     def begin(self, name: str) -> None:
-        """Take note that a phase begins."""
+        """Note the start of a phase."""
 
     def end(self, name: str, seconds: float) -> None:
-        """Take note that it is over, and how long it took."""
+        """Note the end of a phase, and its time."""
 
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -43,7 +43,7 @@ _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of the phases within the context."""
+    """Notify `listener` of the phases within the context."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -53,7 +53,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Tell that what happens in the context is a phase, and log its time."""
+    """Mark the context as a phase, and log its time."""
     listener = _LISTENER.get()
     if listener is not None:
         listener.begin(name)

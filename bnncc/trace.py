@@ -1,4 +1,4 @@
-"""What each step of a compilation made, and how long it took: ``--dump-ir``, ``--time-passes``."""
+"""Result and time of each step of a compilation: ``--dump-ir``, ``--time-passes``."""
 
 from __future__ import annotations
 

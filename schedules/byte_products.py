@@ -20,6 +20,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules import channel_tiles, epilogue, intrin_amx, multithreading, nchw, ranges
 from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, Tile
+from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
 from bnncc.schedules.intrin_x86 import SIGNS
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
@@ -29,7 +30,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.definitions.byte_products import Layer, Lines, in_tiles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
 """What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
@@ -135,6 +136,8 @@ def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
     last = sch.get_loops(f"panel{end}")[-1]
     if isinstance(spec, BinaryConv2d):
         sch.tensorize(last, SIGNS.register())
+    elif isinstance(spec, FewBitConv2d) and spec.method == "packed":
+        sch.tensorize(last, WEIGHTS_OF_CODES[spec.weight_bits].register())
     else:
         sch.vectorize(last)
     return sch.mod["main"]

@@ -34,10 +34,14 @@ _LANES = "bnncc.lanes"
 
 
 def space(
-    spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point
-) -> Space:
-    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers."""
-    registers = target.vector_registers // target.registers_per_vector(LANES)
+    spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point,
+    sums: int = 1,
+) -> Space:  # fmt: skip
+    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers.
+
+    There may be several vectors of `sums` for one of outputs.
+    """
+    registers = target.vector_registers // (target.registers_per_vector(LANES) * sums)
     return with_threads(
         {
             "columns": tile_sizes(flattened(spec).output_hw[1], registers),
@@ -54,6 +58,7 @@ def space(
 def ranged(
     func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, target: TargetSpec, point: Point,
     rule: Callable[..., tirx.PrimFunc], vectors: int, divided: int, apart: bool = False,
+    before: Sequence[str] = (),
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a convolution: tiles of channels, and in them ranges of columns.
 
@@ -76,13 +81,16 @@ def ranged(
         How many loops threads share: 0, 3, or 4, the last of which is over tiles of columns.
     apart : bool, default False
         Whether channels that fill no vector are a tile of their own.
+    before : sequence of str, optional
+        Blocks that run before all tiles, on one thread.
 
     Returns
     -------
     tirx.PrimFunc
     """
-    nests, rows = [], 1 if divided else nchw.rows_of(spec, target, vectors)
+    rows = 1 if divided else nchw.rows_of(spec, target, vectors)
     func, order = nchw.held(func, spec, rows), "nho" if point["rows_outside"] else "noh"
+    nests = [ranges.part(func, {name: {}}, before) for name in before]
     for group in groups(spec.out_channels, vectors, apart=apart):
         parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
         parts += nchw.transposed(func, spec, group, order, order[:divided], rows)

@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 from bnncc.schedules import (
     byte_products,
     channel_tiles,
+    code_instructions,
     epilogue,
     intrin_wasm,
     intrin_x86,
@@ -53,12 +54,19 @@ PLANE_TILE = 10
 MAX_VECTORS = 4
 """Vectors of output channels that share a datum."""
 
+CODE_SUMS = 16
+"""Sums of a tile of packed weights, of which a product has several."""
+
+LEVELS = "levels"
+"""Block of the sums of levels of each pixel, which all tiles of packed weights read."""
+
 
 def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
     """Return what can be chosen for a few-bit convolution or dense layer."""
     if tile_choice.pays(spec, target):
         return byte_products.space(spec, target, threads)
-    return channel_tiles.space(spec, target, threads, MAX_VECTORS, choose(spec, target))
+    sums = few_bit_data.sums_of_word(spec)
+    return channel_tiles.space(spec, target, threads, MAX_VECTORS, choose(spec, target), sums)
 
 
 def writes_nchw(spec: FewBitConv2d, target: TargetSpec) -> bool:
@@ -77,7 +85,8 @@ def apply(
     while flat.groups > 1 and per_group and per_group % vectors:
         vectors -= 1
     divided, rule = 3 * point.get("divide", 0), partial(_tiles, flat, target, point)
-    return channel_tiles.ranged(func, flat, target, point, rule, vectors, divided)
+    before = (LEVELS,) if spec.method == "packed" else ()
+    return channel_tiles.ranged(func, flat, target, point, rule, vectors, divided, before=before)
 
 
 def _tiles(
@@ -87,14 +96,14 @@ def _tiles(
     """Schedule a range of columns and vectors of channels."""
     # 1 normalise
     columns, vectors = channel_tiles.axes(group, segment)
-    every = [block.name_hint for block in ranges.blocks(func)]
-    names = [name for name in every if name.startswith(("sum", "count"))]
-    first = {name: 2 + name.startswith("count") for name in names}  # counts are of each plane
+    axes = {b.name_hint: [i.iter_type for i in b.iter_vars] for b in ranges.blocks(func)}
+    names = [name for name in axes if name.startswith(("sum", "count"))]
+    first = {name: axes[name].count(0) - 2 for name in names}  # behind planes and parts
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows)
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, (LEVELS,))
     # 3 stage
     sch.compute_at("acc", tile[-1], preserve_unit_loops=True)
     *_, column, channel = sch.get_loops("acc")
@@ -125,6 +134,8 @@ def _tiles(
 
 def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:
     """Return what adds the products of a block of sums."""
+    if spec.method == "packed":
+        return code_instructions.of(target)[spec.weight_bits]
     if spec.method in NUMBERS:
         dtype = NUMBERS[spec.method]
         return instructions(target).get(dtype, DOT_ADD[dtype])
@@ -148,12 +159,13 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
     flat = flattened(spec)
     width = flat.output_hw[1]
-    per_vector = target.registers_per_vector(layout.LANES)
-    spare = 2 * per_vector + 2
-    most = MAX_TILE
+    per_vector, sums = target.registers_per_vector(LANES), few_bit_data.sums_of_word(spec)
+    spare, most = 2 * per_vector + 2, MAX_TILE
+    if spec.method == "packed":  # with 128 bits, the codes of a word fill as many as the word
+        spare, most = per_vector * (4 if target.vector_bits == 128 else 2), CODE_SUMS // sums
     if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
-    budget = max(1, min(most, (target.vector_registers - spare) // per_vector))
+    budget = max(1, min(most, (target.vector_registers - spare) // per_vector // sums))
     count = -(-width // budget)
     columns = -(-width // count)
     vectors = max(1, min(budget // columns, MAX_VECTORS, layout.blocks(spec.out_channels)))

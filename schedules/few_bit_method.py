@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from bnncc.schedules import code_instructions
 from bnncc.schedules import few_bit_conv2d as tiles
 from bnncc.schedules.multithreading import multiplying
 from bnncc.targets.spec import TargetSpec
@@ -17,6 +18,8 @@ FEW_BIT = ("auto", "bitplanes")
 
 def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has what makes `method` worth a look."""
+    if method == "packed":
+        return code_instructions.exist(target)
     dtype = NUMBERS.get(method)
     return dtype is None or dtype in tiles.instructions(target)
 
@@ -74,4 +77,6 @@ def _words(spec: FewBitConv2d) -> str:
     if spec.form == "planes":
         pairs = spec.data_bits * spec.weight_bits
         return f"{pairs} pair{'s' * (pairs > 1)} of planes"
+    if spec.method == "packed":
+        return f"int8 from {spec.weight_bits} bit{'s' * (spec.weight_bits > 1)}"
     return {"bytes": "int8", "pairs": "int16", "floats": "float32"}[spec.method]

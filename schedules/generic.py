@@ -1,15 +1,17 @@
 """A schedule for what TVM legalized: everything that is not a kernel of ours.
 
 Chains of elementwise blocks are inlined; then each block left is scheduled alone. Elementwise
-blocks are vectorized along their last axis. Reductions keep a tile of accumulators in registers if
-a vector of neighbouring outputs reads neighbouring inputs (matrix products, channels-last pooling),
-or are cut into as many partial sums as a vector has lanes if the reduced axis is contiguous.
+blocks are vectorized along their last axis, transpositions in strips of it. Reductions keep a tile
+of accumulators in registers if a vector of neighbouring outputs reads neighbouring inputs (matrix
+products, channels-last pooling), or are cut into as many partial sums as a vector has lanes if the
+reduced axis is contiguous.
 What a block does not allow is left undone: a function always comes back, and computes the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import tvm
@@ -33,6 +35,10 @@ MIN_LANES = 4
 
 ROWS = 4
 """Rows of accumulators in the tile of a matrix product."""
+
+LINES = 8
+"""Lines of the cache from which a transposed block reads together: as many as the first level has
+ways, for lines whose addresses differ by a power of two displace each other."""
 
 MAX_NODES = 512
 """Nodes of the expression of one block; what is inlined where it is read twice is there twice."""
@@ -164,8 +170,11 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     for loop in loops:
         steps *= _extent(sch, loop)
     parallel = multithreading.steps_shared(steps, threads)
-    if _REDUCE not in kinds:
-        _elementwise(sch, loops, lanes if _regular(sch, block) else 0, parallel)
+    across = _across(sch, block)
+    if _REDUCE not in kinds and across is not None:
+        _transposed(sch, loops, across, parallel)
+    elif _REDUCE not in kinds:
+        _elementwise(sch, loops, lanes, _regular(sch, block), parallel)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
@@ -179,18 +188,52 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
             sch.parallel(spatial[0])
 
 
-def _elementwise(sch: s_tir.Schedule, loops: list[Loop], lanes: int, parallel: bool) -> None:
+def _elementwise(
+    sch: s_tir.Schedule, loops: list[Loop], lanes: int, regular: int, parallel: bool
+) -> None:
+    """Vectorize the last axis, in pieces of `regular` values."""
     *outer, last = loops
-    size = _lanes_of(_extent(sch, last), lanes)
-    inner = None
+    size, inner = _lanes_of(regular, lanes), None
     if size:
-        last, inner = sch.split(last, [None, size])
+        last, *middle, inner = sch.split(
+            last, [None, size] if regular == _extent(sch, last) else [None, regular // size, size]
+        )
+        outer, last = ([*outer, last], *middle) if middle else (outer, last)
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     elif parallel:
         sch.parallel(last)
     if inner is not None:
         sch.vectorize(inner)
+
+
+def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool) -> None:
+    """Write short vectors, and read what lies beside their elements next, while it is cached."""
+    *outer, last = loops
+    size = _lanes_of(_extent(sch, last), LINES)
+    if not size:
+        return
+    beside = outer.pop(across)
+    last, inner = sch.split(last, [None, size])
+    sch.reorder(*outer, last, beside, inner)
+    if parallel:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
+    sch.vectorize(inner)
+
+
+def _across(sch: s_tir.Schedule, block: Block) -> int | None:
+    """Return the number of the axis along which what is read is contiguous, if not the last."""
+    statement = sch.get(block)
+    *others, last = (axis.var for axis in statement.iter_vars)
+    for region in _indices(statement):
+        if not region or depends(region[-1], last):
+            continue
+        for number, var in enumerate(others):
+            moves = [depends(index, var) for index in region]
+            one = moves[-1] and not any(moves[:-1]) and _moves_by_one(region[-1], var)
+            if one and any(depends(index, last) for index in region):
+                return number
+    return None
 
 
 def _lanes_of(extent: int, lanes: int) -> int:
@@ -202,14 +245,47 @@ def _lanes_of(extent: int, lanes: int) -> int:
     return 0
 
 
-def _regular(sch: s_tir.Schedule, block: Block) -> bool:
-    """Whether all indices move by one, or not at all, with the last axis of a block."""
+def _regular(sch: s_tir.Schedule, block: Block) -> int:
+    """Return along how many values of the last axis all indices move by one, or not at all."""
     statement = sch.get(block)
-    var = statement.iter_vars[-1].var
+    var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
     axes = [axis for region in statement.reads for axis in region.region]
     if any(not isinstance(axis.extent, tirx.IntImm) or axis.extent.value != 1 for axis in axes):
-        return False  # some element of a range, chosen at run time
-    return all(_moves_by_one(axis.min, var) for axis in axes if depends(axis.min, var))
+        return 0  # some element of a range, chosen at run time
+    if not isinstance(extent, tirx.IntImm):
+        return 0
+    indices = [index for region in _indices(statement) for index in region]
+    period = gcd(int(extent), *_divisors([index for index in indices if depends(index, var)]))
+    piece, lane = (tirx.Var(name, var.ty) for name in ("piece", "lane"))
+    known = Analyzer()
+    for axis in statement.iter_vars[:-1]:
+        known.bind(axis.var, axis.dom)
+    known.bind(piece, tvm.ir.Range(0, int(extent) // period))
+    known.bind(lane, tvm.ir.Range(0, period))
+    split = (tirx.Var, lambda one: piece * period + lane if one.same_as(var) else one)
+    moved = [known.simplify(tvm_ffi.structural_map(index, split)) for index in indices]
+    return period if all(_moves_by_one(i, lane) for i in moved if depends(i, lane)) else 0
+
+
+def _divisors(indices: list[Any]) -> list[int]:
+    """Return the numbers by which indices are divided."""
+    found: list[int] = []
+
+    def note(node: Any) -> None:
+        if isinstance(node.b, tirx.IntImm):
+            found.append(int(node.b))
+
+    for index in indices:
+        tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), note), order="post")
+    return found
+
+
+def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
+    """Return where each input is read, without what extents make superfluous (of reshapes)."""
+    known = Analyzer()
+    for axis in statement.iter_vars:
+        known.bind(axis.var, axis.dom)
+    return [[known.simplify(axis.min) for axis in region.region] for region in statement.reads]
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
@@ -220,13 +296,13 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
     number = next(i for i, other in enumerate(loops) if sch.get(other).loop_var.same_as(name))
     var = statement.iter_vars[number].var
     found = False
-    for region in statement.reads:
-        for axis, extent in enumerate(region.region):
-            uses = depends(extent.min, var)
-            last = axis == len(region.region) - 1
+    for region in _indices(statement):
+        for axis, index in enumerate(region):
+            uses = depends(index, var)
+            last = axis == len(region) - 1
             if uses and not last:
                 return False
-            if uses and not _moves_by_one(extent.min, var):
+            if uses and not _moves_by_one(index, var):
                 return False
             found = found or uses
     return found

@@ -181,7 +181,7 @@ def stored(kind: str) -> str:
 class TensorPair(Pair):
     """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
 
-    It changes its last operand in place, which has one axis.
+    It changes its last operand in place; lanes are its last axis.
     """
 
     name: str
@@ -279,7 +279,7 @@ def _declared(name: str, operand: Operand) -> Buffer:
 
 def _store(buffer: Buffer, made: Sequence[tuple[Expr, Expr]]) -> None:
     for where, value in made:
-        T.buffer_store(buffer, value, [where])
+        T.buffer_store(buffer, value, list(where) if isinstance(where, tuple) else [where])
 
 
 def _zeros(where: Expr) -> Expr:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
-from bnncc.schedules.intrin_portable import popcount
+from bnncc.schedules.intrin_portable import Dot, code_pairs, in_pieces, popcount
 from bnncc.topi_binary.layout import QUAD
 
 Expr = Any
@@ -225,3 +226,40 @@ TOTAL_IN_MEMORY = {
     (arch, bits): _total(arch, bits, 0, False, "global") for arch in FEATURES for bits in (8, 16)
 }
 """By architecture and bits of a lane: the same, added up in a tensor in memory."""
+
+
+def _dot_codes(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+    """Multiply levels and codes by the dot product of Armv8.2."""
+    made = T.reinterpret("uint32x4", total)
+    for pair in zip(levels, codes, strict=True):
+        made = _dot(made, *(T.reinterpret("uint8x16", word) for word in pair))
+    return T.reinterpret("int32x4", made)
+
+
+def _multiplied(arch: str, total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+    """Multiply levels and codes to products of 16 bits, of which eight of a channel fit them."""
+    sides: list[Expr] = []
+    for first in (0, 8):
+        lanes = [T.int32(first + i) for i in range(8)]
+        made: Expr = None
+        for pair in zip(levels, codes, strict=True):
+            one, other = (
+                T.Cast("uint16x8", T.Shuffle([T.reinterpret("uint8x16", word)], lanes))
+                for word in pair
+            )
+            made = one * other if made is None else made + one * other
+        sides.append(T.Bind(made))
+    added = WIDENING_ADD_PAIRS[arch, 16](_add_pairs(arch, 16, *sides))
+    return total + T.reinterpret("int32x4", added)
+
+
+_CODES: list[tuple[str, str, Dot]] = [
+    *((FEATURES[arch], _PREFIX[arch], partial(_multiplied, arch)) for arch in FEATURES),
+    ("asimddp", "neon_dot", _dot_codes),
+]
+
+DOT_ADD_CODES = [
+    (8 * BYTES, code_pairs(partial(in_pieces, 4, dot), feature, prefix))
+    for feature, prefix, dot in _CODES
+]
+"""As in `intrin_x86`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,16 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.topi_binary.definitions.terms import bfloat16, half_of, signed, to_bfloat16
+from bnncc.topi_binary.definitions.terms import (
+    bfloat16,
+    byte_mask,
+    dot_of_codes,
+    half_of,
+    signed,
+    to_bfloat16,
+    weight_of_code,
+)
+from bnncc.topi_binary.few_bit_data import CODES
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 
 Expr = Any
@@ -36,6 +45,11 @@ fused_multiply_add = Intrinsic(
     lambda a, b, c: T.call_llvm_pure_intrin(F32, "llvm.fmuladd", a, b, c),
     bounds={i: (-512, 512) for i in range(3)},
 )
+
+
+def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
+    """Return ``a * b + c`` of any number of lanes, rounded as by `fused_multiply_add`."""
+    return T.call_llvm_pure_intrin(str(a.ty), "llvm.fmuladd", a, b, c)
 
 
 def _rounded(value: Expr) -> Expr:
@@ -330,6 +344,128 @@ DOT_ADD = {
 """By type of the data, where no instruction adds several products: levels that are not negative."""
 
 
+Dot = Callable[[Expr, Sequence[Expr], Sequence[Expr]], Expr]
+"""Takes vectors of sums, words of levels and words of codes that are bytes, at most 15 each, of
+which one or two meet each other; returns the new sums."""
+
+
+def in_pieces(
+    count: int, dot: Dot, total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]
+) -> Expr:
+    """Apply a function of vectors of `count` lanes to longer ones, of `LANES`."""
+    if count == LANES:
+        return dot(total, levels, codes)
+    total, made = T.Bind(total), []
+    for first in range(0, LANES, count):
+        lanes = range(first, first + count)
+        words = [[_picked([word], lanes) for word in side] for side in (levels, codes)]
+        made.append(T.Bind(dot(_picked([total], lanes), *words)))
+    return _picked(made, range(LANES))
+
+
+def _picked(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
+    return tirx.Shuffle(vectors, [tirx.IntImm("int32", lane) for lane in lanes])
+
+
+def one_by_one(dot: Callable[[Expr, Expr, Expr], Expr]) -> Dot:
+    """Return a function of several words from one of single words."""
+
+    def every(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+        for level, code in zip(levels, codes, strict=True):
+            total = dot(total, level, code)
+        return total
+
+    return every
+
+
+def code_pairs(dot: Dot, feature: str = "", prefix: str = "") -> dict[int, TensorPair]:
+    """Return what adds products of packed codes, by their bits."""
+    return {width: _dot_add_codes(width, dot, feature, prefix or feature) for width in (1, 2)}
+
+
+def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPair:
+    """Return the pair that multiplies packed codes: a word of them meets the levels of a pixel.
+
+    Codes are masked out where they are, so those of each place in half a byte have sums of their
+    own, which count them ``2**(width * place)`` times.
+    """
+    parts, count = 4 // width, 32 // width
+    every = T.Ramp(0, 1, LANES)
+
+    def desc(lane: Expr, data: Any, weight: Any, total: Any) -> Any:
+        return [
+            (
+                (part, lane),
+                dot_of_codes(width, total[part, lane], data.__getitem__, weight[lane], part),
+            )
+            for part in range(parts)
+        ]
+
+    def impl(data: Any, weight: Any, total: Any) -> Any:
+        whole = T.bind(weight[every])
+        halves = [whole, T.bind(T.shift_right(whole, T.Broadcast(T.uint32(4), LANES)))]
+        made = []
+        for part in range(parts):
+            mask = T.Broadcast(tirx.IntImm("uint32", byte_mask(width, width * part)), LANES)
+            firsts = [(half * parts + part) * 4 for half in range(2)]
+            levels = [T.reinterpret("uint32", data[T.Ramp(first, 1, 4)]) for first in firsts]
+            codes = [T.Bind(T.bitwise_and(word, mask)) for word in halves]
+            words = [T.Bind(T.Broadcast(level, LANES)) for level in levels]
+            made.append(((part, every), dot(total[part, every], words, codes)))
+        return made
+
+    return TensorPair(
+        f"{prefix}_dot_add_codes_{count}x{LANES}_u{width}".lstrip("_"),
+        feature,
+        (
+            Operand((count,), "uint8"),
+            Operand((LANES,), "uint32"),
+            Operand((parts, LANES), "int32", strided=True),
+        ),
+        LANES,
+        desc,
+        impl,
+    )
+
+
+DOT_ADD_CODES = code_pairs(one_by_one(partial(_numbers, 8)))
+"""By bits of a code: codes meet levels, where no instruction adds several products."""
+
+
+def _weights_of_codes(width: int, affine: tuple[int, int]) -> TensorPair:
+    places, size = 8 // width, 4 * LANES
+
+    def desc(lane: Expr, word: Any, made: Any) -> Any:
+        return [
+            ((place, lane), weight_of_code(word[lane // 4], width, place, lane % 4, affine))
+            for place in range(places)
+        ]
+
+    def impl(word: Any, made: Any) -> Any:
+        whole, rows = T.Bind(word[T.Ramp(0, 1, LANES)]), []
+        mask = T.Broadcast(tirx.IntImm("uint32", byte_mask(width)), LANES)
+        step, first = (T.Broadcast(T.int8(value), size) for value in affine)
+        for place in range(places):
+            moved = T.shift_right(whole, T.Broadcast(T.uint32(width * place), LANES))
+            code = T.reinterpret(f"int8x{size}", T.bitwise_and(moved, mask))
+            rows.append(((place, T.Ramp(0, 1, size)), code * step + first))
+        return rows
+
+    return TensorPair(
+        f"weights_of_codes_{places}x{size}_u{width}",
+        "",
+        (Operand((LANES,), "uint32"), Operand((places, size), "int8", strided=True)),
+        size,
+        desc,
+        impl,
+        fresh=True,
+    )
+
+
+WEIGHTS_OF_CODES = {width: _weights_of_codes(width, affine) for width, affine in CODES.items()}
+"""By bits of a code: words of packed codes become rows of weights, one for each place in a byte."""
+
+
 MAX = TensorPair(
     "max_16_f32",
     "",
@@ -426,9 +562,7 @@ def _transposed_quads(rows: list[Expr], count: int) -> list[Expr]:
 
 
 def _shuffled(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
-    if len(vectors) == 1:
-        return vectors[0]
-    return tirx.Shuffle(vectors, [tirx.IntImm("int32", lane) for lane in lanes])
+    return vectors[0] if len(vectors) == 1 else _picked(vectors, lanes)
 
 
 def _transpose(columns: int, count: int) -> TensorPair:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
-from bnncc.schedules.intrin_portable import dot_add, popcount
+from bnncc.schedules.intrin_portable import (
+    Dot,
+    code_pairs,
+    dot_add,
+    in_pieces,
+    one_by_one,
+    popcount,
+)
 from bnncc.topi_binary.definitions.blocks import bit
 from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES
@@ -194,6 +202,46 @@ DOT_ADD = {
     },
 }
 """By type of the data and bits of a vector: one word of data, as numbers, meets weight words."""
+
+
+def _bytes_256(total: Expr, data: Expr, weight: Expr) -> Expr:
+    operands = [T.reinterpret("int8x32", word) for word in (data, weight)]
+    return T.call_llvm_pure_intrin("int32x8", "llvm.x86.avx512.vpdpbusd.256", total, *operands)
+
+
+def _vnni_256(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+    return in_pieces(8, one_by_one(_bytes_256), total, levels, codes)
+
+
+def _multiplied(bits: int, instructions: tuple[str, str]) -> Dot:
+    """Return products of levels and codes by ``pmaddubsw``, whose sums of 16 bits fit."""
+    count = bits // 32
+    bytes_of, pairs_of = (f"llvm.x86.{name}" for name in instructions)
+    whole, half = f"int32x{count}", f"int16x{2 * count}"
+
+    def dot(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
+        made: Expr = None
+        for level, code in zip(levels, codes, strict=True):
+            operands = [T.reinterpret(f"int8x{bits // 8}", word) for word in (level, code)]
+            one = T.call_llvm_pure_intrin(half, bytes_of, *operands)
+            made = one if made is None else made + one
+        ones = T.Broadcast(T.int16(1), 2 * count)
+        return total + T.call_llvm_pure_intrin(whole, pairs_of, made, ones)
+
+    return lambda *operands: in_pieces(count, dot, *operands)
+
+
+_CODES: tuple[tuple[int, str, Dot], ...] = (
+    (128, "ssse3", _multiplied(128, ("ssse3.pmadd.ub.sw.128", "sse2.pmadd.wd"))),
+    (256, "avx2", _multiplied(256, ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"))),
+    (512, "avx512bw", _multiplied(512, ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"))),
+    (256, "avx_vnni", _vnni_256),
+    (512, "avx512_vnni", one_by_one(_bytes)),
+)
+"""Bits of a vector and the feature of each way to multiply codes, the better ones last."""
+
+DOT_ADD_CODES = [(bits, code_pairs(dot, feature)) for bits, feature, dot in _CODES]
+"""Bits of a vector, and by bits of a code what adds products of codes; the better ones last."""
 
 
 DOT_ADD_BFLOAT16 = dot_add(

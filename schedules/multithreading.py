@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import tile_choice
+from bnncc.schedules import code_instructions, float_functions, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
@@ -53,17 +53,14 @@ _CACHED = 9e4
 _STEPS = 5e3
 """Innermost iterations in a microsecond of what TVM legalized."""
 
-_CALLS = 250.0
-"""Calls of functions such as exp in a microsecond, which are made one by one."""
-
 _FILTERED = 0.6
 """Part of a float convolution's products that minimal filtering leaves."""
 
 _FUNCTIONS = {
-    f"tirx.{name}"
-    for name in ("exp", "tanh", "sigmoid", "erf", "log", "log2", "log1p", "pow", "sin", "cos")
+    **{f"tirx.{name}": 250.0 for name in ("log2", "pow", "sin", "cos")},
+    **{f"tirx.{name}": 1200.0 for name in float_functions.FUNCTIONS},
 }
-"""What is called."""
+"""Values in a microsecond of functions: those of C's library are called one by one."""
 
 _REGION = "pragma_parallel_launch_point"
 
@@ -137,11 +134,14 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
         steps = math.prod(int(e) if isinstance(e, tirx.IntImm) else 1 for e in extents)
         called.clear()
         tvm_ffi.structural_walk(block.body, (tvm.ir.Call, name))
-        if extents:
-            (calling if _FUNCTIONS.intersection(called) else plain).append(steps)
+        rates = [_FUNCTIONS[one] for one in called if one in _FUNCTIONS]
+        if rates:
+            calling.append(steps / min(rates))
+        elif extents:
+            plain.append(steps)
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
-    return max(plain) / _STEPS + sum(calling) / _CALLS
+    return max(plain) / _STEPS + sum(calling)
 
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
@@ -158,13 +158,15 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     Work is counted as it is done: words and vectors filled up, and a product of bits for every pair
     of planes.
     """
-    per_word = few_bit_data.PER_WORD.get(spec.form, layout.WORD_BITS)
-    depth = few_bit_data.group_words(spec) * per_word * spec.kernel[0] * spec.kernel[1]
+    taps = spec.kernel[0] * spec.kernel[1]
+    depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
     rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
+    if spec.method == "packed":
+        rate = code_instructions.rate(target)
     if tile_choice.pays(spec, target):
-        rate = _BITS["tiles"]
+        rate = _BITS["tiles"] * (1.01 if spec.method == "packed" else 1)  # and fewer bytes
     return rate * spec.out_channels * spec.taps / done
 
 

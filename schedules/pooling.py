@@ -37,7 +37,7 @@ WORD_COLUMNS = 4
 """Windows of bits in a tile."""
 
 MAX_PLANES = 2
-"""Planes of levels up to which the columns of a tile are pooled together: they stay in registers.
+"""Planes of levels up to which the columns of a tile are pooled at a time: they stay in registers.
 """
 
 UNROLLED_TAPS = 8

@@ -59,7 +59,8 @@ def _binary(spec: BinaryConv2d, target: TargetSpec) -> bool:
 
 
 def _levels(spec: FewBitConv2d, target: TargetSpec) -> bool:
-    return _bytes(spec, target) and spec.method == "bytes" and not spec.depthwise
+    whole = spec.method == "packed" and spec.channels % DEPTH == 0
+    return _bytes(spec, target) and (whole or spec.method == "bytes") and not spec.depthwise
 
 
 _SUPPORTED: dict[type, Callable[..., bool]] = {
@@ -78,7 +79,8 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
         return False
     if not isinstance(spec, BinaryConv2d):  # floats fill tiles; levels are bytes, of which some do
         floats = spec.method == "direct"
-        return floats or few_bit_data.group_words(cast("FewBitConv2d", spec)) * 4 * 2 >= room
+        few = cast("FewBitConv2d", spec)
+        return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room
     if layout.words(depth) * WORD_BITS < MIN_FILLED * room:
         return False
     if spec.kernel[0] * spec.kernel[1] >= WINDOWED:

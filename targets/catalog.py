@@ -195,6 +195,12 @@ NATIVE = "native"
 UNTIMED = ("x86-64-v4-amx",)
 """Targets whose kernels have been timed on no machine: `native` takes none of them."""
 
+_CORES = {
+    **dict.fromkeys(("0xd03", "0xd04"), "arm64-a53"),  # Cortex-A53, A35
+    **dict.fromkeys(("0xd07", "0xd08", "0xd09"), "arm64-a76"),  # Cortex-A57, A72, A73
+}
+"""Targets for Arm's cores without dot products, by number."""
+
 _DOT_PRODUCTS = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
 """Features that only ``--first-layer`` makes use of, with LLVM's names."""
 
@@ -248,7 +254,8 @@ def native() -> TargetSpec:
         If this machine runs none of them.
     """
     features = host.features()
-    for spec in reversed(CATALOG.values()):
+    own = [CATALOG[_CORES[host.core()]]] if host.core() in _CORES else []
+    for spec in (*own, *reversed(CATALOG.values())):
         if spec.name in UNTIMED or spec.kind != "llvm":
             continue
         if features.issuperset(spec.features):
@@ -258,13 +265,14 @@ def native() -> TargetSpec:
                 spec,
                 name=NATIVE,
                 base=spec.family,
+                triple=host.triple() or spec.triple,
                 mattr=(*spec.mattr, *(_DOT_PRODUCTS[f] for f in more)),
                 features=(*spec.features, *more),
                 l1_bytes=l1 or spec.l1_bytes,
                 l2_bytes=l2 or spec.l2_bytes,
             )
     raise TargetError(
-        "this machine's processor is none that bnncc has schedules for",
+        "bnncc has no schedules for this machine's processor",
         hint="give a target by name: `bnncc targets` lists all",
     )
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from bnncc.targets.spec import TargetSpec
 
-_TRIPLE = "x86_64-unknown-linux-gnu"
+_HOST = ("x86-64", "x86_64-unknown-linux-gnu")
+_HOSTS = {"sm_87": ("generic", "aarch64-unknown-linux-gnu")}
+"""Processor and triple of the machines that GPUs are in, where it is not `_HOST`: Jetson Orin."""
 _ENGINES = {
     "sm_75": "mma",
     "sm_80": "mma",
@@ -28,7 +30,8 @@ _CAPABILITY = (75, 76)
 
 
 def _target(name: str, gpus: tuple[str, ...], engine: str) -> TargetSpec:
-    return TargetSpec(name, "cuda", "x86-64", triple=_TRIPLE, gpus=gpus, engine=engine)
+    mcpu, triple = _HOSTS.get(gpus[0], _HOST)
+    return TargetSpec(name, "cuda", mcpu, triple=triple, gpus=gpus, engine=engine)
 
 
 TARGETS = (

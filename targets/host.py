@@ -1,14 +1,34 @@
-"""What the machine at hand offers, read from Linux' own tables."""
+"""What the machine at hand offers: from Linux' own tables, or as macOS and Windows tell it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import platform
+import sys
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1024, "M": 1024 * 1024}
+_SYSTEMS = {"darwin": "macos", "win32": "windows"}
+_TRIPLES = {"macos": "apple-darwin", "windows": "pc-windows-msvc"}
+
+_HWCAP = 16  # what getauxval calls AT_HWCAP
+_HWCAP_NAMES = (
+    *("fp", "asimd", "evtstrm", "aes", "pmull", "sha1", "sha2", "crc32", "atomics", "fphp"),
+    *("asimdhp", "cpuid", "asimdrdm", "jscvt", "fcma", "lrcpc", "dcpop", "sha3", "sm3", "sm4"),
+    *("asimddp", "sha512", "sve", "asimdfhm", "dit", "uscat", "ilrcpc", "flagm", "ssbs", "sb"),
+    *("paca", "pacg"),
+)
+"""Linux' names of the bits of AT_HWCAP on 64-bit Arm, the lowest first."""
+
+_WINDOWS_NAMES = {
+    13: "pni", 14: "cx16", 17: "xsave", 36: "ssse3", 37: "sse4_1", 38: "sse4_2 popcnt lahf_lm",
+    39: "avx", 40: "avx2 abm bmi1 bmi2 f16c fma movbe",
+}  # fmt: skip
+"""By number, what ``IsProcessorFeaturePresent`` tells; with what all processors add that have it.
+It tells nothing of AVX-512 beyond its foundation."""
 
 
 @functools.cache
@@ -22,15 +42,77 @@ def _facts() -> dict[str, str]:
     return dict(reversed(pairs))
 
 
+def system(triple: str = "") -> str:
+    """Return the operating system of a triple, by default the one that runs this.
+
+    Examples
+    --------
+    >>> system("aarch64-apple-darwin"), system("x86_64-unknown-linux-gnu")
+    ('macos', 'linux')
+    """
+    if not triple:
+        return _SYSTEMS.get(sys.platform, "linux")
+    return next((name for name, end in _TRIPLES.items() if triple.endswith(end)), "linux")
+
+
+def triple() -> str:
+    """Return LLVM's triple of this machine; empty on Linux, whose triples targets have."""
+    end = _TRIPLES.get(system())
+    return f"{normal_arch(platform.machine())}-{end}" if end else ""
+
+
 def features() -> frozenset[str]:
-    """Return the features that programs may use, as Linux spells them; empty where it has no table.
+    """Return the features that programs may use, as Linux spells them; empty where nothing says it.
 
     Tiles (AMX) are asked for here, once in a process: Linux wants that before they are used.
     """
-    found = frozenset((_facts().get("flags") or _facts().get("Features", "")).split())
+    readers = {"linux": _linux_features, "macos": _macos_features, "windows": _windows_features}
+    found = readers[system()]()
     if "amx_tile" in found and not _permits_tiles():
         found -= {feature for feature in found if feature.startswith("amx_")}
     return found
+
+
+def _linux_features() -> frozenset[str]:
+    """Read the table of processors; on 64-bit Arm the bits that Linux gives each program.
+
+    Those are right in an emulator too, where the table can be that of another processor.
+    """
+    if normal_arch(platform.machine()) == "aarch64":
+        bits = _hwcap()
+        return frozenset(name for i, name in enumerate(_HWCAP_NAMES) if bits >> i & 1)
+    return frozenset((_facts().get("flags") or _facts().get("Features", "")).split())
+
+
+def _hwcap() -> int:
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(getauxval(_HWCAP))
+
+
+def _macos_features() -> frozenset[str]:
+    """Ask macOS, which TVM has wheels for on Arm alone."""
+    dot = int.from_bytes(_sysctl("hw.optional.arm.FEAT_DotProd"), "little")
+    return frozenset(["asimd", "asimddp"] if dot else ["asimd"])
+
+
+def _windows_features() -> frozenset[str]:
+    present = ctypes.windll.kernel32.IsProcessorFeaturePresent  # type: ignore[attr-defined]
+    return frozenset(" ".join(v for k, v in _WINDOWS_NAMES.items() if present(k)).split())
+
+
+def _sysctl(name: str) -> bytes:
+    """Return what macOS holds under a name; empty if nothing."""
+    size = ctypes.c_size_t(64)
+    room = ctypes.create_string_buffer(size.value)
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), room, ctypes.byref(size), None, 0)
+    return b"" if failed else room.raw[: size.value]
+
+
+def core() -> str:
+    """Return Arm's number of the core, for example ``0xd08``; empty for those of others."""
+    facts = _facts()
+    return facts.get("CPU part", "") if facts.get("CPU implementer") == "0x41" else ""
 
 
 @functools.cache
@@ -65,6 +147,10 @@ def clock() -> float | None:
 @functools.cache
 def cache_bytes() -> tuple[int, int]:
     """Return the sizes of a core's first (data) and second cache; 0 where unknown."""
+    if system() == "macos":
+        names = ("hw.perflevel0.l1dcachesize", "hw.perflevel0.l2cachesize")
+        first, second = (int.from_bytes(_sysctl(name), "little") for name in names)
+        return first, second
     sizes = {1: 0, 2: 0}
     for index in sorted(_CACHE.glob("index*")):
         try:

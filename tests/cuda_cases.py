@@ -456,7 +456,7 @@ def _elementwise() -> Iterator[Spec]:
     flat = tuple(replace(step, layout="NHWC") for step in EVERY_STEP)
     yield replace(base, n=3, height=1, width=1, channels=100, rank=2, steps=flat)
     forms = definition_cases.FORMS
-    for way, count in (("value", 3), ("search", 15), ("whole", 7)):
+    for way, count in (("value", 3), ("search", 15), ("round", 15), ("whole", 7)):
         finding = definition_cases.levels(way, count, forms)
         yield replace(base, steps=(finding, STORE))
         yield replace(base, channels=5, steps=(replace(finding, layout="NCHW"),))

@@ -76,7 +76,7 @@ BINARY: list[Spec] = [
     )),
     replace(WORDS, steps=(levels("acc"), AFFINE, Step("bits"))),
     replace(WORDS, steps=(levels("acc", 3, flip=True), levels("acc-scale", 7))),
-    replace(WORDS, steps=(AFFINE, levels("value"), levels("search", 15))),
+    replace(WORDS, steps=(AFFINE, levels("value"), levels("search", 15), levels("round", 15))),
     replace(WORDS, steps=(
         AFFINE, *(replace(s, compare="place") for s in (levels("value"), levels("search", 15))),
     )),
@@ -88,6 +88,9 @@ FEW_BIT: list[Spec] = [
     replace(FEW, data_bits=3, weight_bits=3, steps=(AFFINE, Step("store"))),  # as counts
     replace(FEW, doubled=True, starts=True, pads=UNEVEN, strides=(2, 1), steps=(levels("acc"),)),
     FewBitConv2d("n", 1, 1, 75, 37, (1, 1), rank=2, method="bytes", steps=(AFFINE, Step("store"))),
+    FewBitConv2d(5, 1, 1, 75, 37, (1, 1), rank=2, method="bytes", steps=(
+        AFFINE, Step("div", period=1), Step("rsub", period=1), Step("mul"), Step("store"),
+    )),
     FewBitConv2d(1, 5, 5, 18, 18, (3, 3), pads=ONE, groups=18, method="floats",
                  steps=(AFFINE, Step("store"))),
     replace(FEW, channels=64, out_channels=32, groups=2, steps=(AFFINE, Step("store"))),
@@ -119,6 +122,8 @@ FLOAT: list[Spec] = [
     Elementwise(2, 1, 1, 40, rank=2, from_bits=True, mode="and", steps=(Step("store"),)),
     Elementwise(2, 3, 3, 40, planes=3, steps=(AFFINE, Step("store"))),
     Elementwise(1, 2, 3, 20, steps=(levels("whole", 3),)),
+    Elementwise(1, 2, 3, 20, steps=(levels("round", 255),)),
+    Elementwise("n", 1, 1, 21, steps=(Step("mul", period=1), levels("round", 255)), rank=2),
 ]  # fmt: skip
 
 BITS: list[Spec] = [
@@ -145,4 +150,12 @@ LONG: list[Spec] = [
 ]
 """Those whose definitions are many blocks."""
 
-SPECS = [*BINARY, *FEW_BIT, *FLOAT, *BITS]
+PACKED: list[Spec] = [
+    FewBitConv2d("n", 1, 1, 75, 37, (1, 1), rank=2, data_bits=8, weight_bits=2, method="packed",
+                 steps=(AFFINE, Step("store"))),
+    FewBitConv2d(1, 3, 5, 64, 100, (1, 1), data_bits=4, weight_bits=1, method="packed",
+                 steps=(levels("acc"),)),
+]  # fmt: skip
+"""Which CPUs have alone."""
+
+SPECS = [*BINARY, *FEW_BIT, *PACKED, *FLOAT, *BITS]

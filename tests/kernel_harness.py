@@ -12,6 +12,7 @@ import pytest
 import tvm
 
 from bnncc import schedules
+from bnncc.codegen import memory
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
@@ -63,7 +64,9 @@ def build(functions: dict[str, Any], target: TargetSpec) -> Any:
         return Module(functions, target)
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):  # as all code is made
-        return tvm.compile(tvm.IRModule(named), target=tvm_target(target))
+        return tvm.compile(
+            tvm.IRModule(named), target=tvm_target(target), tir_pipeline=memory.PIPELINE
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,6 +15,9 @@ from bnncc.topi_binary.step import Step
 
 Term = Any
 
+WHOLE = 1.5 * 2.0**23
+"""Floats from 2^23 to 2^24 are the whole numbers: this and a float below 2^22 add up to one."""
+
 
 @dataclass(frozen=True)
 class Algebra:
@@ -30,7 +33,7 @@ class Algebra:
         Returns a term under a name, to be used twice.
     fma : callable
         Takes value, scale and bias, and returns ``value * scale + bias``, rounded once.
-    add, sub, mul, max, min : callable
+    add, sub, mul, div, max, min : callable
         Take two floats.
     compare : callable
         Takes a term, a comparison of C, and a term; returns a condition.
@@ -44,6 +47,9 @@ class Algebra:
         Take an int32 and return a float, and the other way round (cut towards 0).
     place : callable
         Takes a float, and returns as int32 how many floats it is above 0, or below.
+    apart : callable
+        Takes two positive floats, and returns as int32 how many floats the first is above the
+        second.
     """
 
     zero: Term
@@ -54,6 +60,7 @@ class Algebra:
     add: Callable[[Term, Term], Term]
     sub: Callable[[Term, Term], Term]
     mul: Callable[[Term, Term], Term]
+    div: Callable[[Term, Term], Term]
     max: Callable[[Term, Term], Term]
     min: Callable[[Term, Term], Term]
     compare: Callable[[Term, str, Term], Term]
@@ -63,6 +70,7 @@ class Algebra:
     real: Callable[[Term], Term]
     whole: Callable[[Term], Term]
     place: Callable[[Term], Term]
+    apart: Callable[[Term, Term], Term]
 
 
 def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
@@ -77,6 +85,7 @@ STEPS: dict[str, Callable[..., Term]] = {
     "add": lambda a, step, v, tensor: a.add(v, tensor),
     "rsub": lambda a, step, v, tensor: a.sub(tensor, v),
     "mul": lambda a, step, v, tensor: a.mul(v, tensor),
+    "div": lambda a, step, v, tensor: a.div(v, tensor),
     "gate": lambda a, step, v, tensor: a.mul(v, tensor),
     "relu": lambda a, step, v: a.max(v, a.zero),
     "clip": lambda a, step, v: a.min(a.max(v, a.number(step.lo)), a.number(step.hi)),
@@ -129,6 +138,12 @@ def nearest(algebra: Algebra, step: Step, value: Term, scale: Term, bias: Term) 
     found = algebra.fma(value, scale, bias)
     top = algebra.count(step.count)
     return algebra.whole(algebra.min(algebra.max(found, algebra.zero), top))
+
+
+def rounded(algebra: Algebra, value: Term, first: Term, last: Term) -> Term:
+    """Return ``rint(clip(value, first, last)) - first``, the level by ``round``."""
+    inside, far = algebra.min(algebra.max(value, first), last), algebra.number(WHOLE)
+    return algebra.apart(algebra.add(inside, far), algebra.add(first, far))
 
 
 def stands_for(algebra: Algebra, step: Step, level: Term) -> Term:

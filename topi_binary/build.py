@@ -50,6 +50,7 @@ def step_input_types(spec: Spec, step: Step) -> list[Type]:
             "acc-scale": [((lanes,), "float32")] * 2,
             "value": [((step.count, lanes), "float32")],
             "search": [((step.count + 4,), "float32")],
+            "round": [((2,), "float32")],
             "whole": [],
         }
         table: list[Type] = [((step.count + 1,), "float32")] * ("table" in step.forms)

@@ -12,6 +12,11 @@ With data levels k (planes ``d_j`` of bits, ``k = sum 2**j d_j``) and integer we
   instruction.
 * ``pairs``: the same with two of 16 bits.
 * ``floats``: each is a float32; sums below 2**24 are exact.
+* ``packed``: levels are those of ``bytes``. Weights of 1 or 2 bits stay packed until the kernel
+  multiplies: ``q = step * code + first`` of codes that are not negative, so that a sum is ``step *
+  sum(k * code) + first * sum(k)``. A word of codes has them in the order of bytes: bits ``8 * b +
+  W * j`` are those of channel ``4 * j + b``, so that one shift and one mask give the bytes that
+  meet four neighbouring levels.
 
 This module imports nothing of TVM: passes pack weights with it, kernels read what it packed.
 """
@@ -23,14 +28,31 @@ from itertools import product
 import numpy as np
 
 from bnncc.topi_binary.borders import classes, inside
-from bnncc.topi_binary.layout import LANES, blocks, pack_bits, pad_lanes, words
+from bnncc.topi_binary.layout import (
+    LANES,
+    WORD_BITS,
+    blocks,
+    level_words,
+    pack_bits,
+    pad_lanes,
+)
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 METHODS = tuple(LEVEL_FORM)
 """How products are computed."""
 
+CODES = {1: (2, -1), 2: (1, -2)}
+"""Step and first weight of ``packed`` ones, by their bits."""
+
 MAX_FLOAT = 2**24
 """Sums of ``floats`` are below this, and start values too."""
+
+TOGETHER = 4
+"""Blocks of output channels of which ``packed`` words lie side by side: memory is read as one run
+by a kernel that goes through several."""
+
+MAX_PACKED = 2**19
+"""Channels up to which sums of products of codes, some of them times 8, fit 32 bits."""
 
 PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
 """Levels in a word, in the forms that are not planes."""
@@ -38,9 +60,30 @@ PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
 
 def group_words(spec: FewBitConv2d) -> int:
     """Return how many words of one group and pixel take part in products."""
-    channels = spec.channels // spec.groups
-    form = spec.form
-    return words(channels) if form == "planes" else -(-channels // PER_WORD[form])
+    return -(-(spec.channels // spec.groups) // per_word(spec))
+
+
+def per_word(spec: FewBitConv2d) -> int:
+    """Return how many channels a word of weights has; of one plane, if there are planes."""
+    if spec.method == "packed":
+        return WORD_BITS // spec.weight_bits
+    return PER_WORD.get(spec.form, WORD_BITS)
+
+
+def sums_of_word(spec: FewBitConv2d) -> int:
+    """Return how many sums a word of weights has: one for each place of a code in half a byte."""
+    return 4 // spec.weight_bits if spec.method == "packed" else 1
+
+
+def packs(spec: FewBitConv2d) -> bool:
+    """Return whether the method ``packed`` can compute a layer: one of single pixels.
+
+    A word of weights may reach no further than the levels of a pixel do.
+    """
+    alone = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
+    stored = level_words(spec.channels, "bytes") * PER_WORD["bytes"]
+    fits = group_words(spec) * per_word(spec) <= stored and spec.channels <= MAX_PACKED
+    return alone and spec.groups == 1 and spec.weight_bits in CODES and fits
 
 
 def weight_planes(spec: FewBitConv2d) -> int:
@@ -90,20 +133,34 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
     -------
     ndarray, one-dimensional, see `constants`
         Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (plane, kh, kw, word, lane).
+        order is (plane, kh, kw, word, lane). Of ``packed`` weights, `TOGETHER` blocks are one run
+        of memory, as are those left at the end: (word, block, lane).
     """
     if spec.form == "planes":
         planes = planes_of(weight, spec.weight_bits, spec.method)
         packed = pack_bits(planes).transpose(1, 0, 2, 3, 4)
     else:
-        count, per_word = group_words(spec), PER_WORD[spec.form]
-        dtype = {4: "<i1", 2: "<i2", 1: "<f4"}[per_word]
-        filled = np.zeros((*weight.shape[:3], count * per_word), dtype)
-        filled[..., : weight.shape[3]] = weight
-        packed = filled.view("<f4" if per_word == 1 else "<u4")
+        count, together = group_words(spec), per_word(spec)
+        dtype = {4: "<i1", 2: "<i2", 1: "<f4"}.get(together, "<u1")
+        filled = np.zeros((*weight.shape[:3], count * together), dtype)
+        step, first = CODES[spec.weight_bits] if spec.method == "packed" else (1, 0)
+        filled[..., : weight.shape[3]] = (weight - first) // step
+        if spec.method == "packed":
+            filled = _side_by_side(filled.reshape(*weight.shape[:3], count, -1, 4))
+        packed = filled.view("<f4" if together == 1 else "<u4")
     rows = packed.reshape(weight.shape[0], -1)
     cut = pad_lanes(rows).reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
-    return np.ascontiguousarray(cut).reshape(-1)
+    if spec.method != "packed":
+        return np.ascontiguousarray(cut).reshape(-1)
+    firsts = range(0, len(cut), TOGETHER)
+    return np.concatenate([cut[i : i + TOGETHER].swapaxes(0, 1).reshape(-1) for i in firsts])
+
+
+def _side_by_side(codes: np.ndarray) -> np.ndarray:
+    """Return bytes (..., words * 4) of codes (..., words, places in a byte, 4)."""
+    *outer, count, places, together = codes.shape
+    moved = codes << (8 // places * np.arange(places, dtype=np.uint8))[:, None]
+    return np.bitwise_or.reduce(moved, axis=-2).reshape(*outer, count * together)
 
 
 def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.ndarray:

@@ -93,6 +93,7 @@ class BinaryConv2d(Convolution):
 
 LEVEL_FORM = {
     "xor": "planes", "and": "planes", "bytes": "bytes", "pairs": "pairs", "floats": "floats",
+    "packed": "bytes",
 }  # fmt: skip
 """What form of `step.FORMS` the data of each method of `FewBitConv2d` have."""
 
@@ -119,7 +120,7 @@ class FewBitConv2d(Convolution):
     channel is a group of its own, and its levels are floats."""
     data_bits: int = 1
     weight_bits: int = 1
-    """Planes of weights; only for planes."""
+    """Planes of weights; of ``packed`` ones, how many bits each has: 1 (signs) or 2."""
     method: str = "and"
     """One of `few_bit_data.METHODS`."""
     starts: bool = False

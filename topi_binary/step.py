@@ -22,6 +22,7 @@ class Step:
     ``add``         tensor, `layout`             ``v = v + t``; shape of the output
     ``rsub``        tensor, `layout`             ``v = t - v``
     ``mul``         tensor, `layout`             ``v = v * t``
+    ``div``         tensor, `layout`             ``v = v / t``
     ``gate``        tensor f32 ``[N, C]``        ``v = v * t[n, c]`` (squeeze-and-excite)
     ``relu``                                     ``v = max(v, 0)``
     ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
@@ -54,7 +55,8 @@ class Step:
     zero: bool = False
     period: int = 0
     """For ``add`` in a binary convolution: the tensor (NHWC) has so many channels, whole blocks of
-    lanes, and repeats: channel ``c`` adds its channel ``c % period``."""
+    lanes, and repeats: channel ``c`` adds its channel ``c % period``. For all steps with tensors, 1
+    means one number for each pixel."""
     in_place: bool = False
     """For ``store``: over the tensor of the nearest ``add`` before it, which nobody reads later
     (binary convolutions only; the kernel then has no output of its own for this step)."""
@@ -67,18 +69,18 @@ class Step:
     forms: tuple[str, ...] = ()
     """For ``levels``: what is stored, each an output, in this order; of `FORMS`."""
     dtype: str = "float32"
-    """For ``add``, ``rsub``, ``mul``, ``store``: of the tensor; ``float16`` on GPUs."""
+    """For steps with tensors and ``store``: of the tensor; ``float16`` on GPUs."""
 
 
 INPUTS_OF_STEP = {
-    "affine": 2, "scale": 1, "shift": 1, "add": 1, "rsub": 1, "mul": 1, "gate": 1, "relu": 0,
-    "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
+    "affine": 2, "scale": 1, "shift": 1, "add": 1, "rsub": 1, "mul": 1, "div": 1, "gate": 1,
+    "relu": 0, "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
     "levels": 1,
 }  # fmt: skip
 """Kernel inputs each step takes, but for `step_inputs`."""
 
 
-TENSORS = ("add", "rsub", "mul")
+TENSORS = ("add", "rsub", "mul", "div")
 """Steps that read a tensor of the shape of the output."""
 
 FETCHED = (*TENSORS, "gate")
@@ -96,7 +98,7 @@ levels in a word; as float32 numbers; or as what they stand for: ``value`` is ``
 NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
 """Type of one level, in those of `FORMS` where each is a number."""
 
-WAYS = ("acc", "acc-scale", "value", "search", "whole")
+WAYS = ("acc", "acc-scale", "value", "search", "round", "whole")
 """How ``levels`` are found.
 
 * ``acc``: ``k`` = how many of the thresholds, int32 ``[count, lanes]``, ``acc`` reaches.
@@ -105,6 +107,8 @@ WAYS = ("acc", "acc-scale", "value", "search", "whole")
 * ``search``: the same for thresholds common to all channels: a f32 vector of slope, offset, -inf,
   the thresholds in ascending order, inf. ``trunc(clip(v * slope + offset, 0, count))`` is the
   level or next to it.
+* ``round``: ``k = rint(clip(v, first, last)) - first``, ties to even, from a f32 vector of first
+  and last, whole numbers.
 * ``whole``: ``v`` is the level.
 """
 

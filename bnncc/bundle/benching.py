@@ -51,14 +51,14 @@ def bench(artifact: Artifact, path: Path) -> tuple[dict[str, Any], list[str]]:
     known = results.networks.get(digest)
     if known is None:
         raise TuningError(
-            f"{path}: contains no times of this artifact: its code is none of the "
+            f"{path}: contains no times of this artifact: its code differs from the "
             f"{len(results.networks)} networks that ran",
             hint="`bnncc bench ARTIFACT --bundle FOLDER` makes a bundle of it",
         )
     whole = known.get("main", {"right": False, "error": "did not run"})
     if not whole["right"]:
         said = whole.get("error", "is wrong")
-        raise VerificationError(f"{path}: the network is not right there: {said}")
+        raise VerificationError(f"{path}: wrong outputs on that machine: {said}")
     warnings = list(results.warnings)
     times = {}
     for kernel in artifact.manifest["report"]["kernels"]:

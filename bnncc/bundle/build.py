@@ -191,7 +191,7 @@ def check(folder: Path, target: TargetSpec) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from error
     if used:
-        raise UsageError(f"{folder}: is not an empty folder", hint="give one that is not there yet")
+        raise UsageError(f"{folder}: is not an empty folder", hint="give one that does not exist")
     packed = _archive(folder)
     if os.path.lexists(packed):
         raise UsageError(f"{packed}: exists, and the bundle's archive goes there")

@@ -106,7 +106,7 @@ class _PassedOver(Exception):
 
 
 class _Kernel:
-    """The candidates for one kernel, and what became of them.
+    """The candidates for one kernel, and their results.
 
     Parameters
     ----------

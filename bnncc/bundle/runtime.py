@@ -13,6 +13,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from bnncc.errors import BnnccError
+from bnncc.targets import host
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """Versions of Python that a bundle is for, unless told otherwise."""
@@ -41,10 +42,12 @@ def add_runtime(folder: Path, pythons: Sequence[str], *, gpu: bool) -> None:
     Raises
     ------
     BnnccError
-        If pip cannot fetch a wheel.
+        If pip cannot fetch a wheel, or this is not Linux.
     """
     import tvm
 
+    if host.system() != "linux":
+        raise BnnccError("bundles are built on Linux only")
     (folder / "lib").mkdir(exist_ok=True)
     for library in ("libtvm_runtime.so", *(["libtvm_runtime_cuda.so"] if gpu else [])):
         shutil.copy(Path(str(tvm.__file__)).parent / "lib" / library, folder / "lib" / library)

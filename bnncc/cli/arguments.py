@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how argparse shows and refuses them."""
+"""Options shared by several verbs, and how argparse shows and refuses them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from bnncc.options import (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its messages in the form of ours."""
+    """argparse with messages in the form of bnncc's."""
 
     def error(self, message: str) -> NoReturn:
         """Print `message`, what may have been meant and how to get help; exit with 2."""
         near = ""
+        message = message.replace("the following arguments are required:", "missing argument:")
         if wrong := _CHOICE.search(message):
             near = _meant(wrong["given"], re.findall(r"[^\s,']+", wrong["choices"]))
             if wrong["what"] in ("VERB", "ACTION"):
@@ -96,7 +97,7 @@ def path(text: str) -> Path:
 
 
 def seed(text: str) -> int:
-    """Read a number that seeds random ones, 0 or more.
+    """Read the seed of random numbers, 0 or more.
 
     Raises
     ------
@@ -123,10 +124,32 @@ def count(text: str) -> int:
     return value
 
 
+def fraction(text: str) -> float:
+    """Read a number from 0 to 1, or a percentage.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+
+    Examples
+    --------
+    >>> fraction("0.9"), fraction("90%")
+    (0.9, 0.9)
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1 or a percentage")
+    return value
+
+
 def add_verb(
     verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace, Console], int]
 ) -> argparse.ArgumentParser:
-    """Return the parser of a new verb, with the options that all have."""
+    """Return the parser of a new verb, with the options common to all."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=text,
@@ -149,7 +172,7 @@ _LEADING = re.compile(r"-v+|-q+|--verbose|--quiet")
 
 
 def arranged(words: Sequence[str]) -> list[str]:
-    """Put what stands before the verb behind it, and ``help`` in the form of an option.
+    """Move options before the verb behind it, and turn ``help`` into an option.
 
     Examples
     --------
@@ -190,7 +213,7 @@ OLD_VALUES = {
 
 
 def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Put new names in the place of deprecated ones; also return what to say of that.
+    """Replace deprecated names by new ones; also return the warnings.
 
     Examples
     --------
@@ -222,7 +245,7 @@ def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 FORMATS = ("artifact", "c", "wasm")
-"""What `compile` writes."""
+"""Output formats of `compile`."""
 
 
 _CHOICES = {
@@ -244,7 +267,7 @@ _CHOICES = {
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a compilation may be asked."""
+    """Add the options of a compilation."""
     group = parser.add_argument_group("model")
     params_option(group)
     add(
@@ -323,10 +346,10 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a device has, for networks of C."""
+    """Add limits of a device, for networks compiled to C."""
     group = parser.add_argument_group("device")
     for kind in ("ram", "flash"):
-        text = f"refuse a network of C that takes more {kind} than that"
+        text = f"fail if the network, compiled to C, needs more {kind}"
         add(group, f"--{kind}", text, "BYTES[k|M]", option(parse_bytes))
 
 
@@ -336,11 +359,11 @@ def parse_bytes(text: str) -> int:
     Raises
     ------
     UsageError
-        If it is none.
+        If it is not one.
     """
     digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
     if not digits.isdecimal():
-        raise UsageError(f"`{text}` is no number of bytes: 65536, 64k and 1M are")
+        raise UsageError(f"`{text}` is not a number of bytes, such as 65536, 64k or 1M")
     return int(digits) * _UNITS.get(unit, 1)
 
 
@@ -370,7 +393,7 @@ def threads_option(parser: Any, help_text: str = "maximum number of threads") ->
 
 
 def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, results: str) -> None:
-    """Add what is written for another machine, and what came back; the texts say why."""
+    """Add ``--bundle`` and ``--import``, with these help texts."""
     group = parser.add_argument_group("bundle", text)
     add(group, "--bundle", bundle, "FOLDER", path)
     add(
@@ -385,7 +408,7 @@ def bundle_options(parser: argparse.ArgumentParser, text: str, bundle: str, resu
 
 
 def device_options(parser: argparse.ArgumentParser) -> None:
-    """Add where a device is."""
+    """Add the options that name a device."""
     group = parser.add_argument_group(
         "device", "Run on a device, not on this machine; see docs/deploy.md."
     )

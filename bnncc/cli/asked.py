@@ -1,4 +1,4 @@
-"""What a command line asks, checked; and the form in which it is answered."""
+"""Turn parsed arguments into options, and check them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bnncc.options import CHOICES, CompileOptions
 
 
 def options_of(args: Namespace) -> CompileOptions:
-    """Return what the command line asks of a compilation."""
+    """Return the options of a compilation."""
     names = [name for name, _ in args.input_shape]
     if len(set(names)) != len(names):
         raise UsageError("--input-shape names an input twice")
@@ -58,7 +58,7 @@ def pythons_of(args: Namespace) -> tuple[str, ...]:
 
 
 def check_bundle(args: Namespace) -> None:
-    """Refuse options that do not go with ``--bundle`` and ``--import``, nor these together."""
+    """Refuse options that cannot be combined with ``--bundle`` and ``--import``."""
     away = args.bundle is not None or args.results is not None
     if args.bundle is not None and args.results is not None:
         raise UsageError("--bundle and --import cannot be combined")
@@ -89,7 +89,7 @@ def _check_readable(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds.
+    """Return the content of a JSON file.
 
     Raises
     ------
@@ -103,14 +103,14 @@ def read_json(path: Path) -> Any:
 
 
 def check_outputs(args: Namespace, **outputs: Path | None) -> None:
-    """Refuse files to write before the work is done, not after.
+    """Refuse outputs that cannot be written, before any work is done.
 
     Parameters
     ----------
     args : Namespace
-        Says what is read.
+        The arguments, which name the files to read.
     **outputs : Path or None
-        To be written, by what they are.
+        Files to write, by what they contain.
 
     Raises
     ------
@@ -149,6 +149,7 @@ _INPUTS = {
     "artifact": "artifact",
     "params": "parameter file",
     "input": "input",
+    "labels": "file of labels",
     "results": "results file",
     "bench": "file of times",
 }
@@ -186,5 +187,5 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def as_json(data: Any) -> str:
-    """Return `data` as text that is easy to read."""
+    """Return `data` as indented JSON."""
     return json.dumps(data, indent=2, sort_keys=False) + "\n"

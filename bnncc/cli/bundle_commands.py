@@ -1,4 +1,4 @@
-"""What ``--bundle`` and ``--import`` do, for the verbs that have them."""
+"""``--bundle`` and ``--import`` of the verbs that have them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def write_tune(
     args: Namespace, target: TargetSpec, pattern: re.Pattern[str] | None, console: Console
 ) -> int:
-    """Write a bundle that tries kernels elsewhere, those whose description `pattern` matches.
+    """Write a bundle that tries kernels whose description matches `pattern` on another machine.
 
     Raises
     ------
     UsageError
-        If options do not go together.
+        If options cannot be combined.
     """
     if args.measure != "time":
         raise UsageError("--measure instructions cannot be combined with --bundle")
@@ -51,7 +51,7 @@ def write_tune(
 
 
 def import_tuned(args: Namespace, folder: Path, command: str, console: Console) -> int:
-    """Put a bundle's results on record in `folder`, with `command` in its index.
+    """Add the results of a bundle to the records in `folder`, with `command` in its index.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def import_tuned(args: Namespace, folder: Path, command: str, console: Console) 
     Raises
     ------
     UsageError
-        If options do not go together.
+        If options cannot be combined.
     """
     if args.models:
         raise UsageError("--import takes no MODEL: the results name their kernels")

@@ -1,4 +1,4 @@
-"""What each verb of the command line does; each imports the heavy modules it needs."""
+"""The verbs of the command line; each imports the heavy modules it needs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def compile_(args: Namespace, console: Console) -> int:
 
     target = resolve(args.target)
     form = args.format or target.default_format
+    _check_limits(args, form)
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     if form != "artifact" and names_folder(output):
@@ -127,11 +128,12 @@ def bench(args: Namespace, console: Console) -> int:
 
 
 def explain(args: Namespace, console: Console) -> int:
-    """Say how each layer of a model or artifact is computed: as text, JSON or a page."""
+    """Show how each layer of a model or artifact is computed: as text, JSON or a page."""
     from bnncc import report
     from bnncc.files import STDOUT, output_name, write_atomic
     from bnncc.report import device, html
     from bnncc.runtime.artifact import Artifact
+    from bnncc.targets.catalog import resolve
 
     bench = None if args.bench is None else read_json(args.bench)
     printed = args.json or (args.html is None and args.annotate is None)
@@ -146,8 +148,10 @@ def explain(args: Namespace, console: Console) -> int:
             raise UsageError(
                 f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
             )
+        _check_limits(args, "artifact")
         content = Artifact.load(args.file, check_host=False).report
     else:
+        _check_limits(args, resolve(args.target).default_format)
         content = _compiled(args.file, options_of(args), console).report
     _require_fits(args, content, console)
     if args.annotate is not None:
@@ -176,31 +180,51 @@ def verify(args: Namespace, console: Console) -> int:
     Returns
     -------
     int
-        Exit code: 1 if they differ.
+        Exit code: 1 if they differ, or if accuracy is below the minimum.
+
+    Raises
+    ------
+    UsageError
+        If options cannot be combined.
     """
+    if args.labels is None and (args.min_accuracy is not None or args.scores is not None):
+        raise UsageError("--min-accuracy and --scores need --labels")
+    if args.labels is not None and args.input is None:
+        raise UsageError(
+            "--labels needs the labelled examples: give --input",
+            hint="one file may hold both: --input test.npz --labels test.npz",
+        )
     from bnncc import agreement
+    from bnncc.runtime.accuracy import read_examples
 
     with _loaded(args) as artifact:
-        arrays = None if args.input is None else artifact.read_inputs(args.input)
-        result = agreement.verify(args.model, artifact, arrays, seed=args.seed, params=args.params)
+        arrays = labels = None
+        if args.labels is not None:
+            arrays, labels = read_examples(artifact, args.input, args.labels)
+        elif args.input is not None:
+            arrays = artifact.read_inputs(args.input)
+        result = agreement.verify(
+            args.model, artifact, arrays, seed=args.seed, params=args.params,
+            labels=labels, scores=args.scores, min_accuracy=args.min_accuracy,
+        )  # fmt: skip
     console.data(as_json(result) if args.json else agreement.text(result) + "\n")
     return 0 if result["passed"] else 1
 
 
 def deploy(args: Namespace, console: Console) -> int:
-    """Bring an artifact to a device, check and time it there.
+    """Upload an artifact to a device, check it and time it.
 
     Returns
     -------
     int
-        Exit code: 1 if it is wrong there.
+        Exit code: 1 if its outputs are wrong.
 
     Raises
     ------
     UsageError
         If there is no device among the options.
     VerificationError
-        If the device computes something else than the artifact says is right.
+        If the device's outputs are wrong.
     """
     if args.rpc is None and args.tracker is None:
         raise UsageError(
@@ -222,7 +246,7 @@ def deploy(args: Namespace, console: Console) -> int:
 
 
 def device_kit(args: Namespace, console: Console) -> int:
-    """Put together what a device needs."""
+    """Build the server and runtime that a device needs."""
     from bnncc.remote import kit
     from bnncc.targets.catalog import resolve
 
@@ -297,19 +321,27 @@ def _compiled(
     return artifact
 
 
+def _check_limits(args: Namespace, form: str) -> None:
+    """Refuse limits of flash and RAM for what is not C, if possible before it is compiled."""
+    if form == "artifact" and (args.ram, args.flash) != (None, None):
+        raise UsageError(
+            "--ram and --flash need a network compiled to C",
+            hint="`bnncc compile --format c`, or a target such as cortex-m4",
+        )
+
+
 def _require_fits(args: Namespace, content: dict[str, Any], console: Console) -> None:
-    """Refuse a network that does not fit the device, with the table that says why."""
+    """Fail if a network does not fit the device, and print its memory table."""
     if args.ram is None and args.flash is None:
         return
     from bnncc.report import device
 
-    if "device" not in content:
-        raise UsageError("--ram and --flash are for objects called from C", hint="--format c")
+    _check_limits(args, "c" if "device" in content else "artifact")
     if over := device.beyond(content, ram=args.ram, flash=args.flash):
         console.result("\n".join(device.footprint(content)))
         raise TargetError(
             f"{content['model']}: does not fit {content['target']}: {'; '.join(over)}",
-            hint="the table above says what takes them",
+            hint="the table above lists what needs the memory",
         )
 
 

@@ -25,6 +25,7 @@ from bnncc.cli.arguments import (
     bundle_options,
     count,
     device_options,
+    fraction,
     json_option,
     limit_options,
     model_options,
@@ -36,7 +37,7 @@ from bnncc.cli.arguments import (
 )
 from bnncc.cli.asked import check_inputs
 from bnncc.console import Bar, Console, library_output_hidden
-from bnncc.errors import BnnccError
+from bnncc.errors import BnnccError, onnx_needed
 from bnncc.progress import SHARES, listening
 from bnncc.report import SORTS
 
@@ -97,7 +98,7 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
     try:
         check_inputs(args)
         bar = Bar(console, SHARES.get(args.verb, SHARES[""]))
-        with _quiet_libraries(args.verbose), listening(bar):
+        with _quiet_libraries(args.verbose), listening(bar), onnx_needed():
             return int(args.run(args, console))
     except BnnccError as error:
         console.error(error)
@@ -307,7 +308,7 @@ def _explain(verbs: Any) -> None:
     add(
         group,
         "--annotate",
-        "write the model as ONNX, with what became of each node in its metadata, as Netron shows",
+        "write the model as ONNX, with the verdict on each node in its metadata, for Netron",
         "OUT.onnx",
         path,
     )
@@ -334,6 +335,16 @@ def _verify(verbs: Any) -> None:
     group = parser.add_argument_group("data")
     add(group, "--input", "inputs to use instead of random ones", "IN.npz", path)
     add(group, "--seed", "seed of the random inputs", "N", seed, default=0)
+    group = parser.add_argument_group("accuracy")
+    add(
+        group,
+        "--labels",
+        "class numbers of the examples in --input: .npy, or .npz with the array `labels`",
+        "FILE",
+        path,
+    )
+    add(group, "--min-accuracy", "fail below this accuracy, such as 0.9 or 90%%", "A", fraction)
+    add(group, "--scores", "output with a score per class; default: the only output", "NAME")
     threads_option(parser)
     device_options(parser)
     json_option(parser)

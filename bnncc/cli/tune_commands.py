@@ -1,4 +1,4 @@
-"""What the verbs of tuning do."""
+"""The verbs `tune` and `records`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tune(args: Namespace, console: Console) -> int:
     Raises
     ------
     UsageError
-        If options do not go together.
+        If options cannot be combined.
     """
     from bnncc.targets.catalog import resolve
 
@@ -124,7 +124,7 @@ def records(args: Namespace, console: Console) -> int:
     TuningError
         If there are no records where some are expected.
     UsageError
-        If a folder is not there.
+        If a folder does not exist.
     """
     from bnncc.records import database as logs
     from bnncc.records.tools import described, merge, prune

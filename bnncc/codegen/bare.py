@@ -25,6 +25,7 @@ from bnncc.codegen.c_text import ALIGNMENT
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
 from bnncc.schedules import intrin_wasm
+from bnncc.schedules.float_functions import expanded
 from bnncc.schedules.intrin import Intrinsic
 
 _CPU = 1
@@ -68,6 +69,8 @@ def build(
     lowering = _without_scalable(target)
     lowered, scratch = _with_scratch(lowered_by(_passes(), functions, lowering))
     with lowering, tvm.transform.PassContext(config=memory.OPTIONS):
+        for var, func in lowered.functions_items():
+            lowered[var] = expanded(func)
         lowered = tir.LowerIntrin()(lowered)
         if f"+{intrin_wasm.FEATURE}" in target.attrs.get("mattr", ()):
             lowered = _for_wasm(lowered)
@@ -229,7 +232,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         taken = partial(_from_scratch, place, sizes, refused)
         body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
         if refused:
-            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C does without")
+            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C code lacks")
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tvm.tirx import transform as tir
 from bnncc.codegen import bare
 from bnncc.codegen.c_text import C_TYPES, RESERVED, identifier
 from bnncc.errors import TargetError
+from bnncc.schedules import float_functions
 
 ALIGNMENT = 8
 """Of every tensor, in bytes: what the largest number needs."""
@@ -63,6 +64,7 @@ def build(
     if used & {"float16_value", "float16_of", "bfloat16_value", "bfloat16_of"}:
         used |= {"bits_of", "float_of"}
     helpers = [text for name, text in _HELPERS.items() if name in used]
+    helpers += [_own(name) for name in _OWN if name in used]
     text = "\n".join([*helpers, *(one.text for one in made)])
     return text.encode(), {one.name: one.scratch for one in made}
 
@@ -81,8 +83,22 @@ def _passes() -> list[tvm.transform.Pass]:
         tir.StmtSimplify(),
         tvm.transform.module_pass(_without_unread, opt_level=0),
         tir.RemoveNoOp(),
+        tvm.transform.module_pass(_with_sigmoids, opt_level=0),
         tir.LowerIntrin(),
     ]
+
+
+def _with_sigmoids(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Keep sigmoids, which TVM would write as ``1 / (1 + exp(-x))``: far from exact below 0."""
+
+    def kept(call: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != "tirx.sigmoid" or _dtype(call) != "float32":
+            return call
+        return tirx.call_pure_extern("float32", "sigmoidf", call.args[0])
+
+    for var, func in module.functions_items():
+        module[var] = func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, kept)))
+    return module
 
 
 def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
@@ -225,32 +241,29 @@ _FUNCTIONS = (
 
 _RENAMED = {"round": "nearbyint"}
 
+_OWN = {f"float_{name}": name for name in float_functions.FUNCTIONS}
+"""Functions of float32 that a C compiler can vectorize, by their names in C."""
 
-class _Function:
-    """Prints one kernel."""
 
-    def __init__(self, name: str, func: tirx.PrimFunc) -> None:
-        self.name, self.scratch, self.helpers = name, 0, set[str]()
+class _Expressions:
+    """Prints expressions of one function."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.helpers = name, set[str]()
         self._names: dict[Any, str] = {}
-        self._taken = {"scratch", *RESERVED, *_FUNCTIONS, *_HELPERS}
+        self._taken = {"scratch", *RESERVED, *_FUNCTIONS, *_HELPERS, *_OWN}
         self._kinds: dict[str, str] = {}  # of pointers and arrays, by name
         self._scalars: set[str] = set()
-        self._offset = 0
-        self._lines: list[str] = []
-        self._written, read = written, read = _accessed(func)
-        arguments = []
-        for param in func.params:
-            own = self._named(param, param.name)
-            self._kinds[own] = str(param.dtype)
-            const = "" if param in written else "const "
-            arguments.append(f"{const}{C_TYPES[str(param.dtype)]} *restrict {own}")
-        self._views, self._unused = _views(func), _unused(func.body)
-        self._statement(func.body, 1)
-        unused = [self._names[p] for p in func.params if p not in written | read]
-        unused += [] if self.scratch else ["scratch"]
-        head = [f"  (void){name};" for name in unused]
-        own = f"int32_t {name}({', '.join(arguments)}, void *scratch) {{"
-        self.text = "\n".join([own, *head, *self._lines, "  return 0;", "}", ""])
+        self._views: Mapping[Any, Any] = {}
+        self._written: Collection[Any] = ()
+
+    def name_of(self, var: Any) -> str:
+        """Return the name of a variable, a new one if it has none."""
+        return self._named(var, var.name)
+
+    def printed(self, expr: Expr) -> str:
+        """Return an expression."""
+        return self._top(expr)
 
     def _named(self, var: Any, wanted: str) -> str:
         if var not in self._names:
@@ -260,111 +273,6 @@ class _Function:
             self._taken.add(name)
             self._names[var] = name
         return self._names[var]
-
-    def _add(self, depth: int, text: str) -> None:
-        self._lines.append("  " * depth + text)
-
-    # Statements
-
-    def _statement(self, stmt: Any, depth: int) -> None:
-        kind = type(stmt).__name__
-        write = getattr(self, f"_of_{kind.lower()}", None)
-        if write is None:
-            raise TargetError(f"kernel `{self.name}`: no C for {kind}")
-        write(stmt, depth)
-
-    def _of_seqstmt(self, stmt: Any, depth: int) -> None:
-        offset = self._offset
-        for one in stmt.seq:
-            self._statement(one, depth)
-        self._offset = offset
-
-    def _of_declbuffer(self, stmt: Any, depth: int) -> None:
-        pass  # `_views` knows
-
-    def _of_allocbuffer(self, stmt: Any, depth: int) -> None:
-        buffer = stmt.buffer
-        dtype, size = str(buffer.dtype), math.prod(int(d) for d in buffer.shape)
-        own, ctype = self._named(buffer, buffer.name), C_TYPES[dtype]
-        self._kinds[own] = dtype
-        nbytes = size * np.dtype("bool" if dtype == "bool" else _STORED.get(dtype, dtype)).itemsize
-        if size == 1 and buffer not in self._views.values():
-            self._scalars.add(own)
-            self._add(depth, f"{ctype} {own};")
-            return
-        if nbytes <= STACK_BYTES:
-            self._add(depth, f"{ctype} {own}[{size}];")
-            return
-        start = self._offset
-        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        self.scratch = max(self.scratch, self._offset)
-        self._add(
-            depth, f"{ctype} *{own} = ({ctype} *)(void *)((unsigned char *)scratch + {start});"
-        )
-
-    def _of_for(self, stmt: Any, depth: int) -> None:
-        name = next(n for n in (*_LOOPS, "turn") if n not in self._taken or n == "turn")
-        var = self._named(stmt.loop_var, name)
-        kind = C_TYPES[str(stmt.loop_var.ty.dtype)]
-        first, extent = stmt.min, stmt.extent
-        end = self._top(extent) if _is(first, 0) else self._top(first + extent)
-        self._add(depth, f"for ({kind} {var} = {self._top(first)}; {var} < {end}; ++{var}) {{")
-        self._statement(stmt.body, depth + 1)
-        self._add(depth, "}")
-        self._taken.discard(self._names.pop(stmt.loop_var))
-
-    def _of_while(self, stmt: Any, depth: int) -> None:
-        self._add(depth, f"while ({self._top(stmt.condition)}) {{")
-        self._statement(stmt.body, depth + 1)
-        self._add(depth, "}")
-
-    def _of_ifthenelse(self, stmt: Any, depth: int) -> None:
-        test = stmt.condition
-        while stmt.else_case is None and _plain_if(stmt.then_case):
-            stmt = stmt.then_case
-            test = tirx.And(test, stmt.condition)
-        self._add(depth, f"if ({self._top(test)}) {{")
-        self._statement(stmt.then_case, depth + 1)
-        if stmt.else_case is not None:
-            self._add(depth, "} else {")
-            self._statement(stmt.else_case, depth + 1)
-        self._add(depth, "}")
-
-    def _of_bufferstore(self, stmt: Any, depth: int) -> None:
-        target = self._element(stmt.buffer, stmt.indices)
-        dtype, value = str(stmt.buffer.dtype), stmt.value
-        whole = dtype not in (*_NARROW, *_HALVES)
-        for one, symbol in ((tirx.Add, "+="), (tirx.BitwiseOr, "|=")):
-            if whole and type(value) is one and isinstance(value.a, tvm.ir.TensorLoad):
-                same = self._element(value.a.source, value.a.indices)
-                if same == target:
-                    self._add(depth, f"{target} {symbol} {self._top(value.b)};")
-                    return
-        cast = "(uint8_t)" if dtype == "bool" else ""
-        text = self._text(value, 99) if cast else self._top(value)
-        self._add(depth, f"{target} = {cast}{text};")
-
-    def _of_bind(self, stmt: Any, depth: int) -> None:
-        if stmt.var in self._unused:
-            return
-        name = self._named(stmt.var, stmt.var.name)
-        kind = C_TYPES[_dtype(stmt.value)]
-        cast = "(uint8_t)" if _dtype(stmt.value) == "bool" else ""
-        text = self._text(stmt.value, 99) if cast else self._top(stmt.value)
-        self._add(depth, f"const {kind} {name} = {cast}{text};")
-
-    def _of_evaluate(self, stmt: Any, depth: int) -> None:
-        value = stmt.value
-        if isinstance(value, tvm.ir.Call):
-            self._add(depth, f"{self._top(value)};")
-
-    def _of_assertstmt(self, stmt: Any, depth: int) -> None:
-        self._add(depth, f"if (!({self._top(stmt.condition)})) return -1;")
-
-    def _of_attrstmt(self, stmt: Any, depth: int) -> None:
-        self._statement(stmt.body, depth)
-
-    # Expressions
 
     def _top(self, expr: Expr) -> str:
         return self._text(expr, 0)
@@ -482,6 +390,9 @@ class _Function:
             op = str(args.pop(0).value).removesuffix("f" if dtype == "float32" else "")
         if op in _RENAMED:
             op = _RENAMED[op]
+        if f"float_{op}" in _OWN and dtype == "float32":
+            self.helpers |= {f"float_{op}", "bits_of", "float_of"}
+            return f"float_{op}({self._top(args[0])})"
         if op in _FUNCTIONS:
             return f"{_function(op, dtype)}({', '.join(map(self._top, args))})"
         write = getattr(self, f"_call_{op}", None)
@@ -532,6 +443,143 @@ class _Function:
 
     def _call_ret(self, args: list[Expr], dtype: str) -> str:
         return f"return {self._top(args[0])}"
+
+
+class _Function(_Expressions):
+    """Prints one kernel."""
+
+    def __init__(self, name: str, func: tirx.PrimFunc) -> None:
+        super().__init__(name)
+        self.scratch = self._offset = 0
+        self._lines: list[str] = []
+        self._written, read = written, read = _accessed(func)
+        arguments = []
+        for param in func.params:
+            own = self._named(param, param.name)
+            self._kinds[own] = str(param.dtype)
+            const = "" if param in written else "const "
+            arguments.append(f"{const}{C_TYPES[str(param.dtype)]} *restrict {own}")
+        self._views, self._unused = _views(func), _unused(func.body)
+        self._statement(func.body, 1)
+        unused = [self._names[p] for p in func.params if p not in written | read]
+        unused += [] if self.scratch else ["scratch"]
+        head = [f"  (void){name};" for name in unused]
+        own = f"int32_t {name}({', '.join(arguments)}, void *scratch) {{"
+        self.text = "\n".join([own, *head, *self._lines, "  return 0;", "}", ""])
+
+    def _add(self, depth: int, text: str) -> None:
+        self._lines.append("  " * depth + text)
+
+    # Statements
+
+    def _statement(self, stmt: Any, depth: int) -> None:
+        kind = type(stmt).__name__
+        write = getattr(self, f"_of_{kind.lower()}", None)
+        if write is None:
+            raise TargetError(f"kernel `{self.name}`: no C for {kind}")
+        write(stmt, depth)
+
+    def _of_seqstmt(self, stmt: Any, depth: int) -> None:
+        offset = self._offset
+        for one in stmt.seq:
+            self._statement(one, depth)
+        self._offset = offset
+
+    def _of_declbuffer(self, stmt: Any, depth: int) -> None:
+        pass  # `_views` knows
+
+    def _of_allocbuffer(self, stmt: Any, depth: int) -> None:
+        buffer = stmt.buffer
+        dtype, size = str(buffer.dtype), math.prod(int(d) for d in buffer.shape)
+        own, ctype = self._named(buffer, buffer.name), C_TYPES[dtype]
+        self._kinds[own] = dtype
+        nbytes = size * np.dtype("bool" if dtype == "bool" else _STORED.get(dtype, dtype)).itemsize
+        if size == 1 and buffer not in self._views.values():
+            self._scalars.add(own)
+            self._add(depth, f"{ctype} {own};")
+            return
+        if nbytes <= STACK_BYTES:
+            self._add(depth, f"{ctype} {own}[{size}];")
+            return
+        start = self._offset
+        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.scratch = max(self.scratch, self._offset)
+        self._add(
+            depth, f"{ctype} *{own} = ({ctype} *)(void *)((unsigned char *)scratch + {start});"
+        )
+
+    def _of_for(self, stmt: Any, depth: int) -> None:
+        name = next(n for n in (*_LOOPS, "turn") if n not in self._taken or n == "turn")
+        var = self._named(stmt.loop_var, name)
+        kind = C_TYPES[str(stmt.loop_var.ty.dtype)]
+        first, extent = stmt.min, stmt.extent
+        end = self._top(extent) if _is(first, 0) else self._top(first + extent)
+        self._add(depth, f"for ({kind} {var} = {self._top(first)}; {var} < {end}; ++{var}) {{")
+        self._statement(stmt.body, depth + 1)
+        self._add(depth, "}")
+        self._taken.discard(self._names.pop(stmt.loop_var))
+
+    def _of_while(self, stmt: Any, depth: int) -> None:
+        self._add(depth, f"while ({self._top(stmt.condition)}) {{")
+        self._statement(stmt.body, depth + 1)
+        self._add(depth, "}")
+
+    def _of_ifthenelse(self, stmt: Any, depth: int) -> None:
+        test = stmt.condition
+        while stmt.else_case is None and _plain_if(stmt.then_case):
+            stmt = stmt.then_case
+            test = tirx.And(test, stmt.condition)
+        self._add(depth, f"if ({self._top(test)}) {{")
+        self._statement(stmt.then_case, depth + 1)
+        if stmt.else_case is not None:
+            self._add(depth, "} else {")
+            self._statement(stmt.else_case, depth + 1)
+        self._add(depth, "}")
+
+    def _of_bufferstore(self, stmt: Any, depth: int) -> None:
+        target = self._element(stmt.buffer, stmt.indices)
+        dtype, value = str(stmt.buffer.dtype), stmt.value
+        whole = dtype not in (*_NARROW, *_HALVES)
+        for one, symbol in ((tirx.Add, "+="), (tirx.BitwiseOr, "|=")):
+            if whole and type(value) is one and isinstance(value.a, tvm.ir.TensorLoad):
+                same = self._element(value.a.source, value.a.indices)
+                if same == target:
+                    self._add(depth, f"{target} {symbol} {self._top(value.b)};")
+                    return
+        cast = "(uint8_t)" if dtype == "bool" else ""
+        text = self._text(value, 99) if cast else self._top(value)
+        self._add(depth, f"{target} = {cast}{text};")
+
+    def _of_bind(self, stmt: Any, depth: int) -> None:
+        if stmt.var in self._unused:
+            return
+        name = self._named(stmt.var, stmt.var.name)
+        kind = C_TYPES[_dtype(stmt.value)]
+        cast = "(uint8_t)" if _dtype(stmt.value) == "bool" else ""
+        text = self._text(stmt.value, 99) if cast else self._top(stmt.value)
+        self._add(depth, f"const {kind} {name} = {cast}{text};")
+
+    def _of_evaluate(self, stmt: Any, depth: int) -> None:
+        value = stmt.value
+        if isinstance(value, tvm.ir.Call):
+            self._add(depth, f"{self._top(value)};")
+
+    def _of_assertstmt(self, stmt: Any, depth: int) -> None:
+        self._add(depth, f"if (!({self._top(stmt.condition)})) return -1;")
+
+    def _of_attrstmt(self, stmt: Any, depth: int) -> None:
+        self._statement(stmt.body, depth)
+
+
+def _own(name: str) -> str:
+    """Return the text of a function of `_OWN`."""
+    terms, x = _Expressions(name), tirx.Var("x", "float32")
+    names, body = float_functions.written(_OWN[name], x, 1, lambda a, b, c: a * b + c)
+    lines = [f"static inline float {name}(float {terms.name_of(x)}) {{"]
+    for var, value in names:
+        text = terms.printed(value)
+        lines.append(f"  const {C_TYPES[_dtype(value)]} {terms.name_of(var)} = {text};")
+    return "\n".join([*lines, f"  return {terms.printed(body)};", "}", ""])
 
 
 _LOOPS = "ijkmnpqrstuvw"

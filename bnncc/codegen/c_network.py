@@ -45,7 +45,7 @@ class CNetwork:
         return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
-        """Write all files, whole or not at all, and return their size in bytes.
+        """Write all files atomically, and return their size in bytes.
 
         They become a tar file, or a folder if `path` has no suffix (`names_folder`).
         """
@@ -303,7 +303,7 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
             elif op in ("relax.reshape", "relax.memory.view"):
                 tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))
             elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
-                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C does without")
+                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C code lacks")
             elif not isinstance(value, relax.Call):
                 tensors[var] = held(value)
     body = main.body.body

@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 
+from bnncc.codegen import products, row_functions
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
+from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
 """With more taps than this, an axis is resized by a matrix product."""
@@ -217,12 +221,30 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     keep = bool(node.attrs.get("keepdims", 1))
     largest = node.op == "ReduceMax"
 
+    # TVM fuses nothing with two sums: sizes are taken inside.
+    made = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
+    sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
+    data = made.args[0] if sizes else args[0]
+
     def compute(x: te.Tensor) -> te.Tensor:
+        value = (lambda *at: tirx.abs(x(*at))) if sizes else x
         reducer = te.comm_reducer(
             lambda a, b: tirx.max(a, b) if largest else tirx.min(a, b),
             lambda t: tirx.const(-np.inf if largest else np.inf, t),
         )
-        over = {a: te.reduce_axis((0, x.shape[a]), f"k{a}") for a in reduced}
+        last = kind.shape[-1]
+        if reduced == [rank - 1] and isinstance(last, int) and last % LANES == 0 and last > LANES:
+            # Neighbours as vectors: TVM cannot cut what begins with an infinity into parts.
+            k = te.reduce_axis((0, last // LANES), "k")
+            parts = (*x.shape[:-1], LANES)
+            each = value
+            value = te.compute(
+                parts,
+                lambda *at: reducer(each(*at[:-1], k * LANES + at[-1]), axis=[k]),
+                name="part",
+            )
+        extents = (value if isinstance(value, te.Tensor) else x).shape
+        over = {a: te.reduce_axis((0, extents[a]), f"k{a}") for a in reduced}
         shape = [1 if a in over else d for a, d in enumerate(x.shape) if keep or a not in over]
 
         def body(*at: Any) -> Any:
@@ -235,11 +257,11 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
                         next(rest)
                 else:
                     index.append(next(rest))
-            return reducer(x(*index), axis=list(over.values()))
+            return reducer(value(*index), axis=list(over.values()))
 
         return te.compute(shape, body, name="extreme")
 
-    return bb.emit_te(compute, args[0])
+    return bb.emit_te(compute, data)
 
 
 _MOST_POWER = 256
@@ -306,12 +328,17 @@ def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) ->
 _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
     "Cosh": _hyperbolic,
+    "MatMul": products.matmul,
     "Pad": _pad,
     "Pow": _power,
     "ReduceMax": _extreme,
     "ReduceMin": _extreme,
     "Resize": _resize,
     "Sinh": _hyperbolic,
+    "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
     NARROW: _to_half,
+    ROW_NORM: row_functions.normalization,
+    ROW_SOFTMAX: row_functions.softmax,
+    SWISH: row_functions.elementwise(row_functions.swish),
 }

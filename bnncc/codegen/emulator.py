@@ -69,7 +69,8 @@ class Module:
 def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
     """Return a shared library of `functions`."""
     with tvm.transform.PassContext(config=memory.OPTIONS):
-        made = tvm.compile(tvm.IRModule(functions), target=pipeline.tvm_target(target))
+        module, machine = tvm.IRModule(functions), pipeline.tvm_target(target)
+        made = tvm.compile(module, target=machine, tir_pipeline=memory.PIPELINE)
     with scratch_folder("emulator") as folder:
         made.mod.write_to_file(str(Path(folder) / "kernels.o"))
         link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)

@@ -8,6 +8,7 @@ embeds machine code; without its runtime it would quietly embed the source inste
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 from bnncc.codegen import fatbin, link, nvrtc
 from bnncc.files import scratch_folder
 from bnncc.runtime import cuda
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
 _COMPILE = "tvm_callback_cuda_compile"
@@ -36,7 +38,8 @@ def _stand_in(name: str, runtime: Path) -> None:
     version = f"{cuda.CUDART} {{ global: *; }};" if name == cuda.CUDART else "{ global: *; };"
     with scratch_folder("cuda") as folder:
         text = Path(folder, "stand_in.ll")
-        text.write_text(f'target triple = "x86_64-unknown-linux-gnu"\n{code}\n')
+        machine = normal_arch(platform.machine())
+        text.write_text(f'target triple = "{machine}-unknown-linux-gnu"\n{code}\n')
         load = tvm.get_global_func("ffi.Module.load_from_file.ll")
         load(str(text), "ll").write_to_file(str(text.with_suffix(".o")))
         Path(folder, "versions").write_text(version)

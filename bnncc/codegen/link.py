@@ -5,6 +5,10 @@ compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. A
 bare shared object: no start files and no libraries, so that the result depends on no C library
 version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process that loads it), and no
 build ids, paths or symbol tables: it depends on nothing but its input.
+
+For macOS the result is a dylib, likewise; for Windows a DLL, which must name the libraries that it
+takes functions from: TVM's, whose import libraries are in its wheels, and those of the C compiler.
+It is called ``lib.so`` on all of them, for it is part of an artifact.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
+from bnncc.targets import host
 from bnncc.targets.host import normal_arch
 
 if TYPE_CHECKING:
@@ -32,6 +37,10 @@ LIBRARY = "lib.so"
 _LINKER_FLAGS = ("--build-id=none", "-s", "-z", "noexecstack")
 _DRIVER_FLAGS = ("-shared", "-nostdlib", "-Wl," + ",".join(_LINKER_FLAGS))
 _EMULATIONS = {"aarch64": ("-m", "aarch64linux"), "arm": ("-m", "armelf_linux_eabi")}
+_MACOS_VERSION = "11.0"  # the first on Arm
+_FLOATS = ("floats.c", "int _fltused = 0x9875;\n")
+"""On Windows: what every object with floats wants, and zig's C library lacks."""
+_LATER = ("-undefined", "dynamic_lookup")  # macOS: resolved when the library is loaded
 _SECONDS = 300
 
 
@@ -73,6 +82,8 @@ def link(
         If no linker for `triple` is installed, or all of them fail.
     """
     caches = {f"ZIG_{which}_CACHE_DIR": str(folder / "zig") for which in ("GLOBAL", "LOCAL")}
+    if host.system(triple) == "windows":
+        (folder / _FLOATS[0]).write_text(_FLOATS[1], encoding="utf-8")
     failures = first_success(
         [[*command, "-o", output, *objects] for command in _linkers(triple, options)],
         lambda lines: lines[-1],
@@ -84,8 +95,8 @@ def link(
     machine = triple or platform.machine()
     if not failures:
         raise TargetError(
-            f"no linker for {machine} found: tried {_tried(machine)}",
-            hint=f"`{Path(sys.executable).name} -m pip install ziglang` is enough",
+            f"no linker for {machine} found: tried {_tried(triple)}",
+            hint=f"{Path(sys.executable).name} -m pip install ziglang",
         )
     raise TargetError(f"linking for {machine} failed: {'; '.join(failures)}")
 
@@ -130,7 +141,7 @@ def link_wasm(code: bytes, *, exports: Sequence[str], imports: Collection[str] =
         )
     if missing := sorted({name for text in failures for name in _UNDEFINED.findall(text)}):
         raise TargetError(
-            f"the network calls {', '.join(f'`{n}`' for n in missing)}, which WebAssembly has not",
+            f"the network calls {', '.join(f'`{n}`' for n in missing)}, which WebAssembly lacks",
             hint="`--format c` leaves that to a C library",
         )
     raise TargetError(f"linking WebAssembly failed: {'; '.join(failures)}")
@@ -143,11 +154,21 @@ def _wasm_linkers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "wasm-ld"]
 
 
-def _tried(machine: str) -> str:
-    arch = normal_arch(machine.split("-")[0])
-    native = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
-    first = "cc" if native else f"a GNU linker for {arch}"
+def _tried(triple: str) -> str:
+    arch, system = _machine_of(triple)
+    if system != "linux":
+        return f"{'cc, ld64.lld' if system == 'macos' else 'clang'} and the ziglang wheel"
+    first = "cc" if _is_here(arch, system) else f"a GNU linker for {arch}"
     return f"{first}, ld.lld and the ziglang wheel"
+
+
+def _machine_of(triple: str) -> tuple[str, str]:
+    """Return architecture and operating system of a triple, by default those of this machine."""
+    return normal_arch(triple.split("-")[0] or platform.machine()), host.system(triple)
+
+
+def _is_here(arch: str, system: str) -> bool:
+    return arch == normal_arch(platform.machine()) and system == host.system()
 
 
 def first_success(
@@ -204,10 +225,51 @@ def first_success(
 
 def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
     """Yield the start of each usable link command, best first."""
+    arch, system = _machine_of(triple)
+    formats = {"linux": _elf_linkers, "macos": _macho_linkers, "windows": _coff_linkers}
+    yield from formats[system](arch, _is_here(arch, system), options)
+
+
+def _zig(target: str, *more: str) -> Iterator[list[str]]:
+    if importlib.util.find_spec("ziglang") is not None:
+        yield [sys.executable, "-m", "ziglang", "cc", "-target", target, *more]
+
+
+def _macho_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[list[str]]:
+    through = [f"-Wl,{option}" for option in (",".join(_LATER), *options)]
+    name = "arm64" if arch == "aarch64" else arch
+    if here and (found := shutil.which("cc")):
+        yield [found, "-arch", name, "-dynamiclib", "-Wl,-x", *through]
+    if found := shutil.which("ld64.lld"):
+        version = ("-platform_version", "macos", _MACOS_VERSION, _MACOS_VERSION)
+        yield [found, "-dylib", "-arch", name, *version, *_LATER, *options]
+    yield from _zig(f"{arch}-macos.{_MACOS_VERSION}", "-shared", "-nostdlib", "-Wl,-s", *through)
+
+
+def _coff_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield commands where TVM's import libraries are: on Windows."""
+    libraries = [str(path) for path in _import_libraries()]
+    if not (here and libraries):
+        return
+    if found := shutil.which("clang"):
+        through = [f"-Wl,{option}" for option in ("/Brepro", *options)]
+        yield [found, f"--target={arch}-pc-windows-msvc", "-shared", *through, *libraries]
+    yield from _zig(f"{arch}-windows-gnu", "-shared", "-s", _FLOATS[0], *libraries)
+
+
+def _import_libraries() -> list[Path]:
+    """Return the ``.lib`` files of TVM's runtime and of its binding."""
+    found = []
+    for package, name in (("tvm", "tvm_runtime.lib"), ("tvm_ffi", "tvm_ffi.lib")):
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin:
+            found.append(Path(spec.origin).parent / "lib" / name)
+    return [path for path in found if path.is_file()]
+
+
+def _elf_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[list[str]]:
     through = [f"-Wl,{option}" for option in options]  # a compiler driver
-    arch = normal_arch(triple.split("-")[0] or platform.machine())
     system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
-    here = arch == normal_arch(platform.machine()) and platform.system() == "Linux"
     if here and (found := shutil.which("cc")):
         yield [found, *_DRIVER_FLAGS, *through]
     if found := shutil.which("ld.lld"):
@@ -217,9 +279,7 @@ def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
             yield [found, "-shared", *_LINKER_FLAGS, *options]
         if found := shutil.which(f"{arch}-{system}-gcc"):
             yield [found, *_DRIVER_FLAGS, *through]
-    if importlib.util.find_spec("ziglang") is not None:
-        zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-{system}"]
-        yield [*zig, *_DRIVER_FLAGS, *through]
+    yield from _zig(f"{arch}-{system}", *_DRIVER_FLAGS, *through)
 
 
 def available(triple: str) -> bool:

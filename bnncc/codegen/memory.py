@@ -22,6 +22,7 @@ from tvm.tirx import compilation_pipeline
 
 from bnncc.codegen.arguments import without_checks
 from bnncc.codegen.registers import split_tiles
+from bnncc.schedules.float_functions import expanded
 
 PIPELINE = "bnncc"
 """Name of TVM's own lowering, with our passes before LLVM; it notes scratch memory (`recorded`)."""
@@ -205,7 +206,7 @@ def _lowering() -> tuple[Any, Any, Any]:
 
 def _prepared(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     for var, func in module.functions_items():
-        module[var] = split_tiles(without_checks(func))
+        module[var] = expanded(split_tiles(without_checks(func)))
     return module
 
 

@@ -82,7 +82,7 @@ def library() -> ctypes.CDLL:
     if found is None:
         raise TargetError(
             f"code for GPUs needs NVRTC {MAJOR}, which is not installed",
-            hint="`pip install 'bnncc[cuda]'` is enough",
+            hint="pip install 'bnncc[cuda]'",
         )
     return found
 
@@ -156,7 +156,7 @@ def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
         if failed and (missing := re.search(r'(?:could ?|can)not open source file "([^"]+)"', log)):
             raise TargetError(
                 f"code for GPUs needs {missing[1]} of CUDA {MAJOR}, which is not installed",
-                hint="`pip install 'bnncc[cuda]'` is enough",
+                hint="pip install 'bnncc[cuda]'",
             )
         if failed:
             raise RuntimeError(f"NVRTC refuses a kernel for {arch}: {log[:2000]}")

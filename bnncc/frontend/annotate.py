@@ -1,4 +1,4 @@
-"""Write into the nodes of an ONNX model what became of them, for viewers such as Netron."""
+"""Write into the nodes of an ONNX model how they are computed, for viewers such as Netron."""
 
 from __future__ import annotations
 

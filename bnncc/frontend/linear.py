@@ -18,8 +18,8 @@ from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.narrow import CARRIERS, rounded
-from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.infer import NARROW_FLOATS
 from bnncc.ir.pieces import Expression
 
 INTEGERS = {

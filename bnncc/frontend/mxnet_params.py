@@ -4,7 +4,7 @@
 
 An array is, in the oldest form, ``u32 axes, u32 sizes[axes]``; later ones start with a magic
 number and have sizes of 64 bits. A device (two i32), a type (i32) and the values follow in all of
-them. The file is one that nobody vouches for: every count is compared with the bytes that are left
+them. The file is untrusted: every count is compared with the bytes that are left
 before anything is made of it.
 """
 

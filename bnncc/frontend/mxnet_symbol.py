@@ -1,6 +1,6 @@
 """Read MXNet's network files (``-symbol.json``): nodes, what they read, and attributes as text.
 
-The file is one that nobody vouches for; what other modules get has been checked: types, node
+The file is untrusted; what other modules get has been checked: types, node
 numbers, and that nodes read only nodes before them.
 """
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from bnncc.errors import UnsupportedOp
 from bnncc.frontend.formula import Number, number
-from bnncc.ir.datatypes import NARROW_FLOATS
+from bnncc.ir.infer import NARROW_FLOATS
 from bnncc.ir.pieces import Expression
 
 _WHOLE = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}

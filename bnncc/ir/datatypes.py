@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto, helper
 
 MAX_BITS = 8
 """Wider types say nothing that a kernel could use."""
@@ -89,15 +88,3 @@ def datatype(name: str) -> Datatype | None:
 
 
 _NAMED = {"BIPOLAR": (-1.0, 2.0, 2), "BINARY": (0.0, 1.0, 2), "TERNARY": (-1.0, 1.0, 3)}
-
-
-_NARROW = [
-    getattr(TensorProto, name)
-    for name in (
-        *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1"),
-        "FLOAT8E8M0",
-    )
-    if hasattr(TensorProto, name)
-]
-NARROW_FLOATS = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name: code for code in _NARROW}
-"""Floats of a byte and less, with ONNX's number of the type."""

@@ -15,7 +15,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.ir.datatypes import NARROW_FLOATS
 from bnncc.ir.evaluate import OPSET, make_attribute
 from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
 from bnncc.ir.halves import NARROW, ROUND
@@ -137,6 +136,16 @@ _NUMBER = {
     *("Abs", "Add", "Clip", "Div", "Max", "Min", "Mul", "Neg", "PRelu", "Pow", "Relu", "Sign"),
     *("Sub", "Sum", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
 }
+_NARROW = [
+    getattr(TensorProto, name)
+    for name in (
+        *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1"),
+        "FLOAT8E8M0",
+    )
+    if hasattr(TensorProto, name)
+]
+NARROW_FLOATS = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name: code for code in _NARROW}
+"""Floats of a byte and less, with ONNX's number of the type."""
 _CASTS = {
     k: np.dtype(helper.tensor_dtype_to_np_dtype(k)).name
     for k in (

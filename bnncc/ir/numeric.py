@@ -292,8 +292,16 @@ def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
     axis = b.ndim - 1 if b.ndim == 2 else None
     left, right, a_scale, b_scale = operands(a, b, axis, whole=whole)
+    if whole and a.ndim > 1 and _lost(a, left):
+        left, right, a_scale, b_scale = operands(a, b, axis, whole=False)
     acc = np.matmul(left, right).astype(np.float64, copy=False)
     return np.asarray(acc * (float(a_scale[0]) * (b_scale if b_scale.size > 1 else b_scale[0])))
+
+
+def _lost(x: Array, whole: Array) -> bool:
+    """Whether a row is so much smaller than others that nothing is left of it in whole numbers."""
+    left = np.abs(whole).max(axis=-1, initial=0) > 0
+    return bool((np.abs(x).max(axis=-1, initial=0)[~left] > 0).any())
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:

@@ -8,7 +8,7 @@ every filter is one magnitude times signs. What is real in the data's values (th
 offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
 ``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
 and ``first`` are 1 and 0 for all but data of two values of different size. For every
-Conv/Gemm/MatMul of the file a `report.Layer` says what became of it, and why.
+Conv/Gemm/MatMul of the file a `report.Layer` says how it is computed, and why.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from bnncc.recognise.operands import (
     padded_source,
 )
 from bnncc.recognise.products import BINARY_PRODUCT, why_not
+from bnncc.recognise.row_scales import MOVED
 from bnncc.report import Layer
 from bnncc.topi_binary.layout import WORD_BITS, words
 
@@ -142,6 +143,7 @@ def _layer(
     if isinstance(made, Node) and made.op == FEW_BIT_CONV:
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
         remedy = made.attrs["remedy"]
+    reason = "; ".join(filter(None, (reason, node.attrs.get(MOVED))))
     op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 

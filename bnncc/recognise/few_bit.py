@@ -29,7 +29,7 @@ from bnncc.recognise.operands import (
     flattened_source,
     padded_source,
 )
-from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, start_values
+from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, packs, start_values
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
@@ -190,6 +190,8 @@ def _candidates(
         if not together:
             continue
         bits = found.bits if method == "xor" else found.complement_bits
+        if method == "packed":
+            bits = 1 if found.odd and found.bits == 1 else max(bits, 2)
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
@@ -202,7 +204,8 @@ def _candidates(
     top = _bound(known, whole, doubled)
     if top >= MAX_ACCUMULATOR:
         return []
-    return [spec for spec in specs if spec.method != "floats" or top < MAX_FLOAT]
+    fits = {"floats": lambda _: top < MAX_FLOAT, "packed": packs}
+    return [spec for spec in specs if fits.get(spec.method, bool)(spec)]
 
 
 def _together(method: str, groups: int, channels: int, out_channels: int) -> int:

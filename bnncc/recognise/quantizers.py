@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT
+from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 from bnncc.recognise.lattice import UNEVEN, decided_as_rows, decision, even, unevenness
 from bnncc.recognise.monotone import evaluate_at, float_at, monotone_operand, place_of
 
@@ -26,7 +26,9 @@ Array = np.ndarray
 MAX_COUNT = 255
 """Thresholds of a quantizer of 8 bits."""
 
-_ROUNDING = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
+_ROUND = {"Round", "Floor", "Ceil"}
+_ROUNDING = _ROUND | {"QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
+_KEEPS_WHOLE = {"Add", "Sub", "Mul", "Neg", "Clip", "Min", "Max", "Relu", "Cast", "Identity"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
     """Return the step function of every tensor that is one."""
     chains: dict[str, _Chain] = {}
     found: dict[str, tuple[_Chain, _Steps]] = {}
+    whole: set[str] = set()
     for node in graph.nodes:
+        if _is_whole(node, graph, whole):
+            whole.update(node.outputs)
         data = monotone_operand(node, graph)
         if data is None:
             continue
@@ -89,7 +94,9 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
         if before is None:
             if graph.types[data].dtype != "float32":
                 continue  # what reads the Cast of an input may begin a chain
-            before = _Chain(data, (), False)
+            # Whole numbers within bounds are levels: rounding them changes nothing.
+            start = (Node("Round", [data], [data]),) if data in whole else ()
+            before = _Chain(data, start, bool(start))
         if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
             entry = _by_channel(node, data, graph)
             if entry is not None:
@@ -109,6 +116,20 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
         if steps is not None:
             found[node.outputs[0]] = chain, steps
     return found
+
+
+def _is_whole(node: Node, graph: Graph, whole: set[str]) -> bool:
+    """Whether a node gives integers, in whatever type, of tensors that are known to be integers."""
+    if node.op in _ROUND or (_rounds(node, graph) and node.op == "Cast"):
+        return True
+    if node.op == LEVELS:
+        return bool((np.rint(node.attrs["values"]) == node.attrs["values"]).all())
+    fixed = (graph.constants[i] for i in node.inputs if i in graph.constants)
+    return (
+        node.op in _KEEPS_WHOLE
+        and all(i in whole or i in graph.constants for i in node.inputs if i)
+        and all(bool((np.rint(v) == v).all()) for v in fixed)
+    )
 
 
 def _rounds(node: Node, graph: Graph) -> bool:

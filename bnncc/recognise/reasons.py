@@ -14,7 +14,7 @@ Why = tuple[str, str]
 
 _INPUT = (
     "the first layer usually stays float (--first-layer bfloat16 or int8 makes it faster); a sign "
-    "behind the input, or --input-transform, makes it binary"
+    "behind the input, or --input-transform, would make it binary"
 )
 _SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
 
@@ -100,7 +100,7 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
     if node.outputs[0] in graph.outputs:
         return (
             reason,
-            "the last layer usually stays float; sign() on data and weights, if it may be",
+            "the last layer usually stays float; sign() on data and weights makes it binary",
         )
     return reason, both
 

@@ -1,1 +1,1 @@
-"""What tuning found: workloads and their measurements, in files."""
+"""Tuning records: workloads and their measurements, in files."""

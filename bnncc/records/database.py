@@ -1,4 +1,4 @@
-"""What tuning found: MetaSchedule's JSON databases in a folder for each target, and an index.
+"""Tuning records: MetaSchedule's JSON databases in a folder for each target, and an index.
 
 ``FOLDER/TARGET/database_workload.json`` and ``database_tuning_record.json`` are MetaSchedule's own
 (`tvm.s_tir.meta_schedule.database.JSONDatabase` reads them): one line for each kernel, and one for
@@ -13,7 +13,6 @@ Reading needs no TVM.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.resources
 import json
 import os
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bnncc import osutil
 from bnncc.errors import TuningError, UsageError
 from bnncc.records.workload import Workload, point_of_trace, stored_apart, workload_of_text
 from bnncc.schedules.space import Point, text
@@ -57,7 +57,7 @@ class Record:
 
 @dataclass
 class Log:
-    """What is in one folder of one target."""
+    """The records in one folder, of one target."""
 
     folder: Path
     """Where."""
@@ -184,7 +184,7 @@ def read(folder: Path) -> Log:
 
 
 def shipped() -> Path:
-    """Return the folder of the logs that come with bnncc."""
+    """Return the folder of the records that come with bnncc."""
     return Path(str(importlib.resources.files("bnncc.tune_logs")))
 
 
@@ -360,7 +360,7 @@ class Writer:
     Parameters
     ----------
     folder : Path
-        Of the target; made if it is not there. A torn last line, left by a process that was
+        Of the target; created if it does not exist. A torn last line, left by a process that was
         killed, is removed.
 
     Attributes
@@ -375,10 +375,10 @@ class Writer:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (INDEX, WORKLOADS, RECORDS):
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
                 self._files[name] = os.open(folder / name, flags, 0o666)
                 if name == INDEX:
-                    fcntl.flock(self._files[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    osutil.lock(self._files[name], wait=False)
                 _mend(self._files[name])
         except BlockingIOError as error:
             self.close()

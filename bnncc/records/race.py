@@ -1,4 +1,4 @@
-"""Whether one of two kernels is faster, or whether it was luck."""
+"""Decide whether one of two kernels is faster, or whether the difference is noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUANTILES = (12.71, 4.31, 3.19, 2.78, 2.58, 2.45, 2.37, 2.31, 2.27)
 
 @dataclass(frozen=True)
 class Gain:
-    """What a candidate takes relative to a default, both measured in turns."""
+    """Time of a candidate relative to a default, in interleaved measurements."""
 
     ratio: float
     """Geometric mean of the turns: below 1 is faster."""
@@ -47,7 +47,7 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """What was gained, for people."""
+        """The gain as text."""
         gained, least, most = (100 * (1 - x) for x in (self.ratio, self.high, self.low))
         if self.faster or self.slower:
             verb = "gained" if self.faster else "lost"

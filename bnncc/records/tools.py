@@ -1,4 +1,4 @@
-"""What can be done with folders of records: describe, prune and merge them."""
+"""Describe, prune and merge folders of records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_GAIN_STAND_IN = 0.04
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """Return what is on record in the folder of a target.
+    """Return the records in the folder of a target.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def merge(source: Path, folder: Path) -> int:
     Returns
     -------
     int
-        How many were added; those that are there already are not.
+        Number of records added; duplicates are not.
 
     Raises
     ------

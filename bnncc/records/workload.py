@@ -193,7 +193,7 @@ def point_of_trace(trace: Any) -> dict[str, int]:
     Raises
     ------
     ValueError
-        If it is no trace of ours.
+        If it is not a trace of a bnncc schedule.
     """
     try:
         instructions, decisions = trace
@@ -206,7 +206,7 @@ def point_of_trace(trace: Any) -> dict[str, int]:
             elif kind == "Annotate" and str(attrs[0]).startswith(PREFIX):
                 point[attrs[0].removeprefix(PREFIX)] = values[inputs[1]]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"no trace of bnncc's: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not a bnncc trace: {type(error).__name__}: {error}") from error
     return point
 
 
@@ -221,10 +221,10 @@ def workload_of_text(text: str) -> Workload:
     Raises
     ------
     ValueError
-        If it is none of ours, or of another version.
+        If it is not a bnncc kernel, or of another version.
     """
     content = base64.b64decode(text, validate=True)
     found, threads = _SPEC_TEXT.search(content), _THREADS_TEXT.search(content)
     if found is None or threads is None:
-        raise ValueError("no kernel of bnncc's")
+        raise ValueError("not a bnncc kernel")
     return Workload.of(json.loads(found[1]), int(threads[1]))

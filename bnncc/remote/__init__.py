@@ -1,4 +1,4 @@
-"""Networks on other machines: found, deployed to, run there.
+"""Run networks on other machines.
 
 `bnncc.remote.connect` returns a `bnncc.remote.Device`, on which `bnncc.Artifact.load` can put a
 network.

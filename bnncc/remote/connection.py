@@ -1,4 +1,4 @@
-"""Connections to devices with time limits, which TVM's own RPC client has none of.
+"""Connections to devices with time limits, which TVM's own RPC client lacks.
 
 A session is agreed on with the device here; then TVM's client connects to a `Link`, which passes
 bytes on. So a device that is missing, busy, silent or lost is noticed, and the call that waits for
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bnncc import osutil
 from bnncc.errors import DeviceError, UsageError
 from bnncc.remote import relay
 from bnncc.remote.relay import CONNECT_SECONDS, MAGIC, greeting, receive
@@ -49,7 +50,7 @@ def parse_address(text: str) -> Address:
     Parameters
     ----------
     text : str
-        What the user wrote; an IPv6 address stands in brackets.
+        An IPv6 address is written in brackets.
 
     Raises
     ------
@@ -108,7 +109,7 @@ def request(tracker: Address, key: str, seconds: float) -> tuple[Address, str]:
                 hint="try again later, or wait longer with --timeout",
             ) from error
         except (OSError, ValueError, TypeError, struct.error) as error:
-            raise DeviceError(f"tracker {tracker}: was lost: {error}") from error
+            raise DeviceError(f"tracker {tracker}: the connection was lost: {error}") from error
         if status != 0:
             raise DeviceError(f"tracker {tracker}: refused a device with key `{key}`")
         return Address(str(host), int(port)), str(match)
@@ -146,7 +147,7 @@ def _connected(address: Address, what: str, hint: str) -> socket.socket:
     try:
         return socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
     except socket.gaierror as error:
-        raise DeviceError(f"{address}: no host of that name is known") from error
+        raise DeviceError(f"{address}: unknown host name") from error
     except ConnectionRefusedError as error:
         raise DeviceError(f"{address}: no {what} listens there", hint=hint) from error
     except TimeoutError as error:
@@ -203,7 +204,7 @@ def open_session(address: Address, key: str, *, from_tracker: bool = False) -> s
     if code == _BUSY:
         raise DeviceError(f"{address}: the device is busy {text}", hint="try again later")
     if code == _MISMATCH and from_tracker:
-        raise DeviceError(f"{address}: the device no longer expects us", hint="try again")
+        raise DeviceError(f"{address}: the device expects no connection any more", hint="try again")
     if code == _MISMATCH:
         raise DeviceError(
             f"{address}: the device does not take clients with key `{key}`",
@@ -232,12 +233,12 @@ def _greeted(address: Address, key: str, hint: str) -> tuple[socket.socket, int,
         ) from error
     except OSError as error:
         sock.close()
-        raise DeviceError(f"{address}: hung up: it is not a TVM RPC server") from error
+        raise DeviceError(f"{address}: closed the connection: not a TVM RPC server") from error
     return sock, code, text
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Notice within half a minute that the other machine, or the way to it, is gone."""
+    """Notice within half a minute that the other machine or the connection is lost."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -278,7 +279,7 @@ class Link:
                 [sys.executable, "-I", "-S", relay.__file__, *map(str, handles), str(silence)],
                 pass_fds=handles,
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us; it ends when we close or die
+                **osutil.DETACHED,  # Ctrl-C is for us; it ends when we close or die
             )
         os.close(ours)
         assert self._process.stdin is not None
@@ -289,14 +290,14 @@ class Link:
 
     @property
     def lost(self) -> str:
-        """How the device was lost; empty while it is there."""
+        """How the device was lost; empty while it is connected."""
         if self._end.alive and not self._lost:
             with contextlib.suppress(BlockingIOError):
                 self._lost = os.read(self._reason, 1024).decode()
         return self._lost
 
     def close(self) -> None:
-        """End the session; a call under way fails."""
+        """End the session; a running call fails."""
         _ = self.lost
         self._end()
 

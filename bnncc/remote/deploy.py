@@ -1,4 +1,4 @@
-"""Bring a network to a device, check that it computes there what it should, and time it."""
+"""Upload a network to a device, check its outputs, and time it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bnncc.report import with_old_keys
+from bnncc.report import plural, with_old_keys
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.runner import spread
 
@@ -83,6 +83,6 @@ def text(result: Mapping[str, Any]) -> str:
         network = result["network"]
         lines.append(
             f"time     min {network['min_us']:.2f} us, median {network['median_us']:.2f} us "
-            f"({result['repeat']} runs, {result['threads']} threads)"
+            f"({plural(result['repeat'], 'run')}, {plural(result['threads'], 'thread')})"
         )
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""What a device needs to be deployed to: a server, TVM's runtime libraries, their licences.
+"""Kits for devices: a server, TVM's runtime libraries, and their licences.
 
 The server is compiled here, for the device; the libraries come from TVM's own wheel for its
-architecture, of the very version in use, and are kept in the user's cache.
+architecture, of the version in use, and are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bnncc._version import __version__
 from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
 from bnncc.progress import phase
+from bnncc.targets import host
 from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
@@ -32,7 +33,7 @@ SERVER = "rpc_server"
 LIBRARIES = ("libtvm_ffi.so", "libtvm_runtime.so", "libtvm_runtime_extra.so")
 
 _SOURCES = Path(__file__).parent / "device"
-_GLIBC = "2.28"  # what TVM's wheels ask for
+_GLIBC = "2.27"  # what TVM's libraries ask for, and the first with memfd_create
 _SECONDS = 1200
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 # Where a wheel keeps what a kit takes; `*` is the wheel's own name.
@@ -76,12 +77,12 @@ class Kit:
 def make(
     folder: Path, target: TargetSpec, *, progress: Callable[[str], None] = lambda line: None
 ) -> Kit:
-    """Put a kit together, whole or not at all.
+    """Build a kit, completely or not at all.
 
     Parameters
     ----------
     folder : Path
-        To be made; an older kit there is replaced, anything else left alone.
+        Folder to create; an older kit in it is replaced, anything else is an error.
     target : TargetSpec
         Says for which architecture.
     progress : callable
@@ -189,18 +190,28 @@ def build_program(
 
 
 def _compilers(arch: str) -> Iterator[list[str]]:
-    """Yield the start of each usable compile command, best first."""
-    native = ("c++", "g++", "clang++") if arch == normal_arch(platform.machine()) else ()
-    for name in (*native, f"{arch}-linux-gnu-g++"):
-        if found := shutil.which(name):
-            yield [found]
-            break
+    """Yield the start of each usable compile command, best first.
+
+    For another machine that is zig: what a cross compiler makes needs the glibc of this machine.
+    """
+    names = [f"{arch}-linux-gnu-g++"]
+    if _is_here(arch):
+        names = ["c++", "g++", "clang++", *names]
+    found = [[path] for name in names if (path := shutil.which(name))][:1]
     if importlib.util.find_spec("ziglang") is not None:
-        yield [sys.executable, "-m", "ziglang", "c++", "-target", f"{arch}-linux-gnu.{_GLIBC}"]
+        target = f"{arch}-linux-gnu.{_GLIBC}"
+        zig = [sys.executable, "-m", "ziglang", "c++", "-target", target]
+        found.insert(len(found) if _is_here(arch) else 0, zig)
+    yield from found
+
+
+def _is_here(arch: str) -> bool:
+    """Whether this machine is what a kit is for: Linux on `arch`."""
+    return arch == normal_arch(platform.machine()) and host.system() == "linux"
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but a kit with nothing else in it."""
+    """Refuse to replace anything other than a kit that contains nothing else."""
     if not os.path.lexists(folder):
         return
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else None
@@ -242,7 +253,7 @@ def _runtime(arch: str, progress: Callable[[str], None]) -> Path:
         made = Path(name, "runtime")
         for part in ("lib", "licenses"):
             (made / part).mkdir(parents=True)
-        if arch == normal_arch(platform.machine()) and sys.platform == "linux":
+        if _is_here(arch):
             for distribution in _DISTRIBUTIONS:
                 for file in importlib.metadata.files(distribution) or ():
                     if place := _place(file.as_posix(), distribution):

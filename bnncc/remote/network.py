@@ -19,6 +19,7 @@ from bnncc.remote.connection import Link, open_session, parse_address, request
 from bnncc.runtime import container, manifest
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import CopyingSession, check_failed
+from bnncc.targets import host
 from bnncc.targets.host import normal_arch
 
 TIMEOUT = 300.0
@@ -42,20 +43,24 @@ def connect(
     rpc : str, optional
         ``HOST:PORT`` of the device.
     tracker : str, optional
-        ``HOST:PORT`` of a TVM RPC tracker that knows it; one of the two is needed.
+        ``HOST:PORT`` of a TVM RPC tracker that lists it. Give either `rpc` or `tracker`.
     key : str, optional
-        Its key at the tracker, or that its server was started with.
+        Key of the device at the tracker, or key that its server was started with.
     timeout : float
-        Seconds to wait for a busy device of a tracker, and for an answer.
+        Seconds to wait for a busy device of a tracker, and for each answer.
 
     Raises
     ------
     DeviceError
-        If it is missing, busy, or no device.
+        If it is missing or busy, or is not a device.
     UsageError
-        If the address is wrong, or there is none or more than one.
+        If the address is wrong, or none or several are given.
     """
     check_where(rpc, tracker=tracker, key=key, timeout=timeout)
+    if host.system() == "windows":  # whose processes inherit no connection by its number
+        raise DeviceError(
+            "devices cannot be reached from Windows", hint="use Linux, macOS or WSL for them"
+        )
     if rpc is not None:
         address = parse_address(rpc)
         sock = open_session(address, key or "")
@@ -93,7 +98,7 @@ def check_where(
 
 
 class Device:
-    """A device with a session of ours; a context manager, which ends the session.
+    """A session on a device; a context manager that ends the session.
 
     Made by `connect`.
 
@@ -102,7 +107,7 @@ class Device:
     address : str
         For messages.
     info : dict
-        What it says about itself: ``machine``, ``cpu``, ``features``, ``tvm``, ``cpus``; empty if
+        What the device reports: ``machine``, ``cpu``, ``features``, ``tvm``, ``cpus``; empty if
         its server is TVM's own.
     """
 
@@ -128,7 +133,7 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """End the session; what was loaded on the device is gone."""
+        """End the session, and unload what was loaded on the device."""
         self._link.close()
 
     @property
@@ -225,7 +230,7 @@ class Device:
 
     @contextlib.contextmanager
     def speaking(self, doing: str) -> Iterator[None]:
-        """Turn what TVM raises meanwhile into one line that says what became of the device.
+        """Turn errors of TVM in this context into one line about the device.
 
         Parameters
         ----------
@@ -268,7 +273,7 @@ class Device:
                 raise
             return {}  # TVM's own server
         if not isinstance(info, dict) or not {"machine", "features", "tvm"} <= info.keys():
-            raise DeviceError(f"{self.address}: describes itself in a way this bnncc does not know")
+            raise DeviceError(f"{self.address}: sends a description that bnncc cannot read")
         return info
 
     def _call(self, doing: str, function: str, *args: Any) -> Any:
@@ -311,7 +316,7 @@ class RemoteSession(CopyingSession):
             return super().arrays(result)
 
     def time_network(self, tensors: list[Any], repeat: int) -> np.ndarray:
-        """Time the network by the device's own clock, without the way there and back."""
+        """Time the network by the device's clock, without the network round trip."""
         self._run(*tensors)
         times: list[float] = []
         with self._device.speaking("timing the network"):

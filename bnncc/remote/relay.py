@@ -1,6 +1,6 @@
 """Pass bytes between TVM's RPC client and a device: a process that notices when the device is lost.
 
-TVM's client waits for ever, and with Python's lock held where it frees remote objects; so no thread
+TVM's client waits forever, and with Python's lock held where it frees remote objects; so no thread
 of its own process could look after it. This file is run by its path and needs Python alone:
 ``relay.py DEVICE_FD LISTENER_FD REASON_FD SECONDS``, with the key on standard input.
 """

@@ -1,4 +1,4 @@
-"""What a compilation did: one model of facts, and its forms as JSON, text and HTML."""
+"""The report of a compilation: its data, and its forms as JSON, text and HTML."""
 
 from bnncc.report.facts import (
     FORMAT,
@@ -16,7 +16,7 @@ from bnncc.report.facts import (
     with_old_keys,
 )
 from bnncc.report.rows import verdicts
-from bnncc.report.text import SORTS, WIDTH, table, text
+from bnncc.report.text import SORTS, WIDTH, plural, table, text
 
 __all__ = [
     "FORMAT",
@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "SignZero",
     "build",
+    "plural",
     "table",
     "text",
     "verdicts",

@@ -1,4 +1,4 @@
-"""What a network of C takes of a device: the table, and what is more than the device has."""
+"""Flash and RAM that a network compiled to C needs, and what exceeds a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bnncc.report.text import table
 
 
 def footprint(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines that say what a network of C takes of a device; none of other networks."""
+    """Return the memory table of a network compiled to C; empty for other networks."""
     device = report.get("device")
     if not device:
         return []
@@ -42,7 +42,7 @@ _PARTS = {
 
 
 def beyond(report: Mapping[str, Any], **limits: int | None) -> list[str]:
-    """Return in what a network of C takes more of a device than it has.
+    """Return how a network compiled to C exceeds the limits of a device.
 
     Parameters
     ----------

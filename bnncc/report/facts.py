@@ -1,4 +1,4 @@
-"""What a compilation did, as data (`Plan`) and as JSON (docs/report.md)."""
+"""The report of a compilation as data (`Plan`) and as JSON (docs/report.md)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the driver knows when it is done, but for the file itself."""
+    """All facts about a compiled network, except for its file."""
 
     layers: tuple[Layer, ...]
     """Every Conv, Gemm and MatMul of the file, in its order."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from bnncc.report.facts import KINDS
 from bnncc.report.rows import OTHER, Row, rows
+from bnncc.report.text import plural
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 ROW = 44
@@ -26,7 +27,7 @@ _EXPLAINED = {
     "binary": "one bit per value",
     "few_bit": "a few bits per value",
     "float": "floating point",
-    OTHER: "no layer: pooling, activations, moves",
+    OTHER: "pooling, activations, data movement",
 }
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -163,13 +164,14 @@ def _head(
         ),
     ]
     if bench is not None:
-        told = f"median of {bench['repeat']} runs, {bench['threads']} threads, {bench['cpu']}"
+        used = plural(bench["threads"], "thread")
+        told = f"median of {plural(bench['repeat'], 'run')}, {used}, {bench['cpu']}"
         tiles.append(("Time", _us(bench["network"]["median_us"]), told))
     elif all(row.us is not None for row in kernels):
         told = "estimated, one thread; `bnncc bench` measures it"
         tiles.append(("Time", _us(sum(row.us or 0 for row in kernels)), told))
     tiles += [
-        ("Activations", _bytes(memory["high_water_bytes"]), "in use at once, at most"),
+        ("Activations", _bytes(memory["high_water_bytes"]), "maximum in use"),
         ("File", _bytes(report["bytes"]["total"]), f"{report['bytes']['total']:,} bytes"),
     ]
     made = [
@@ -225,7 +227,7 @@ def _picture_row(row: Row, most: float, timed: bool) -> Markup:
         element(
             "span",
             element("b", row.name),
-            element("small", kernel["name"] if row.layers else "kernel of its own"),
+            element("small", kernel["name"] if row.layers else "separate kernel"),
             class_="name",
         ),
         element("span", ", ".join(bits), class_="bits"),
@@ -379,9 +381,9 @@ def _memory(report: Mapping[str, Any], kernels: Sequence[Row]) -> list[Markup]:
     return [
         element(
             "p",
-            f"At most {memory['high_water_bytes']:,} bytes are in use at once, in ",
+            f"At most {memory['high_water_bytes']:,} bytes are in use at a time, in ",
             element("code", memory["high_water_kernel"] or "no kernel"),
-            f"; activations are given {memory['arena_bytes']:,} bytes in all. Each column is a "
+            f"; the plan reserves {memory['arena_bytes']:,} bytes. Each column is a "
             "kernel, in the order they run; weights and the network's inputs are not counted.",
         ),
         element(
@@ -390,7 +392,7 @@ def _memory(report: Mapping[str, Any], kernels: Sequence[Row]) -> list[Markup]:
             element("ol", *columns, class_="columns"),
             class_="chart",
         ),
-        _legend([("tensors", "tensors between kernels"), ("scratch", "scratch of the kernel")]),
+        _legend([("tensors", "tensors between kernels"), ("scratch", "scratch memory")]),
     ]  # fmt: skip
 
 

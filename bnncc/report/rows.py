@@ -92,7 +92,7 @@ def _estimated(report: Mapping[str, Any]) -> list[float | None]:
 def _measured(report: Mapping[str, Any], bench: Mapping[str, Any]) -> list[float | None]:
     try:
         found = {str(k["name"]): float(k["median_us"]) for k in bench["kernels"]}
-        float(bench["network"]["median_us"])
+        _ = float(bench["network"]["median_us"]), bench["cpu"], +bench["threads"], +bench["repeat"]
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             "the bench figures are not what `bnncc bench --json` prints: "

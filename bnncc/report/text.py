@@ -156,6 +156,17 @@ def _wrapped(line: str, width: int, indent: str) -> list[str]:
     return textwrap.wrap(line, max(width, 40), subsequent_indent=indent, break_on_hyphens=False)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number of things.
+
+    Examples
+    --------
+    >>> plural(1, "thread"), plural(2000, "run")
+    ('1 thread', '2,000 runs')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def table(
     rows: Sequence[Sequence[str]],
     *,

@@ -1,4 +1,4 @@
-"""Compiled networks: saved, loaded, described and run."""
+"""Compiled networks: save, load, describe and run them."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class Artifact:
         path : path
             Written by `save` or ``bnncc compile``.
         check_host : bool
-            Refuse a file that this machine cannot run; with False it can be inspected, or run on a
+            Reject a file that this machine cannot run. With False it can be inspected, or run on a
             device.
         selfcheck : bool
-            Run the network on the inputs it carries, and refuse it if outputs are wrong.
+            Run the network on the inputs stored in it, and reject it if outputs are wrong.
         for_this_machine : bool, optional
             Deprecated name of `check_host`.
 
@@ -121,12 +121,12 @@ class Artifact:
         return artifact if isinstance(artifact, Artifact) else cls.load(artifact)
 
     def save(self, path: str | Path) -> int:
-        """Write the artifact to `path`, whole or not at all, and return its size in bytes."""
+        """Write the artifact to `path` atomically, and return its size in bytes."""
         return write_atomic(path, container.file_chunks(self.manifest, self._members))
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was compiled how (docs/report.md)."""
+        """The report of the compilation (docs/report.md)."""
         size = container.file_size(self.manifest)
         return dict(report.with_old_keys(report.with_file_size(self.manifest["report"], size)))
 
@@ -142,7 +142,7 @@ class Artifact:
         )
 
     def _repr_html_(self) -> str:
-        """Show what it is in a notebook."""
+        """Return a table for notebooks."""
         summary = self.manifest["report"]["summary"]
         layers = ", ".join(f"{summary[k]} {k.replace('_', '-')}" for k in report.KINDS)
         rows = {
@@ -187,12 +187,12 @@ class Artifact:
         that is not finite if the network was compiled with `check_finite`, and an array in `out`
         that does not fit.
         """
-        self._check_names(inputs, self.inputs, "input")
+        check_names(inputs, self.inputs, "input")
         session = self.session()
         tensors = session.tensors(inputs)
         session.use_threads()
         if out is not None:
-            self._check_names(out, self.outputs, "output")
+            check_names(out, self.outputs, "output")
             places = {info.name: out[info.name] for info in self.outputs}
             session.run_into(tensors, self.outputs, list(places.values()))
             return places
@@ -200,7 +200,7 @@ class Artifact:
         return {t.name: a for t, a in zip(self.outputs, outputs, strict=True)}
 
     def selfchecks(self) -> list[Stored]:
-        """Return the checks the artifact carries: inputs, and what is stored of the right outputs.
+        """Return the stored checks: inputs, and the stored part of the expected outputs.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class Artifact:
     def selfcheck_arrays(
         self, number: int = 0
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return inputs and right outputs of a check whose outputs are stored whole.
+        """Return inputs and expected outputs of a check whose outputs are stored completely.
 
         `bnncc.agreement.whole_check` computes them of any check, from the model.
 
@@ -227,7 +227,7 @@ class Artifact:
         return check.inputs, {e.name: e.values for e in check.expected}
 
     def selfcheck(self) -> list[dict[str, Any]]:
-        """Run the network on the checks it carries, here or on `device`.
+        """Run the network on the checks stored in it, on this machine or on `device`.
 
         Returns
         -------
@@ -243,7 +243,7 @@ class Artifact:
         return list(report.with_old_keys(results))
 
     def require_selfcheck(self) -> None:
-        """Run the self-check, and refuse the artifact if it does not pass.
+        """Run the self-check, and raise an error if it fails.
 
         Raises
         ------
@@ -261,12 +261,16 @@ class Artifact:
                 "within rounding of a step",
             )
 
-    def read_inputs(self, path: str | Path) -> dict[str, np.ndarray]:
+    def read_inputs(
+        self, path: str | Path, inputs: tuple[TensorInfo, ...] | None = None
+    ) -> dict[str, np.ndarray]:
         """Read this network's inputs from an npz file; what does not fit is an `InputError`.
 
-        Other arrays are ignored: test sets have labels beside the images.
+        Other arrays are ignored: test sets have labels beside the images. A network with one input
+        also reads an npy file. `inputs` replaces the description of the inputs.
         """
-        known = {t.name: t for t in self.inputs}
+        inputs = self.inputs if inputs is None else inputs
+        known = {t.name: t for t in inputs}
         symbols: dict[str, tuple[int, str]] = {}
 
         def check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -274,17 +278,17 @@ class Artifact:
             check_tensor(known[name], shape, native, symbols, source=f"{path}: ")
 
         arrays = read_npz(path, names=known, check=check)
-        self._check_names(arrays, self.inputs, "input", source=f"{path}: ")
+        check_names(arrays, inputs, "input", source=f"{path}: ")
         return {name: _typed(array, known[name]) for name, array in arrays.items()}
 
     def session(self, *, threads: int | None = None) -> Session:
-        """Return this thread's virtual machine, made on first use, here or on `device`.
+        """Return the virtual machine of the calling thread, created on first use.
 
         Parameters
         ----------
         threads : int, optional
-            The most that kernels use from now on when the calling thread runs this network; as
-            before if not given, and at first all that `bnncc.runtime.threads.prepare` allows.
+            Maximum number of threads from now on when the calling thread runs this network;
+            unchanged if not given, and at first what `bnncc.runtime.threads.prepare` allows.
         """
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
@@ -312,7 +316,7 @@ class Artifact:
         return self.on_device(device)
 
     def on_device(self, device: Device | None) -> Artifact:
-        """Return the same network to be run on `device`.
+        """Return the same network, which runs on `device`.
 
         Parameters
         ----------
@@ -340,25 +344,32 @@ class Artifact:
             cuda.load_runtime()
         return load_library(library) if self.device is None else self.device.load(library)
 
-    @staticmethod
-    def _check_names(
-        given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
-    ) -> None:
-        if not isinstance(given, Mapping):
-            raise InputError(
-                f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
-                hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
-            )
-        wanted = [t.name for t in infos]
-        if given.keys() == set(wanted):
-            return
-        hint = f"{what}s are: {', '.join(map(str, infos)) or 'none'}"
-        if unknown := [name for name in given if name not in wanted]:
-            raise InputError(f"{source}the network has no {what} `{unknown[0]}`", hint=hint)
-        if missing := [name for name in wanted if name not in given]:
-            raise InputError(f"{source}{what} `{missing[0]}` is missing", hint=hint)
-
 
 def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:
-    """Return an array of a file as what it was stored as."""
+    """Return an array read from a file in the type of its tensor."""
     return array.view(info.dtype) if stored_as(array.dtype, info.dtype) else array
+
+
+def check_names(
+    given: Mapping[str, Any], infos: tuple[TensorInfo, ...], what: str, *, source: str = ""
+) -> None:
+    """Refuse arrays that are not exactly those of `infos`, by name.
+
+    Raises
+    ------
+    InputError
+        If one is missing, unknown, or there is no mapping.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
+            hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
+        )
+    wanted = [t.name for t in infos]
+    if given.keys() == set(wanted):
+        return
+    hint = f"{what}s are: {', '.join(map(str, infos)) or 'none'}"
+    if unknown := [name for name in given if name not in wanted]:
+        raise InputError(f"{source}the network has no {what} `{unknown[0]}`", hint=hint)
+    if missing := [name for name in wanted if name not in given]:
+        raise InputError(f"{source}{what} `{missing[0]}` is missing", hint=hint)

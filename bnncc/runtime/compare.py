@@ -1,4 +1,4 @@
-"""How far tensors are apart, and when they are the same: floats but for rounding."""
+"""Differences of tensors, and when they count as equal: floats up to rounding."""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ def _read_members(file: BinaryIO, path: str) -> dict[str, bytes]:
             raise _damaged(path, f"unexpected member `{info.name[:80]}`")
         padded = info.size + -info.size % _BLOCK
         if info.size < 0 or info.size > left:
-            raise _damaged(path, f"`{name}` is cut short")
+            raise _damaged(path, f"`{name}` is truncated")
         if name == MANIFEST and info.size > _MAX_MANIFEST:
             raise _damaged(path, "the manifest is absurdly large")
         found[name] = file.read(info.size)
         if len(found[name]) != info.size:
-            raise _damaged(path, f"`{name}` is cut short")
+            raise _damaged(path, f"`{name}` is truncated")
         if file.read(padded - info.size).strip(b"\0"):
             raise _damaged(path, f"something stands behind `{name}`")
         left -= padded

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries, and TVM's runtime for CUDA, which is linked to them."""
+"""NVIDIA's libraries, and TVM's runtime for CUDA, which needs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bnncc.errors import TargetError
-from bnncc.targets import gpus
+from bnncc.targets import gpus, host
 
 MAJOR = 13
 """Version of CUDA whose runtime library TVM's wheel is linked to."""
@@ -17,7 +17,7 @@ DRIVER, CUDART = "libcuda.so.1", f"libcudart.so.{MAJOR}"
 _TVM, _CREATE = "libtvm_runtime_cuda.so", "ffi.Module.create.cuda"
 _HINT = {
     DRIVER: "install NVIDIA's driver",
-    CUDART: "`pip install 'bnncc[cuda]'` is enough",
+    CUDART: "pip install 'bnncc[cuda]'",
 }
 
 
@@ -39,6 +39,8 @@ def load_runtime(stand_in: Callable[[str, Path], None] | None = None) -> None:
 
     if tvm.get_global_func(_CREATE, allow_missing=True) is not None:
         return
+    if host.system() != "linux":
+        raise TargetError("code for GPUs is compiled and run on Linux only")
     gpus.here()  # remembered: stand-ins know no GPU, whatever the reason
     runtime = Path(tvm.__file__).parent / "lib" / _TVM
     for name in (DRIVER, CUDART):

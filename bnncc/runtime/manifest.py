@@ -1,4 +1,4 @@
-"""What ``manifest.json`` holds, how it is made, and what makes it acceptable (docs/artifact.md)."""
+"""``manifest.json``: its contents, and the checks it must pass (docs/artifact.md)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TensorInfo:
 
 
 def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
-    """Return what is said of inputs or outputs of `graph`."""
+    """Return descriptions of inputs or outputs of `graph`."""
     kinds = {i: graph.datatypes[i].name for i in graph.inputs if i in graph.datatypes}
     limits = limits_of_inputs(graph)
     return [
@@ -89,7 +89,7 @@ def make(
     selfcheck: bytes,
     weight_orders: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Put together what an artifact is made of.
+    """Return the contents of an artifact.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def make(
         "model": model,
         "target": {
             "name": target.name,
-            "triple": target.triple or f"{platform.machine()}-linux-gnu",
+            "triple": target.triple or host.triple() or f"{platform.machine()}-linux-gnu",
             "mcpu": target.mcpu,
             "features": sorted(target.features),
             "spec": asdict(target),
@@ -169,7 +169,7 @@ def check(content: Any, path: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What an artifact has to fit."""
+    """A machine that is to run artifacts."""
 
     name: str
     """As messages call it."""
@@ -179,15 +179,18 @@ class Machine:
     """Of its processor."""
     tvm: str
     """Version of its TVM; empty if unknown."""
+    system: str = "linux"
+    """As `bnncc.targets.host.system` has it."""
 
 
 def this_machine() -> Machine:
-    """Describe the machine and the TVM that run this."""
+    """Describe this machine and its TVM."""
     try:
         tvm = importlib.metadata.version("apache-tvm")
     except importlib.metadata.PackageNotFoundError:
         tvm = ""
-    return Machine("this machine", normal_arch(platform.machine()), host.features(), tvm)
+    arch = normal_arch(platform.machine())
+    return Machine("this machine", arch, host.features(), tvm, host.system())
 
 
 def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> None:
@@ -198,7 +201,7 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
     ArtifactError
         If major or minor version of TVM differ.
     TargetError
-        If the architecture differs or features are missing.
+        If the architecture or operating system differs, or features are missing.
     """
     if machine.tvm and machine.tvm.split(".")[:2] != content["tvm"].split(".")[:2]:
         raise ArtifactError(
@@ -206,10 +209,12 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
             hint="compile it again, or install the TVM it was compiled with",
         )
     target = content["target"]
-    wanted = normal_arch(target["triple"].split("-")[0])
-    if wanted != machine.arch:
+    wanted, found = normal_arch(target["triple"].split("-")[0]), machine.arch
+    if (system := host.system(target["triple"])) != machine.system:
+        wanted, found = f"{wanted} with {system}", f"{found} with {machine.system}"
+    if wanted != found:
         raise TargetError(
-            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {machine.arch}",
+            f"{path}: is for {wanted} ({target['name']}), {machine.name} is {found}",
             hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
         )
     if codes := target["spec"].get("gpus", ()):

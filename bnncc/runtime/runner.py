@@ -1,4 +1,4 @@
-"""Run artifacts, here or on a device, and time them: the network, and each kernel alone."""
+"""Time artifacts, on this machine or a device: the network, and each kernel alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def bench(
     Parameters
     ----------
     artifact : Artifact or path
-        What to time, here or on its device.
+        The network, which runs on this machine or on its device.
     threads : int, optional
         Maximum number of threads; by default the number of CPUs available.
     repeat : int
@@ -157,7 +157,7 @@ def described(
     threads: int,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return times with what is known of the network and its kernels.
+    """Return times together with facts about the network and its kernels.
 
     Parameters
     ----------
@@ -261,7 +261,8 @@ def bench_text(result: Mapping[str, Any]) -> str:
         "",
         f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f} us, "
         + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES)
-        + f" ({result['repeat']} runs, {result['threads']} threads)",
+        + f" ({report.plural(result['repeat'], 'run')}, "
+        + f"{report.plural(result['threads'], 'thread')})",
         (
             f"kernels  {total:.2f} us in all, each timed alone; "
             if result["kernels"]

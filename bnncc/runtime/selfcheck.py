@@ -1,4 +1,4 @@
-"""The self-check: inputs that can be made again, and what must come out.
+"""The self-check: reproducible inputs, and expected outputs.
 
 An artifact carries a few *checks*. Inputs are not stored but drawn anew from a seed, by integer
 arithmetic alone, so that they are the same on every machine and with every version of NumPy; small
@@ -409,7 +409,7 @@ def unpack(
     Parameters
     ----------
     data : bytes
-        From `pack`, or from a file that nobody vouches for.
+        From `pack`, or from an untrusted file.
     inputs, outputs : sequence of TensorInfo
         Of the network, in order.
 
@@ -494,11 +494,11 @@ def _inputs(
         if float(sum(sizes)) * 8 > _MOST_BYTES:
             raise InputError(f"{_MEMBER}: inputs would take more than {_MOST_BYTES:,} bytes")
         if entry["style"] not in STYLES:
-            raise InputError(f"{_MEMBER}: nothing says what inputs are")
+            raise InputError(f"{_MEMBER}: does not describe the inputs")
         given = draw(inputs, sources, entry["style"], int(entry["seed"]))
     for info, said in zip(inputs, entry["inputs"], strict=True):
         if _digest(given[info.name]) != said:
-            raise InputError(f"{_MEMBER}: input `{info.name}` is not what it was made from")
+            raise InputError(f"{_MEMBER}: input `{info.name}` does not match its checksum")
     return given
 
 
@@ -512,6 +512,6 @@ def _expected(
         where.shape == values.shape and (not where.size or int(where.max()) < size)
     )  # fmt: skip
     if not fits or values.dtype != info.dtype:
-        raise InputError(f"{_MEMBER}: output `{info.name}` is not of its own shape")
+        raise InputError(f"{_MEMBER}: output `{info.name}` has the wrong shape")
     relative = min(max(RELATIVE, float(said.get("relative", RELATIVE))), max(COARSE.values()))
     return Expected(info.name, values, where, shape, float(said["top"]), relative)

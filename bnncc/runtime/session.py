@@ -1,4 +1,4 @@
-"""One thread's virtual machine: tensors in, tensors out, and how long it takes."""
+"""The virtual machine of one thread, which runs and times a network."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_tensor(
 
 
 class Session:
-    """One virtual machine with what belongs to one thread.
+    """A virtual machine, for one thread.
 
     Attributes
     ----------
@@ -360,7 +360,7 @@ class Session:
 
 
 class CopyingSession(Session):
-    """A virtual machine whose tensors are elsewhere; what goes in and out is copied."""
+    """A virtual machine in other memory; inputs and outputs are copied."""
 
     def _main_into(self) -> None:
         return None
@@ -402,7 +402,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def _check_place(info: TensorInfo, array: Any, symbols: dict[str, tuple[int, str]]) -> None:
-    """Refuse what an output cannot be written to."""
+    """Refuse an array that an output cannot be written to."""
     if not isinstance(array, np.ndarray):
         raise InputError(f"output `{info.name}` is a {type(array).__name__}, wanted a NumPy array")
     check_tensor(info, array.shape, array.dtype, symbols, what="output")

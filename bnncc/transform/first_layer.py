@@ -26,7 +26,7 @@ _AFFINE = ("Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization")
 
 @dataclass
 class Relaxed:
-    """What became of layers that were to be rounded."""
+    """Which layers were rounded, and why others were not."""
 
     layers: list[str] = field(default_factory=list)
     """The results of those with rounded operands."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
+from bnncc.ir.rows import SWISH
 from bnncc.recognise.lattice import lattices
 from bnncc.schedules import with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
@@ -53,7 +54,7 @@ DECISIONS = {"bnncc.Sign", LEVELS}
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
     "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
-    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast",
+    "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast", SWISH,
 }  # fmt: skip
 """Unary operators that work on NHWC as well as on NCHW."""
 
@@ -320,8 +321,14 @@ class _Fuser:
 
     def _method(self, node: Node, spec: Conv2d) -> Conv2d:
         """Return a convolution with the method that its products are to be computed by."""
+        target = self.physical.target
         direct = (
-            self._exact(node) or self.on_gpu or spec.zero_points or self.look.zeros_matter(node)
+            self._exact(node)
+            or self.on_gpu
+            or spec.zero_points
+            or self.look.zeros_matter(node)
+            # Sums that wait for their filter take the memory of many images of the output.
+            or (target is not None and target.scalar)
         )
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))

@@ -29,6 +29,8 @@ from bnncc.transform.kernel_group import Anchor, Event, Group, Writer
 from bnncc.transform.merge import ADD_REPEATED
 from bnncc.transform.physical import Physical, Planes
 
+_STEPS = {"Add": "add", "Sub": "rsub", "Mul": "mul", "Div": "div"}
+
 
 def realise(group: Group, physical: Physical) -> None:
     """Append the kernel of `group` to the physical graph and register what it makes.
@@ -166,7 +168,7 @@ def _write_tensor(event: Event, writer: Writer) -> None:
     value_first = node.inputs[0] == event.operand
     other = node.inputs[1 if value_first else 0]
     writer.flush()
-    layout = physical.layout_of(other)
+    layout, by_row = physical.layout_of(other), (physical.shape(event.tensor)[0], 1)
     tensor = physical.float(other, layout)
     if writer.group.squeezed:
         spec = writer.group.spec
@@ -175,15 +177,14 @@ def _write_tensor(event: Event, writer: Writer) -> None:
     if node.op == ADD_REPEATED:
         period = int(physical.shape(other)[1])
         writer.step(Step("add", "NHWC", period=period), [physical.float(other, "NHWC")], [])
-    elif physical.shape(other) != physical.shape(event.tensor):
+    elif physical.shape(other) not in (physical.shape(event.tensor), by_row):
         n, channels, *_ = physical.image(other)
         writer.step(Step("gate"), [physical.reshape(tensor, (n, channels))], [])
-    elif node.op == "Sub":
-        writer.step(Step("rsub", layout), [tensor], [])
-        if value_first:  # v - t == -(t - v), exactly
-            writer.affine(-np.ones(writer.group.channels), np.zeros(writer.group.channels))
     else:
-        writer.step(Step({"Add": "add", "Mul": "mul"}[node.op], layout), [tensor], [])
+        period = int(physical.shape(other) != physical.shape(event.tensor))
+        writer.step(Step(_STEPS[node.op], layout, period=period), [tensor], [])
+        if node.op == "Sub" and value_first:  # v - t == -(t - v), exactly
+            writer.affine(-np.ones(writer.group.channels), np.zeros(writer.group.channels))
 
 
 def _write_sign(

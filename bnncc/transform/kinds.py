@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from bnncc.ir.graph import Graph, Node
+from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
@@ -22,7 +22,7 @@ from bnncc.transform.merge import ADD_REPEATED
 from bnncc.transform.routes import ROUTES
 
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
-_TENSOR_OPS = {"Add", "Sub", "Mul"}
+_TENSOR_OPS = {"Add", "Sub", "Mul", "Div"}
 _CONSTANT_OPS = {
     "Add",
     "Sub",
@@ -250,9 +250,12 @@ class Kinds:
         out = self.graph.types[node.outputs[0]]
         kinds = [self.graph.types[i] for i in node.inputs]
         if kinds[0] == out and kinds[1] == out:
-            return tuple(node.inputs)
+            return tuple(node.inputs) if node.op != "Div" else None
         for i, kind in enumerate(kinds):
             full = kinds[1 - i]
+            if full == out and kind == TensorType((*out.shape[:1], 1), out.dtype):
+                by_row = node.inputs[i] not in self.graph.constants and (i or node.op != "Div")
+                return (node.inputs[1 - i],) if by_row else None
             gate = (*out.shape[:2], 1, 1)
             if node.op == "Mul" and full == out and kind.shape == gate and kind.dtype == out.dtype:
                 return (node.inputs[1 - i],) if node.inputs[i] not in self.graph.constants else None

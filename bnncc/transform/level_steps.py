@@ -38,6 +38,9 @@ MAX_COMPARED = 15
 MIN_SCALED = 4
 """Levels from which a multiplication costs less than comparisons."""
 
+MAX_ROUNDED = 2.0**20
+"""Bounds within which adding and subtracting rounds, see `bnncc.topi_binary.algebra`."""
+
 EXACT = 2**24
 """Accumulators below this are exact in float32."""
 
@@ -229,12 +232,25 @@ def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | N
 def _from_value(base: Step, limits: Array, rows: Array) -> tuple[Step, list[Array]]:
     small = (np.abs(limits) < NORMAL) & (limits != 0)
     base = replace(base, compare="place" if small.any() else "ge")
+    if base.count >= MIN_SCALED and (ends := _rounding(limits)) is not None:
+        return replace(base, way="round"), [ends]
     if base.count > MAX_COMPARED and limits.ndim == 1:
         table = _guess(limits)
         if table is not None:
             return replace(base, way="search"), [table]
     lanes = np.stack([pad_lanes(row.astype(np.float32), np.inf) for row in rows])
     return replace(base, way="value"), [lanes]
+
+
+def _rounding(limits: Array) -> Array | None:
+    """Return first and last of the whole numbers that thresholds are the ties of; None if not."""
+    if limits.ndim > 1 or np.abs(limits).max() >= MAX_ROUNDED:
+        return None
+    first = np.float32(np.floor(limits[0]))
+    ties = first + np.arange(len(limits), dtype=np.float32) + np.float32(0.5)
+    ups = np.rint(ties) > ties
+    exact = np.where(ups, ties, np.nextafter(ties, np.float32(np.inf)))
+    return np.array([first, first + len(limits)], np.float32) if (exact == limits).all() else None
 
 
 def _guess(limits: Array) -> Array | None:

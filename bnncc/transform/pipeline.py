@@ -15,8 +15,10 @@ from bnncc.recognise.offsets import split_offsets
 from bnncc.recognise.products import pair_products
 from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.ramps import recognise_ramps
+from bnncc.recognise.row_scales import move_row_scales
 from bnncc.recognise.signs import recognise_signs
 from bnncc.recognise.transposed import split_transposed
+from bnncc.recognise.whole_sums import drop_integer_casts
 from bnncc.report import Layer
 from bnncc.schedules import in_slices
 from bnncc.schedules.few_bit_method import chooser
@@ -31,6 +33,7 @@ from bnncc.transform.fuse import fuse
 from bnncc.transform.in_place import store_in_place
 from bnncc.transform.left_weights import turn_left_weights
 from bnncc.transform.merge import merge_siblings
+from bnncc.transform.normalizations import join_normalizations
 from bnncc.transform.plain import write_plain
 from bnncc.transform.rows import flatten_rows
 from bnncc.transform.simplify import simplify
@@ -51,7 +54,7 @@ class Compilation:
     rounded: Relaxed = field(default_factory=Relaxed)
     """The layers that `--float-precision` rounds, in the graph already."""
     layers: list[Layer] = field(default_factory=list)
-    """What became of each convolution and dense layer, for the report."""
+    """How each convolution and dense layer is computed, for the report."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ def _products(graph: Graph, made: Compilation) -> None:
         pair_products(graph)
 
 
+def _normalizations(graph: Graph, made: Compilation) -> None:
+    if made.target.kind != "cuda":
+        join_normalizations(graph)
+
+
 PASSES = (
     Pass("simplify", lambda g, c: simplify(g, c.trace), "one spelling of each pattern"),
     Pass("ramps", lambda g, c: recognise_ramps(g), "sums of bent lines are clips"),
@@ -98,6 +106,8 @@ PASSES = (
     Pass(
         "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
     ),
+    Pass("row scales", lambda g, c: move_row_scales(g), "products read the levels of rows"),
+    Pass("whole sums", lambda g, c: drop_integer_casts(g), "sums of integers are exact floats"),
     Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
     Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
     Pass("products", _products, "both operands of a product may be computed"),
@@ -108,6 +118,11 @@ PASSES = (
     Pass("pools", lambda g, c: commute_pools(g), "the maximum of bits costs less"),
     Pass("siblings", lambda g, c: merge_siblings(g), "layers that read the same are one"),
     Pass("plain", lambda g, c: write_plain(g), "what no kernel took is ONNX's again"),
+    Pass(
+        "normalizations",
+        _normalizations,
+        "rows are normalised by one kernel",
+    ),
     Pass(
         "fuse",
         lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),

@@ -3,9 +3,13 @@
     before: s = bnncc.Sign(x); y = MatMul(s, W)                  x: [N, T, K], W constant [K, O]
     after:  r = Reshape(x); t = bnncc.Sign(r); u = MatMul(t, W); y = Reshape(u)      r: [N*T, K]
 
+    before: y = MatMul(s, W); z = Div(y, r)                      r: [N, T, 1]
+    after:  u = MatMul(t, W); v = Div(u, Reshape(r)); z = Reshape(v)
+
 Kernels work on images and on rows. A matrix product with constant weights and a decision, `Sign` or
-`Levels`, do the same to every row, however many axes lead to it. What has four axes counts as an
-image, unless such products alone read it.
+`Levels`, do the same to every row, however many axes lead to it. So do arithmetic operators beside
+them whose other operand is as large, or is one number for each row or for each channel. What has
+four axes counts as an image, unless such products alone read it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ def flatten_rows(graph: Graph) -> None:
     Runs after `recognise_signs` and `recognise_quantizers`.
     """
     rows: dict[str, str] = {}
+    views: dict[str, Node] = {}
     consumers = graph.consumers()
     nodes: list[Node] = []
 
@@ -31,25 +36,30 @@ def flatten_rows(graph: Graph) -> None:
             kind = graph.types[name]
             shape = (product(kind.shape[:-1]), kind.shape[-1])
             rows[name] = graph.fresh(f"{name}.rows")
-            nodes.append(view(graph, name, rows[name], TensorType(shape, kind.dtype)))
+            views[name] = view(graph, name, rows[name], TensorType(shape, kind.dtype))
         return rows[name]
 
     for node in graph.nodes:
         nodes.append(node)
-        if not _applies(node, graph, consumers):
+        beside = _beside(node, graph, consumers, rows)
+        if not beside and not _applies(node, graph, consumers):
             continue
         kind = graph.types[node.outputs[0]]
         nodes.pop()
-        data = flat(node.inputs[0])
+        inputs = [flat(node.inputs[0]), *node.inputs[1:]]
+        if beside:
+            inputs = [_turned(i, graph) if i in graph.constants else flat(i) for i in node.inputs]
         out = node.outputs[0]
         tall = graph.fresh(f"{out}.rows")
-        graph.types[tall] = TensorType((graph.types[data].shape[0], kind.shape[-1]), kind.dtype)
-        nodes.append(
-            Node(node.op, [data, *node.inputs[1:]], [tall], node.attrs, node.name, node.covers)
-        )
+        graph.types[tall] = TensorType((product(kind.shape[:-1]), kind.shape[-1]), kind.dtype)
+        nodes.append(Node(node.op, inputs, [tall], node.attrs, node.name, node.covers))
         rows[out] = tall
         nodes.append(view(graph, tall, out, kind))
-    graph.nodes = nodes
+    # Kernels take in operators whose other operand is there before them.
+    seen = [views[i] for i in graph.inputs if i in views]
+    for node in nodes:
+        seen += [node, *(views[o] for o in node.outputs if o in views)]
+    graph.nodes = seen
     graph.prune()
 
 
@@ -68,3 +78,36 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     readers, out = consumers.get(node.outputs[0], []), node.outputs[0]
     by_rows = all(r.op == "MatMul" and _applies(r, graph, consumers) for r in readers)
     return bool(readers) and by_rows and out not in graph.outputs
+
+
+def _beside(
+    node: Node, graph: Graph, consumers: dict[str, list[Node]], rows: dict[str, str]
+) -> bool:
+    """Whether a node of two numbers goes with a product before it, or a decision after it."""
+    kind = graph.types[node.outputs[0]]
+    if (
+        node.op not in ("Add", "Sub", "Mul", "Div")
+        or len(kind.shape) < 3
+        or kind.dtype != "float32"
+    ):
+        return False
+    *outer, channels = kind.shape
+    for name in node.inputs:
+        shape = graph.types[name].shape
+        if name in graph.constants:
+            of_channels = not shape or max(shape[:-1], default=1) == 1 == min(shape[:-1], default=1)
+            if not of_channels or len(shape) > len(kind.shape):
+                return False
+        elif shape not in (kind.shape, (*outer, 1)):
+            return False
+    readers = consumers.get(node.outputs[0], [])
+    decides = bool(readers) and all(
+        r.op in ("bnncc.Sign", LEVELS) and _applies(r, graph, consumers) for r in readers
+    )
+    return channels != 1 and (decides or any(i in rows for i in node.inputs))
+
+
+def _turned(name: str, graph: Graph) -> str:
+    """Return a constant of channels, or one number, beside rows."""
+    value = graph.constants[name]
+    return name if value.ndim < 3 else graph.constant(value.reshape(1, -1), name)

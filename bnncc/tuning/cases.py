@@ -1,4 +1,4 @@
-"""Inputs to measure a kernel with, and what it must make of them.
+"""Inputs to measure a kernel with, and the expected results.
 
 Results are those of the NumPy oracles in ``topi_binary``, which share no code with the kernels, so
 a point whose kernel is wrong is never recorded.
@@ -348,7 +348,8 @@ def _with_steps(spec: Spec, inputs: list[Array], middle: int, rng: Draws) -> _Dr
                 offset = rng.integers(-4, 5, extents)
                 inputs.append((middle + offset).astype(np.int32))
             else:
-                inputs.append((rng.integers(-8, 9, extents) / 4).astype(dtype))
+                drawn = rng.integers(-8, 9, extents) / 4
+                inputs.append((drawn + 4 * (step.op == "div")).astype(dtype))
     return inputs, list(inputs), spec
 
 

@@ -1,6 +1,6 @@
 """Random numbers that are the same on every machine and in every version of NumPy.
 
-NumPy promises the bits of its bit generators for ever, but not what its `Generator` makes of them.
+NumPy promises the bits of its bit generators forever, but not what its `Generator` makes of them.
 A kernel that is measured elsewhere must get the inputs that its outputs were computed from.
 """
 

@@ -1,4 +1,4 @@
-"""What the cost model is told of a candidate: its choices, and the numbers of its kernel."""
+"""Features of a candidate for the cost model: its choices, and the sizes of its kernel."""
 
 from __future__ import annotations
 

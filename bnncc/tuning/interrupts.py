@@ -1,4 +1,4 @@
-"""Ctrl-C while TVM or XGBoost call back into Python, who would make another error of it."""
+"""Ctrl-C while TVM or XGBoost call back into Python: they would turn it into another error."""
 
 from __future__ import annotations
 

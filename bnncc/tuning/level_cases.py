@@ -1,4 +1,4 @@
-"""Cases of levels: operands, parameters of the steps that find them, and what rounding decides."""
+"""Test cases of few-bit layers: operands, parameters of the threshold steps, and ties."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weights(spec: FewBitConv2d, rng: Draws) -> Array:
     """Return random integer weights that `spec` can multiply by."""
     shape = (spec.out_channels, *spec.kernel, spec.channels // spec.groups)
     top = 2**spec.weight_bits
-    if spec.method == "xor":
+    if spec.method == "xor" or (spec.method == "packed" and spec.weight_bits == 1):
         return 2 * rng.integers(0, top, shape) - top + 1
     return rng.integers(-top // 2, top // 2, shape)
 
@@ -138,6 +138,8 @@ def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance
             far = tolerance * max(1.0, step.count)
         off = np.abs(values - np.round(values))
         near = (off <= far) & ((off > 0) | (step.way != "whole"))  # levels as they are, are sure
+    elif step.way == "round":
+        near = np.abs(values - np.floor(values) - 0.5) <= far
     elif step.way == "acc":
         near = np.zeros(values.shape, bool)
     else:
@@ -181,6 +183,9 @@ def _parameters(step: Step, values: Array, lanes: int, rng: Draws) -> list[Array
         scale = 2.0 ** -np.ceil(np.log2(2 * spread / step.count))
         bias = np.round(step.count / 2 - middle * scale) + rng.integers(-4, 5, lanes) / 8 + 1 / 16
         return [np.full(lanes, scale, np.float32), bias.astype(np.float32)]
+    if step.way == "round":
+        first = np.round(middle - step.count / 2)
+        return [np.array([first, first + step.count], np.float32)]
     limits = np.sort(rng.normal(middle, spread, (step.count, lanes)), axis=0)
     if step.way == "value":
         return [limits.astype(np.float32)]

@@ -1,4 +1,4 @@
-"""Tune one network: its kernels, where they are measured, and what the network gains."""
+"""Tune one network: its kernels, and the time of the whole network before and after."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         f"{result['measuring_seconds']:.1f} s of them measuring"
     )
     if result["interrupted"]:
-        return f"{line}; interrupted, everything measured is kept: run it again to go on"
+        return f"{line}; interrupted; measurements are kept, and the same command continues"
     if result["network"] is not None:
         before, after = result["network"]["before_us"], result["network"]["after_us"]
         gain = race.Gain(**result["network"]["gain"])
@@ -263,7 +263,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
     elif any(kernel["gain"] for kernel in result["kernels"]):
         line += "; no kernel won its race, so the defaults are kept"
-    return f"{line} ({os.fspath(folder)} is for `bnncc compile --tuning-dir`)"
+    return f"{line} (use them: `bnncc compile --tuning-dir {os.fspath(folder)}`)"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:

@@ -1,20 +1,22 @@
-"""Worker processes: jobs go in, answers come out, whatever becomes of the processes."""
+"""Worker processes: each job gets an answer, even if its process crashes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import selectors
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bnncc import osutil
 from bnncc.errors import TuningError
 from bnncc.targets.spec import TargetSpec
 
@@ -54,7 +56,6 @@ class _Process:
     ready: bool = False
     job: int | None = None
     until: float = 0.0
-    heard: bytes = b""
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Pool:
     def __init__(self, setup: Setup, count: int) -> None:
         self.setup, self.count = setup, count
         self._processes: list[_Process] = []
+        self._heard: queue.SimpleQueue[tuple[_Process, bytes]] = queue.SimpleQueue()
 
     def __enter__(self) -> Pool:
         return self
@@ -139,12 +141,21 @@ class Pool:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
+                **osutil.DETACHED,  # Ctrl-C is for us
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             process = _Process(popen, until=time.monotonic() + READY_SECONDS)
             self._processes.append(process)
+            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
             self._write(process, asdict(self.setup))
+
+    def _listen(self, process: _Process) -> None:
+        """Pass on what a worker says, line by line, and an empty line at its end."""
+        assert process.popen.stdout is not None
+        with contextlib.suppress(OSError, ValueError), process.popen.stdout as stdout:
+            for line in stdout:
+                self._heard.put((process, line))
+        self._heard.put((process, b""))
 
     def _send(self, process: _Process, batch: _Batch) -> None:
         process.job = batch.waiting.popleft()
@@ -160,13 +171,14 @@ class Pool:
 
     def _wait(self, batch: _Batch) -> None:
         """Wait until something happens, and deal with it."""
-        with selectors.DefaultSelector() as selector:
-            for process in self._processes:
-                assert process.popen.stdout is not None
-                selector.register(process.popen.stdout, selectors.EVENT_READ, process)
-            busy = [p.until for p in self._processes if not p.ready or p.job is not None]
-            for key, _ in selector.select(max(0.0, min(busy, default=0.0) - time.monotonic())):
-                self._read(key.data, batch)
+        busy = [p.until for p in self._processes if not p.ready or p.job is not None]
+        with contextlib.suppress(queue.Empty):
+            wait = max(0.0, min(busy, default=0.0) - time.monotonic())
+            while True:  # all that was said
+                process, line = self._heard.get(timeout=wait)
+                if process in self._processes:
+                    self._read(process, line, batch)
+                wait = 0.0
         now = time.monotonic()
         for process in list(self._processes):
             if (not process.ready or process.job is not None) and now > process.until:
@@ -175,11 +187,8 @@ class Pool:
                     raise TuningError(f"a worker did not start within {READY_SECONDS:g} s")
                 self._fail(process, batch, f"took longer than {batch.seconds:g} s")
 
-    def _read(self, process: _Process, batch: _Batch) -> None:
-        assert process.popen.stdout is not None
-        data = os.read(process.popen.stdout.fileno(), 1 << 16)
-        process.heard += data
-        if not data:
+    def _read(self, process: _Process, line: bytes, batch: _Batch) -> None:
+        if not line.endswith(b"\n"):
             code = process.popen.wait()
             reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             if not process.ready:
@@ -187,9 +196,7 @@ class Pool:
                 raise TuningError(f"a worker ended as it started: {reason}")
             self._fail(process, batch, f"crashed: {reason}")
             return
-        while b"\n" in process.heard and process in self._processes:
-            line, process.heard = process.heard.split(b"\n", 1)
-            self._take(process, json.loads(line), batch)
+        self._take(process, json.loads(line), batch)
 
     def _take(self, process: _Process, answer: Answer, batch: _Batch) -> None:
         if "ready" in answer:
@@ -228,7 +235,6 @@ class Pool:
         with contextlib.suppress(OSError):
             process.popen.kill()
         process.popen.wait()
-        for pipe in (process.popen.stdin, process.popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if process.popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.popen.stdin.close()

@@ -1,4 +1,4 @@
-"""What is known of a kernel that is tuned: what was tried, how fast it was, what is left."""
+"""The state of a kernel being tuned: what was tried, how fast it was, what remains."""
 
 from __future__ import annotations
 

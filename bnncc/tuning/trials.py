@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bnncc import osutil
 from bnncc.console import Console
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
@@ -218,11 +219,9 @@ def _locked(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    import fcntl
-
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        osutil.lock(handle)
         yield
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""Tune the kernels of a network: which gets the next trials, and what goes on record."""
+"""Tune the kernels of a network: which gets the next trials, and which results are recorded."""
 
 from __future__ import annotations
 
@@ -436,7 +436,8 @@ class Progress:
         if self.bar:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         for task in tasks:
-            text = f"{task.workload.name}: {self.best(task)}, {task.trials} trials"
+            trials = "1 trial" if task.trials == 1 else f"{task.trials} trials"
+            text = f"{task.workload.name}: {self.best(task)}, {trials}"
             self.console.result(text + self.verdict(task))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The process that builds and measures, so that what crashes or hangs is not the tuner.
+"""The process that builds and measures, so that a crash or hang does not affect the tuner.
 
 ``python -m bnncc.tuning.worker`` reads JSON lines: first what it is for, then jobs. It answers each
 job with a line. It ends when its input does, or with the process that started it.
@@ -6,7 +6,6 @@ job with a line. It ends when its input does, or with the process that started i
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import json
@@ -22,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError, DeviceError
+from bnncc.osutil import die_with_parent
 from bnncc.records.workload import Workload
 from bnncc.targets.spec import TargetSpec
-
-_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
 class Worker:
@@ -139,7 +137,7 @@ def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: boo
 
 def main() -> None:
     """Answer jobs until there are none."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tuner
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what anything prints is no answer

@@ -1,1 +1,1 @@
-"""Whether a compiled network is right: beside its model, layer by layer, and when it is made."""
+"""Check compiled networks against their models, layer by layer, and during compilation."""

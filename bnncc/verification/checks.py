@@ -1,4 +1,4 @@
-"""The inputs that a network is checked on, and what is right for them.
+"""The inputs of a network's checks, and the expected outputs.
 
 How many checks there are, and how much of the outputs they know, follows from what the graph costs
 to evaluate, by an estimate that is the same on every machine.

@@ -1,4 +1,4 @@
-"""Make sure of a fresh artifact: run it on inputs made for its graph, and compare.
+"""Confirm a new artifact: run it on inputs made for its graph, and compare.
 
 TVM converts and compiles the operators that are not ours; a mistake there (or here) must not reach
 a user unseen. Where the compiling machine can run the code, no artifact leaves the compiler that
@@ -21,6 +21,7 @@ from bnncc.ir.ties import TIE
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, within
 from bnncc.runtime.selfcheck import Check
+from bnncc.targets import host
 from bnncc.targets.catalog import missing_features
 from bnncc.targets.gpus import missing
 from bnncc.targets.host import normal_arch
@@ -37,7 +38,8 @@ LOOSER = {"filtered-2d": 4}
 def runs_here(target: TargetSpec) -> bool:
     """Whether this machine can run code for `target`."""
     arch = normal_arch(target.triple.split("-")[0]) if target.triple else ""
-    return arch in ("", normal_arch(platform.machine())) and not missing_features(target)
+    here = arch in ("", normal_arch(platform.machine()))
+    return here and host.system(target.triple) == host.system() and not missing_features(target)
 
 
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
@@ -60,7 +62,7 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     if not runs_here(target):
         return (
             f"code for {target.name} was not run on this machine: `bnncc deploy` checks it on the "
-            "device with the pair of input and output it carries"
+            "device with the inputs and outputs stored in it"
         )
     return ""
 

@@ -1,4 +1,4 @@
-"""Make sure of the passes: every tensor of the physical graph against the model's own value.
+"""Confirm the passes: compare every tensor of the physical graph with the model's value.
 
 The physical graph is evaluated step by step. Whatever stands for a tensor of the model is compared
 with that tensor as the model computes it, and the model's own decisions are what later kernels

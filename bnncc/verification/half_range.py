@@ -1,4 +1,4 @@
-"""Whether float16 holds what a network was asked to hold in it."""
+"""Check that the values of a network fit into float16."""
 
 from __future__ import annotations
 

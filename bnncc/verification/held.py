@@ -1,4 +1,4 @@
-"""Tensors of the model as a physical graph holds them: what should be there, what is not."""
+"""Find the tensors of the model in a physical graph, and those that are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel of an artifact alone: run on the inputs it has in the network, and compared.
+"""Run every kernel of an artifact alone, on the inputs it has in the network, and compare.
 
 The network is lowered again, up to where code would be generated, with the options that the
 manifest records. That says which kernel is called on what; values between kernels are those of

@@ -1,4 +1,4 @@
-"""What an artifact's manifest records of how it was compiled, as options again."""
+"""Recover the options of a compilation from an artifact's manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run ONNX models, whole or in parts, with somebody else's runtime, to verify against."""
+"""Run ONNX models, whole or in parts, with another runtime, as the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of right with options that round: the model, with their roundings."""
+"""The reference for options that round: the model with the same roundings."""
 
 from __future__ import annotations
 

@@ -187,6 +187,11 @@ class _Writer:
         """
         name = f"tensor{len(self.fetched)}"
         body = f"      float (&four)[4] = *(float (*)[4])(fetched.{name} + i);"
+        if step.period == 1:
+            whole = f"at.exists ? bnncc::number({pointer} + (size_t)at.pixel) : 1.0f"
+            read = f"      four[0] = four[1] = four[2] = four[3] = {whole};"
+            self.fetched.append((name, [*_EACH_FOUR, body, read, "    }"]))
+            return f"fetched.{name}"
         channels = step.period or self.channels
         if step.op != "gate" and self._planar(step):
             there = f"bnncc::number({pointer} + {self._planar_at()})"

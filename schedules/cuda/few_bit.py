@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bnncc.schedules.cuda import text
 from bnncc.schedules.cuda.terms import TEXT
 from bnncc.topi_binary import borders, few_bit_data, layout
-from bnncc.topi_binary.algebra import compared, nearest
+from bnncc.topi_binary.algebra import compared, nearest, rounded
 from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
 
@@ -83,6 +83,9 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
         yield f"  float p1[4]; bnncc::load4(p1, {taken[1]} + {text.HERE});"
         found = nearest(TEXT, step, TEXT.real("raw[i + k]"), "p0[k]", "p1[k]")
         yield from text.each(f"level[k] = {found};")
+    elif step.way == "round":
+        ends = (f"__ldg({taken[0]} + {k})" for k in range(2))
+        yield from text.each(f"level[k] = {rounded(TEXT, 'v[k]', *ends)};")
     elif step.way == "search":
         table = taken[0]
         found = nearest(TEXT, step, "v[k]", f"__ldg({table})", f"__ldg({table} + 1)")

@@ -14,6 +14,7 @@ TEXT = Algebra(
     add="__fadd_rn({}, {})".format,
     sub="__fsub_rn({}, {})".format,
     mul="__fmul_rn({}, {})".format,
+    div="__fdiv_rn({}, {})".format,
     max="fmaxf({}, {})".format,
     min="fminf({}, {})".format,
     compare="{} {} {}".format,
@@ -23,4 +24,5 @@ TEXT = Algebra(
     real="(float){}".format,
     whole="(int){}".format,
     place="bnncc::place_of({})".format,
+    apart="__float_as_int({}) - __float_as_int({})".format,
 )

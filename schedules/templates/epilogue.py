@@ -55,7 +55,7 @@ def regions(
     for step in steps:
         for number in reversed(range(step_inputs(step))):
             buffer = next(inputs)
-            if number == 0 and "table" in step.forms:
+            if (number == 0 and "table" in step.forms) or step.way == "round":
                 reads.append(buffer[0 : buffer.shape[0]])
             elif step.op in TENSORS:
                 source = at.repeated(step.period)

@@ -37,4 +37,5 @@ VECTOR = replace(
     real=lambda value: T.Cast(F32, value),
     whole=lambda value: T.Cast(I32, value),
     place=_place,
+    apart=lambda one, other: T.reinterpret(I32, one) - T.reinterpret(I32, other),
 )

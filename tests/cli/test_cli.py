@@ -221,7 +221,7 @@ def test_run_refuses_bad_arrays(path: Path, capsys: pytest.CaptureFixture[str]) 
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("y.npy", header.getvalue())
-    run("is cut short", data=buffer.getvalue())
+    run("is truncated", data=buffer.getvalue())
 
 
 def test_missing_arrays_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

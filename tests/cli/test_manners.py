@@ -91,10 +91,15 @@ def test_kinds_of_files_are_named(tmp_path: Path) -> None:
         Artifact.load(tmp_path / "x.npy")
     with pytest.raises(ModelError, match="this is a bnncc artifact, which is compiled already"):
         read(artifact)
-    for path, kind in ((MODEL, "an ONNX model"), (tmp_path / "x.npy", "a .npy file")):
+    for path, kind in (
+        (MODEL, "an ONNX model"),
+        (tmp_path / "x.npy", "a .npy file"),
+        (artifact, "a bnncc artifact"),
+    ):
         with pytest.raises(InputError, match=f"this is {kind}, not an .npz file"):
-            read_npz(path, names=["x"], check=lambda *_: None)
-    assert read_npz(npz, names=["x"], check=lambda *_: None).keys() == {"x"}
+            read_npz(path, names=["x", "y"], check=lambda *_: None)
+    for path in (npz, tmp_path / "x.npy"):  # which may hold the only array
+        assert read_npz(path, names=["x"], check=lambda *_: None).keys() == {"x"}
 
 
 def test_files_that_are_not_there_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,42 @@ def test_bench_needs_no_compiler(tmp_path: Path) -> None:
     assert done.stdout == "3\n", done.stderr
 
 
+def test_artifacts_need_no_onnx(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "for name in ('onnx', 'onnxruntime', 'google.protobuf', 'bnncc.driver', 'psutil',\n"
+        "             'cloudpickle', 'tornado', 'torch', 'scipy'): sys.modules[name] = None\n"
+        "os.environ['TVM_USE_RUNTIME_LIB'] = '1'\n"
+        "import numpy as np, bnncc\n"
+        "from bnncc.cli import main as cli\n"
+        "artifact = bnncc.Artifact.load('a.bnncc', selfcheck=True)\n"
+        "x = np.ones((2, 8), np.float32)\n"
+        "np.savez('in.npz', **{'x/in:0': x, 'y': x})\n"
+        "outputs = artifact.run({'x/in:0': x, 'y': x})\n"
+        "assert bnncc.bench(artifact, repeat=3)['repeat'] == 3\n"
+        "assert bnncc.explain('a.bnncc') == artifact.report\n"
+        "for command in ('run a.bnncc --input in.npz --output out.npz --selfcheck',\n"
+        "                'bench a.bnncc --repeat 3', 'explain a.bnncc', 'targets'):\n"
+        "    assert cli.main(command.split()) == 0, command\n"
+        "with np.load('out.npz') as found:\n"
+        "    assert all((found[k] == outputs[k]).all() for k in outputs)\n"
+        "for name in ('bnncc.driver', 'bnncc.agreement'): sys.modules.pop(name, None)\n"
+        "for call in (lambda: bnncc.compile('m.onnx'), lambda: bnncc.verify('m.onnx', 'a.bnncc'),\n"
+        "             lambda: bnncc.explain('m.onnx'), lambda: bnncc.tune('m.onnx')):\n"
+        "    try: call()\n"
+        "    except bnncc.BnnccError as error: print(error, file=sys.stderr)\n"
+        "assert cli.main(['verify', 'in.npz', 'a.bnncc']) == 1\n"
+    )
+    tiny().save(tmp_path / "a.bnncc")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    missing = "this needs onnx, which is not installed; only artifacts can be used without it\n"
+    said = f"{missing * 4}error: {missing}\nhint: pip install onnx\n"
+    assert (done.returncode, done.stderr) == (0, said)
+
+
 def test_only_tune_needs_xgboost(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"

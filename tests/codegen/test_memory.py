@@ -14,6 +14,8 @@ from bnncc import report
 from bnncc.codegen import memory
 from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.pipeline import tvm_target
+from bnncc.driver import compile_c
+from bnncc.options import CompileOptions
 from bnncc.schedules import schedule
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
@@ -130,3 +132,14 @@ def test_plan_follows_views_and_in_place_results() -> None:
 )
 def test_bitstream(spec: BinaryConv2d | Conv2d | None, want: tuple[float, float] | None) -> None:
     assert bitstream(spec) == (want and tuple(np.rint(want)))
+
+
+@pytest.mark.parametrize("target", ["c99", "cortex-m4"])
+def test_filters_take_no_memory_of_small_machines(target: str) -> None:
+    """Where there are no vectors, float convolutions are direct, whatever a filter would save."""
+    net = Net(seed="filters")
+    x = net.input("x", [1, 3, 32, 32])
+    weight = net.rng.standard_normal((32, 3, 3, 3)).astype("float32")
+    net.outputs.append(net.op("Conv", x, net.const(weight), pads=[1, 1, 1, 1]))
+    network = compile_c(net.model(), CompileOptions(target=target))
+    assert network.report["memory"]["workspace_bytes"] < 32 * 32 * 4  # less than one channel

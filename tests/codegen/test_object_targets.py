@@ -221,7 +221,7 @@ def test_a_report_says_what_a_device_needs(
 
 
 def test_a_network_that_does_not_fit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "digits"
     asked = ["compile", str(DIGITS / "digits.onnx"), "--target", "cortex-m4", "-o", str(output)]
@@ -240,5 +240,7 @@ def test_a_network_that_does_not_fit_is_refused(
     for wrong in ("12q", "", "-1"):
         assert cli.main([*asked, f"--ram={wrong}"]) == 2
     asked = ["compile", str(DIGITS / "digits.onnx"), "--ram", "8k", "-o", str(tmp_path / "x")]
-    assert cli.main(asked) == 2
-    assert "are for objects called from C" in capsys.readouterr().err
+    monkeypatch.setattr("bnncc.driver.compile_model", None)  # refused before it is called
+    for wrong in (asked, ["explain", asked[1], "--flash", "8k"]):
+        assert cli.main(wrong) == 2
+        assert "need a network compiled to C" in capsys.readouterr().err

@@ -77,6 +77,14 @@ CASES = {
         {"w": signs(3, 8, 1, 2)}),
     "left weights": Case(f"(float[32,6] x) => (y) {{{decided('x', 's')} y = MatMul(w,s)}}",
         "bnncc.Sign MatMul", "Transpose bnncc.Sign MatMul Transpose", {"w": signs(8, 32)}),
+    "row scales": Case(
+        "(float[2,32] x, float[2,1] s) => (y) {r = Round(x) c = Clip(r,minus,one) d = Div(c,s)"
+        " y = MatMul(d,w)}", "bnncc.Levels Div MatMul", "bnncc.Levels MatMul Div",
+        {"w": signs(32, 8)}),
+    "whole sums": Case(
+        "(float[2,32] x) => (y) {r = Round(x) c = Clip(r,minus,one) p = MatMul(c,w)"
+        " i = Cast<to=6>(p) f = Cast<to=1>(i) y = Relu(f)}", "bnncc.Levels MatMul Cast Cast Relu",
+        "bnncc.Levels MatMul Relu", {"w": signs(32, 8)}),
     "rows": Case(f"(float[2,5,32] x) => (y) {{{decided('x', 's')} y = MatMul(s,w)}}",
         "bnncc.Sign MatMul", "Reshape bnncc.Sign MatMul Reshape", {"w": signs(32, 8)}),
     "moves": Case(
@@ -108,6 +116,9 @@ CASES = {
         {"w": signs(16, 32, 1, 1), "v": -signs(16, 32, 1, 1)}),
     "plain": Case(f"{IMAGE} {{y = {QUANT}(x,half,zero,many)}}", "bnncc.Quant",
         "Div Clip Round Mul", {}),
+    "normalizations": Case(
+        f"{IMAGE} {{a = Softmax<axis=-1>(x) b = Sigmoid(a) y = Mul(a,b)}}",
+        "Softmax Sigmoid Mul", "bnncc.RowSoftmax bnncc.Swish", {}),
     "fuse": Case(f"{WIDE} {{{decided('x', 's')} c = Conv(s,w) y = Relu(c)}}",
         "bnncc.Sign bnncc.BinaryConv Relu",
         "Elementwise[bits] BinaryConv2d[affine,relu,store]",

@@ -148,6 +148,29 @@ def test_a_network_is_right_layer_by_layer(few_bit: str) -> None:
     assert result["passed"], result["verdict"]
 
 
+def test_weights_of_one_and_two_bits_stay_packed() -> None:
+    """Linear layers of one row and of several, with weights of all kinds that have so few bits."""
+    kinds = {"signs": (-1, 1), "low": (-1, 0), "high": (0, 1), "ternary": (-1, 0, 1),
+             "two": (-2, -1, 0, 1)}  # fmt: skip
+    constants: dict = {"zero": np.float32(0), "top": np.float32(255)}
+    for name, values in kinds.items():
+        weight = RNG.choice(values, (64, 21)).astype(np.float32)
+        weight[: len(values)] = np.reshape(values, (-1, 1))  # all of them in each column
+        constants[name] = weight / 2
+    body = "c = Clip(x, zero, top) q = Round(c)"
+    body += "".join(f" y_{name} = MatMul(q, {name})" for name in kinds)
+    for rows in (1, 11):
+        outputs = {f"y_{name}": f"{rows},21" for name in kinds}
+        model = model_of(body, f"{rows},64", outputs, constants)
+        x = (RNG.standard_normal((rows, 64)) * 200).astype(np.float32)
+        want, got = evaluate(load(model), {"x": x}), run(model, x, "x86-64-v2")
+        for name in outputs:
+            np.testing.assert_array_equal(got[name], want[name])
+        for layer in got["report"]["layers"]:
+            bits = 1 if "signs" in layer["name"] else 2
+            assert f"int8 from {bits} bit" in layer["reason"], layer
+
+
 @pytest.mark.parametrize(
     "target", ["native", *(pytest.param(t, marks=pytest.mark.slow) for t in HERE)]
 )

@@ -159,7 +159,7 @@ def test_numbers_beyond_float16_are_refused(name: str, tensor: str) -> None:
 
 @pytest.mark.parametrize("option", ["float_type", "first_layer"])
 def test_only_gpus_have_it(option: str) -> None:
-    with pytest.raises(UsageError, match=r"float16 is for GPUs, and x86-64-v3 is none"):
+    with pytest.raises(UsageError, match=r"float16 needs a GPU target, and x86-64-v3 is not one"):
         bnncc.compile(model(), target="x86-64-v3", **{option: "float16"})  # type: ignore[arg-type]
 
 

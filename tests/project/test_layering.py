@@ -20,19 +20,20 @@ PACKAGES = ("bnncc", "schedules", "targets", "topi_binary", "tune_logs")
 MAY_IMPORT = {
     "_version": "",
     "errors": "",
+    "osutil": "",
     "report": "errors",
     "progress": "",
     "tune_logs": "",
     "topi_binary": "errors",
     "targets": "errors",
     "schedules": "errors topi_binary targets",
-    "console": "errors",
-    "files": "errors",
+    "console": "errors osutil",
+    "files": "errors osutil",
     "input_transforms": "errors",
     "options": "errors targets input_transforms",
     "ir": "errors topi_binary",
     "trace": "errors files progress ir",
-    "records": "errors files topi_binary targets schedules tune_logs",
+    "records": "errors osutil files topi_binary targets schedules tune_logs",
     "frontend": "errors files ir",
     "runtime": "_version errors files report options targets ir",
     "recognise": "errors report topi_binary ir frontend",
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "codegen": (
         "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
-    "remote": "_version errors progress report targets runtime codegen",
+    "remote": "_version errors osutil progress report targets runtime codegen",
     "verification": (
         "errors options input_transforms topi_binary targets ir frontend recognise transform "
         "runtime codegen"
@@ -58,8 +59,8 @@ MAY_IMPORT = {
         "verification driver"
     ),
     "tuning": (
-        "_version errors console files options topi_binary targets schedules records codegen "
-        "runtime remote verification driver"
+        "_version errors osutil console files options topi_binary targets schedules records "
+        "codegen runtime remote verification driver"
     ),
     "api": "errors files options targets frontend runtime driver tuning",
     "bnncc": "_version api agreement driver errors options runtime",

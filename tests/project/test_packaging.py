@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,37 @@ def test_xgboost_comes_with_tune_and_test_alone(wheel: Path) -> None:
     assert [r for r in requirements if "xgboost" in r[0]] == [("xgboost", "'tune'")]
     assert [r for r in requirements if "[tune]" in r[0]] == [("bnncc[tune]", "'test'")]
     assert "--editable '.[test]'" in (ROOT / "Makefile").read_text()  # which is `make install`
+
+
+def test_requirements_resolve_everywhere() -> None:
+    # A local version, such as that of a build for CPUs, is on no public index.
+    for name in ("Makefile", "pyproject.toml", ".ci/run"):
+        assert re.findall(r"[=~]=\s*[\w.]+\+\w+", (ROOT / name).read_text()) == []
+    pins = {
+        pin
+        for name in ("Makefile", "pyproject.toml")
+        for pin in re.findall(r"torch==[\w.]+", (ROOT / name).read_text())
+    }
+    assert len(pins) == 1
+
+
+def test_page_on_compatibility() -> None:
+    from bnncc import agreement, report
+    from bnncc.remote import deploy
+    from bnncc.runtime import container, runner
+
+    page = (ROOT / "docs/compatibility.md").read_text()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line]
+    stable = {row[0]: row[1] for row in rows}
+    assert stable["`--json`, `--report`, `Artifact.report`"] == f"format {report.FORMAT}"
+    assert report.FORMAT == agreement.FORMAT == deploy.FORMAT
+    assert stable["`bench --json`"] == f"format {runner.FORMAT}"
+    assert stable["artifacts (`.bnncc`)"] == f"format {container.FORMAT}"
+    project = (ROOT / "pyproject.toml").read_text()
+    first, last = stable["Python"].split(" to ")
+    assert f'requires-python = ">={first}"' in project
+    assert re.findall(r'Python :: (3\.\d+)"', project)[-1] == last
+    assert f"apache-tvm[popen-pool,rpc]>={stable['Apache TVM'].split(',')[0]}," in project
 
 
 def test_version_by_command_line() -> None:

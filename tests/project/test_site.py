@@ -103,3 +103,21 @@ def test_every_page_is_listed() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert not [name for name in sorted(pages) if f"({name})" not in index]
+
+
+def test_prose_is_checked_where_it_is_prose() -> None:
+    pytest.importorskip("proselint", reason="no proselint: pip install 'bnncc[site]'")
+    program = (
+        "import sys; sys.path.insert(0, 'docs/site')\n"
+        "import prose\n"
+        "from pathlib import Path\n"
+        "page = '# Runs\\n\\nruns `very` fast\\n\\n```\\nvery very\\n```\\n{}\\n'\n"
+        "for wrong in ('', 'it is very fast', 'the the network'):\n"
+        "    prose.texts = lambda: [(Path.cwd() / 'a.md', 1, page.format(wrong))]\n"
+        "    print(prose.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "0"
+    assert [line[:8] for line in said[1:]] == ["a.md:8: ", "1", "a.md:8: ", "1"]

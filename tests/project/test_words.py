@@ -33,6 +33,19 @@ PHRASES = (
     "passed over",
     "passes over",
     "pass over",
+    "what became of",
+    "for ever",
+    "is cut short",
+    "C does without",
+    "is no number of",
+    "which C does",
+    "WebAssembly has not",
+    "is none that",
+    "no longer expects us",
+    "in a way this bnncc",
+    "give one that is not there",
+    "nobody vouches for",
+    "if it may be",
 )
 GAP = r"[\s\"'#*|]+f?[\"']?"
 STYLE = re.compile(r"^## Style\n.*?(?=^## )", re.DOTALL | re.MULTILINE)

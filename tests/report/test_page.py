@@ -153,7 +153,11 @@ def test_figures_of_another_network() -> None:
     other["kernels"][0]["name"] = "another"
     with pytest.raises(UsageError, match="are of another network: kernel `another`"):
         html.page(report, other)
-    for broken in ([], {}, {"kernels": [{"name": "matmul"}]}, {"kernels": 3}):
+    for broken in (
+        [], {}, {"kernels": [{"name": "matmul"}]}, {"kernels": 3},
+        {key: value for key, value in figures(report).items() if key != "cpu"},
+        {**figures(report), "threads": "one"},
+    ):  # fmt: skip
         with pytest.raises(UsageError, match="not what `bnncc bench --json` prints"):
             html.page(report, broken)  # type: ignore[arg-type]
 

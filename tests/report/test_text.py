@@ -50,10 +50,10 @@ def test_what_is_read_is_what_was_made(gated: dict[str, Any]) -> None:
 
 def test_measured_times_replace_estimates(gated: dict[str, Any]) -> None:
     bench = {
-        "cpu": "a CPU",
+        "cpu": "a CPU", "threads": 1, "repeat": 3,
         "network": {"median_us": 12.5},
         "kernels": [{"name": k["name"], "median_us": 4.0} for k in gated["kernels"]],
-    }
+    }  # fmt: skip
     text = report.text(gated, bench=bench)
     count = len(gated["kernels"])
     assert all(" 4.0 " in row for row in text.splitlines()[2 : 2 + count])

@@ -183,7 +183,7 @@ def test_absurd_sizes_take_no_memory(path: Path) -> None:
     info.size = 8**11 - 1
     path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(2048))
     tracemalloc.start()
-    refused(path, "`lib.so` is cut short")
+    refused(path, "`lib.so` is truncated")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

@@ -241,7 +241,7 @@ def test_absurd_inputs_are_not_drawn() -> None:
     huge = [dataclasses.replace(given[0], shape=(2**38,))]
     with pytest.raises(ArtifactError, match=r"more than 1,073,741,824 bytes"):
         unpack(data, huge, made)
-    with pytest.raises(ArtifactError, match=r"input `x` is not what it was made from"):
+    with pytest.raises(ArtifactError, match=r"input `x` does not match its checksum"):
         unpack(data, [dataclasses.replace(given[0], shape=(11,))], made)
 
 

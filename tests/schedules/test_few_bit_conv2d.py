@@ -14,7 +14,7 @@ from bnncc.topi_binary.spec import FewBitConv2d, from_json, to_json
 from bnncc.topi_binary.step import Step
 from tests import amx_emulator
 from tests.few_bit_cases import inputs
-from tests.kernel_harness import TARGETS, TILES, run_kernel, same
+from tests.kernel_harness import EMULATED, TARGETS, TILES, run_kernel, same
 
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
@@ -27,6 +27,7 @@ PADDED = FewBitConv2d(
 SMALL = replace(PADDED, height=3, width=3, out_channels=8, steps=(Step("store"),))
 DENSE = FewBitConv2d(5, 1, 1, 75, 37, (1, 1), rank=2, data_bits=3, weight_bits=2,
                      steps=(Step("store"), FLIPPED))  # fmt: skip
+PACKED = replace(DENSE, channels=64, data_bits=8, method="packed", steps=(Step("store"),))
 
 
 def _check(spec: FewBitConv2d, target: str, outside: float = 0, threads: int = 1) -> None:
@@ -55,9 +56,51 @@ def _same_levels(spec: FewBitConv2d, got: list, want: list) -> None:
 
 
 @pytest.mark.parametrize("target", [*TARGETS, NATIVE, *TILES])
-@pytest.mark.parametrize("method", few_bit_data.METHODS)
+@pytest.mark.parametrize("method", [m for m in few_bit_data.METHODS if m != "packed"])
 def test_every_method_on_every_target(method: str, target: str) -> None:
     _check(replace(PADDED, method=method, starts=True), target, 1)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, *EMULATED[1:], NATIVE])
+@pytest.mark.parametrize("rows", [3, 21])
+@pytest.mark.parametrize("weight_bits", [1, 2])
+def test_packed_weights_on_every_target(weight_bits: int, rows: int, target: str) -> None:
+    _check(replace(PACKED, n=rows, weight_bits=weight_bits), target)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 1, "channels": 16, "weight_bits": 2, "out_channels": 1},
+        {"n": "n", "channels": 96, "weight_bits": 2, "starts": True},
+        {"n": 9, "channels": 52, "weight_bits": 1, "data_bits": 3},
+        {"n": 2, "rank": 4, "height": 3, "width": 7, "steps": (LEVELS,)},
+        {"rank": 4, "height": 4, "width": 6, "steps": (Step("store", layout="NCHW"),)},
+        {"n": 40, "out_channels": 300, "doubled": True, "channels": 250},
+    ],
+    ids=str,
+)
+def test_packed_weights_of_any_shape(change: dict) -> None:
+    for threads in (1, 2):
+        _check(replace(PACKED, **change), NATIVE, threads=threads)
+
+
+@pytest.mark.parametrize("weight_bits", [1, 2])
+def test_extreme_levels_and_packed_weights(weight_bits: int) -> None:
+    spec = replace(PACKED, n=9, channels=4096, weight_bits=weight_bits)
+    lowest, highest = (-1, 1) if weight_bits == 1 else (-2, 1)
+    data = np.full((9, 4096), 255, np.uint8)
+    for weight in (lowest, highest):
+        packed = few_bit_data.pack_weight(np.full((37, 1, 1, 4096), weight), spec)
+        (got,) = run_kernel(spec, [data.view("<u4"), packed], NATIVE)
+        np.testing.assert_array_equal(got, np.full((9, 37), 255 * 4096 * weight, np.float32))
+
+
+def test_bytes_of_packed_weights() -> None:
+    for bits in (1, 2):
+        spec = replace(PACKED, channels=2048, out_channels=640, weight_bits=bits)
+        (((words,), _),) = few_bit_data.constants(spec)
+        assert words * 32 == 2048 * 640 * bits
 
 
 @pytest.mark.parametrize("target", TILES)
@@ -71,6 +114,22 @@ def test_every_method_on_every_target(method: str, target: str) -> None:
         {"channels": 80, "out_channels": 64, "groups": 2},
         {"kernel": (1, 1), "pads": (0, 0, 0, 0), "starts": False},
         {"n": "n", "channels": 256, "height": 20, "width": 20, "steps": (LEVELS, FLIPPED)},
+        *(
+            {
+                "n": 21,
+                "rank": 2,
+                "height": 1,
+                "width": 1,
+                "kernel": (1, 1),
+                "pads": (0,) * 4,
+                "method": "packed",
+                "data_bits": 8,
+                "weight_bits": bits,
+                "starts": False,
+                **change,
+            }
+            for bits, change in ((1, {"channels": 192, "out_channels": 100}), (2, {"channels": 64}))
+        ),
     ],
 )
 def test_levels_are_multiplied_on_tiles(change: dict, threads: int, target: str) -> None:
@@ -103,7 +162,7 @@ def test_threads(method: str) -> None:
     _check(replace(spec, method=method, starts=True), NATIVE, 1, threads=2)
 
 
-@pytest.mark.parametrize("method", few_bit_data.METHODS)
+@pytest.mark.parametrize("method", [m for m in few_bit_data.METHODS if m != "packed"])
 def test_dense_layers(method: str) -> None:
     _check(replace(DENSE, method=method, starts=True), NATIVE, 1)
 

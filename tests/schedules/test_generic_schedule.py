@@ -35,6 +35,17 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "layer_norm": ([(6, 256), (256,), (256,)], lambda a, b, c: op.nn.layer_norm(a, b, c, axes=-1)),
     "pad": ([(1, 3, 20, 20)], lambda a: op.nn.pad(a, [0, 0, 0, 0, 1, 1, 1, 1])),
     "transpose": ([(1, 64, 28, 28)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
+    "transpose_heads": ([(1, 24, 3, 20)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
+    "transpose_strips": ([(12, 9)], lambda a: op.nn.relu(op.permute_dims(a))),
+    "transpose_odd": ([(7, 9)], lambda a: op.permute_dims(a)),
+    "join_heads": (
+        [(1, 3, 8, 32)],
+        lambda a: op.reshape(op.permute_dims(a, [0, 2, 1, 3]), (1, 8, 96)),
+    ),
+    "join_odd": (
+        [(1, 4, 5, 6)],
+        lambda a: op.reshape(op.permute_dims(a, [0, 2, 1, 3]), (1, 5, 24)),
+    ),
     "concat": ([(1, 64, 8, 8), (1, 31, 8, 8)], lambda a, b: op.concat([a, b], 1)),
     "resize": ([(1, 8, 14, 14)], lambda a: op.image.resize2d(a, (28, 28), layout="NCHW")),
     "cumsum": ([(4, 20)], lambda a: op.cumsum(a, 1)),

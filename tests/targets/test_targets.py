@@ -95,6 +95,14 @@ def test_tiles_are_not_permitted_where_the_processor_has_none() -> None:
     assert not host._permits_tiles()
 
 
+def test_gpus_of_jetson_are_beside_an_arm_processor() -> None:
+    gpus = {name: spec for name, spec in catalog.CATALOG.items() if spec.kind == "cuda"}
+    arm = {name for name, spec in gpus.items() if spec.arch == "aarch64"}
+    assert arm == {"cuda-sm87"}
+    assert {spec.arch for name, spec in gpus.items() if name not in arm} == {"x86_64"}
+    assert gpus["cuda-sm87"].mcpu == "generic"
+
+
 def test_registers_of_a_vector() -> None:
     assert [
         TargetSpec("t", "llvm", "x", vector_bits=b).registers_per_vector() for b in (128, 512)

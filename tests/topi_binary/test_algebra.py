@@ -43,6 +43,7 @@ NUMBERS = algebra.Algebra(
     add=operator.add,
     sub=operator.sub,
     mul=operator.mul,
+    div=operator.truediv,
     max=np.maximum,
     min=np.minimum,
     compare=lambda left, how, right: COMPARE[how](left, right),
@@ -52,6 +53,7 @@ NUMBERS = algebra.Algebra(
     real=lambda value: value.astype(np.float32),
     whole=lambda value: np.trunc(value).astype(np.int64),
     place=place,
+    apart=lambda one, other: place(one) - place(other),
 )
 """float32 arrays, rounded after each operation."""
 
@@ -65,9 +67,10 @@ def drawn(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("op", algebra.STEPS)
 def test_a_step_changes_a_value_as_the_oracle_says(op: str) -> None:
     step, value = Step(op, lo=-0.25, hi=0.5), drawn(*SHAPE)
+    signed = np.float32(3) if op == "div" else np.float32(0)
     shapes = {"gate": (2, 32)}
     shape = shapes.get(op, SHAPE if op in FETCHED else (32,))
-    params = [drawn(*shape) for _ in range(INPUTS_OF_STEP[op])]
+    params = [drawn(*shape) + signed for _ in range(INPUTS_OF_STEP[op])]
     (wanted,) = apply_steps((step, Step("store")), value, iter(params))
     read = [param[:, None, None, :] if op == "gate" else param for param in params]
     np.testing.assert_array_equal(algebra.changed(NUMBERS, step, value, read), wanted)
@@ -94,6 +97,21 @@ def test_levels_are_those_of_the_oracle() -> None:
     found = algebra.nearest(NUMBERS, step, NUMBERS.real(acc), scale, bias)
     np.testing.assert_array_equal(found, level)
     np.testing.assert_array_equal(algebra.stands_for(NUMBERS, step, found), value)
+
+
+def test_rounding_to_levels_is_that_of_the_oracle() -> None:
+    """Ties to even, numbers next to ties, and what is beyond the bounds, infinities included."""
+    step = Step("levels", count=255, way="round", forms=("floats",))
+    ties = np.arange(-140, 140, dtype=np.float32) + np.float32(0.5)
+    far = np.float32([-np.inf, -3e38, -0.0, 0.0, 1e-45, 3e38, np.inf, 1])
+    each = [ties, np.nextafter(ties, far[0]), np.nextafter(ties, far[-2]), np.rint(ties)]
+    value, ends = np.concatenate([*each, far]).reshape(1, 1, -1, 8), np.float32([-128, 127])
+    (level,) = level_outputs(step, value, None, iter([ends]))
+    made = algebra.rounded(NUMBERS, value, *ends)
+    wide = level.reshape(1, 1, -1, 16)[..., :8]
+    np.testing.assert_array_equal(made, wide)
+    assert made.min() == 0
+    assert made.max() == 255
 
 
 @pytest.mark.parametrize("compare", ["ge", "place"])

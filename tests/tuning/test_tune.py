@@ -554,5 +554,5 @@ def test_interrupted_by_the_user(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "interrupted, everything measured is kept" in err
+    assert "interrupted; measurements are kept" in err
     assert log_of(tmp_path).records

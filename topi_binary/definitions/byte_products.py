@@ -34,7 +34,8 @@ from bnncc.topi_binary.definitions.blocks import (
     extent,
 )
 from bnncc.topi_binary.definitions.taps import inside, pixel
-from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16
+from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16, weight_of_code
+from bnncc.topi_binary.definitions.weights import packed_vector
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
@@ -158,10 +159,13 @@ class Operands:
     and a lane."""
     weight: Callable[..., Expr]
     """The number of a vector of output channels, a tap, a block of `depth` channels, a word of
-    these, and one of the numbers that such words have."""
+    these, and one of the numbers that such words have; with several `places`, of one of them."""
     terms: int = 1
     """Numbers that a datum, and a weight, is the sum of; data have one for each group, weights one
     after the other."""
+
+    places: int = 1
+    """Words of numbers that a stored word becomes."""
 
     @property
     def parts(self) -> int:
@@ -244,12 +248,16 @@ def _sums(
 ) -> Callable[..., Expr]:
     """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
     spec, steps = met.spec, met.steps
-    shape = [*map(extent, (count, *spec.kernel, met.products * steps, LANES, met.depth))]
-    every = met.together
-    panel = compute(
-        f"panel{end}", buffer(f"panel{end}", shape, met.types[1]), shape,
-        lambda o, kh, kw, c, *i: met.weight(first + o, kh, kw, met.block(1, c), *i),
-    )  # fmt: skip
+    outer, every = (count, *spec.kernel, met.products * steps), met.together
+    shape = [*map(extent, (*outer, LANES, met.depth))]
+    panel = buffer(f"panel{end}", shape, met.types[1])
+    grid = map(extent, (*outer, LANES // met.places, met.depth))
+    with T.grid(*grid) as loops, T.sblock(f"panel{end}"):
+        o, kh, kw, c, word, byte = T.axis.remap("SSSSSS", list(loops))
+        for place in range(met.places):
+            which = [place] * (met.places > 1)
+            made = met.weight(first + o, kh, kw, met.block(1, c), word, byte, *which)
+            T.buffer_store(panel, made, [o, kh, kw, c, word * met.places + place, byte])
 
     def term(total: Expr, *i: Expr) -> Expr:
         n, line, o, place, lane, kh, kw, c, k = i
@@ -302,8 +310,8 @@ def of_bits(met: binary_operands.Operands) -> Operands:
 
 
 def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
-    """Return the bytes of a few-bit layer of the method ``bytes``."""
-    words = few_bit_data.group_words(spec)
+    """Return the bytes of a few-bit layer of the method ``bytes``, or ``packed``."""
+    words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
     steps, together = layout.blocks(words, LANES), math.gcd(words, LANES)
     levels = aliased(data, [*data.shape[:-1], data.shape[-1] * 4], "uint8")
     shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, words, LANES * 4))]
@@ -318,7 +326,20 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
         word = step * LANES + four
         return T.if_then_else(word < words, stored[o, kh, kw, word, byte], T.int8(0))
 
-    return Operands(spec, ("uint8", "int8"), steps, together * 4, datum, weight)
+    def unpacked(
+        o: Expr, kh: Expr, kw: Expr, step: Expr, word: Expr, byte: Expr, place: int
+    ) -> Expr:
+        row = packed_vector(spec, o, step * (LANES // places) + word)
+        affine = few_bit_data.CODES[width]
+        return weight_of_code(packed[row, byte // 4], width, place, byte % 4, affine)
+
+    types = "uint8", "int8"
+    if spec.method == "bytes":
+        return Operands(spec, types, steps, together * 4, datum, weight)
+    width, places = spec.weight_bits, 8 // spec.weight_bits
+    rows = layout.blocks(spec.out_channels) * few_bit_data.group_words(spec)
+    packed = aliased(weights, [*map(extent, (rows, LANES))])
+    return Operands(spec, types, steps, together * 4, datum, unpacked, places=places)
 
 
 def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:

@@ -26,6 +26,7 @@ from bnncc.topi_binary.algebra import (
     compared,
     conditions,
     nearest,
+    rounded,
     stands_for,
 )
 from bnncc.topi_binary.definitions.blocks import (
@@ -368,6 +369,9 @@ class Steps:
         if step.op == "gate":
             return self._lanes.fetched(name, "float32", at, lambda i: tensor[at.n, at.channel(i)])
         there = at.repeated(step.period)
+        if step.period == 1:
+            one = self._lanes.spread(tensor[tuple(there.index(there.channel()))])
+            return self._lanes.each(name, "float32", lambda _: one)
 
         def read(lane: Lane) -> Expr:
             found = tensor[tuple(there.index(there.channel(lane), step.layout))]
@@ -439,6 +443,9 @@ class Steps:
         if step.way == "whole":
             value = self.value
             return lambda lane: algebra.whole(value[lane])
+        if step.way == "round":
+            seen, ends = self.value, [lanes.spread(taken[0][k]) for k in range(2)]
+            return lambda lane: rounded(algebra, seen[lane], *ends)
         if step.way == "search":
             return self._search(name, step, taken[0])
         reached = self._reached(step, taken)

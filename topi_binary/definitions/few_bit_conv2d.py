@@ -18,7 +18,16 @@ from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, few_bit_data
 from bnncc.topi_binary.definitions import byte_products
-from bnncc.topi_binary.definitions.blocks import Buffer, Expr, buffer, compute, extent, int64, under
+from bnncc.topi_binary.definitions.blocks import (
+    Buffer,
+    Expr,
+    accumulate,
+    buffer,
+    compute,
+    extent,
+    int64,
+    under,
+)
 from bnncc.topi_binary.definitions.epilogue import Pixels, Start, epilogue, stored
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.taps import (
@@ -28,7 +37,8 @@ from bnncc.topi_binary.definitions.taps import (
     place,
     tests_inside,
 )
-from bnncc.topi_binary.definitions.terms import signed
+from bnncc.topi_binary.definitions.terms import dot_of_codes, signed
+from bnncc.topi_binary.definitions.weights import packed_vector
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -37,10 +47,10 @@ CHAINED_PAIRS, CHAINED_TAPS = 4, 15
 """Pairs of planes up to which one sum begins with another; and how many taps of a kernel row they
 have together, up to which more do: where sums are short, multiplying counts takes its time."""
 
-NUMBERS = {"bytes": "uint8", "pairs": "int16"}
+NUMBERS = {"bytes": "uint8", "packed": "uint8", "pairs": "int16"}
 """Type of a level, in methods with several in a word."""
 
-Product = Callable[[Expr, Callable[[Expr], Expr], Expr], Expr]
+Product = Callable[..., Expr]
 """Takes a sum, the numbers of a word of data by their place, and a word of weights; returns the new
 sum."""
 
@@ -79,9 +89,13 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
         dots = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
         acc = [partial(whole, dot) for dot in dots]
     else:
-        sums = (_planes if spec.form == "planes" else _numbers)(spec, data, weight, tiles)
+        if spec.method == "packed":
+            read = _packed(spec, data, weight, tiles)
+        else:
+            write = _planes if spec.form == "planes" else _numbers
+            read = write(spec, data, weight, tiles).__getitem__
         made = buffer("acc", extents, "int32")
-        acc = [stored(compute("acc", made, extents, lambda *i: started(sums[i], *i[1:])))]
+        acc = [stored(compute("acc", made, extents, lambda *i: started(read(i), *i[1:])))]
     epilogue(operator, spec.steps, params, pixels, acc=acc, padded=True)
 
 
@@ -89,7 +103,7 @@ def _numbers(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Buffer:
     """Write the sums of products of levels that are numbers, perhaps several in a word."""
-    (numbers,), per_word = data, few_bit_data.PER_WORD[spec.form]
+    (numbers,), per_word = data, few_bit_data.per_word(spec)
     if spec.method == "floats":
         return _sum(
             spec, "sum", tiles, numbers, weight, 0, lambda total, datum, word:
@@ -97,14 +111,44 @@ def _numbers(
         )  # fmt: skip
     *outer, words = numbers.shape
     numbers = aliased(numbers, [*outer, words * per_word], NUMBERS[spec.method])
+    return _sum(spec, "sum", tiles, numbers, weight, 0, partial(_products, per_word))
 
-    def product(total: Expr, datum: Callable[[int], Expr], word: Expr) -> Expr:
-        for number in range(per_word):
-            level = T.Cast("int32", datum(number))
-            total = total + level * signed(word, 32 // per_word, number)
-        return total
 
-    return _sum(spec, "sum", tiles, numbers, weight, 0, product)
+def _products(per_word: int, total: Expr, datum: Callable[[int], Expr], word: Expr) -> Expr:
+    for number in range(per_word):
+        level = T.Cast("int32", datum(number))
+        total = total + level * signed(word, 32 // per_word, number)
+    return total
+
+
+def _packed(
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
+) -> Callable[[tuple[Expr, ...]], Expr]:
+    """Write the sums of products of levels and of codes, see `few_bit_data`, and of the levels.
+
+    Codes need not be moved to the low bits of their bytes to be multiplied: those of each place in
+    half a byte have a sum of their own, which counts them as often as the place is worth.
+    """
+    width, parts = spec.weight_bits, few_bit_data.sums_of_word(spec)
+    *outer, held = data[0].shape
+    levels = aliased(data[0], [*outer, held * 4], NUMBERS[spec.method])
+    total = accumulate(
+        "levels", buffer("levels", tiles[:3], "int32"), tiles[:3], [spec.channels], T.int32(0),
+        lambda total, n, h, w, c: total + T.Cast("int32", levels[tuple(pixel(spec, n, h, w, c))]),
+    )  # fmt: skip
+    product = partial(dot_of_codes, width)
+    weight = aliased(weight, [tiles[3] * few_bit_data.group_words(spec), LANES])
+    sums = _sum(spec, "sum", tiles, levels, weight, 0, product, parts=parts)
+    step, first = few_bit_data.CODES[width]
+
+    def read(i: tuple[Expr, ...]) -> Expr:
+        made: Expr = T.int32(0)
+        for part in range(parts):
+            at = (*i[:3], part, i[3])
+            made = made + T.shift_right(sums[at], T.int32(width * part))
+        return made * step + total[i[:3]] * first
+
+    return read
 
 
 def _planes(
@@ -164,23 +208,33 @@ def _counted(
 def _sum(
     spec: FewBitConv2d, name: str, tiles: tuple[Any, ...], data: Buffer, weight: Buffer,
     plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
-    dtype: str = "int32",
+    dtype: str = "int32", parts: int = 1,
 ) -> Buffer:  # fmt: skip
-    """Write the sums over the taps inside the image, of one plane of weights or of each."""
+    """Write the sums over the taps inside the image, of one plane of weights or of each.
+
+    With several `parts`, a product adds to as many sums, and takes the number of one.
+    """
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
-    each = () if plane is not None else (planes,)
-    sums = buffer(name, (*each, *tiles[:3], tiles[3] * LANES), dtype)
+    each = (planes,) if plane is None else (1,) * (parts > 1)
+    shape = (*tiles[:3], tiles[3] * LANES)
+    shape = (*shape[:3], parts, shape[3]) if parts > 1 else (*each, *shape)
+    sums = buffer(name, shape, dtype)
     extents = (*each, *tiles, *spec.kernel, words)
     with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
         *_, n, h, w, o = vector
-        with T.init(), _each(vector) as at:
-            T.buffer_store(sums, begin(*at) if begin else tirx.const(0, dtype), at)
+        # Schedules ask where a part is for an axis, of which there is one turn.
+        numbers = [[vector[0] * parts + part] for part in range(parts)] if parts > 1 else [[]]
+        vector = vector[1:] if parts > 1 else vector
+        with T.init():
+            for number in numbers:
+                with _each(vector, *number) as at:
+                    T.buffer_store(sums, begin(*at) if begin else tirx.const(0, dtype), at)
         there = place(spec, h, w, kh, kw)
         row = (o * planes + (vector[0] if plane is None else plane)) * spec.kernel[0] + kh
         first = ((row * spec.kernel[1] + kw) * words + c) * LANES
         group = o * LANES // (spec.out_channels // spec.groups) * words if spec.groups > 1 else 0
-        channel = (group + c) * few_bit_data.PER_WORD.get(spec.form, 1)
+        channel = (group + c) * (1 if spec.form == "planes" else few_bit_data.per_word(spec))
         channel = o * LANES if spec.depthwise else channel
         loop = T.serial(int64(LANES))
         with under(*tests_inside(spec, n, h, w, o, kh, kw)), loop as i, T.sblock(f"product_{name}"):
@@ -190,14 +244,17 @@ def _sum(
                 one = channel + (lane if spec.depthwise else number)
                 return data[tuple(pixel(spec, n, *there, one))]
 
-            at = (*vector[:-1], o * LANES + lane)
-            T.buffer_store(sums, product(sums[at], datum, weight[first + lane]), list(at))
+            word = weight[first + lane] if parts == 1 else weight[packed_vector(spec, o, c), lane]
+            for part, number in enumerate(numbers):
+                at = (*vector[:-1], *number, o * LANES + lane)
+                made = product(sums[at], datum, word, *[part] * len(number))
+                T.buffer_store(sums, made, list(at))
     return sums
 
 
 @contextmanager
-def _each(vector: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
-    """Go through the lanes of a vector."""
+def _each(vector: Sequence[Expr], *part: Expr) -> Iterator[tuple[Expr, ...]]:
+    """Go through the lanes of a vector, or of a part of it."""
     *outer, o = vector
     with T.vectorized(int64(LANES)) as lane:
-        yield (*outer, o * LANES + lane)
+        yield (*outer, *part, o * LANES + lane)

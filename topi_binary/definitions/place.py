@@ -81,6 +81,8 @@ class Place:
         """Return where the vector lies in a tensor that repeats every `period` channels."""
         if not period:
             return self
+        if period == 1:
+            return replace(self, block=0, channels=1, lanes=1)
         return replace(self, block=self.block % (period // LANES), channels=period)
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import layout, tiles
+from bnncc.topi_binary import few_bit_data, layout, tiles
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, int64
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES, QUAD
-from bnncc.topi_binary.spec import BinaryConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 
 def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
@@ -51,6 +51,19 @@ def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
     if rest:
         width = T.if_then_else(o // LANES == out_channels // LANES, int64(rest), width)
     return o // LANES * (LANES * run) + number * width + o % LANES
+
+
+def packed_vector(spec: FewBitConv2d, o: Expr, c: Expr) -> Expr:
+    """Return which vector of packed weights has the words `c` of vector `o` of channels.
+
+    See `few_bit_data.pack_weight`.
+    """
+    together, words = few_bit_data.TOGETHER, few_bit_data.group_words(spec)
+    count, run = layout.blocks(spec.out_channels), o // together
+    left, width = -count % together, int64(together)
+    if left:  # TVM finds no region of a tensor behind a choice
+        width = width - T.Cast("int64", run >= count // together) * left
+    return run * (together * words) + c * width + o % together
 
 
 def _quads(spec: BinaryConv2d, words: int, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:

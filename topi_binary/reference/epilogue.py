@@ -102,6 +102,8 @@ def _apply(step: Step, value: Array, stream: Iterator[Array], channels: int) -> 
         other = np.tile(other, channels // step.period)
     if step.op == "rsub":
         return other - value
+    if step.op == "div":
+        return value / other
     return value + other if step.op == "add" else value * other
 
 
@@ -117,6 +119,9 @@ def level_outputs(
         scale, bias = (next(stream)[:channels].astype(np.longdouble) for _ in range(2))
         found = (acc.astype(np.float32).astype(np.longdouble) * scale + bias).astype(np.float32)
         level = np.trunc(np.clip(found, 0, step.count)).astype(np.int64)
+    elif step.way == "round":
+        first, last = next(stream)
+        level = np.rint(np.clip(value, first, last)).astype(np.int64) - int(first)
     elif step.way == "search":
         limits = next(stream)[3:-1]
         level = sum((value >= limit).astype(np.int64) for limit in limits)

@@ -24,7 +24,7 @@ def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
     stream = iter(inputs)
     count = spec.data_bits if spec.method in ("xor", "and") else 1
     data = [nhwc(next(stream)) for _ in range(count)]
-    form = "planes" if spec.method in ("xor", "and") else spec.method
+    form = {"xor": "planes", "and": "planes", "packed": "bytes"}.get(spec.method, spec.method)
     levels = read_levels(data, spec.channels, form)
     weight = _read_weight(spec, next(stream))
     sums, inside = _accumulate(spec, levels, weight)
@@ -44,8 +44,15 @@ def _read_weight(spec: FewBitConv2d, packed: Array) -> Array:
     depth = spec.channels // spec.groups
     planes = spec.weight_bits if spec.method in ("xor", "and") else 1
     blocks = -(-spec.out_channels // 16)
+    if spec.method == "packed":  # four blocks lie side by side, or those that are left
+        words = packed.size // (blocks * 16)
+        ends = range(0, packed.size, 4 * words * 16)
+        runs = [packed[i : i + 4 * words * 16].reshape(words, -1, 16) for i in ends]
+        packed = np.concatenate([run.swapaxes(0, 1) for run in runs])
     rows = packed.reshape(blocks, -1, 16).transpose(0, 2, 1).reshape(blocks * 16, -1)
     rows = np.ascontiguousarray(rows[: spec.out_channels])
+    if spec.method == "packed":
+        return _read_codes(spec, rows)[..., :depth]
     if planes == 1 and spec.method not in ("xor", "and"):
         kind = {"bytes": "<i1", "pairs": "<i2", "floats": "<f4"}[spec.method]
         return (
@@ -59,6 +66,15 @@ def _read_weight(spec: FewBitConv2d, packed: Array) -> Array:
         return sum((2 * bits[:, i] - 1) << i for i in range(planes))
     total = -(bits[:, planes - 1] << (planes - 1))
     return total + sum((bits[:, i] << i for i in range(planes - 1)), np.zeros_like(total))
+
+
+def _read_codes(spec: FewBitConv2d, words: Array) -> Array:
+    """Return the weights of words (out_channels, words): those of each byte, its low bits first."""
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").astype(np.int64)
+    bits = bits.reshape(len(words), -1, 4, 8 // spec.weight_bits, spec.weight_bits)
+    codes = (bits << np.arange(spec.weight_bits)).sum(axis=-1).swapaxes(2, 3)
+    codes = codes.reshape(spec.out_channels, *spec.kernel, -1)
+    return 2 * codes - 1 if spec.weight_bits == 1 else codes - 2
 
 
 def _plane_weights(spec: FewBitConv2d, weight: Array) -> Array:

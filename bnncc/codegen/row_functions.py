@@ -1,0 +1,110 @@
+"""Relax of functions of rows, and of functions that need more than TVM's formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from bnncc.ir.graph import Graph, Node
+
+Expr = Any
+At = Callable[..., Expr]
+
+
+def _rows(x: te.Tensor, value: At, name: str, reducer: Callable[..., Expr] = te.sum) -> te.Tensor:
+    """Reduce what `value` gives for each place along the last axis."""
+    k = te.reduce_axis((0, x.shape[-1]), f"{name}_k")
+    return te.compute(x.shape[:-1], lambda *at: reducer(value(*at, k), axis=k), name=name)
+
+
+def _wide(value: Expr) -> Expr:
+    return value.astype("float64")
+
+
+def _inverse(value: Expr) -> Expr:
+    """Return 1 / value, rounded once: what is computed once a row need not add to the error."""
+    return (tirx.const(1.0, "float64") / value).astype("float32")
+
+
+def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
+    """Return `ir.rows.ROW_NORM` as one kernel."""
+    given = [k for k, arg in enumerate(args) if arg is not None]
+    epsilon, centred = node.attrs["epsilon"], node.attrs["centred"]
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        x, *_ = tensors
+        _, scale, bias = (dict(zip(given, tensors, strict=True)).get(k) for k in range(3))
+        width = tirx.const(float(int(x.shape[-1])), "float64")
+        value: At = x
+        if centred:
+            total = _rows(x, x, "total")
+            mean = te.compute(
+                total.shape, lambda *at: (_wide(total(*at)) / width).astype("float32"), name="mean"
+            )
+            value = lambda *at: x(*at) - mean(*at[:-1])  # noqa: E731
+        squares = _rows(x, lambda *at: value(*at) * value(*at), "squares")
+
+        def result(*at: Expr) -> Expr:
+            mean_square = _wide(squares(*at[:-1])) / width + tirx.const(epsilon, "float64")
+            made = value(*at) * _inverse(tirx.sqrt(mean_square))
+            made = made if scale is None else made * scale(at[-1])
+            return made if bias is None else made + bias(at[-1])
+
+        return te.compute(x.shape, result, name="normalised")
+
+    return bb.emit_te(compute, *(args[k] for k in given), primfunc_name_hint="row_norm")
+
+
+def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
+    """Return `ir.rows.ROW_SOFTMAX` as one kernel."""
+    scale = node.attrs["scale"]
+
+    def compute(x: te.Tensor, *masks: te.Tensor) -> te.Tensor:
+        def value(*at: Expr) -> Expr:
+            made = x(*at) if scale == 1 else x(*at) * tirx.const(scale, "float32")
+            for mask in masks:
+                own = zip(mask.shape, at[len(at) - len(mask.shape) :], strict=True)
+                made = made + mask(*(0 if _is_one(size) else index for size, index in own))
+            return made
+
+        top = _rows(x, value, "top", te.max)
+        power = te.compute(x.shape, lambda *at: tirx.exp(value(*at) - top(*at[:-1])), name="power")
+        total = _rows(x, power, "total")
+        return te.compute(
+            x.shape, lambda *at: power(*at) * _inverse(_wide(total(*at[:-1]))), name="softmax"
+        )
+
+    return bb.emit_te(compute, *args, primfunc_name_hint="softmax")
+
+
+def _is_one(size: Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:
+    """Return the converter of a function of each value of float32."""
+
+    def converter(
+        bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph
+    ) -> relax.Expr | None:
+        if graph.types[node.inputs[0]].dtype != "float32":
+            return None
+        return bb.emit_te(
+            lambda x: te.compute(x.shape, lambda *at: function(x(*at)), name="function"), args[0]
+        )
+
+    return converter
+
+
+def swish(x: Expr) -> Expr:
+    """Return ``x * sigmoid(x)``."""
+    return x * tirx.sigmoid(x)
+
+
+def softplus(x: Expr) -> Expr:
+    """Return ``log(1 + exp(x))``, which is almost ``exp(x)`` where that is small."""
+    size = tirx.max(x, tirx.const(0.0, "float32") - x)
+    rest = tirx.log1p(tirx.exp(tirx.const(0.0, "float32") - size))
+    return tirx.max(x, tirx.const(0.0, "float32")) + rest

@@ -1,0 +1,37 @@
+"""Internal operators on rows: what they are called, and what they compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+ROW_NORM = "bnncc.RowNorm"
+"""Attributes ``epsilon`` and ``centred``: ``v / sqrt(mean(v * v) + epsilon)`` along the last axis,
+where v is the first input, minus its mean if `centred`; times the second input, plus the third."""
+
+ROW_SOFTMAX = "bnncc.RowSoftmax"
+"""Attribute ``scale``: softmax along the last axis of the first input times it, plus the second."""
+
+SWISH = "bnncc.Swish"
+"""``x * sigmoid(x)``."""
+
+
+def row_norm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `ROW_NORM` in float64."""
+    x, scale, bias = [*ins, None, None][:3]
+    v = x.astype(np.float64)
+    v = v - v.mean(-1, keepdims=True) if attrs["centred"] else v
+    y = v / np.sqrt((v * v).mean(-1, keepdims=True) + attrs["epsilon"])
+    y = y if scale is None else y * scale
+    return [(y if bias is None else y + bias).astype(x.dtype)]
+
+
+def row_softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `ROW_SOFTMAX` in float64."""
+    x = ins[0].astype(np.float64) * attrs["scale"]
+    x = x + ins[1] if len(ins) > 1 else x
+    power = np.exp(x - x.max(-1, keepdims=True))
+    return [(power / power.sum(-1, keepdims=True)).astype(ins[0].dtype)]

@@ -1,0 +1,180 @@
+"""Join what normalises rows, and gates of sigmoids, into one operator each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bnncc.ir.graph import Graph, Node
+from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.transform.rewrite import Result, Walk, walk
+
+Readers = dict[str, list[Node]]
+
+
+def join_normalizations(graph: Graph) -> bool:
+    """Replace normalisations of float32 rows by one node each.
+
+        m = ReduceMean(Mul(x, x)); y = Mul(Div(x, Sqrt(Add(m, e))), w)  ->  y = RowNorm(x, w)
+        d = Sub(x, ReduceMean(x)); the same of d, then Add(y, b)        ->  y = RowNorm(x, w, b)
+        y = LayerNormalization(x, w, b)                                 ->  y = RowNorm(x, w, b)
+        y = Softmax(Add(Mul(x, c), m))                                  ->  y = RowSoftmax(x, m)
+        y = Mul(x, Sigmoid(x))                                          ->  y = Swish(x)
+
+    Notes
+    -----
+    Squares are spelled by Mul or Pow, the root by Sqrt or by Pow with -0.5, and the division by Div
+    or by Mul with a Reciprocal. The sum of a row is in another order, as that of any ReduceMean.
+    """
+    readers = graph.consumers()
+
+    def rule(node: Node, state: Walk) -> Result:
+        if graph.types[node.outputs[0]].dtype != "float32":
+            return None
+        made = _scaled(node, state, readers) or _normalised(node, state, readers)
+        return None if made is None else [made]
+
+    changed = walk(graph, rule)
+    if changed:
+        graph.prune()
+    return changed
+
+
+def _normalised(node: Node, state: Walk, readers: Readers) -> Node | None:
+    """Return a node without scale or bias, or one for an operator of ONNX."""
+    made = node.outputs[:1]
+    if node.op in ("LayerNormalization", "Softmax") and not any(node.outputs[1:]):
+        rank = _rank(node.inputs[0], state)
+        if node.attrs.get("axis", -1) % rank < rank - 1 or not _width(node.inputs[0], state):
+            return None
+        if node.op == "Softmax":
+            scores, mask, scale = _scores(node.inputs[0], state, readers)
+            return Node(ROW_SOFTMAX, [scores, *mask], made, {"scale": scale}, node.name)
+        attrs = {"epsilon": float(node.attrs.get("epsilon", 1e-5)), "centred": 1}
+        return Node(ROW_NORM, node.inputs, made, attrs, node.name)
+    for x, other in _operands(node) if node.op in ("Div", "Mul") else ():
+        gate = state.producer(other, "Sigmoid")
+        if node.op == "Mul" and gate is not None and gate.inputs[0] == x:
+            return Node(SWISH, [x], made, {}, node.name)
+        epsilon = _epsilon(node.op, x, other, state)
+        if epsilon is not None:
+            source = _centred(x, state)
+            attrs = {"epsilon": epsilon, "centred": int(source is not None)}
+            return Node(ROW_NORM, [source or x], made, attrs, node.name)
+    return None
+
+
+def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:
+    """Return a node that takes in the scale or the bias after it."""
+    place = {"Mul": 1, "Add": 2}.get(node.op, 0)
+    for x, factor in _operands(node) if place else ():
+        norm = state.producer(x, ROW_NORM)
+        width = _width(x, state)
+        value = state.value(factor)
+        if (
+            norm is None
+            or value is None
+            or not _alone(x, state, readers)
+            or len(norm.inputs) > (place or 0)
+        ):
+            continue
+        if value.size != width or value.shape[-1] != width or value.ndim > _rank(x, state):
+            continue
+        row = state.graph.constant(value.reshape(-1), f"{node.name}.row")
+        inputs = [*norm.inputs, *[""] * (place - len(norm.inputs)), row]
+        return Node(ROW_NORM, inputs, node.outputs, dict(norm.attrs), node.name)
+    return None
+
+
+def _scores(name: str, state: Walk, readers: Readers) -> tuple[str, list[str], float]:
+    """Return what a softmax is of: a tensor, a mask that is added to it, and a factor before."""
+    types = state.graph.types
+    added = state.producer(name, "Add") if _alone(name, state, readers) else None
+    for x, mask in _operands(added) if added is not None else ():
+        shape, other = types[x].shape, types[mask].shape
+        fits = types[x] == types[name] and len(other) <= len(shape)
+        same = all(d in (1, e) for d, e in zip(other[::-1], shape[::-1], strict=False))
+        if fits and same and state.producer(x, "Mul", "Div", "MatMul") is not None:
+            source, scale = _factor(x, state, readers)
+            return source, [mask], scale
+    source, scale = _factor(name, state, readers)
+    return source, [], scale
+
+
+def _factor(name: str, state: Walk, readers: Readers) -> tuple[str, float]:
+    """Return a tensor and a number whose product `name` is."""
+    node = state.producer(name, "Mul", "Div") if _alone(name, state, readers) else None
+    for x, factor in _operands(node) if node is not None else ():
+        value = state.scalar(factor)
+        if node is not None and value and state.graph.types[x] == state.graph.types[name]:
+            return x, float(value if node.op == "Mul" else 1 / value)
+    return name, 1.0
+
+
+def _alone(name: str, state: Walk, readers: Readers) -> bool:
+    """Return whether one node reads `name`, and nothing else."""
+    return len(readers.get(name, [])) == 1 and name not in state.graph.outputs
+
+
+def _operands(node: Node) -> Iterator[tuple[str, str]]:
+    first, second = node.inputs
+    yield first, second
+    if node.op != "Div":
+        yield second, first
+
+
+def _rank(name: str, state: Walk) -> int:
+    return len(state.graph.types[name].shape)
+
+
+def _width(name: str, state: Walk) -> int:
+    """Return the extent of the last axis, 0 if it is not known."""
+    shape: tuple[Any, ...] = state.graph.types[name].shape
+    return int(shape[-1]) if shape and isinstance(shape[-1], int) else 0
+
+
+def _epsilon(op: str, x: str, other: str, state: Walk) -> float | None:
+    """Return the epsilon if `op` of `x` and `other` divides by the root of the mean square."""
+    total = _root(op, other, state)
+    added = state.producer(total, "Add")
+    for mean, epsilon in _operands(added) if added is not None else ():
+        value, square = state.scalar(epsilon), state.producer(_mean(mean, state), "Mul", "Pow")
+        if value is None or square is None or square.inputs[0] != x:
+            continue
+        twice = square.inputs[1] == x if square.op == "Mul" else state.scalar(square.inputs[1]) == 2
+        if twice and _width(x, state):
+            return float(value)
+    return None
+
+
+def _root(op: str, name: str, state: Walk) -> str:
+    """Return that by whose root `op` with `name` divides; empty if there is none."""
+    if op == "Mul":
+        power = state.producer(name, "Pow")
+        if power is not None and state.scalar(power.inputs[1]) == -0.5:
+            return power.inputs[0]
+        inverse = state.producer(name, "Reciprocal", "Div")
+        if inverse is None or (inverse.op == "Div" and state.scalar(inverse.inputs[0]) != 1):
+            return ""
+        name = inverse.inputs[-1]
+    power = state.producer(name, "Sqrt", "Pow")
+    if power is None or (power.op == "Pow" and state.scalar(power.inputs[1]) != 0.5):
+        return ""
+    return power.inputs[0]
+
+
+def _mean(name: str, state: Walk) -> str:
+    """Return what a mean of rows is the mean of; empty if it is none."""
+    node = state.producer(name, "ReduceMean")
+    if node is None or len(node.inputs) < 2 or not node.attrs.get("keepdims", 1):
+        return ""
+    axes, rank = state.value(node.inputs[1]), _rank(node.inputs[0], state)
+    last = axes is not None and axes.size == 1 and int(axes.reshape(())) % rank == rank - 1
+    return node.inputs[0] if last else ""
+
+
+def _centred(name: str, state: Walk) -> str | None:
+    """Return x if `name` is x minus the mean of its rows."""
+    node = state.producer(name, "Sub")
+    same = node is not None and _mean(node.inputs[1], state) == node.inputs[0]
+    return node.inputs[0] if node is not None and same else None

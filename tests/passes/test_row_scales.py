@@ -1,0 +1,129 @@
+"""Linear layers of BitNet: found in all spellings, and equal to an oracle by their integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from bnncc.agreement import verify
+from bnncc.driver import compile_model
+from bnncc.options import CompileOptions
+from bnncc.verification.confirm_passes import compare_passes
+from tests.bitnet import SPELLINGS, STORES, data, wanted, weight
+from tests.collection.builder import Net
+from tests.physical_networks import evaluated, passed
+
+Array = np.ndarray
+TARGETS = ("x86-64-v3", "x86-64-v4-vpopcntdq", "arm64", "arm64-dotprod", "c99")
+
+
+def case(seed: int) -> tuple[onnx.ModelProto, Array, Array, Array]:
+    """Return a random layer, its data, what it gives, and how large its bias is."""
+    rng = np.random.default_rng(seed)
+    name = list(SPELLINGS)[seed % len(SPELLINGS)]
+    spelling, store = SPELLINGS[name], STORES[seed // len(SPELLINGS) % len(STORES)]
+    bits = "1.58" if store == "absmean" else str(rng.choice(["1", "1.58", "2"]))
+    channels, units = int(rng.choice([1, 7, 32, 33, 100, 257])), int(rng.choice([1, 5, 16, 33]))
+    shape = [(1,), (6,), (1, 5), (2, 3), (2, 2, 3)][rng.integers(5)] + (channels,)
+    open_batch = bool(rng.random() < 0.3)
+    w = weight(rng, units, channels, store, bits)
+    x = data(rng, shape)
+    net = Net(18, seed=seed)
+    net.input("x", ["N", *shape[1:]] if open_batch else list(shape))
+    y = spelling.write(net, "x", w, "MatMul")
+    bias = None
+    if rng.random() < 0.4:
+        bias = rng.standard_normal(units).astype(np.float32)
+        y = net.op("Add", y, net.const(bias))
+    net.output(y)
+    return (
+        net.model(),
+        x,
+        wanted(x, spelling, w, bias),
+        np.float32(abs(bias).max() if bias is not None else 0),
+    )
+
+
+@pytest.mark.parametrize("seed", range(225))
+def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
+    """An integer that is off by one would show: floats behind it are right to a few eps."""
+    model, x, y, size = case(seed)
+    before, physical, layers = passed(model, TARGETS[seed % len(TARGETS)])
+    assert [layer.kind for layer in layers] == ["few_bit"]
+    made = evaluated(physical, before, {"x": x})[before.outputs[0]]
+    assert made.shape == y.shape
+    assert (np.abs(made - y) <= 4e-7 * (np.abs(y) + size)).all()
+    assert not compare_passes(physical, before, {"x": x})
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5, 8])
+def test_compiled_layers_are_right_for_this_machine(seed: int) -> None:
+    model, x, y, size = case(seed)
+    artifact = compile_model(model, CompileOptions(threads=1))
+    (made,) = artifact.run({"x": x}).values()
+    assert (np.abs(made - y) <= 4e-7 * (np.abs(y) + size)).all()
+    assert verify(model, artifact)["passed"]
+
+
+def test_the_report_says_what_was_moved_and_that_sums_are_exact() -> None:
+    rng = np.random.default_rng(0)
+    w = weight(rng, 4, 8, "float", "1")
+    said = {}
+    for name in ("scales after the product", "divided before", "DynamicQuantizeLinear"):
+        net = Net(18)
+        net.input("x", [2, 8])
+        net.output(SPELLINGS[name].write(net, "x", w, "MatMul"))
+        said[name] = passed(net.model())[2][0].reason
+    assert "rows" not in said["scales after the product"]
+    assert said["divided before"].endswith(
+        "; scales of rows are applied to its sums, integers of at most 1,024"
+    )
+    assert said["DynamicQuantizeLinear"].endswith(
+        "; zero points of rows are applied to its sums, integers of at most 2,040"
+    )
+
+
+@pytest.mark.parametrize("channels", [131_072, 131_073])
+def test_the_report_says_where_float32_may_round_sums(channels: int) -> None:
+    """Sums of 128 times so many ones are 2^24 and more."""
+    net = Net(18)
+    net.input("x", [1, channels])
+    scale = net.op("ReduceMax", net.op("Abs", "x"), net.ints([-1]), keepdims=1)
+    q = net.clip(net.op("Round", net.op("Mul", "x", scale)), -127, 127)
+    half = net.op("Div", q, scale)
+    net.output(net.op("MatMul", half, net.const(np.ones((channels, 1)))))
+    (layer,) = passed(net.model())[2]
+    exact = 127 * channels < 2**24
+    assert ("may pass 2^24" in layer.reason) == (not exact)
+
+
+def test_what_differs_along_a_row_stays_where_it_is() -> None:
+    """A scale of each channel has no place behind a sum over channels."""
+    net = Net(18)
+    net.input("x", [2, 4])
+    net.input("s", [4])
+    q = net.clip(net.op("Round", "x"), -8, 7)
+    net.output(net.op("MatMul", net.op("Mul", q, "s"), net.const(np.eye(4))))
+    before, physical, (layer,) = passed(net.model())
+    assert layer.kind == "float"
+    feeds = {"x": np.full((2, 4), 2.5, np.float32), "s": np.arange(4, dtype=np.float32)}
+    made = evaluated(physical, before, feeds)[before.outputs[0]]
+    assert made.tolist() == [[0, 2, 4, 6]] * 2
+
+
+@pytest.mark.parametrize("channels", [132_104, 132_105])
+def test_integers_stay_integers_where_floats_could_not_hold_them(channels: int) -> None:
+    """127 times so many ones are less than 2^24, or not: then casts to int32 and back matter."""
+    net = Net(18)
+    net.input("x", [1, channels])
+    q = net.clip(net.op("Round", "x"), -127, 127)
+    sums = net.op("MatMul", q, net.const(np.ones((channels, 1))))
+    whole = net.op("Cast", sums, to=onnx.TensorProto.INT32)
+    net.output(net.op("Relu", net.cast(whole)))
+    before, physical, _ = passed(net.model())
+    assert any(n.op == "Cast" for n in physical.nodes) == (127 * channels >= 2**24)
+    feeds = {"x": np.full((1, channels), 127, np.float32)}
+    assert evaluated(physical, before, feeds)[before.outputs[0]].item() == np.float32(
+        127 * channels
+    )

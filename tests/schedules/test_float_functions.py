@@ -1,0 +1,139 @@
+"""Functions of float32: within 2 ulp of float64 over the whole range, on every kind of machine."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from bnncc.codegen import c_kernels, memory, pipeline
+from bnncc.schedules import generic, portable
+from bnncc.schedules.float_functions import FUNCTIONS
+from bnncc.targets import catalog
+from tests import portable_c
+from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
+
+Array = np.ndarray[Any, Any]
+
+EXACT: dict[str, Callable[[Array], Array]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sigmoid": lambda x: np.where(x < 0, np.exp(np.minimum(x, 0)), 1) / (1 + np.exp(-np.abs(x))),
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+}
+SIZES = {"vectors": 1 << 16, "one by one": 999}
+LEAST = float(np.finfo(np.float32).smallest_normal)
+
+
+def values(count: int) -> Array:
+    """Return numbers of every exponent and sign, more of those where functions bend, and edges."""
+    rng = np.random.default_rng(count)
+    every = np.arange(512, dtype=np.uint32) << 23
+    edges = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 88.72284, -87.33655, -103.97, -1, 1]
+    some = rng.integers(0, 1 << 23, (count // 1024, 512), dtype=np.uint32)
+    common = rng.uniform(-20, 20, count - len(edges) - some.size)
+    return np.concatenate([
+        np.float32(edges), (every | some).reshape(-1).view(np.float32), common.astype(np.float32)
+    ])  # fmt: skip
+
+
+def ulps(found: Array, exact: Array) -> Array:
+    """Return how far results are off, in units of the last place of the exact number."""
+    nearest = exact.astype(np.float32)
+    same = (found == nearest) | (np.isnan(found) & np.isnan(nearest))
+    unit = np.spacing(np.abs(nearest)).astype(np.float64)
+    return np.where(same, 0.0, np.abs(found - exact) / unit)
+
+
+def definition(name: str, count: int) -> Any:
+    x = te.placeholder((count,), "float32", "x")
+    y = te.compute((count,), lambda i: getattr(tirx, name)(x[i]), "y")
+    return te.create_prim_func([x, y])
+
+
+def kernel(name: str, count: int, target: str) -> Any:
+    return generic.schedule(definition(name, count), catalog.resolve(target))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("target", [*HERE, *EMULATED, *IN_NODE])
+def test_functions_are_within_2_ulp(target: str, size: str) -> None:
+    count = SIZES[size]
+    library = build({n: kernel(n, count, target) for n in FUNCTIONS}, catalog.resolve(target))
+    given = values(count)
+    if target == "armv7":  # its vectors take denormal numbers for 0
+        given = given[(np.abs(given) >= LEAST) | (given == 0) | np.isnan(given)]
+        given = np.resize(given, count)
+    for name in FUNCTIONS:
+        made = tvm.runtime.tensor(np.full(count, 0x5A5A5A5A, np.uint32).view(np.float32))
+        library[name](tvm.runtime.tensor(given), made)
+        found = made.numpy()
+        with np.errstate(all="ignore"):
+            exact = EXACT[name](given.astype(np.float64))
+            off = ulps(found, exact)
+        if target == "armv7":
+            off[np.abs(exact) < LEAST] = 0
+        worst = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
+        assert off[worst] <= 2, (name, given[worst], found[worst], exact[worst])
+        numbers = ~np.isnan(exact) & (found != 0)
+        assert np.array_equal(np.signbit(found[numbers]), np.signbit(exact[numbers])), name
+
+
+@portable_c.needs_gcc
+@pytest.mark.parametrize("contract", ["off", "fast"])
+def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
+    count = SIZES["one by one"]
+    kernels = {f"{n}_kernel": portable.schedule(definition(n, count)) for n in FUNCTIONS}
+    source, _ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
+    (tmp_path / "k.c").write_bytes(c_kernels.PRELUDE.encode() + source)
+    checked = ("-O2", "-march=native", "-fsanitize=undefined", "-fno-sanitize-recover=all")
+    library = tmp_path / "k.so"
+    command = ["gcc", *portable_c.STRICT, *checked, f"-ffp-contract={contract}", "-shared", "-fPIC"]
+    subprocess.run([*command, tmp_path / "k.c", "-o", library], check=True)
+    loaded, given = ctypes.CDLL(str(library)), values(count)
+    for name in FUNCTIONS:
+        found = np.full(count, np.nan, np.float32)
+        assert not loaded[f"{name}_kernel"](
+            *(ctypes.c_void_p(a.ctypes.data) for a in (given, found)), None
+        )
+        with np.errstate(all="ignore"):
+            off = ulps(found, EXACT[name](given.astype(np.float64)))
+        assert off.max() <= 2, name
+    assert not [n for n in FUNCTIONS if f" {n}f(" in source.decode()]
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_signs_after_a_function_are_those_of_the_exact_one(target: str) -> None:
+    size = np.float32([0, 1e-45, 1e-38, 1e-20, 1e-8, 3e-8, 6e-8, 1e-7, 1e-4, 1, 9, 100, 3e38])
+    given = np.resize(np.concatenate([size, -size]), 64)
+    names = ("sigmoid", "tanh", "erf")
+    library = build({n: kernel(n, 64, target) for n in names}, catalog.resolve(target))
+    for name in names:
+        made = tvm.runtime.tensor(np.zeros(64, np.float32))
+        library[name](tvm.runtime.tensor(given), made)
+        found = made.numpy()
+        if name == "sigmoid":
+            assert (found[given >= 0] >= 0.5).all()
+            assert (found[given <= 0] <= 0.5).all()
+        else:
+            assert np.array_equal(np.sign(found), np.sign(given))
+            assert np.array_equal(np.signbit(found), np.signbit(given))
+
+
+def test_no_function_of_the_library_is_called() -> None:
+    target = catalog.resolve("x86-64-v3")
+    functions = {n: kernel(n, 64, "x86-64-v3").with_attr("global_symbol", n) for n in FUNCTIONS}
+    machine = pipeline.tvm_target(target)
+    made = tvm.compile(tvm.IRModule(functions), target=machine, tir_pipeline=memory.PIPELINE)
+    text = made.mod.inspect_source("ll")
+    assert not [n for n in (*FUNCTIONS, "fma") if f"@{n}f(" in text or f"@llvm.{n}.v" in text]
