@@ -12,6 +12,7 @@ No machine has timed this kernel; `tile_choice` says which layers get it, and wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -136,8 +137,8 @@ def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
     last = sch.get_loops(f"panel{end}")[-1]
     if isinstance(spec, BinaryConv2d):
         sch.tensorize(last, SIGNS.register())
-    elif isinstance(spec, FewBitConv2d) and spec.method == "packed":
-        sch.tensorize(last, WEIGHTS_OF_CODES[spec.weight_bits].register())
+    elif getattr(spec, "method", "") == "packed":
+        sch.tensorize(last, WEIGHTS_OF_CODES[cast("FewBitConv2d", spec).weight_bits].register())
     else:
         sch.vectorize(last)
     return sch.mod["main"]
