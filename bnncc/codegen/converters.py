@@ -14,7 +14,7 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
-from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
@@ -338,6 +338,7 @@ _TABLE: Mapping[str, Converter] = {
     "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
     NARROW: _to_half,
+    ROTARY: row_functions.rotary,
     ROW_NORM: row_functions.normalization,
     ROW_SOFTMAX: row_functions.softmax,
     SWISH: row_functions.elementwise(row_functions.swish),
