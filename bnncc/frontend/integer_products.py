@@ -63,9 +63,9 @@ class _Operand:
             zeros = int(fixed.min()), int(fixed.max())
         self.top = max(abs(low - zeros[1]), abs(high - zeros[0]))
         value = graph.constants.get(self.name)
-        zero = np.zeros(1, np.int64) if not offset else fixed
-        if value is not None and zero is not None and zero.size == 1:
-            self.top = int(np.abs(value.astype(np.int64) - int(zero.reshape(-1)[0])).max(initial=0))
+        one = np.zeros(1, np.int64) if not offset else fixed
+        if value is not None and one is not None and one.size == 1:
+            self.top = int(np.abs(value.astype(np.int64) - int(one.reshape(-1)[0])).max(initial=0))
 
 
 def _exact(
