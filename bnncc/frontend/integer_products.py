@@ -63,14 +63,9 @@ class _Operand:
             zeros = int(fixed.min()), int(fixed.max())
         self.top = max(abs(low - zeros[1]), abs(high - zeros[0]))
         value = graph.constants.get(self.name)
-        self.value = None
-        if value is not None and (not offset or fixed is not None):
-            self.value = value.astype(np.int64)
-            if fixed is not None and fixed.size == 1:
-                self.value = self.value - int(fixed.reshape(-1)[0])
-                self.top = int(np.abs(self.value).max(initial=0))
-            else:
-                self.value = None
+        one = np.zeros(1, np.int64) if not offset else fixed
+        if value is not None and one is not None and one.size == 1:
+            self.top = int(np.abs(value.astype(np.int64) - int(one.reshape(-1)[0])).max(initial=0))
 
 
 def _exact(

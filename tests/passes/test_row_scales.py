@@ -12,9 +12,10 @@ from bnncc.agreement import verify
 from bnncc.driver import compile_model
 from bnncc.frontend.formats import as_onnx
 from bnncc.options import CompileOptions
+from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
 from tests import pytorch_files
-from tests.bitnet import SPELLINGS, STORES, data, wanted, weight
+from tests.bitnet import SPELLINGS, STORES, Weight, data, wanted, weight
 from tests.collection.builder import Net
 from tests.physical_networks import evaluated, passed
 
@@ -193,3 +194,17 @@ def test_a_matrix_that_broadcasts_over_images_is_no_number_of_rows() -> None:
     s = np.arange(4, dtype=np.float32).reshape(4, 1)
     made = evaluated(physical, before, {"x": x, "s": s})[before.outputs[0]]
     np.testing.assert_array_equal(made, np.maximum(x, 0) * s)
+
+
+@pytest.mark.parametrize(("top", "products"), [(1, 1), (127, 2)])
+def test_integer_weights_are_cut_only_where_sums_may_pass_float32(top: int, products: int) -> None:
+    """1,100 products of 128 and 1 are less than 2^24; those of 128 and 127 are not."""
+    rng = np.random.default_rng(top)
+    whole = rng.integers(-top, top + 1, (1, 1100))
+    w = Weight(np.vstack([whole, -whole]), np.float32([1.0]), "int8")
+    net = Net(18)
+    net.input("x", [1, 1100])
+    net.output(SPELLINGS["MatMulInteger"].write(net, "x", w, "MatMul"))
+    physical = passed(net.model())[1]
+    specs = [node.attrs["spec"] for node in physical.nodes if node.op == KERNEL]
+    assert sum(spec.macs > 0 for spec in specs) == products
