@@ -224,7 +224,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     # TVM fuses nothing with two sums: sizes are taken inside.
     made: Any = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
     sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
-    data = made.args[0] if sizes else args[0]
+    data = made.args[0] if made is not None and sizes else args[0]
 
     def compute(x: te.Tensor) -> te.Tensor:
         value = (lambda *at: tirx.abs(x(*at))) if sizes else x
