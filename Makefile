@@ -62,7 +62,7 @@ test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the ext
 # In a folder of its own, because TVM imports torch wherever it finds it. Any build of this version: pip prefers
 # one for CPUs, 2.13.0+cpu (200 MB), if an index that it is configured with has it.
 $(VENV)/torch/.installed: $(VENV)/.installed
-	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0'
+	$(PY) -m pip install --quiet --target $(VENV)/torch --upgrade 'torch==2.13.0' transformers
 	@touch $@
 
 test-torch: $(VENV)/torch/.installed ## test with modules of PyTorch, too

@@ -222,7 +222,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     largest = node.op == "ReduceMax"
 
     # TVM fuses nothing with two sums: sizes are taken inside.
-    made = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
+    made: Any = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
     sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
     data = made.args[0] if sizes else args[0]
 

@@ -21,7 +21,7 @@ from bnncc.frontend.inline import inline, local_functions
 from bnncc.frontend.narrow import CARRIERS
 from bnncc.frontend.reader import Reader, graph_nodes
 from bnncc.frontend.text import check_text
-from bnncc.ir.dims import readable, symbols_of
+from bnncc.ir.dims import MAX_DIM, readable, symbols_of
 from bnncc.ir.fold import Folder
 from bnncc.ir.graph import MAX_RANK, Dim, Graph, Node, TensorType, elements
 
@@ -92,7 +92,7 @@ def _load(
     read = {i for n in nodes for i in n.inputs} | {o.name for o in proto.graph.output}
     _initializers(proto.graph, graph, folder, read)
     _inputs(proto.graph, graph, input_shapes)
-    _bounds(graph, max_dims)
+    _bounds(graph, max_dims, {p.key: p.value for p in proto.metadata_props})
     graph.outputs = [o.name for o in proto.graph.output]
     order = Graph(nodes, graph.inputs, graph.outputs, graph.constants, {})
     try:
@@ -185,7 +185,7 @@ def _inputs(
         graph.inputs.append(value.name)
 
 
-def _bounds(graph: Graph, max_dims: Mapping[str, int]) -> None:
+def _bounds(graph: Graph, max_dims: Mapping[str, int], said: Mapping[str, str]) -> None:
     """Name what no input gives the size of by itself, and bound what is to be bounded."""
     shapes = [graph.types[name].shape for name in graph.inputs]
     known = {d for shape in shapes for d in shape if isinstance(d, str) and d.isidentifier()}
@@ -201,7 +201,8 @@ def _bounds(graph: Graph, max_dims: Mapping[str, int]) -> None:
                 + (listed if known else "all are fixed"),
                 hint="--input-shape names dimensions: NAME:batch,tokens",
             )
-    graph.bounds = dict(max_dims)
+    stated = {d: said.get(f"{MAX_DIM}{d}", "") for d in known}
+    graph.bounds = {d: int(n) for d, n in sorted(stated.items()) if n.isdecimal()} | dict(max_dims)
 
 
 def _shape(kind: Any, where: str, batch: str, name: str) -> tuple[Dim, ...]:

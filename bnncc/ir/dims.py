@@ -16,6 +16,8 @@ Dim = int | str
 """A dimension: a number, or a polynomial of symbols with natural coefficients as text."""
 Number = TypeVar("Number")
 
+MAX_DIM = "bnncc.max_dim."
+"""With a symbol behind it, the key of its greatest size in a model's metadata."""
 _DIM = r" *\w+( *[+*] *\w+)* *"
 
 

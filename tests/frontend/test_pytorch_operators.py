@@ -201,7 +201,7 @@ SORTED: dict[str, Callable[[Tensor], Any]] = {
     "median": lambda x: (x.median(1), x.median()),
     "quantile": lambda x: x.quantile(0.3, dim=1),
     "cumulated": lambda x: (x.cummax(1), x.cummin(2), x.cumprod(1), x.logcumsumexp(1)),
-    "diff": lambda x: x.diff(dim=1),
+    "diff": lambda x: (x.diff(dim=1), x.diff(2, 0, prepend=x[:1])),
     "extremes": lambda x: x.aminmax(dim=1),
     "count": lambda x: x.relu().count_nonzero(1),
     "moments": lambda x: (torch.std_mean(x, 1), torch.var_mean(x, (1, 2), keepdim=True)),

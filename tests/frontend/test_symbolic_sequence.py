@@ -110,3 +110,33 @@ def test_a_cache_grows(tokens: int | str) -> None:
     artifact = bnncc.compile(model, threads=1)
     for sizes in SIZES:
         agrees(model, artifact, sizes)
+
+
+def scattered(operator: str) -> onnx.ModelProto:
+    """Write new keys into a cache at positions that are an input."""
+    net = Net(opset=18, seed=0)
+    past, x = net.input("past", ["N", 2, 9, 4]), net.input("x", ["N", 2, "T", 4])
+    at = net.input("at", ["T"], TensorProto.INT64)
+    if operator == "ScatterElements":
+        whole = net.op("Expand", net.op("Reshape", at, net.ints([1, 1, -1, 1])), net.op("Shape", x))
+        net.output(net.op("ScatterElements", past, whole, x, axis=2))
+    else:
+        turned = (net.op("Transpose", y, perm=[2, 0, 1, 3]) for y in (past, x))
+        rows, new = turned
+        made = net.op("ScatterND", rows, net.unsqueeze(at, [1]), new)
+        net.output(net.op("Transpose", made, perm=[1, 2, 0, 3]))
+    return net.model(check=False)
+
+
+@pytest.mark.parametrize("operator", ["ScatterElements", "ScatterND"])
+def test_a_cache_is_written_at_positions(operator: str) -> None:
+    artifact = bnncc.compile(scattered(operator), threads=1)
+    rng = np.random.default_rng(2)
+    for n, tokens, first in ((1, 1, 0), (2, 3, 6), (3, 9, 0)):
+        past = rng.standard_normal((n, 2, 9, 4)).astype(np.float32)
+        x = rng.standard_normal((n, 2, tokens, 4)).astype(np.float32)
+        (got,) = artifact.run({"past": past, "x": x, "at": np.arange(tokens) + first}).values()
+        past[:, :, first : first + tokens] = x
+        np.testing.assert_array_equal(got, past)
+    with pytest.raises(InputError, match="`at` holds 9"):
+        artifact.run({"past": past[:1], "x": x[:1, :, :1], "at": np.array([9])})

@@ -34,7 +34,7 @@ from bnncc.frontend.pytorch.archive import Archive
 from bnncc.frontend.pytorch.program import Call, Meta, Program, Ref, live_calls
 from bnncc.frontend.pytorch.schema import read
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
-from bnncc.ir.dims import readable
+from bnncc.ir.dims import MAX_DIM, readable
 from bnncc.ir.evaluate import make_attribute
 from bnncc.ir.graph import Node
 
@@ -128,9 +128,12 @@ class Converter:
             [onnx.ValueInfoProto(name=name) for name in outputs],
             [numpy_helper.from_array(v, k) for k, v in self.initializers.items() if k in used],
         )
-        return helper.make_model(
+        model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10
         )
+        bounds = {self._renamed(s): str(n) for s, n in self.program.max_dims.items()}
+        helper.set_model_props(model, {f"{MAX_DIM}{s}": n for s, n in bounds.items()})
+        return model
 
     def _check_known(self, calls: list[Call]) -> None:
         """Name every unsupported operator at once."""
@@ -347,15 +350,19 @@ class Converter:
         if not meta.dtype:
             raise UnsupportedOp(f"input `{name}` has a type that is not supported")
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(meta.dtype))
-        leading = self.metas[self.program.inputs[0]].shape[:1]
-        first = next((d for d in leading if isinstance(d, str)), "")
         dims: list[int | str] = []
         for axis, dim in enumerate(meta.shape):
             if isinstance(dim, str):
-                said = readable(re.sub(rf"\b{first}\b", "N", dim) if first else dim)
+                said = readable(self._renamed(dim))
                 dim = f"{name}_dim{axis}" if said is None else said
             dims.append(dim)
         return helper.make_tensor_value_info(name, kind or TensorProto.UNDEFINED, dims)
+
+    def _renamed(self, dim: str) -> str:
+        """Return a dimension with N for the first axis of the first input."""
+        leading = self.metas[self.program.inputs[0]].shape[:1] if self.program.inputs else ()
+        first = next((d for d in leading if isinstance(d, str) and d.isidentifier()), None)
+        return dim if first is None else re.sub(rf"\b{first}\b", "N", dim)
 
     def _outputs(self) -> list[str]:
         names: list[str] = []

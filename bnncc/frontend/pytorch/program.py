@@ -84,6 +84,8 @@ class Program:
     """Of every tensor."""
     mutated: set[str] = field(default_factory=set)
     """Stored values that change from call to call."""
+    max_dims: dict[str, int] = field(default_factory=dict)
+    """The greatest sizes of symbols, where the program has any."""
 
 
 def check_order(program: Program) -> None:

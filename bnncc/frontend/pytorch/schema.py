@@ -20,6 +20,8 @@ SCHEMA = 8
 
 _ATEN = "torch.ops.aten."
 _DEEPEST = 32
+_UNBOUNDED = 1 << 31
+"""Greatest sizes from here on are none."""
 
 
 def read(archive: Archive) -> Program:
@@ -43,6 +45,8 @@ def read(archive: Archive) -> Program:
         inputs, stored = _inputs(module["signature"]["input_specs"])
         outputs, mutated = _outputs(module["signature"]["output_specs"], stored)
         listed = [_value(a, _Names("", {})) for a in module["graph"]["inputs"]]
+        ranges = data.get("range_constraints", {}).items()
+        most = {symbol: span["max_val"] for symbol, span in ranges if "max_val" in span}
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise ModelError(
             f"the exported program's JSON is damaged: {type(error).__name__} {error}"
@@ -51,7 +55,8 @@ def read(archive: Archive) -> Program:
     for name in (*inputs, *stored):
         if name not in known or name not in metas:
             raise ModelError(f"input `{name[:80]}` of the exported program has no type")
-    program = Program(calls, inputs, outputs, stored, metas, mutated)
+    bounds = {s: n for s, n in most.items() if isinstance(n, int) and 0 < n < _UNBOUNDED}
+    program = Program(calls, inputs, outputs, stored, metas, mutated, bounds)
     check_order(program)
     return program
 
