@@ -8,8 +8,9 @@ import onnxruntime
 import pytest
 
 from bnncc.frontend.onnx import load
+from bnncc.ir.dims import product
 from bnncc.ir.evaluate import evaluate
-from bnncc.ir.graph import Graph, Node, product
+from bnncc.ir.graph import Graph, Node
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.filters import binary_weight
 from bnncc.recognise.lattice import lattices, sign_values
