@@ -304,19 +304,18 @@ def compile_c(
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
-    from bnncc.codegen import c_network, c_portable, wasm_network
+    from bnncc.codegen import c_folder, c_network, wasm_network
 
-    portable = c_portable.make if target.kind == "c" else c_network.make
-    make = wasm_network.make if form == "wasm" else portable
+    make = wasm_network.make if form == "wasm" else c_folder.make
     files, bare, code = make(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
     content = report.build(
         _plan(made, bare.scratch), model=network.name, target=target.name,
-        code=code, selfcheck=c_network.check_bytes(files),
+        code=code, selfcheck=c_folder.check_bytes(files),
     )  # fmt: skip
-    if form == "c" and target.kind == "llvm":
+    if form == "c" and target.kind == "llvm" and target.arch != "wasm32":
         content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
 

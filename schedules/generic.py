@@ -141,18 +141,12 @@ def _small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
     """Whether what reads a block stays small with its expression in place of each read."""
     block = sch.get_sblock(name)
     made = sch.get(block).writes[0].source
-    size = len(_expressions(sch.get(block).body))
+    size = len(_of_kind(sch.get(block).body, tvm.ir.Expr))
     for consumer in sch.get_consumers(block):
-        found = _expressions(sch.get(consumer).body)
+        found = _of_kind(sch.get(consumer).body, tvm.ir.Expr)
         if len(found) + size * sum(e.same_as(made) for e in found) > MAX_NODES:
             return False
     return True
-
-
-def _expressions(body: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(body, (tvm.ir.Expr, found.append), order="post")
-    return found
 
 
 def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
@@ -225,7 +219,7 @@ def _across(sch: s_tir.Schedule, block: Block) -> int | None:
     """Return the number of the axis along which what is read is contiguous, if not the last."""
     statement = sch.get(block)
     *others, last = (axis.var for axis in statement.iter_vars)
-    for region in _indices(statement):
+    for region in _loads(statement):
         if not region or depends(region[-1], last):
             continue
         for number, var in enumerate(others):
@@ -249,12 +243,12 @@ def _regular(sch: s_tir.Schedule, block: Block) -> int:
     """Return along how many values of the last axis all indices move by one, or not at all."""
     statement = sch.get(block)
     var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
-    axes = [axis for region in statement.reads for axis in region.region]
-    if any(not isinstance(axis.extent, tirx.IntImm) or axis.extent.value != 1 for axis in axes):
-        return 0  # some element of a range, chosen at run time
+    loads = _loads(statement)
+    if statement.reads and not loads:
+        return 0
     if not isinstance(extent, tirx.IntImm):
         return 0
-    indices = [index for region in _indices(statement) for index in region]
+    indices = [index for load in loads for index in load]
     period = gcd(int(extent), *_divisors([index for index in indices if depends(index, var)]))
     piece, lane = (tirx.Var(name, var.ty) for name in ("piece", "lane"))
     known = Analyzer()
@@ -267,25 +261,39 @@ def _regular(sch: s_tir.Schedule, block: Block) -> int:
     return period if all(_moves_by_one(i, lane) for i in moved if depends(i, lane)) else 0
 
 
-def _divisors(indices: list[Any]) -> list[int]:
-    """Return the numbers by which indices are divided."""
-    found: list[int] = []
-
-    def note(node: Any) -> None:
-        if isinstance(node.b, tirx.IntImm):
-            found.append(int(node.b))
-
-    for index in indices:
-        tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), note), order="post")
-    return found
-
-
-def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
-    """Return where each input is read, without what extents make superfluous (of reshapes)."""
+def _ranges(statement: s_tir.SBlock) -> Analyzer:
+    """Return what knows the extents of a block's axes, which make parts of reshapes superfluous."""
     known = Analyzer()
     for axis in statement.iter_vars:
         known.bind(axis.var, axis.dom)
+    return known
+
+
+def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
+    """Return where the region begins that is read of each input."""
+    known = _ranges(statement)
     return [[known.simplify(axis.min) for axis in region.region] for region in statement.reads]
+
+
+def _loads(statement: s_tir.SBlock) -> list[list[Any]]:
+    """Return where each element is that is read; nothing if some are chosen at run time."""
+    known, found = _ranges(statement), _of_kind(statement.body, tvm.ir.TensorLoad)
+    if any(_of_kind(index, tvm.ir.TensorLoad) for load in found for index in load.indices):
+        return []
+    return [[known.simplify(index) for index in load.indices] for load in found]
+
+
+def _of_kind(node: Any, kind: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (kind, found.append), order="post")
+    return found
+
+
+def _divisors(indices: list[Any]) -> list[int]:
+    """Return the numbers by which indices are divided."""
+    kinds = (tirx.FloorDiv, tirx.FloorMod)
+    found = [node.b for index in indices for node in _of_kind(index, kinds)]
+    return [int(number) for number in found if isinstance(number, tirx.IntImm)]
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:

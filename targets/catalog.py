@@ -56,6 +56,18 @@ _RISCV32 = TargetSpec(
     l1_bytes=16 * 1024,
     l2_bytes=256 * 1024,
 )
+_RISCV64 = dataclasses.replace(
+    _RISCV32,
+    name="riscv64gcv",
+    mcpu="generic-rv64",
+    mattr=("+m", "+a", "+f", "+d", "+c", "+v"),
+    triple="riscv64-unknown-linux-gnu",
+    features=("rv64gcv",),
+    vector_bits=128,
+    vector_registers=32,
+    abi="lp64d",
+    l2_bytes=1024 * 1024,
+)
 _WASM = TargetSpec(
     "wasm32",
     "llvm",
@@ -156,17 +168,12 @@ CATALOG = {
             vector_registers=8,
         ),
         _RISCV32,
+        _RISCV64,
         dataclasses.replace(
-            _RISCV32,
-            name="riscv64gcv",
-            mcpu="generic-rv64",
-            mattr=("+m", "+a", "+f", "+d", "+c", "+v"),
-            triple="riscv64-unknown-linux-gnu",
-            features=("rv64gcv",),
-            vector_bits=128,
-            vector_registers=32,
-            abi="lp64d",
-            l2_bytes=1024 * 1024,
+            _RISCV64,
+            name="riscv64gcv-zvbb",
+            mattr=(*_RISCV64.mattr, "+zvbb"),
+            features=("rv64gcv", "zvbb"),
         ),
         _WASM,
         dataclasses.replace(

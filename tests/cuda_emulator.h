@@ -396,6 +396,7 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 // Right but for the last bit, as on a GPU.

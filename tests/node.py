@@ -81,7 +81,7 @@ class Module:
 
     def __init__(self, functions: dict[str, Any], target: TargetSpec) -> None:
         made = {name: _dense(func) for name, func in functions.items()}
-        content, self._scratch = bare.build(made, tvm_target(target))
+        content, self._scratch, *_ = bare.build(made, tvm_target(target))
         wasm = link.link_wasm(content, exports=list(functions), imports=wasm_text.FUNCTIONS)
         env = ", ".join(f"{name}: {text}" for name, text in wasm_text.FUNCTIONS.items())
         command = [NODE, "--no-liftoff", "-e", _SERVER.replace("ENV", env)]

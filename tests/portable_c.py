@@ -17,10 +17,10 @@ from bnncc.codegen import c_kernels
 from bnncc.codegen.c_text import C_TYPES
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets.catalog import CATALOG
-from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 from tests import cortex_m
+from tests.kernel_harness import with_outputs
 
 C99 = CATALOG["c99"]
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Werror")
@@ -71,24 +71,25 @@ def run(spec: Spec, inputs: Sequence[np.ndarray], machine: Machine = here) -> li
     Tensors and scratch memory have just their size, so that sanitizers find a byte beyond.
     """
     functions = {"kernel": schedules.schedule(define(spec), C99)}
-    source, scratch = c_kernels.build(functions, tvm_target(C99))
-    given, made, tensors = [np.ascontiguousarray(x) for x in inputs], [], []
-    for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
-        if over >= 0:
-            made.append(over)
-            continue
-        extents = [inputs[0].shape[0] if isinstance(d, str) else int(d) for d in shape]
-        made.append(len(given) + len(tensors))
-        tensors.append(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype))
-    arrays = [*given, *tensors]
+    source, scratch, *_ = c_kernels.build(functions, tvm_target(C99))
+
+    def call(arrays: list[np.ndarray], _: int) -> None:
+        _called(source, scratch["kernel"], arrays, machine)
+
+    return with_outputs(spec, inputs, call)
+
+
+def _called(source: bytes, scratch: int, arrays: list[np.ndarray], machine: Machine) -> None:
     names = [f"t{number}" for number in range(len(arrays))]
     lines = [
         f"  {C_TYPES[str(x.dtype)]} *{name} = content(in, {x.nbytes});"
         for name, x in zip(names, arrays, strict=True)
     ]
-    lines.append(f"  void *scratch = malloc({max(1, scratch['kernel'])});")
+    lines.append(f"  void *scratch = malloc({max(1, scratch)});")
     lines.append(f"  if (kernel({', '.join(names)}, scratch)) return 3;")
-    lines += [f"  fwrite(t{k}, 1, {arrays[k].nbytes}, out);" for k in made]
+    lines += [
+        f"  fwrite({name}, 1, {x.nbytes}, out);" for name, x in zip(names, arrays, strict=True)
+    ]
     lines += [f"  free({name});" for name in (*names, "scratch")]
     text = c_kernels.PRELUDE + source.decode() + _MAIN + "\n".join(lines)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,9 +99,6 @@ def run(spec: Spec, inputs: Sequence[np.ndarray], machine: Machine = here) -> li
         code, said = machine(place)
         assert code == 0, said + source.decode()
         content = (place / "out").read_bytes()
-    results, start = [], 0
-    for k in made:
-        part = content[start : start + arrays[k].nbytes]
-        results.append(np.frombuffer(part, arrays[k].dtype).reshape(arrays[k].shape))
-        start += len(part)
-    return results
+    for array in arrays:
+        array[...] = np.frombuffer(content, array.dtype, array.size).reshape(array.shape)
+        content = content[array.nbytes :]

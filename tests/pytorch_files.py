@@ -23,6 +23,8 @@ LINES = (
     *("pad -1", "linear", "mean"),
 )
 """The outputs of ``lines.pt2``: the ways to write binary layers, each with its own layer."""
+BITNET = ("packed", "divided before", "as trained", "one bit", "zero point")
+"""The outputs of ``bitnet.pt2``: linear layers of BitNet and its kin, see `pytorch_bitnet`."""
 
 
 def content(name: str) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import re
 import subprocess
 import tempfile
 import warnings
@@ -35,13 +34,12 @@ from bnncc.schedules import cuda
 from bnncc.schedules.cuda import binary
 from bnncc.targets.catalog import resolve
 from bnncc.topi_binary import tiles
-from bnncc.topi_binary.build import aliases, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
 from tests.cuda_emulator import Emulated
-from tests.kernel_harness import build
+from tests.kernel_harness import build, with_outputs
 from tests.physical_networks import passed
 from tests.random_models import Maker
 from tests.random_passes import Outcome, digest, run_shards, summary
@@ -81,24 +79,6 @@ def specs_of(physical: Graph) -> list[Spec]:
     return list(dict.fromkeys(n.attrs["spec"] for n in physical.nodes if n.op == KERNEL))
 
 
-def run_kernel(
-    spec: Spec, inputs: Sequence[Array], call: Callable[[list[Array], int], None]
-) -> list[Array]:
-    """Call a kernel on copies; outputs start as garbage, so that what is not written shows."""
-    given = [np.array(x, order="C") for x in inputs]
-    batch = given[0].shape[0]
-    outputs, fresh = [], []
-    for (shape, dtype), over in zip(output_types(spec), aliases(spec), strict=True):
-        if over >= 0:
-            outputs.append(given[over])
-            continue
-        extents = [batch if isinstance(d, str) else d for d in shape]
-        outputs.append(np.full(extents, 0x5A5A5A5A, "uint32").view(dtype))
-        fresh.append(outputs[-1])
-    call([*given, *fresh], batch)
-    return outputs
-
-
 def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Array]], list[Array]]:
     """Compile kernels for a processor, this one or an emulated one."""
     import tvm
@@ -115,7 +95,7 @@ def processor(specs: Sequence[Spec], target: str) -> Callable[[Spec, Sequence[Ar
             for array, tensor in zip(arrays, tensors, strict=True):
                 array[...] = tensor.numpy()
 
-        return run_kernel(spec, inputs, call)
+        return with_outputs(spec, inputs, call)
 
     return compute
 
@@ -135,7 +115,7 @@ def emulated_gpu(
     library = Emulated(list(kernels.values()), _ARCH[target])
 
     def compute(spec: Spec, inputs: Sequence[Array]) -> list[Array]:
-        return run_kernel(
+        return with_outputs(
             spec, inputs, lambda arrays, batch: library.run(kernels[spec], arrays, batch, seed=1)
         )
 
@@ -161,7 +141,7 @@ _MAIN = """\
 #include <stdlib.h>
 #include <string.h>
 
-#include "network.h"
+#include "NETWORK.h"
 
 static void *memory(size_t bytes) {
   return memset(aligned_alloc(64, (bytes + 127) / 64 * 64), 0x5A, bytes);
@@ -181,15 +161,14 @@ int main(void) {
 
 def _program(prefix: str, feeds: dict[str, Array], right: dict[str, Array]) -> str:
     """Return a C program that runs a network on files and writes its outputs to files."""
-    lines = [f'void *w = content("weights.bin", {prefix.upper()}_WEIGHTS_BYTES);']
-    lines.append(f"void *arena = memory({prefix.upper()}_ARENA_BYTES);")
+    lines = [f"void *arena = memory({prefix.upper()}_ARENA_BYTES);"]
     lines += [f'void *in{k} = content("in{k}", {v.nbytes});' for k, v in enumerate(feeds.values())]
     lines += [f"void *out{k} = memory({v.nbytes});" for k, v in enumerate(right.values())]
     names = [f"in{k}" for k in range(len(feeds))] + [f"out{k}" for k in range(len(right))]
-    lines.append(f"if ({prefix}_run({', '.join(['w', 'arena', *names])})) return 2;")
+    lines.append(f"if ({prefix}_run({', '.join(['arena', *names])})) return 2;")
     for k, value in enumerate(right.values()):
         lines.append(f'fwrite(out{k}, 1, {value.nbytes}, fopen("out{k}", "wb"));')
-    return _MAIN + "\n".join(lines) + "\n}\n"
+    return _MAIN.replace("NETWORK", prefix) + "\n".join(lines) + "\n}\n"
 
 
 def whole_network(seed: int) -> Outcome:
@@ -211,16 +190,15 @@ def whole_network(seed: int) -> Outcome:
     network = compile_c(model, CompileOptions(target="armv7"))
     made = evaluate(graph, feeds)
     right = {name: made[name] for name in graph.outputs}
-    header = network.files["network.h"].decode()
-    prefix = re.findall(r"(\w+)_run\(", header)[0]
+    (prefix,) = (file.removesuffix("_check.c") for file in network.files if "_check." in file)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in ("network.h", "network.c", "kernels.o", "weights.bin"):
-            (folder / file).write_bytes(network.files[file])
+        for file, data in network.files.items():
+            (folder / file).write_bytes(data)
         for k, value in enumerate(feeds.values()):
             (folder / f"in{k}").write_bytes(np.ascontiguousarray(value).tobytes())
         (folder / "main.c").write_text(_program(prefix, feeds, right))
-        sources = ("main.c", "network.c", "kernels.o")
+        sources = ("main.c", f"{prefix}.c", f"{prefix}_kernels.o")
         command = [COMPILER, "-std=c11", "-O1", "-static", *sources, "-lm", "-o", "main.out"]
         subprocess.run(command, cwd=folder, check=True, timeout=300, capture_output=True)
         subprocess.run([EMULATOR, "./main.out"], cwd=folder, check=True, timeout=300)

@@ -8,9 +8,11 @@ provide is the C library.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
-from bnncc.codegen import memory
-from bnncc.codegen.c_text import ALIGNMENT
+from bnncc.codegen import float_operations, memory
+from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Kernels, identifier, unique
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
 from bnncc.schedules import intrin_wasm
@@ -39,7 +41,8 @@ def build(
     functions: dict[str, tirx.PrimFunc],
     target: tvm.target.Target,
     callers: Mapping[str, tirx.PrimFunc] | None = None,
-) -> tuple[bytes, dict[str, int]]:
+    constants: Mapping[str, bytes] | None = None,
+) -> Kernels:
     """Compile kernels into one object file.
 
     Parameters
@@ -51,15 +54,13 @@ def build(
     callers : mapping of str to PrimFunc, optional
         Functions that call the kernels, by the name of their symbol; they take and know nothing
         but pointers, and are taken as they are.
+    constants : mapping of str to bytes, optional
+        Read-only data, by the name of their symbol.
 
     Returns
     -------
-    bytes
-        A relocatable object. ``int32_t name(T *first, ..., void *scratch)`` has a pointer for each
-        tensor, outputs last, then one to scratch memory, all at multiples of `ALIGNMENT`; it
-        returns 0 or `FAILED`.
-    dict
-        Bytes of scratch memory by kernel.
+    Kernels
+        As a relocatable object.
 
     Raises
     ------
@@ -67,7 +68,9 @@ def build(
         If a kernel needs more of TVM's runtime.
     """
     lowering = _without_scalable(target)
-    lowered, scratch = _with_scratch(lowered_by(_passes(), functions, lowering))
+    lowered = lowered_by(_passes(), functions, lowering)
+    floats = {name: float_operations.count(lowered[name]) for name in functions}
+    lowered, scratch = _with_scratch(lowered)
     with lowering, tvm.transform.PassContext(config=memory.OPTIONS):
         for var, func in lowered.functions_items():
             lowered[var] = expanded(func)
@@ -78,11 +81,72 @@ def build(
             f = f.with_attr("global_symbol", name).with_attr("target", target)
             lowered[name] = f.with_attr("calling_conv", 1)
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
+    text = _without_halves(made.inspect_source("ll"))
+    parameters = {name: _parameters(name, f, text) for name, f in functions.items()}
+    text = _FUNCTION.sub(r'\1"warn-stack-size"="0" ', text)
+    text += "".join(constant(name, data) for name, data in (constants or {}).items())
     with scratch_folder("bare") as folder:
-        text, written = Path(folder) / "kernels.ll", Path(folder) / "kernels.o"
-        text.write_text(_without_halves(made.inspect_source("ll")), encoding="utf-8")
-        tvm_ffi.load_module(str(text)).write_to_file(str(written))
-        return written.read_bytes(), scratch
+        source, written = Path(folder) / "kernels.ll", Path(folder) / "kernels.o"
+        source.write_text(text, encoding="utf-8")
+        said = Path(folder) / "said.txt"
+        with _errors_to(said):
+            tvm_ffi.load_module(str(source)).write_to_file(str(written))
+        frames = {
+            name: int(size) for size, name in _FRAME.findall(said.read_text(errors="replace"))
+        }
+        stack = {name: frames.get(name, 0) for name in scratch}
+        return Kernels(written.read_bytes(), scratch, parameters, stack, floats)
+
+
+def _parameters(name: str, func: tirx.PrimFunc, text: str) -> list[str]:
+    """Return the declarations of the tensors of a kernel, which LLVM knows to be read or written.
+
+    Parameters
+    ----------
+    name : str
+        Of the kernel.
+    func : PrimFunc
+        As it was given.
+    text : str
+        LLVM's, of all kernels.
+    """
+    found = re.search(rf"^define [^\n]*@{name}\(([^\n]*?)\) [^()\n]*{{$", text, re.M)
+    attributes = found[1].split("ptr ")[1:-1] if found else []  # scratch memory is last
+    names = unique([identifier(param.name) for param in func.params], name, "t", ("scratch",))
+    declared = []
+    for param, own, given in zip(func.params, names, attributes, strict=True):
+        const = "const " if re.search(r"\breadonly\b|\breadnone\b", given) else ""
+        declared.append(f"{const}{C_TYPES[str(param.dtype)]} *{own}")
+    return declared
+
+
+def constant(name: str, data: bytes, linkage: str = "") -> str:
+    """Return LLVM code for read-only bytes."""
+    data = data or bytes(1)
+    content = "".join(map(_QUOTED.__getitem__, data))
+    return f'\n@{name} = {linkage}constant [{len(data)} x i8] c"{content}", align {ALIGNMENT}\n'
+
+
+_QUOTED = [chr(i) if 32 <= i < 127 and i not in b'"\\' else f"\\{i:02X}" for i in range(256)]
+"""Bytes, as LLVM's language has them in texts."""
+
+_FUNCTION = re.compile(r"^(attributes #\d+ = \{ )", re.M)
+"""Attributes of functions; one more makes LLVM say the size of their frames."""
+
+_FRAME = re.compile(r"stack frame size \((\d+)\) exceeds limit \(\d+\) in function '(\w+)'")
+
+
+@contextlib.contextmanager
+def _errors_to(place: Path) -> Iterator[None]:
+    """Write standard error to a file: LLVM has no other way to say the size of frames."""
+    saved = os.dup(2)
+    try:
+        with open(place, "wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _without_halves(text: str) -> str:

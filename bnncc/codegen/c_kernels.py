@@ -19,12 +19,9 @@ from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
 from bnncc.codegen import bare
-from bnncc.codegen.c_text import C_TYPES, RESERVED, identifier
+from bnncc.codegen.c_text import C_ALIGNMENT, C_TYPES, RESERVED, Kernels, identifier
 from bnncc.errors import TargetError
 from bnncc.schedules import float_functions
-
-ALIGNMENT = 8
-"""Of every tensor, in bytes: what the largest number needs."""
 
 STACK_BYTES = 1024
 """Tensors of more bytes lie in scratch memory, not on the stack."""
@@ -32,9 +29,7 @@ STACK_BYTES = 1024
 Expr = Any
 
 
-def build(
-    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
-) -> tuple[bytes, dict[str, int]]:
+def build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> Kernels:
     """Write kernels in C.
 
     Parameters
@@ -46,12 +41,8 @@ def build(
 
     Returns
     -------
-    bytes
-        The text, which follows `PRELUDE`. ``int32_t name(T *first, ..., void *scratch)`` has a
-        pointer for each tensor, outputs last, then one to scratch memory; it returns 0, or -1 as
-        kernels of `bare` do.
-    dict
-        Bytes of scratch memory by kernel.
+    Kernels
+        As text, which follows `PRELUDE`.
 
     Raises
     ------
@@ -66,7 +57,13 @@ def build(
     helpers = [text for name, text in _HELPERS.items() if name in used]
     helpers += [_own(name) for name in _OWN if name in used]
     text = "\n".join([*helpers, *(one.text for one in made)])
-    return text.encode(), {one.name: one.scratch for one in made}
+    return Kernels(
+        text.encode(),
+        {one.name: one.scratch for one in made},
+        {one.name: one.parameters for one in made},
+        {},
+        {},
+    )
 
 
 def _passes() -> list[tvm.transform.Pass]:
@@ -453,18 +450,18 @@ class _Function(_Expressions):
         self.scratch = self._offset = 0
         self._lines: list[str] = []
         self._written, read = written, read = _accessed(func)
-        arguments = []
+        self.parameters: list[str] = []
         for param in func.params:
             own = self._named(param, param.name)
             self._kinds[own] = str(param.dtype)
             const = "" if param in written else "const "
-            arguments.append(f"{const}{C_TYPES[str(param.dtype)]} *restrict {own}")
+            self.parameters.append(f"{const}{C_TYPES[str(param.dtype)]} *restrict {own}")
         self._views, self._unused = _views(func), _unused(func.body)
         self._statement(func.body, 1)
         unused = [self._names[p] for p in func.params if p not in written | read]
         unused += [] if self.scratch else ["scratch"]
         head = [f"  (void){name};" for name in unused]
-        own = f"int32_t {name}({', '.join(arguments)}, void *scratch) {{"
+        own = f"int32_t {name}({', '.join(self.parameters)}, void *scratch) {{"
         self.text = "\n".join([own, *head, *self._lines, "  return 0;", "}", ""])
 
     def _add(self, depth: int, text: str) -> None:
@@ -502,7 +499,7 @@ class _Function(_Expressions):
             self._add(depth, f"{ctype} {own}[{size}];")
             return
         start = self._offset
-        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self._offset += -(-nbytes // C_ALIGNMENT) * C_ALIGNMENT
         self.scratch = max(self.scratch, self._offset)
         self._add(
             depth, f"{ctype} *{own} = ({ctype} *)(void *)((unsigned char *)scratch + {start});"

@@ -1,15 +1,14 @@
-"""A network as C: an object file of kernels, and the program text that calls them in order.
+"""A network without TVM's runtime: kernels, and the order in which they are called.
 
-For machines without TVM's runtime. `make` makes a folder's worth: ``kernels.o``; ``network.h``
-with the one function that runs the network, and every kernel; ``network.c``, whose body is the call
-order; ``weights.bin``; a pair of inputs and right outputs; and ``README.md``. Nothing is allocated
-at run time: the caller gives one arena, in which network.c has a fixed place for each tensor.
+`build` makes what folders of C (`c_folder`) and WebAssembly (`wasm_network`) are written from.
+Nothing is allocated at run time: the caller gives one arena, where each tensor has a fixed place.
 """
 
 from __future__ import annotations
 
 import io
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +20,12 @@ from tvm import relax, tirx
 
 from bnncc import report
 from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
-from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Named, Order, Place, Sizes
+from bnncc.codegen.c_text import ALIGNMENT, Kernels, Named, Order, Place, Sizes
+from bnncc.codegen.float_operations import in_software
 from bnncc.errors import TargetError
 from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
-from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, sample
+from bnncc.runtime.selfcheck import Check, sample
 from bnncc.targets.spec import TargetSpec
 
 
@@ -34,7 +34,7 @@ class CNetwork:
     """A compiled network of C, from `driver.compile_c`."""
 
     files: dict[str, bytes]
-    """From `make`."""
+    """From `c_folder.make` or `wasm_network.make`."""
     content: dict[str, Any]
     """What was compiled how, but for the size of the file."""
 
@@ -65,37 +65,73 @@ class Bare:
     given: Named
     made: Named
     """`given`, `made`: inputs and outputs, with their names in C."""
-    library: bytes
-    """The object file, or the text of kernels."""
-    scratch: dict[str, int]
-    """Bytes of scratch memory by kernel."""
+    kernels: Kernels
 
     @property
-    def weights(self) -> bytes:
-        """All constants, as `order` has them."""
-        return weight_bytes(self.order)
+    def library(self) -> bytes:
+        """The object file, or the text of kernels."""
+        return self.kernels.code
+
+    @property
+    def weights_symbol(self) -> str:
+        """Name of the weights in an object file."""
+        return f"{self.prefix}{WEIGHTS}"
+
+    @property
+    def scratch(self) -> dict[str, int]:
+        """Bytes of scratch memory by kernel."""
+        return self._by_kernel(self.kernels.scratch)
+
+    def _by_kernel(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {kernel.removeprefix(f"{self.prefix}_"): size for kernel, size in sizes.items()}
 
     @property
     def footprint(self) -> dict[str, Any]:
         """What it takes of a device, in bytes, for the report."""
-        kernels, weights = bare.loaded_bytes(self.library), self.sizes.weights
+        flash, weights = bare.loaded_bytes(self.library), self.sizes.weights
         inputs, outputs = (
             sum(c_text.nbytes(tensor) for _, tensor in tensors)
             for tensors in (self.given, self.made)
         )
         tensors, scratch = self.sizes.tensors, self.sizes.arena - self.sizes.tensors
-        largest = max(self.scratch, key=lambda kernel: self.scratch[kernel], default="")
+        stack = self._by_kernel(self.kernels.stack)
+        most, deepest = (max(of, key=of.__getitem__, default="") for of in (self.scratch, stack))
+        frames = stack.get(deepest, 0) + self._call_bytes
         return {
-            "flash_bytes": kernels + weights,
-            "kernels_bytes": kernels,
+            "flash_bytes": flash,
+            "kernels_bytes": flash - weights,
             "weights_bytes": weights,
-            "ram_bytes": tensors + scratch + inputs + outputs,
+            "ram_bytes": tensors + scratch + inputs + outputs + frames,
             "tensors_bytes": tensors,
             "scratch_bytes": scratch,
-            "scratch_kernel": largest if self.scratch.get(largest) else "",
+            "scratch_kernel": most if self.scratch.get(most) else "",
             "inputs_bytes": inputs,
             "outputs_bytes": outputs,
+            "stack_bytes": frames,
+            "stack_kernel": deepest if stack.get(deepest) else "",
+            "soft_floats": self._soft_floats,
         }
+
+    @property
+    def _soft_floats(self) -> dict[str, int]:
+        """Operations of floats that the processor has no instructions for, at most, by kernel."""
+        kinds, calls = in_software(self.library), Counter(kernel for kernel, _ in self.order.calls)
+        count = {
+            kernel: times * sum(self.kernels.floats[f"{self.prefix}_{kernel}"][k] for k in kinds)
+            for kernel, times in calls.items()
+        }
+        return {kernel: number for kernel, number in count.items() if number}
+
+    @property
+    def _call_bytes(self) -> int:
+        """Bytes of stack that the function which calls the kernels takes, as C compilers make it.
+
+        That is what it keeps of its own arguments, the arguments of the longest call, and eight
+        registers.
+        """
+        word = 8 if self.library[4] == 2 else 4  # of ELF
+        longest = max((len(args) for _, args in self.order.calls), default=0)
+        return word * (1 + len(self.given) + len(self.made) + longest + 1 + 8)
 
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
@@ -110,6 +146,12 @@ class Bare:
                 pairs[f"{identity}{c_text.PLACES}"] = where
         return pairs, check.coarse
 
+
+CHECK = "check/"
+"""Folder of the pair of inputs and outputs, where it is in files."""
+
+WEIGHTS = "_weights"
+"""Ends the name of the weights in an object file."""
 
 SelfCheckMaker = Callable[[int], tuple[Mapping[str, np.ndarray], Check]]
 """Returns what is stored of inputs, in so many bytes at most, and the check that it makes."""
@@ -148,77 +190,32 @@ def build(
     made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
     planned = pipeline.planned(module)
     order = _order(planned, given, made)
+    called = {kernel for kernel, _ in order.calls}
     functions = {
         f"{prefix}_{var.name_hint}": func
         for var, func in planned.functions_items()
-        if isinstance(func, tirx.PrimFunc) and var.name_hint in order.kernels
+        if isinstance(func, tirx.PrimFunc) and var.name_hint in called
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
-    build_kernels = c_kernels.build if target.kind == "c" else bare.build
-    callers = {f"{prefix}_run": caller(prefix, order, *ios)} if caller else {}
-    library, scratch = build_kernels(
-        functions, pipeline.tvm_target(target), **({"callers": callers} if callers else {})
-    )
-    sizes = Sizes(order.arena, max(scratch.values(), default=0), order.weight_bytes)
-    own = {kernel.removeprefix(f"{prefix}_"): size for kernel, size in scratch.items()}
-    return Bare(prefix, order, sizes, *ios, library, own)
-
-
-def make(
-    module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
-) -> tuple[dict[str, bytes], Bare, int]:
-    """Make the files of a network of C.
-
-    Parameters
-    ----------
-    module, target, name
-        As of `build`.
-    selfcheck : callable
-        What is stored of inputs.
-    **ios
-        Inputs and outputs, as of `build`.
-
-    Returns
-    -------
-    files : dict of str to bytes
-        By name, the same bytes for the same content.
-    made : Bare
-        What they are made of.
-    code : int
-        Bytes of code.
-    """
-    made = build(module, target, name=name, **ios)
-    limit = max(LEAST_BYTES, int(SHARE * (len(made.library) + made.sizes.weights)))
-    pairs, coarse = made.pairs(selfcheck, limit)
-    kept = {identity: value.size for identity, value in pairs.items()}
-    prefix, sizes, tensors = made.prefix, made.sizes, (made.given, made.made)
-    text = {
-        "network.h": c_text.header(prefix, name, target.name, made.order, sizes, *tensors),
-        "network.c": c_text.source(prefix, made.order, sizes, *tensors)
-        + c_text.soft_floats(made.library, target.arch),
-        "check.c": c_text.program(prefix, *tensors, kept, coarse),
-        "README.md": c_text.readme(prefix, name, target, sizes, *tensors),
-    }
-    files = {
-        **{file: content.encode() for file, content in text.items()},
-        "kernels.o": made.library,
-        "weights.bin": made.weights,
-        **check_files(pairs),
-    }
-    return files, made, len(made.library)
+    machine = pipeline.tvm_target(target)
+    if target.kind == "c":
+        kernels = c_kernels.build(functions, machine)
+    elif caller:
+        callers = {f"{prefix}_run": caller(prefix, order, *ios)}
+        kernels = bare.build(functions, machine, callers=callers)
+    else:
+        constants = {f"{prefix}{WEIGHTS}": weight_bytes(order)}
+        kernels = bare.build(functions, machine, constants=constants)
+    scratch = max(kernels.scratch.values(), default=0)
+    return Bare(prefix, order, Sizes(order.arena, scratch, order.weight_bytes), *ios, kernels)
 
 
 def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:
     """Return the files of a pair of inputs and outputs."""
     return {
-        f"{c_text.CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
+        f"{CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
         for identity, value in pairs.items()
     }
-
-
-def check_bytes(files: Mapping[str, bytes]) -> int:
-    """Return the size of the pair of inputs and outputs."""
-    return sum(len(data) for name, data in files.items() if name.startswith(c_text.CHECK))
 
 
 def archive(content: Mapping[str, bytes]) -> bytes:
@@ -297,8 +294,6 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
                 fresh.append(var)
             elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
                 kernel = value.op.name_hint
-                types = tuple(C_TYPES[str(a.ty.dtype)] for a in value.args)
-                order.kernels[kernel] = types
                 order.calls.append((kernel, [held(a) for a in value.args]))
             elif op in ("relax.reshape", "relax.memory.view"):
                 tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))

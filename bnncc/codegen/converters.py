@@ -14,7 +14,7 @@ from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.ir.resize import Taps, taps
-from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
@@ -222,7 +222,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     largest = node.op == "ReduceMax"
 
     # TVM fuses nothing with two sums: sizes are taken inside.
-    made = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
+    made: Any = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
     sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
     data = made.args[0] if sizes else args[0]
 
@@ -338,6 +338,7 @@ _TABLE: Mapping[str, Converter] = {
     "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
     NARROW: _to_half,
+    ROTARY: row_functions.rotary,
     ROW_NORM: row_functions.normalization,
     ROW_SOFTMAX: row_functions.softmax,
     SWISH: row_functions.elementwise(row_functions.swish),

@@ -33,7 +33,7 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
         return None
     if left[:-2] != right[:-2]:
         return None
-    (a, a_at), (b, b_at) = (_source(arg, bb) for arg in args)
+    (a, a_at), (b, b_at) = (source_of(arg, bb) for arg in args)
     if b is not args[1] and int(left[-2]) >= FEW_ROWS and not _along_last(b, b_at, right):
         b, b_at = args[1], _same
     if a is args[0] and b is args[1]:
@@ -69,14 +69,14 @@ def _along_last(source: Expr, place: Place, shape: Sequence[Any]) -> bool:
     return not any(depends(index, at[-1]) for index in [*moved[:-1], last])
 
 
-def _source(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
+def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
     """Return the tensor that an expression is a view of, and where it has an element."""
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
     if made is None or rule is None or not _fixed(expr) or not _fixed(made.args[0]):
         return expr, _same
-    source, inner = _source(made.args[0], bb)
+    source, inner = source_of(made.args[0], bb)
     outer = rule(made)
     return source, lambda at: inner(outer(at))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
 
+from bnncc.codegen.products import source_of
 from bnncc.ir.graph import Graph, Node
 
 Expr = Any
@@ -65,8 +67,7 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
         def value(*at: Expr) -> Expr:
             made = x(*at) if scale == 1 else x(*at) * tirx.const(scale, "float32")
             for mask in masks:
-                own = zip(mask.shape, at[len(at) - len(mask.shape) :], strict=True)
-                made = made + mask(*(0 if _is_one(size) else index for size, index in own))
+                made = made + _broadcast(mask, at)
             return made
 
         top = _rows(x, value, "top", te.max)
@@ -79,8 +80,31 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
     return bb.emit_te(compute, *args, primfunc_name_hint="softmax")
 
 
-def _is_one(size: Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
+def _broadcast(x: te.Tensor, at: Sequence[Expr]) -> Expr:
+    """Return the element of `x` that stands where `at` says in a tensor of more or larger axes."""
+    own = zip(x.shape, at[len(at) - len(x.shape) :], strict=True)
+    ones = (isinstance(size, tirx.IntImm) and int(size) == 1 for size in x.shape)
+    return x(*(0 if one else index for one, (_, index) in zip(ones, own, strict=True)))
+
+
+def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
+    """Return `ir.rows.ROTARY` as one kernel, which reads through views."""
+    shape = args[0].ty.shape.values
+    half = int(shape[-1]) // 2
+    source, place = source_of(args[0], bb)
+
+    def compute(x: te.Tensor, cos: te.Tensor, sin: te.Tensor) -> te.Tensor:
+        def value(*at: Expr) -> Expr:
+            *row, side, column = at
+            here, there = ([*row, k * half + column] for k in (side, 1 - side))
+            sign = tirx.Cast("float32", side * 2 - 1)
+            straight = x(*place(here)) * _broadcast(cos, here)
+            return straight + x(*place(there)) * sign * _broadcast(sin, here)
+
+        return te.compute([*shape[:-1], 2, half], value, name="rotated")
+
+    made = bb.emit_te(compute, source, *args[1:], primfunc_name_hint="rotary")
+    return relax.op.reshape(made, relax.ShapeExpr(shape))
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:
@@ -91,16 +115,26 @@ def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | 
     ) -> relax.Expr | None:
         if graph.types[node.inputs[0]].dtype != "float32":
             return None
+        name = function.__name__
         return bb.emit_te(
-            lambda x: te.compute(x.shape, lambda *at: function(x(*at)), name="function"), args[0]
+            lambda x: te.compute(x.shape, lambda *at: function(x(*at)), name=name),
+            args[0],
+            primfunc_name_hint=name,
         )
 
     return converter
 
 
+_FAR, _SHIFT = -64.0, 37.0
+"""Below the first, sigmoid(x) is exp(x) to float32, and so exp(-shift) * sigmoid(x + shift), whose
+second factor is never denormal where it matters; exp(-37) is almost a number of float32."""
+
+
 def swish(x: Expr) -> Expr:
     """Return ``x * sigmoid(x)``."""
-    return x * tirx.sigmoid(x)
+    far, shift = x < tirx.const(_FAR, "float32"), tirx.const(_SHIFT, "float32")
+    factor = tirx.Select(far, x * tirx.const(math.exp(-_SHIFT), "float32"), x)
+    return factor * tirx.sigmoid(tirx.Select(far, x + shift, x))
 
 
 def softplus(x: Expr) -> Expr:

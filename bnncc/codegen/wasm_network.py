@@ -7,8 +7,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from bnncc.codegen import c_network, wasm_text
-from bnncc.codegen.c_text import ALIGNMENT, Named, Order, Place
+from bnncc.codegen import bare, c_network, wasm_text
+from bnncc.codegen.c_text import Named, Order, Place
 from bnncc.codegen.link import link_wasm
 from bnncc.runtime.selfcheck import LEAST_BYTES
 from bnncc.targets.spec import TargetSpec
@@ -22,7 +22,7 @@ def make(
     selfcheck: c_network.SelfCheckMaker,
     **ios: Any,
 ) -> tuple[dict[str, bytes], c_network.Bare, int]:
-    """Make the files of a network of WebAssembly; parameters and result as of `c_network.make`.
+    """Make the files of a network of WebAssembly; parameters and result as of `c_folder.make`.
 
     Raises
     ------
@@ -73,23 +73,11 @@ def _caller(prefix: str, order: Order, given: Named, made: Named) -> tirx.PrimFu
         copied = tirx.call_extern("handle", "memcpy", pointer(to), pointer(source), size)
         body.append(tirx.Evaluate(copied))
     zero = tirx.const(0, "int32")
-    text = _weights(c_network.weight_bytes(order))
-    body.append(tirx.Return(zero))
-    whole = tirx.AttrStmt(zero, "pragma_import_llvm", text, tirx.SeqStmt(body))
-    return tirx.PrimFunc([*parameters.values()], whole, tvm.ir.PrimType("int32"))
-
-
-def _weights(data: bytes) -> str:
-    """Return LLVM code for bytes, and for a function that says where they are."""
-    data = data or bytes(1)
-    return f"""
-@constants = internal constant [{len(data)} x i8] c"{"".join(map(_QUOTED.__getitem__, data))}", \
-align {ALIGNMENT}
+    text = f"""{bare.constant("constants", c_network.weight_bytes(order), "internal ")}
 define ptr @{_CONSTANTS}() {{
   ret ptr @constants
 }}
 """
-
-
-_QUOTED = [chr(i) if 32 <= i < 127 and i not in b'"\\' else f"\\{i:02X}" for i in range(256)]
-"""Bytes, as LLVM's language has them in texts."""
+    body.append(tirx.Return(zero))
+    whole = tirx.AttrStmt(zero, "pragma_import_llvm", text, tirx.SeqStmt(body))
+    return tirx.PrimFunc([*parameters.values()], whole, tvm.ir.PrimType("int32"))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 from bnncc._version import __version__
-from bnncc.codegen.c_text import ALIGNMENT, CHECK, PLACES, Named, Sizes
+from bnncc.codegen.c_network import CHECK
+from bnncc.codegen.c_text import ALIGNMENT, PLACES, Named, Sizes
 from bnncc.ir.halves import COARSE
 from bnncc.targets.spec import TargetSpec
 
@@ -281,7 +282,19 @@ process.exitCode = wrong ? 1 : 0;
 def program(
     prefix: str, given: Named, made: Named, kept: Mapping[str, int], coarse: Mapping[str, float]
 ) -> str:
-    """Return ``check.mjs``: as `c_text.program`."""
+    """Return ``check.mjs``, the program that runs the pair of inputs and outputs.
+
+    Parameters
+    ----------
+    prefix : str
+        Of the network's symbols.
+    given, made : list of (str, TensorInfo)
+        Inputs and outputs, with their names in JavaScript.
+    kept : mapping of str to int
+        How many values are stored of each; for outputs of which some are, of their places too.
+    coarse : mapping of str to float
+        How far outputs of half precision may be off.
+    """
     types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
     near = {
         name: max(coarse.get(t.name, 1e-4), COARSE.get(t.dtype, 0.0))

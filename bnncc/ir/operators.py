@@ -27,7 +27,7 @@ from bnncc.ir.quantizers import (
     quantized_conv,
 )
 from bnncc.ir.resize import resize
-from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH, row_norm, row_softmax
+from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH, rotary, row_norm, row_softmax
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[dict[str, Any], list[Any], int], list[Array]]
@@ -294,6 +294,7 @@ ELEMENTWISE = frozenset((
 FUNCTIONS: dict[str, Function] = {
     **{op: _unary(f) for op, f in _UNARY.items()},
     **{op: _binary(f) for op, f in _BINARY.items()},
+    ROTARY: rotary,
     ROW_NORM: row_norm,
     ROW_SOFTMAX: row_softmax,
     SWISH: _unary(lambda x: x * _sigmoid(x)),

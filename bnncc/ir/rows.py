@@ -15,6 +15,9 @@ where v is the first input, minus its mean if `centred`; times the second input,
 ROW_SOFTMAX = "bnncc.RowSoftmax"
 """Attribute ``scale``: softmax along the last axis of the first input times it, plus the second."""
 
+ROTARY = "bnncc.Rotary"
+"""``x * c + h * s``, where h is the second half of the last axis of x, negated, then the first."""
+
 SWISH = "bnncc.Swish"
 """``x * sigmoid(x)``."""
 
@@ -35,3 +38,10 @@ def row_softmax(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     x = x + ins[1] if len(ins) > 1 else x
     power = np.exp(x - x.max(-1, keepdims=True))
     return [(power / power.sum(-1, keepdims=True)).astype(ins[0].dtype)]
+
+
+def rotary(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
+    """Evaluate `ROTARY` in the type of its inputs."""
+    x, cos, sin = ins
+    first, second = np.split(x, 2, -1)
+    return [x * cos + np.concatenate([-second, first], -1) * sin]

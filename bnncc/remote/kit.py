@@ -190,10 +190,8 @@ def build_program(
 
 
 def _compilers(arch: str) -> Iterator[list[str]]:
-    """Yield the start of each usable compile command, best first.
-
-    For another machine that is zig: what a cross compiler makes needs the glibc of this machine.
-    """
+    """Yield the start of each usable compile command, best first."""
+    # For another machine zig: what a cross compiler makes needs a glibc like that of this machine.
     names = [f"{arch}-linux-gnu-g++"]
     if _is_here(arch):
         names = ["c++", "g++", "clang++", *names]

@@ -27,16 +27,22 @@ def footprint(report: Mapping[str, Any]) -> list[str]:
     where = [f"peak     most tensors are in use in {named(peak) or 'no kernel'}"]
     if scratch:
         where.append(f"         most scratch memory in {named(scratch)}")
+    if device["stack_kernel"]:
+        where.append(f"         most stack in {named(device['stack_kernel'])}")
+    if soft := device["soft_floats"]:
+        where.append(f"floats   at most {sum(soft.values()):,} operations in software, in")
+        where += [f"         {named(kernel)}: {number:,}" for kernel, number in soft.items()]
     return [*table(rows, right=[1]), *where]
 
 
 _PARTS = {
-    "flash": (("kernels", "code and its tables"), ("weights", "weights.bin")),
+    "flash": (("kernels", "code and its tables"), ("weights", "constants")),
     "ram": (
         ("tensors", "between kernels, in the arena"),
         ("scratch", "of one kernel, in the arena"),
         ("inputs", "the caller's"),
         ("outputs", "the caller's"),
+        ("stack", "of one kernel, and of the call"),
     ),
 }
 

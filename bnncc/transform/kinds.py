@@ -253,7 +253,8 @@ class Kinds:
             return tuple(node.inputs) if node.op != "Div" else None
         for i, kind in enumerate(kinds):
             full = kinds[1 - i]
-            if full == out and kind == TensorType((*out.shape[:1], 1), out.dtype):
+            rows = TensorType((out.shape[0], 1), out.dtype)
+            if full == out and len(out.shape) == 2 and kind == rows:
                 by_row = node.inputs[i] not in self.graph.constants and (i or node.op != "Div")
                 return (node.inputs[1 - i],) if by_row else None
             gate = (*out.shape[:2], 1, 1)

@@ -35,6 +35,7 @@ from bnncc.transform.left_weights import turn_left_weights
 from bnncc.transform.merge import merge_siblings
 from bnncc.transform.normalizations import join_normalizations
 from bnncc.transform.plain import write_plain
+from bnncc.transform.rotary import join_rotations
 from bnncc.transform.rows import flatten_rows
 from bnncc.transform.simplify import simplify
 
@@ -89,6 +90,7 @@ def _products(graph: Graph, made: Compilation) -> None:
 def _normalizations(graph: Graph, made: Compilation) -> None:
     if made.target.kind != "cuda":
         join_normalizations(graph)
+        join_rotations(graph)
 
 
 PASSES = (

@@ -46,14 +46,11 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what a user should know of `output`, if it was not run here; else nothing."""
     if form == "wasm":
         return f"{output}: `node check.mjs` there runs it on an input; nothing was run here"
-    if form == "c" and target.kind == "c":
-        return f"{output} holds portable C99: its README.md says how to build and check it"
     if form == "c":
-        why = "" if target.has_runtime else f"TVM has no runtime for {target.name} on PyPI: "
-        return (
-            f"{why}{output} holds the kernels (kernels.o, network.h), a C file that calls "
-            "them in order, and README.md; nothing was run"
-        )
+        known = target.has_runtime or target.kind == "c"
+        why = "" if known else f"TVM has no runtime for {target.name} on PyPI: "
+        what = "portable C99" if target.kind == "c" else "C99 that calls kernels in an object file"
+        return f"{why}{output} holds {what}: its README.md says how to build and check it"
     if target.gpus and not runs_here(target):
         return (
             f"code for {target.name} was not run here: {missing(target.gpus)}; `bnncc verify` "

@@ -28,7 +28,7 @@ PAGES = Config(max_errors=1000, checks={**DEFAULT["checks"], **dict.fromkeys(OFF
 STRINGS = Config(max_errors=1000, checks={**PAGES["checks"], "lexical_illusions": False})
 CODE = re.compile(r"^```.*?^```$|^    .*$|<!--.*?-->|``.*?``|`[^`]*`", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
-PLACES = re.compile(r"\]\([^)]*\)|\{[^{}]*\}|^\|.*\|$", re.MULTILINE)
+PLACES = re.compile(r"\]\([^)]*\)|\{[^{}]*\}|^\|.*\|$|\d+(?: x \d+)+", re.MULTILINE)
 
 
 def prose(text: str) -> str:

@@ -31,6 +31,8 @@ MODEL = str(DIGITS / "digits.onnx")
             "`complie`\n\nhint: did you mean `compile`? `bnncc --help`",
         ),
         ("--hepl", "unknown option `--hepl`\n\nhint: did you mean `--help`? `bnncc --help` lists"),
+        ("", "missing argument: VERB\n\nhint: `bnncc --help` lists all"),
+        ("compile", "missing argument: MODEL\n\nhint: `bnncc compile --help` lists the options"),
         ("zzz", "unknown verb `zzz`\n\nhint: `bnncc --help` lists all"),
         (
             "records lst",

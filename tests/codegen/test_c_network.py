@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bnncc.cli import main as cli
-from bnncc.codegen import c_network, c_text
+from bnncc.codegen import c_folder, c_network
 from bnncc.driver import compile_c, compile_model
 from bnncc.errors import TargetError, UsageError
 from bnncc.frontend.onnx import load
@@ -29,6 +30,7 @@ from bnncc.verification import checks
 from bnncc.verification.confirm import runs_here
 from tests.devices import DIGITS
 from tests.ir.test_number_types import BOTH, there_and_back
+from tests.portable_c import STRICT
 
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
 ODD = "x/in:0 */ int */"
@@ -48,19 +50,31 @@ def unpacked(files: bytes, folder: Path) -> Path:
     return folder
 
 
-def built(folder: Path) -> Path:
-    warnings = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic")
-    sources = ("check.c", "network.c", "kernels.o")
-    command = [COMPILER, "-O1", *warnings, "-static", *sources, "-lm", "-o", "check.out"]
+def built(folder: Path, compiler: Sequence[str] = (COMPILER, "-O1", "-static")) -> Path:
+    """Compile the check of a folder, with its objects, as strictly as compilers can."""
+    sources = sorted(path.name for end in "co" for path in folder.glob(f"*.{end}"))
+    command = [*compiler, *STRICT, *sources, "-lm", "-o", "check.out"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     return folder
 
 
-def checked(folder: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [EMULATOR, "./check.out"], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+def checked(folder: Path, *emulator: str) -> tuple[int, str]:
+    """Run the check of a folder; return its status and what it says."""
+    command = [*(emulator or (EMULATOR,)), "./check.out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout
+
+
+def store(folder: Path, name: str, value: np.ndarray) -> None:
+    """Put other values of an input or output into the program that checks."""
+    (program,) = folder.glob("*_check.c")
+    head = f"static const {{}} stored_{name}"
+    (text, count) = re.subn(
+        rf"static const \w+ stored_{name}\[\d+\] = {{.*?}};",
+        "\n".join(c_folder.array(head, value)), program.read_text(), flags=re.S,
+    )  # fmt: skip
+    assert count == 1
+    program.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +86,28 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_tools
-def test_digits_in_an_emulator(digits: Path) -> None:
+def test_digits_in_an_emulator(digits: Path, tmp_path: Path) -> None:
     built(digits)
     assert checked(digits) == (0, "logits: 0 of 10 values wrong\n")
     graph = load(DIGITS / "digits.onnx")
     with np.load(DIGITS / "test_images.npz") as data:
-        images = data["images"][:20]
+        images = data["images"][:5]
+    folder = shutil.copytree(digits, tmp_path / "digits")
     for number in range(len(images)):
         image = images[number : number + 1]
         right = evaluate(graph, {graph.inputs[0]: image})[graph.outputs[0]]
-        (digits / "check" / "images.bin").write_bytes(image.tobytes())
-        (digits / "check" / "logits.bin").write_bytes(right.tobytes())
-        assert checked(digits) == (0, "logits: 0 of 10 values wrong\n")
+        store(folder, "images", image)
+        store(folder, "logits", right)
+        assert checked(built(folder)) == (0, "logits: 0 of 10 values wrong\n")
     right[0, 3] += 1
-    (digits / "check" / "logits.bin").write_bytes(right.tobytes())
-    assert checked(digits) == (1, "logits: 1 of 10 values wrong\n")
+    store(folder, "logits", right)
+    assert checked(built(folder)) == (1, "logits: 1 of 10 values wrong\n")
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-v2", "arm64", "armv7", "riscv64gcv"])
 def test_the_commands_of_the_readme_work(target: str, tmp_path: Path) -> None:
-    compiler, emulator = c_text.COMPILERS.get(resolve(target).arch, ("cc", ""))
+    command, emulator = c_folder.compiler(resolve(target))
+    compiler = command.split()[0]
     if not emulator and not runs_here(resolve(target)):
         pytest.skip(f"this machine does not run {target}")
     if not shutil.which(compiler) or (emulator and not shutil.which(emulator.split()[0])):
@@ -105,7 +121,7 @@ def test_the_commands_of_the_readme_work(target: str, tmp_path: Path) -> None:
         if line.startswith("    ")
     )  # fmt: skip
     subprocess.run(command.split(), cwd=folder, check=True, timeout=300)
-    words = run.partition("#")[2].partition("or here: ")[2] if emulator else run.partition("#")[0]
+    words = run.partition("#")[2].partition("or here: ")[2] if emulator else run
     done = subprocess.run(words.split(), cwd=folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "logits: 0 of 10 values wrong\n")
 
@@ -119,13 +135,13 @@ def test_c_gives_what_the_artifact_gives(tmp_path: Path) -> None:
     folder = unpacked(c_network.archive(compile_c(DIGITS / "digits.onnx", options).files), tmp_path)
     with np.load(DIGITS / "test_images.npz") as data:
         image = data["images"][:1]
-    (folder / "check" / "images.bin").write_bytes(image.tobytes())
-    (folder / "check" / "logits.bin").write_bytes(artifact.run({"images": image})["logits"])
-    program = (folder / "check.c").read_text()
+    store(folder, "images", image)
+    store(folder, "logits", artifact.run({"images": image})["logits"])
+    (check,) = folder.glob("*_check.c")
+    program = check.read_text()
     assert program.count("<= 0.0001 *") == 1
-    (folder / "check.c").write_text(program.replace("<= 0.0001 *", "<= 0.0 *"))
-    sources = ("check.c", "network.c", "kernels.o", "-lm")
-    subprocess.run(["cc", *sources, "-o", "check.out"], cwd=folder, check=True, timeout=300)
+    check.write_text(program.replace("<= 0.0001 *", "<= 0.0 *"))
+    built(folder, ["cc"])
     subprocess.run(["./check.out"], cwd=folder, check=True, timeout=300)
 
 
@@ -137,11 +153,11 @@ def test_threads_may_run_it_at_once(tmp_path: Path) -> None:
     options = CompileOptions(target=target, threads=1)
     network = compile_c(DIGITS / "digits.onnx", options)
     folder = unpacked(c_network.archive(network.files), tmp_path)
-    command = ["cc", "-shared", "-fPIC", "network.c", "kernels.o", "-o", "network.so", "-lm"]
+    sources = ("digits.c", "digits_kernels.o")
+    command = ["cc", "-shared", "-fPIC", *sources, "-o", "network.so", "-lm"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     run = ctypes.CDLL(str(folder / "network.so")).digits_run
-    weights = placed((folder / "weights.bin").read_bytes())
-    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", network.files["network.h"].decode())
+    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", network.files["digits.h"].decode())
     with np.load(DIGITS / "test_images.npz") as data:
         images = data["images"][:2]
     graph = load(DIGITS / "digits.onnx")
@@ -151,7 +167,7 @@ def test_threads_may_run_it_at_once(tmp_path: Path) -> None:
         made = []
         for _ in range(300):
             logits = placed(bytes(40))
-            arrays = (weights, arena, image, logits)
+            arrays = (arena, image, logits)
             assert run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays)) == 0
             made.append(logits.view(np.float32))
         return made
@@ -187,7 +203,7 @@ def test_gpus_have_no_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_kernels_need_no_tvm(digits: Path) -> None:
     tool = COMPILER.replace("gcc", "nm")
     done = subprocess.run(
-        [tool, "--undefined-only", str(digits / "kernels.o")], capture_output=True, text=True
+        [tool, "--undefined-only", str(digits / "digits_kernels.o")], capture_output=True, text=True
     )
     assert done.returncode == 0
     assert "TVM" not in done.stdout
@@ -196,7 +212,7 @@ def test_kernels_need_no_tvm(digits: Path) -> None:
 
 def test_call_order_is_that_of_the_report(digits: Path) -> None:
     network = compile_c(DIGITS / "digits.onnx", ARMV7)
-    source = network.files["network.c"].decode()
+    source = network.files["digits.c"].decode()
     places = [source.index(f"digits_{k['name']}(") for k in network.report["kernels"]]
     assert places == sorted(places)
     assert network.report["bytes"]["total"] == (digits / "digits.tar").stat().st_size
@@ -268,16 +284,15 @@ def test_little_of_a_large_pair_is_stored(
 ) -> None:
     monkeypatch.setattr(checks, "_LARGE", most)
     network = compile_c(large_network(), ARMV7)
-    stored = {f: d for f, d in network.files.items() if f.startswith("check/")}
-    assert sum(map(len, stored.values())) <= 64 << 10
+    assert c_folder.check_bytes(network.files) <= 96 << 10
     built(unpacked(c_network.archive(network.files), tmp_path))
     code, said = checked(tmp_path)
     assert code == 0, said
-    values = tmp_path / "check" / "y.bin"
-    changed = np.fromfile(values, np.float32)
-    changed[len(changed) // 2] += 1
-    values.write_bytes(changed.tobytes())
-    code, said = checked(tmp_path)
+    program = tmp_path / "large_check.c"
+    text, count = re.subn(r"(stored_y\[\d+\] = {\n  )", r"\1 1e6f + ", program.read_text())
+    assert count == 1
+    program.write_text(text)
+    code, said = checked(built(tmp_path))
     assert (code, said.count(": 1 of ")) == (1, 1)
 
 
@@ -331,14 +346,13 @@ def test_casts_to_half_precision_and_back_round(dtype: str, tmp_path: Path) -> N
         "k = Clip(m, l, u) steps = Cast<to = 6>(k) s = Sign(n) i = IsInf(n)"
     )
     network = compile_c(there_and_back(body, dtype), ARMV7)
-    folder = built(unpacked(c_network.archive(network.files), tmp_path))
+    folder = unpacked(c_network.archive(network.files), tmp_path)
     x = np.where(np.abs(BOTH) < 2.0**-120, np.float32(0), BOTH)
     with np.errstate(over="ignore"):
         n = x.astype(np.float16 if dtype == "float16" else ml_dtypes.bfloat16).astype("f")
         steps = np.clip(n * np.float32(2**24), -1e9, 1e9).astype(np.int32)
     right = {"x": x, "out_0": steps, "out_1": np.sign(n), "out_2": np.isinf(n)}
     for name, value in right.items():
-        assert (folder / "check" / f"{name}.bin").exists()
-        (folder / "check" / f"{name}.bin").write_bytes(value.tobytes())
-    status, said = checked(folder)
+        store(folder, name, value)
+    status, said = checked(built(folder))
     assert status == 0, said

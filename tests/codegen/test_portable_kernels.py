@@ -10,7 +10,7 @@ from bnncc.records.workload import Workload
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import make
 from tests import binary_cases, definition_cases, portable_c
-from tests.codegen.test_bare_kernels import fixed, generated
+from tests.codegen.test_bare_kernels import SAMPLE, fixed, generated
 from tests.cortex_m import needs_cortex_m
 from tests.schedules import test_bits_kernels, test_float_kernels
 
@@ -52,13 +52,9 @@ def test_generated_kernels(kind: str, data: st.DataObject) -> None:
     assert case.difference(portable_c.run(spec, case.inputs)) == ""
 
 
-SAMPLE = {type(spec).__name__: spec for spec in definition_cases.SPECS}
-"""One case of each kind."""
-
-
 @needs_cortex_m
-@pytest.mark.parametrize("kind", SAMPLE)
-def test_so_does_a_cortex_m4(kind: str) -> None:
+@pytest.mark.parametrize("kind", SAMPLE, ids=lambda kind: kind.__name__)
+def test_so_does_a_cortex_m4(kind: type) -> None:
     spec = fixed(SAMPLE[kind])
     case = make(spec)
     assert case.difference(portable_c.run(spec, case.inputs, portable_c.on_cortex_m4)) == ""

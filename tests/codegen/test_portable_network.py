@@ -1,4 +1,4 @@
-"""Networks as portable C: strict compilers, sanitizers, and what the artifact computes."""
+"""Folders of C, with kernels as C and as objects: strict compilers, the artifact's results."""
 
 from __future__ import annotations
 
@@ -30,18 +30,36 @@ COMPILERS = [
 C99 = CompileOptions(target="c99")
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("c99")
-    target = ("--target", "c99", "-o", str(folder / "digits.tar"))
-    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *target]) == 0
+def compiled(target: str, folder: Path) -> Path:
+    asked = ("--target", target, "--format", "c", "-o", str(folder / "digits.tar"))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 0
     return unpacked((folder / "digits.tar").read_bytes(), folder / "digits")
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("c99", tmp_path_factory.mktemp("c99"))
+
+
+@pytest.fixture(scope="module")
+def with_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("native", tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(params=["portable", "with_object"])
+def digits(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def sources(folder: Path, *, check: bool = True) -> list[str]:
+    """Return what a compiler takes of a folder."""
+    paths = [*folder.glob("*.c"), *folder.glob("*.o")]
+    return sorted(str(path) for path in paths if check or "_check" not in path.name)
 
 
 def checked(folder: Path, compiler: str, *flags: str) -> tuple[int, str]:
     """Compile all C files of a folder, and run them."""
-    sources = sorted(path.name for path in folder.glob("*.c"))
-    command = [compiler, *STRICT, *flags, *sources, "-lm", "-o", "check"]
+    command = [compiler, *STRICT, *flags, *sources(folder), "-lm", "-o", "check"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     done = subprocess.run(["./check"], cwd=folder, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
@@ -69,9 +87,9 @@ def test_the_check_can_fail(digits: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_all_digits_are_as_in_the_artifact(compiler: str, digits: Path, tmp_path: Path) -> None:
     library = tmp_path / "digits.so"
-    sources = [str(digits / name) for name in ("digits.c", "digits_kernels.c")]
     flags = ("-O2", "-shared", "-fPIC", "-DDIGITS_STATIC_ARENA")
-    command = [compiler, *STRICT, *flags, *sources, "-lm", "-o", str(library)]
+    command = [compiler, *STRICT, *flags, *sources(digits, check=False)]
+    command += ["-lm", "-o", str(library)]
     subprocess.run(command, check=True, timeout=300)
     loaded = ctypes.CDLL(str(library))
     (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", (digits / "digits.h").read_text())
@@ -102,8 +120,9 @@ def test_all_digits_are_as_in_the_artifact(compiler: str, digits: Path, tmp_path
     assert loaded.digits_error(-2) == b"a null pointer, or an arena that is not aligned"
 
 
-def test_it_asks_for_nothing_but_libm(digits: Path) -> None:
-    command = ["gcc", "-O2", "-c", "digits.c", "digits_kernels.c"]
+def test_it_asks_for_nothing_but_libm(digits: Path, tmp_path: Path) -> None:
+    digits = shutil.copytree(digits, tmp_path / "digits")
+    command = ["gcc", "-O2", "-c", *digits.glob("digits.c"), *digits.glob("digits_kernels.c")]
     subprocess.run(command, cwd=digits, check=True, timeout=300)
     done = subprocess.run(
         ["nm", "--undefined-only", "digits.o", "digits_kernels.o"], cwd=digits,
@@ -115,17 +134,18 @@ def test_it_asks_for_nothing_but_libm(digits: Path) -> None:
 
 
 def test_the_header_is_for_cpp_too_and_says_whose_the_code_is(digits: Path) -> None:
-    command = ["gcc", "-x", "c++", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "digits.h"]
-    subprocess.run(command, cwd=digits, check=True, timeout=300)
+    for header in ("digits.h", "digits_kernels.h"):
+        command = ["gcc", "-x", "c++", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", header]
+        subprocess.run(command, cwd=digits, check=True, timeout=300)
     header = (digits / "digits.h").read_text()
     assert "it is yours, under whatever licence you choose" in header
     assert "little-endian machines only" in header
 
 
-def test_big_endian_machines_are_refused(digits: Path) -> None:
+def test_big_endian_machines_are_refused(portable: Path) -> None:
     flags = ("-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__", "-fsyntax-only")
     done = subprocess.run(
-        ["gcc", *flags, "digits_kernels.c"], cwd=digits, capture_output=True, text=True
+        ["gcc", *flags, "digits_kernels.c"], cwd=portable, capture_output=True, text=True
     )
     assert done.returncode != 0
     assert "little-endian" in done.stderr
@@ -136,6 +156,7 @@ def test_cmake_builds_and_tests_it(digits: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(digits, tmp_path / "digits")
     for command in (["-S", ".", "-B", "b"], ["--build", "b"]):
         subprocess.run(["cmake", *command], cwd=folder, check=True, timeout=300)
+    assert (folder / "b" / "libdigits.a").exists()
     subprocess.run(["ctest", "--test-dir", "b"], cwd=folder, check=True, timeout=300)
 
 
@@ -167,9 +188,9 @@ def test_little_of_a_large_pair_is_stored(tmp_path: Path) -> None:
     assert (folder / "large_check.c").stat().st_size < 128 << 10
 
 
-def test_same_bytes_each_time(digits: Path) -> None:
+def test_same_bytes_each_time(portable: Path) -> None:
     again = compile_c(DIGITS / "digits.onnx", C99)
-    assert archive(again.files) == (digits.parent / "digits.tar").read_bytes()
+    assert archive(again.files) == (portable.parent / "digits.tar").read_bytes()
 
 
 def test_the_command_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,8 +232,8 @@ int main(void) {
 
 
 @cortex_m.needs_cortex_m
-def test_all_digits_on_a_cortex_m4(digits: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(digits, tmp_path / "digits")
+def test_all_digits_on_a_cortex_m4(portable: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(portable, tmp_path / "digits")
     with np.load(DIGITS / "test_images.npz") as data:
         images = data["images"]
     rows = ",\n".join(
@@ -228,10 +249,10 @@ def test_all_digits_on_a_cortex_m4(digits: Path, tmp_path: Path) -> None:
     artifact = compile_model(DIGITS / "digits.onnx", CompileOptions(threads=1))
     wanted = artifact.run({"images": images})["logits"]
     np.testing.assert_allclose(logits.reshape(450, 10), wanted, rtol=1e-4, atol=1e-4)
-    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", (digits / "digits.h").read_text())
+    (arena_bytes,) = re.findall(r"ARENA_BYTES (\d+)", (folder / "digits.h").read_text())
     assert 0 < int(stack) <= 0.05 * int(arena_bytes)
     for name, most in (("digits_kernels", 20_000), ("digits", 1_000)):
-        command = [cortex_m.COMPILER, *cortex_m.M4, *flags, "-c", f"{name}.c"]
+        command = [cortex_m.COMPILER, *cortex_m.M4.options, *flags, "-c", f"{name}.c"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
         tool = cortex_m.COMPILER.replace("gcc", "size")
         done = subprocess.run(

@@ -249,7 +249,7 @@ def test_functions_that_no_host_has_are_refused_by_name() -> None:
     x = te.placeholder((4,), "float32", name="x")
     y = te.compute((4,), lambda i: tirx.call_pure_extern("float32", "lgammaf", x[i]))
     func = te.create_prim_func([x, y])
-    content, _ = bare.build({"kernel": func}, tvm_target(resolve("wasm32")))
+    content, *_ = bare.build({"kernel": func}, tvm_target(resolve("wasm32")))
     with pytest.raises(TargetError, match="calls `lgammaf`, which WebAssembly lacks"):
         link.link_wasm(content, exports=["kernel"], imports=wasm_text.FUNCTIONS)
 
@@ -258,3 +258,10 @@ def test_a_linker_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_wasm_linkers", lambda: iter(()))
     with pytest.raises(TargetError, match="no linker for WebAssembly found"):
         link.link_wasm(b"", exports=[])
+
+
+def test_an_object_for_other_tools() -> None:
+    made = compile_c(DIGITS / "digits.onnx", CompileOptions(target="wasm32"))
+    assert made.files["digits_kernels.o"].startswith(b"\0asm")
+    assert "emcc" in made.files["README.md"].decode()
+    assert "device" not in made.report

@@ -1,4 +1,4 @@
-"""Normalisations of rows, in every spelling, become one node, and one kernel computes it."""
+"""Functions of rows, in every spelling, become one node, and one kernel computes it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 import bnncc
 from bnncc.frontend.onnx import load
-from bnncc.ir.rows import ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.transform.normalizations import join_normalizations
+from bnncc.transform.rotary import join_rotations
 from bnncc.transform.simplify import simplify
 from tests.collection.builder import Net
 
@@ -20,6 +21,9 @@ WIDTH = 48
 ROW = np.linspace(0.5, 2, WIDTH, dtype=np.float32)
 
 MASK = np.where(np.arange(WIDTH) % 3 == 1, -3e38, 0).astype(np.float32)
+
+ANGLES = np.linspace(0, 6, WIDTH, dtype=np.float32)[None, :]
+HALF = (WIDTH // 2, 2**31)
 
 
 def root(net: Net, x: str, square: str) -> str:
@@ -39,6 +43,16 @@ def layer_norm(net: Net, x: str) -> str:
 
 def scaled(net: Net, y: str) -> str:
     return net.op("Mul", net.const(ROW[None, :]), y)
+
+
+def rotary(net: Net, x: str, split: bool = False, order: int = 1) -> str:
+    if split:
+        first, second = net.op("Split", x, axis=-1, n=2, num_outputs=2)
+    else:
+        first, second = (net.slice(x, [a], [b], [-1]) for a, b in ((0, WIDTH // 2), HALF))
+    turned = net.op("Concat", *[net.op("Neg", second), first][::order], axis=-1)
+    straight = net.op("Mul", x, net.const(np.cos(ANGLES)))
+    return net.op("Add", net.op("Mul", net.const(np.sin(ANGLES)), turned), straight)
 
 
 SPELLINGS: dict[str, tuple[Callable[[Net, str], str], str]] = {
@@ -70,6 +84,8 @@ SPELLINGS: dict[str, tuple[Callable[[Net, str], str], str]] = {
     "divided scores": (
         lambda n, x: n.op("Softmax", n.op("Div", x, n.const(2.0)), axis=2), ROW_SOFTMAX,
     ),
+    "rotary": (rotary, ROTARY),
+    "rotary, split": (lambda n, x: rotary(n, x, True), ROTARY),
     "swish": (lambda n, x: n.op("Mul", n.op("Sigmoid", x), x), SWISH),
 }  # fmt: skip
 
@@ -82,6 +98,7 @@ OTHERS: dict[str, Callable[[Net, str], str]] = {
     "a cube": lambda n, x: n.op(
         "Div", x, n.op("Sqrt", n.reduce_mean(n.op("Pow", x, n.const(3.0)), [-1], 1))
     ),
+    "halves the other way round": lambda n, x: rotary(n, x, order=-1),
     "the sigmoid of something else": lambda n, x: n.op("Mul", n.op("Sigmoid", n.op("Neg", x)), x),
 }
 
@@ -99,6 +116,7 @@ def joined(proto: onnx.ModelProto) -> list[str]:
     graph = load(proto)
     simplify(graph)
     join_normalizations(graph)
+    join_rotations(graph)
     return [node.op for node in graph.nodes]
 
 
@@ -110,7 +128,7 @@ def test_one_node_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
-    assert not {ROW_NORM, ROW_SOFTMAX, SWISH} & set(joined(model(OTHERS[name])))
+    assert not {ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH} & set(joined(model(OTHERS[name])))
 
 
 def test_a_mask_that_adds_an_axis_stays() -> None:
@@ -137,6 +155,9 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
         x = x if name == "softmax" else x / 2 + MASK * (name == "masked")
         power = np.exp(x - x.max(-1, keepdims=True))
         return power / power.sum(-1, keepdims=True)
+    if op_of(name) == ROTARY:
+        turned = np.concatenate([-x[..., WIDTH // 2 :], x[..., : WIDTH // 2]], -1)
+        return x * np.cos(ANGLES) + turned * np.sin(ANGLES)
     if name == "swish":
         return x / (1 + np.exp(-x))
     epsilon = 1e-5 if name == "layer without bias" else EPSILON
@@ -156,3 +177,10 @@ def test_kernels_compute_what_the_formula_says(shape: tuple[int | str, ...]) -> 
     made = list(artifact.run({"x": x}).values())
     for name, found in zip(SPELLINGS, made, strict=True):
         np.testing.assert_allclose(found, exact(name, x), rtol=3e-6, atol=3e-6, err_msg=name)
+
+
+def test_a_swish_of_large_negative_numbers_keeps_its_digits() -> None:
+    x = np.linspace(-110, -10, 2 * 5 * WIDTH, dtype=np.float32).reshape(2, 5, WIDTH)
+    found = next(iter(bnncc.compile(model(SPELLINGS["swish"][0])).run({"x": x}).values()))
+    unit = np.spacing(np.abs(found)).astype(np.float64)
+    assert (np.abs(found - exact("swish", x)) <= 3 * unit).all()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
 from bnncc.agreement import verify
 from bnncc.driver import compile_model
+from bnncc.frontend.formats import as_onnx
 from bnncc.options import CompileOptions
 from bnncc.verification.confirm_passes import compare_passes
+from tests import pytorch_files
 from tests.bitnet import SPELLINGS, STORES, data, wanted, weight
 from tests.collection.builder import Net
 from tests.physical_networks import evaluated, passed
@@ -127,3 +131,65 @@ def test_integers_stay_integers_where_floats_could_not_hold_them(channels: int) 
     assert evaluated(physical, before, feeds)[before.outputs[0]].item() == np.float32(
         127 * channels
     )
+
+
+def test_modules_of_pytorch_are_found_and_right(tmp_path: Path) -> None:
+    """Zeros, a constant row and an outlier are among the rows; torch says what is right."""
+    model = as_onnx(pytorch_files.write("bitnet", tmp_path))
+    x, wanted = pytorch_files.arrays("bitnet")
+    before, physical, layers = passed(model, "x86-64-v3")
+    assert [layer.kind for layer in layers] == ["few_bit"] * len(pytorch_files.BITNET)
+    feeds = {before.inputs[0]: x}
+    made = evaluated(physical, before, feeds)
+    for name, want in zip(before.outputs, wanted, strict=True):
+        size = np.abs(want).max(axis=-1, keepdims=True)
+        assert (np.abs(made[name] - want) <= 2e-6 * size).all(), name
+    assert not compare_passes(physical, before, feeds)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_all_linears_of_a_block_are_found(kind: str, tmp_path: Path) -> None:
+    """An integer may be the next one where a norm rounds otherwise: a 127th of the largest."""
+    path = pytorch_files.write(f"bitnet_{kind}", tmp_path)
+    x, (wanted,) = pytorch_files.arrays(f"bitnet_{kind}")
+    artifact = compile_model(path, CompileOptions(threads=1))
+    layers = artifact.report["layers"]
+    weighted = [layer for layer in layers if layer["kind"] != "float"]
+    assert [layer["kind"] for layer in weighted] == ["few_bit"] * 7
+    assert len(layers) == 9  # with both products of attention
+    (made,) = artifact.run({artifact.inputs[0].name: x}).values()
+    assert np.abs(made - wanted).max() <= 0.02 * np.abs(wanted).max()
+    assert verify(path, artifact)["passed"]
+
+
+@pytest.mark.parametrize("target", ["native", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
+def test_signs_times_a_scale_of_rows_are_bits(target: str) -> None:
+    """XNOR-Net's dense layer: bits are multiplied, and the scale of a row follows."""
+    net = Net(18, seed=1)
+    net.input("x", [7, 70])
+    size = net.op("ReduceMean", net.op("Abs", "x"), net.ints([-1]), keepdims=1)
+    w = np.where(net.rng.random((70, 37)) < 0.5, -1, 1).astype(np.float32)
+    positive = net.op("GreaterOrEqual", "x", net.const(0.0))
+    sign = net.op("Where", positive, net.const(1.0), net.const(-1.0))
+    net.output(net.op("MatMul", net.op("Mul", sign, size), net.const(w)))
+    artifact = compile_model(net.model(), CompileOptions(target=target, threads=1))
+    (layer,) = artifact.report["layers"]
+    assert layer["kind"] == "binary"
+    assert "scales of rows" in layer["reason"]
+    x = net.rng.standard_normal((7, 70)).astype(np.float32)
+    (made,) = artifact.run({"x": x}).values()
+    wanted = (np.where(x >= 0, 1, -1) @ w) * np.abs(x).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(made, wanted, rtol=1e-6)
+
+
+def test_a_matrix_that_broadcasts_over_images_is_no_number_of_rows() -> None:
+    """Of shape (4, 1), it differs along the height of an image of four rows."""
+    net = Net(18, seed=2)
+    net.input("x", [4, 3, 4, 5])
+    net.input("s", [4, 1])
+    net.output(net.op("Mul", net.op("Relu", "x"), "s"))
+    before, physical, _ = passed(net.model())
+    x = net.rng.standard_normal((4, 3, 4, 5)).astype(np.float32)
+    s = np.arange(4, dtype=np.float32).reshape(4, 1)
+    made = evaluated(physical, before, {"x": x, "s": s})[before.outputs[0]]
+    np.testing.assert_array_equal(made, np.maximum(x, 0) * s)

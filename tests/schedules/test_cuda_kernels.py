@@ -226,6 +226,8 @@ PLAIN: tuple[Spec, ...] = (
     Elementwise("n", 5, 3, 33, data_layout="NCHW", steps=(Step("bits"),)),
     Elementwise(2, 5, 3, 48, steps=(Step("scale"), Step("store", layout="NCHW"), Step("bits"))),
     Elementwise(3, 1, 1, 70, rank=2, steps=(Step("bits", compare="gt"),)),
+    Elementwise(5, 1, 1, 21, rank=2, steps=(
+        Step("mul", period=1), Step("rsub", period=1), *STORE)),
     Elementwise(1, 4, 4, 3, dtype="uint8", data_layout="NCHW", steps=(Step("affine"), *STORE)),
     Elementwise(2, 3, 3, 40, from_bits=True, ternary=True, steps=STORE),
     Elementwise(2, 3, 3, 40, from_bits=True, mode="and", steps=(Step("clip", lo=0.5), *STORE)),

@@ -94,7 +94,7 @@ def test_functions_are_within_2_ulp(target: str, size: str) -> None:
 def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
     count = SIZES["one by one"]
     kernels = {f"{n}_kernel": portable.schedule(definition(n, count)) for n in FUNCTIONS}
-    source, _ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
+    source, *_ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
     (tmp_path / "k.c").write_bytes(c_kernels.PRELUDE.encode() + source)
     checked = ("-O2", "-march=native", "-fsanitize=undefined", "-fno-sanitize-recover=all")
     library = tmp_path / "k.so"

@@ -67,6 +67,7 @@ def test_tiles_are_a_feature_where_the_system_permits_them(
     table.write_text("flags\t\t: avx2 amx_bf16 avx512f amx_tile amx_int8\n")
     monkeypatch.setattr(host, "_CPUINFO", table)
     monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # where features are in the table
     monkeypatch.setattr(host, "_permits_tiles", lambda: permitted)
     amx = {"amx_bf16", "amx_tile", "amx_int8"}
     assert host.features() == {"avx2", "avx512f"} | (amx if permitted else set())
@@ -139,6 +140,7 @@ def test_what_linux_says_of_the_processor(
     (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # where features are in the table
     assert host.identity() == identity
     assert host.processor() == processor
     assert host.features() == features

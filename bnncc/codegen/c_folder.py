@@ -1,0 +1,460 @@
+"""The folder of a network in C: a header, weights and call order, kernels, and a check.
+
+Kernels are of two kinds: C99 text with the weights as arrays (``c_kernels``), or an object file
+that holds the weights too (``bare``). For a network called ``digits``, ``digits.h`` has the
+functions to call, ``digits.c`` the kernels in call order, and ``digits_kernels.c`` or
+``digits_kernels.o`` the kernels. Nothing in them allocates memory, reads a file, or needs more of
+C's library than ``string.h`` and ``math.h``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+
+from bnncc._version import __version__
+from bnncc.codegen import c_network
+from bnncc.codegen.c_kernels import PRELUDE, literal
+from bnncc.codegen.c_network import Bare, SelfCheckMaker
+from bnncc.codegen.c_text import (
+    ALIGNMENT,
+    C_ALIGNMENT,
+    C_TYPES,
+    PLACES,
+    Place,
+    arguments,
+    extents,
+    harmless,
+)
+from bnncc.ir.halves import COARSE
+from bnncc.runtime.manifest import TensorInfo
+from bnncc.targets.spec import TargetSpec
+
+CHECKED_BYTES = 16 << 10
+"""Of inputs and outputs in the program that checks."""
+
+CHECK = "_check.c"
+"""Ends the name of that program."""
+
+
+def make(
+    module: tvm.IRModule, target: TargetSpec, *, name: str, selfcheck: SelfCheckMaker, **ios: Any
+) -> tuple[dict[str, bytes], Bare, int]:
+    """Make the files of a network in C.
+
+    Parameters
+    ----------
+    module, target, name
+        As of `c_network.build`.
+    selfcheck : callable
+        What is stored of inputs.
+    **ios
+        Inputs and outputs, as of `c_network.build`.
+
+    Returns
+    -------
+    files : dict of str to bytes
+        By name, the same bytes for the same content.
+    made : Bare
+        What they are made of.
+    code : int
+        Bytes of code.
+    """
+    made = c_network.build(module, target, name=name, **ios)
+    pairs, coarse = made.pairs(selfcheck, CHECKED_BYTES)
+    prefix, portable = made.prefix, target.kind == "c"
+    kernels = f"{prefix}_kernels.{'c' if portable else 'o'}"
+    head = f'#include "{prefix}_kernels.h"\n\n{PRELUDE}' if portable else ""
+    text = {
+        f"{prefix}.h": _header(made, harmless(name), target),
+        f"{prefix}.c": _source(made, target),
+        f"{prefix}_kernels.h": _prototypes(made, portable),
+        f"{prefix}{CHECK}": _check(made, pairs, coarse),
+        "CMakeLists.txt": _cmake(prefix, target),
+        "README.md": _readme(made, harmless(name), target),
+    }
+    code = len(made.library) - (0 if portable else made.sizes.weights)
+    files = {file: content.encode() for file, content in text.items()}
+    return {kernels: head.encode() + made.library, **files}, made, code
+
+
+def check_bytes(files: Mapping[str, bytes]) -> int:
+    """Return the size of what the self-check of a network stores."""
+    return sum(
+        len(data)
+        for name, data in files.items()
+        if name.startswith(c_network.CHECK) or name.endswith(CHECK)
+    )
+
+
+_LICENCE = """\
+ * Generated code: it is yours, under whatever licence you choose; bnncc claims no rights in it.
+ * For little-endian machines only: bits are in words, and words are taken apart."""
+
+
+_CPP_BEGIN = ("#ifdef __cplusplus", 'extern "C" {', "#endif", "")
+_CPP_END = ("#ifdef __cplusplus", "}", "#endif")
+
+
+def _kind(target: TargetSpec) -> str:
+    return "as portable C99" if target.kind == "c" else f"for {target.name}"
+
+
+def _header(made: Bare, name: str, target: TargetSpec) -> str:
+    prefix = made.prefix
+    upper, ios = prefix.upper(), [*made.given, *made.made]
+    tensors = [
+        f" *   {identity}: {harmless(info.name)}, {info.dtype}, {extents(info)}"
+        for identity, info in ios
+    ]
+    own = ", ".join(arguments(made.given, made.made))
+    faster = "" if target.scalar else f"; vectors are fastest at multiples of {ALIGNMENT}"
+    return "\n".join([
+        f"/* {name}, {_kind(target)}, by bnncc {__version__}.", " *", _LICENCE, " */",
+        f"#ifndef BNNCC_{upper}_H", f"#define BNNCC_{upper}_H", "", "#include <stdint.h>", "",
+        f"#define {upper}_ARENA_BYTES {made.sizes.arena} /* of memory to work in */",
+        f"#define {upper}_ALIGNMENT {C_ALIGNMENT} /* its address is a multiple of this{faster} */",
+        "", f"#define {upper}_OK 0",
+        f"#define {upper}_BAD_VALUE (-1) /* an index outside its tensor, or a division by 0 */",
+        f"#define {upper}_BAD_POINTER (-2) /* no memory, or an arena that is not aligned */", "",
+        *_CPP_BEGIN,
+        f"/* Runs the network, and returns {upper}_OK or one of the other codes; then outputs mean",
+        " * nothing. Tensors are dense, the last axis fastest. A batch is a loop around it.", " *",
+        f" *   arena: {upper}_ARENA_BYTES bytes of any content. Calls with different arenas may",
+        " *   run at the same time.", *tensors, " */",
+        f"int {prefix}_run(void *arena, {own});", "",
+        f"#ifdef {upper}_STATIC_ARENA",
+        "/* The same with an arena of its own, one call at a time. */",
+        f"int {prefix}_run_static({own});", "#endif", "",
+        "/* Returns what a code means. */", f"const char *{prefix}_error(int code);", "",
+        *_CPP_END, "#endif", "",
+    ])  # fmt: skip
+
+
+def _prototypes(made: Bare, portable: bool) -> str:
+    guard = f"BNNCC_{made.prefix.upper()}_KERNELS_H"
+    heads = [
+        f"int32_t {kernel}({', '.join([*parameters, 'void *scratch'])});".replace("*restrict ", "*")
+        for kernel, parameters in made.kernels.parameters.items()
+    ]  # C++ has no `restrict`
+    weights = [
+        f"/* All weights, each at a multiple of {ALIGNMENT} bytes. */",
+        f"extern const unsigned char {made.weights_symbol}[{max(1, made.sizes.weights)}];", "",
+    ]  # fmt: skip
+    return "\n".join([
+        "/* Kernels: tensors that they read, those that they write, scratch memory. */",
+        f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", "",
+        *_CPP_BEGIN, *([] if portable else weights), *heads, "", *_CPP_END, "#endif", "",
+    ])  # fmt: skip
+
+
+def _source(made: Bare, target: TargetSpec) -> str:
+    prefix, order, portable = made.prefix, made.order, target.kind == "c"
+    upper = prefix.upper()
+    names: dict[int, str] = {}
+    start = 0
+    lines = [
+        f'#include "{prefix}.h"', "", *(["#include <math.h>"] if portable else []),
+        "#include <stddef.h>", "#include <string.h>", "", f'#include "{prefix}_kernels.h"', "",
+    ]  # fmt: skip
+    for number, weights in enumerate(order.weights):
+        names[start] = f"weights_{number}" if portable else f"{made.weights_symbol} + {start}"
+        start += c_network.aligned(weights.nbytes)
+        if portable:
+            lines += [*array(f"static const {{}} weights_{number}", weights), ""]
+
+    def pointer(place: Place, const: bool = True) -> str:
+        if place.root == "base":
+            return f"({C_TYPES[place.dtype]} *)(void *)(base + {place.offset})"
+        if place.root != "constants":
+            return place.root
+        stored = names[place.offset]
+        if portable:
+            return stored
+        return f"(const void *)({stored})" if const else f"(void *)({stored})"
+
+    own = ", ".join(arguments(made.given, made.made))
+    pointers = [name for name, _ in (*made.given, *made.made)]
+    missing = " || ".join(f"!{name}" for name in ("arena", *pointers))
+    lines += [
+        f"int {prefix}_run(void *arena, {own}) {{",
+        "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
+        f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
+    ]  # fmt: skip
+    for kernel, args in order.calls:
+        symbol = f"{prefix}_{kernel}"
+        const = [p.startswith("const ") for p in made.kernels.parameters[symbol]]
+        taken = ", ".join([*map(pointer, args, const), f"base + {made.sizes.tensors}"])
+        lines += [f"  failed = {symbol}({taken});", "  if (failed) return failed;"]
+    for to, origin, size in order.copies:
+        lines.append(f"  memcpy({pointer(to)}, {pointer(origin)}, {size});")
+    lines += [
+        "  return failed;", "}", "", f"#ifdef {upper}_STATIC_ARENA",
+        f"int {prefix}_run_static({own}) {{",
+        f"  static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];",
+        f"  return {prefix}_run({', '.join(['arena', *pointers])});", "}", "#endif", "",
+        f"const char *{prefix}_error(int code) {{", "  switch (code) {",
+        f'    case {upper}_OK: return "no error";',
+        f'    case {upper}_BAD_VALUE: return "an index outside its tensor, or a division by 0";',
+        f'    case {upper}_BAD_POINTER: return "a null pointer, or an arena that is not aligned";',
+        '    default: return "unknown code";', "  }", "}", "",
+    ]  # fmt: skip
+    return "\n".join(lines) + ("" if portable else _soft_floats(made.library, target.arch))
+
+
+_SOFT_FLOATS = {
+    **{
+        f"__{name}sf3": f"float __{name}sf3(float a, float b) {{ return a {op} b; }}"
+        for name, op in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items()
+    },
+    "__unordsf2": "int __unordsf2(float a, float b) { return a != a || b != b; }",
+    "__floatsisf": "float __floatsisf(int32_t a) { return (float)a; }",
+    "__floatunsisf": "float __floatunsisf(uint32_t a) { return (float)a; }",
+    "__fixsfsi": "int32_t __fixsfsi(float a) { return (int32_t)a; }",
+}  # fmt: skip
+
+
+def _soft_floats(library: bytes, arch: str) -> str:
+    """Return functions of floats that LLVM calls by names that Arm's libraries lack."""
+    if arch != "thumbv6m":
+        return ""
+    used = [name for name in _SOFT_FLOATS if b"\0%s\0" % name.encode() in library]
+    heads = [f"{_SOFT_FLOATS[name].partition(' {')[0]};" for name in used]
+    texts = [_SOFT_FLOATS[name] for name in used]
+    return "\n".join(["", "/* Called by the kernels. */", *heads, *texts, ""]) if used else ""
+
+
+def array(head: str, value: np.ndarray) -> list[str]:
+    """Write an array in C; `head` has a place for its type."""
+    dtype = str(value.dtype)
+    kind = C_TYPES[dtype]
+    flat = np.ascontiguousarray(value).reshape(-1)
+    if dtype in ("float16", "bfloat16"):
+        flat, dtype = flat.view(np.uint16), "uint16"
+    texts = [literal(v, dtype) for v in flat.tolist()] or ["0"]
+    lines, line = [], " "
+    for text in texts:
+        if len(line) + len(text) > 98:
+            lines.append(line)
+            line = " "
+        line += f" {text},"
+    return [f"{head.format(kind)}[{len(texts)}] = {{", *lines, line, "};"]
+
+
+_HALVES = {
+    "float16": """\
+static double float16(uint16_t bits) {
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double size = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+  if (exponent == 31) size = fraction ? NAN : INFINITY;
+  return bits >> 15 ? -size : size;
+}
+
+""",
+    "bfloat16": """\
+static double bfloat16(uint16_t bits) {
+  uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+""",
+}
+
+
+def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, float]) -> str:
+    prefix = made.prefix
+    upper = prefix.upper()
+    ios = [*made.given, *made.made]
+    lines = [
+        "/* Runs the network on an input, and compares. */",
+        "#include <math.h>", "#include <stddef.h>", "#include <stdio.h>", "#include <string.h>", "",
+        f'#include "{prefix}.h"', "",
+    ]  # fmt: skip
+    for key, value in pairs.items():
+        lines += [*array(f"static const {{}} stored_{key.replace('.', '_')}", value), ""]
+    lines.append(f"static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];")
+    for name, info in ios:
+        size = max(1, math.prod(int(d) for d in info.shape))
+        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{size}];")
+    kinds = {info.dtype for _, info in made.made}
+    lines += ["", *(text for kind, text in _HALVES.items() if kind in kinds), "int main(void) {"]
+    lines += ["  int failed = 0, wrong = 0;", "  memset(arena, 0x5A, sizeof arena);"]
+    for name, _ in made.given:
+        count = f"sizeof tensor_{name} / sizeof *tensor_{name}"
+        stored = f"stored_{name}"
+        lines += [
+            f"  for (size_t i = 0; i < {count}; ++i) {{",
+            f"    tensor_{name}[i] = {stored}[i % (sizeof {stored} / sizeof *{stored})];", "  }",
+        ]  # fmt: skip
+    passed = ", ".join(["arena", *(f"tensor_{name}" for name, _ in ios)])
+    lines += [
+        f"  failed = {prefix}_run({passed});",
+        f'  if (failed) printf("%s\\n", {prefix}_error(failed));', "  if (failed) return 2;",
+    ]  # fmt: skip
+    for name, info in made.made:
+        size, at = pairs[name].size, "i"
+        if name + PLACES in pairs:
+            at = f"stored_{name}_at[i]"
+        test = _wrong(info, f"tensor_{name}[{at}]", f"stored_{name}[i]", coarse)
+        lines += [
+            "  {", "    int count = 0;",
+            f"    for (size_t i = 0; i < {size}; ++i) count += {test};",
+            f'    printf("{name}: %d of {size} values wrong\\n", count);',
+            "    wrong |= count > 0;", "  }",
+        ]  # fmt: skip
+    return "\n".join([*lines, "  return wrong;", "}", ""])
+
+
+def _wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float]) -> str:
+    """Return the test whether a value is wrong, in C."""
+    if "float" not in tensor.dtype:
+        return f"{mine} != {right}"
+    near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
+    wide = tensor.dtype if tensor.dtype in COARSE else "(double)"
+    mine, right = (f"{wide}({x})" if wide in COARSE else f"{wide}{x}" for x in (mine, right))
+    same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
+    near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
+    return f"!({same} || {near_by})"
+
+
+def _elements(tensor: TensorInfo) -> int:
+    return math.prod(int(d) for d in tensor.shape)
+
+
+def nbytes(tensor: TensorInfo) -> int:
+    """Return the bytes of an input or output."""
+    return _elements(tensor) * np.dtype(tensor.dtype).itemsize
+
+
+_COMPILERS = {
+    "armv7l": ("arm-linux-gnueabihf-gcc -O2 -static", "qemu-arm"),
+    "aarch64": ("aarch64-linux-gnu-gcc -O2 -static", "qemu-aarch64"),
+    "riscv64": (
+        "riscv64-linux-gnu-gcc -O2 -static",
+        "qemu-riscv64 -cpu rv64,v=true,vext_spec=v1.0{extensions}",
+    ),
+    "wasm32": ("emcc -O2", ""),
+    "riscv32": ("riscv64-unknown-elf-gcc -march=rv32imc -mabi=ilp32 -Os", ""),
+    **{
+        arch: (f"arm-none-eabi-gcc -mcpu={{mcpu}} -mthumb -mfloat-abi={abi} -Os", "")
+        for arch, abi in {
+            "thumbv6m": "soft", "thumbv7em": "hard", "thumbv8m.main": "hard",
+            "thumbv8.1m.main": "hard",
+        }.items()
+    },
+}  # fmt: skip
+"""A C compiler with its flags, and what runs its programs here, if anything; by architecture."""
+
+
+def compiler(target: TargetSpec) -> tuple[str, str]:
+    """Return a C compiler with its flags, and what runs its programs, if that is needed."""
+    command, emulator = _COMPILERS.get(target.arch, ("cc -std=c99 -O3", ""))
+    extensions = "".join(f",{feature}=true" for feature in target.features[1:])
+    return command.format(mcpu=target.mcpu), emulator.format(extensions=extensions)
+
+
+_CMAKE = """\
+cmake_minimum_required(VERSION 3.10)
+project(network C)
+set(CMAKE_C_STANDARD 99)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(network STATIC network.c KERNELS)
+target_include_directories(network PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+if(NOT MSVC)
+  target_link_libraries(network PUBLIC m)
+endif()
+
+# Boards need a linker script and start code for a program.
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Generic")
+  enable_testing()
+  add_executable(network_check network_check.c)
+  target_link_libraries(network_check PRIVATE network)
+  add_test(NAME network_check COMMAND network_check)
+endif()
+"""
+
+_CMAKE_OBJECT = """\
+set_source_files_properties(network_kernels.o PROPERTIES EXTERNAL_OBJECT ON)
+add_library("""
+
+
+def _cmake(prefix: str, target: TargetSpec) -> str:
+    portable = target.kind == "c"
+    text = _CMAKE if portable else _CMAKE.replace("add_library(", _CMAKE_OBJECT)
+    text = text.replace("KERNELS", f"network_kernels.{'c' if portable else 'o'}")
+    return text.replace("network", prefix)
+
+
+_NEEDS = {
+    True: "For any C99 compiler and any little-endian processor, without vector types.",
+    False: "Kernels in an object file, and C99 that calls them. Needs of the CPU: FEATURES.",
+}
+"""By whether kernels are C."""
+
+_RUN = """\
+    {compiler} {prefix}_check.c {prefix}.c {prefix}_kernels.{suffix} -lm -o check
+    ./check{where}
+"""
+
+_ADD = """\
+    {compiler} -std=c99 -c {prefix}.c
+
+`{prefix}.o` and `{prefix}_kernels.{suffix}` are then part of your program, linked with `-lm`.
+"""
+
+
+def _readme(made: Bare, name: str, target: TargetSpec) -> str:
+    prefix, sizes, portable = made.prefix, made.sizes, target.kind == "c"
+    weights = sum(one.nbytes for one in made.order.weights) if portable else sizes.weights
+    suffix = "c" if portable else "o"
+    command, emulator = compiler(target)
+    rows = [
+        f"| `{identity}` | {harmless(info.name)} | {info.dtype} | {extents(info)} |"
+        for identity, info in (*made.given, *made.made)
+    ]
+    table = "\n".join(["| argument | tensor | type | shape |", "|---|---|---|---|", *rows])
+    stored = f"the weights ({weights:,} bytes)"
+    files = {
+        f"`{prefix}.h`": "the functions to call, and how much memory they need",
+        f"`{prefix}.c`": f"{stored}, and the kernels in call order" if portable
+        else "the kernels in call order",
+        f"`{prefix}_kernels.{suffix}`, `.h`": "the kernels" if portable
+        else f"the kernels, and {stored}",
+        f"`{prefix}_check.c`":
+            f"a program that runs an input and compares: how to call `{prefix}_run`",
+        "`CMakeLists.txt`": "builds a library and the program",
+    }  # fmt: skip
+    listed = "\n".join(f"| {file} | {what} |" for file, what in files.items())
+    needs = _NEEDS[portable].replace("FEATURES", ", ".join(target.features) or "nothing special")
+    use = (_RUN if emulator or target.arch not in _COMPILERS else _ADD).format(
+        compiler=command, prefix=prefix, suffix=suffix,
+        where=f"    # on the device, or here: {emulator} ./check" if emulator else "",
+    )  # fmt: skip
+    return f"""\
+# {name} {_kind(target)}
+
+{needs}
+No memory is allocated and no file read; of C's library, `memcpy` and `math.h` are used. The code is
+yours, under whatever licence you choose.
+
+| file | |
+|---|---|
+{listed}
+
+{table}
+
+`arena` has {sizes.arena:,} bytes ({sizes.tensors:,} for tensors between kernels, and
+{sizes.scratch:,} of kernels' scratch memory) at a multiple of {C_ALIGNMENT}. Several threads may
+run the network at once, each with an arena of its own. With `-D{prefix.upper()}_STATIC_ARENA` there
+is `{prefix}_run_static`, which has one.
+
+{use}"""
