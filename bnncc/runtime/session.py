@@ -16,6 +16,7 @@ from bnncc.errors import ArtifactError, BnnccError, InputError
 from bnncc.files import scratch_folder
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import MARK, NO_LIMITS
+from bnncc.ir.dims import evaluated, symbols_of
 from bnncc.runtime import container, threads
 from bnncc.runtime.manifest import TensorInfo
 
@@ -74,7 +75,12 @@ def check_tensor(
     if not fits:
         raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], wanted [{wanted}]")
     for got, dim in zip(shape, info.shape, strict=True):
-        if isinstance(dim, str):
+        if isinstance(dim, str) and not dim.isidentifier():
+            if symbols_of(dim) <= symbols.keys():
+                size = evaluated(dim, lambda s: symbols[s][0])
+                if size != got:
+                    raise InputError(f"{where}: dimension `{dim}` is {got}, wanted {size}")
+        elif isinstance(dim, str):
             before, first = symbols.setdefault(dim, (got, info.name))
             if before != got:
                 raise InputError(f"{where}: dimension `{dim}` is {got}, but {before} in `{first}`")
@@ -249,7 +255,8 @@ class Session:
             for dim, size in zip(info.shape, tensor.shape, strict=True)
             if isinstance(dim, str)
         }
-        known = all(isinstance(d, int) or d in symbols for info in infos for d in info.shape)
+        dims = {d for info in infos for d in info.shape}
+        known = all(symbols_of(d) <= symbols.keys() for d in dims)
         for info, array in zip(infos, outputs, strict=True):
             _check_place(info, array, symbols)
         aligned = all(a.ctypes.data % ALIGNMENT == 0 and a.dtype.kind != "V" for a in outputs)

@@ -73,6 +73,18 @@ def test_shapes_are_found_and_results_right(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(InputError, match="`T` is 10, the network was compiled for at most 9"):
         loaded.run(arrays)
+    arrays["x"] = arrays["x"][:, :, :9]
+    with pytest.raises(InputError, match=r"`mask`: dimension `T` is 10, but 9"):
+        loaded.run(arrays)
+    arrays["mask"] = arrays["mask"][:, :, :9]
+    with pytest.raises(InputError, match=r"`mask`: dimension `P\+T` is 15, wanted 14"):
+        loaded.run(arrays)
+    arrays["mask"] = arrays["mask"][..., :14]
+    made = loaded.run(arrays)
+    places = {name: np.empty_like(value) for name, value in made.items()}
+    loaded.run(arrays, out=places)
+    for name, value in made.items():
+        np.testing.assert_array_equal(places[name], value)
 
 
 def test_a_table_is_cut_only_where_it_is_known_to_be_long_enough() -> None:
