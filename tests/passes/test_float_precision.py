@@ -174,7 +174,7 @@ def test_what_is_said_where_nothing_is_gained() -> None:
     binary.graph.initializer.append(bits)
     said = bnncc.compile(binary, float_precision="bfloat16").report["warnings"]
     assert "--float-precision bfloat16: no float layer is left" in said
-    with pytest.raises(UsageError, match="is for CPUs"):
+    with pytest.raises(UsageError, match="needs a CPU target"):
         bnncc.compile(model(), target="cuda", float_precision="bfloat16")
 
 

@@ -44,7 +44,7 @@ def test_deploy(
     assert result["network"]["min_us"] > 0
     text = succeeds(capsys, "deploy", digits[machine], *where, "--repeat", 3, "--threads", 1)
     assert "logits: PASS" in text
-    assert "(3 runs, 1 threads)" in text
+    assert "(3 runs, 1 thread)" in text
 
 
 def test_run_is_as_here(
