@@ -191,7 +191,8 @@ def _candidates(
             continue
         bits = found.bits if method == "xor" else found.complement_bits
         if method == "packed":
-            bits = 1 if found.odd and found.bits == 1 else max(bits, 2)
+            signs = found.odd and found.bits == 1 and together == 1  # no 0 between groups
+            bits = 1 if signs else max(bits, 2)
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),
