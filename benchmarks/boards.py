@@ -44,7 +44,8 @@ static void reset(void) {
   *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* the unit for floats */
   _start();
 }
-__attribute__((section(".vectors"), used)) static void *const vectors[2] = {__stack, (void *)reset};
+__attribute__((section(".vectors"), used)) static void *const vectors[2] = {
+  __stack, (void *)(uintptr_t)reset};
 """
 
 _SCRIPT = """
