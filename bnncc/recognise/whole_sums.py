@@ -15,7 +15,9 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.magnitude import EXACT_BELOW
 from bnncc.recognise.lattice import Lattice, lattices
 
-_SAME = {"Reshape", "Transpose", "Identity", "Neg", "Cast"}
+_SAME = {"Reshape", "Transpose", "Identity", "Neg"}
+_SIGNED = ("int8", "int16", "int32", "int64", "float32", "float64")
+"""Types that whole numbers are cast to without growing: unsigned ones wrap, float16 overflows."""
 
 
 def drop_integer_casts(graph: Graph) -> None:
@@ -66,7 +68,7 @@ def _top(
         value = graph.constants.get(name)
         return tops.get(name) if value is None else _largest(value)
 
-    if node.op in _SAME:
+    if node.op in _SAME or (node.op == "Cast" and graph.types[node.outputs[0]].dtype in _SIGNED):
         return of(node.inputs[0])
     if node.op not in ("MatMul", "Add", "Sub", "Mul"):
         return None
