@@ -184,7 +184,11 @@ def fits(spec: Conv2d) -> bool:
 
 
 def apart(spec: Conv2d) -> bool:
-    """Whether each pixel of bfloat16 begins with a word, rather than each output."""
+    """Whether each pixel of bfloat16 begins with a word, rather than each output.
+
+    Bytes with a zero point do not: they are rounded to operands as a whole image first.
+    """
     if spec.operands == "bfloat16x3":
         return True
-    return spec.operands == "bfloat16" and not (fits(spec) and spec.channels < SIDE_BY_SIDE)
+    few = spec.channels < SIDE_BY_SIDE or spec.zero_points
+    return spec.operands == "bfloat16" and not (fits(spec) and few)

@@ -71,13 +71,13 @@ def test_the_committed_tally_has_no_difference() -> None:
 def test_code_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose last row is never written does not pass for its oracle."""
     runnable("lookup-sse")
-    real = random_code.run_kernel
+    real = random_code.with_outputs
 
     def short(*args: object) -> list:
         made = real(*args)  # type: ignore[arg-type]
         made[0].reshape(-1)[-1:].view("uint32")[...] = 0x5A5A5A5A
         return made
 
-    monkeypatch.setattr(random_code, "run_kernel", short)
+    monkeypatch.setattr(random_code, "with_outputs", short)
     seeds = random_code.first_seed("lookup-sse") + FIRST
     assert not random_code.outcome("lookup-sse", seeds).right
