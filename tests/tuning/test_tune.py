@@ -329,7 +329,8 @@ def test_the_race_decides_what_counts(tuned: Path, tmp_path: Path, kept: str) ->
     slowest = max((key for key in last if key != default), key=last.__getitem__)
     won = {"default": default, "slowest": slowest, "other order": ""}[kept]
     with records.Writer(tmp_path / NATIVE.family) as writer:
-        writer.note({"kernel": KERNEL.spec, "threads": 1, "trials": 12, records.KEPT: won})
+        said = {"kernel": KERNEL.spec, "threads": 1, "trials": 12, "cpu": host.core_model()}
+        writer.note({**said, records.KEPT: won})
     best = log_of(tmp_path).best().get(KERNEL)
     assert (best and key_of(best.point)) == (won or None)
     assert cli.main(["records", "prune", str(tmp_path)]) == 0
