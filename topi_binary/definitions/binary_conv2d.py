@@ -1,4 +1,4 @@
-"""Binary convolution, dense layers and products of activations: XOR or AND, and a count of bits."""
+"""Binary convolutions, dense layers and products of two activations, by XOR or AND and popcount."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ from bnncc.topi_binary.step import Step
 
 
 def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> None:
-    """Write ``acc = start + sum of what words count``, see `BinaryConv2d`, and the epilogue.
+    """Write ``acc = start + sum(popcounts)``, see `BinaryConv2d`, followed by the epilogue.
 
-    Sums start at what taps outside the image count, and go over those inside; in the form
-    `carry_save.FORM`, over three of them at a time, in `byte_sums.FORM` over vectors of bytes, in
-    `nibbles.FORM` over entries of a table, in `byte_products.FORM` over products of bytes.
+    ``start`` is the contribution of the taps outside the image; the sum runs over the taps inside.
+    The form selects how bits are counted: word by word (default), three taps at a time
+    (`carry_save.FORM`), in vectors of bytes (`byte_sums.FORM`), by table lookup (`nibbles.FORM`) or
+    as dot products of bytes (`byte_products.FORM`).
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
@@ -70,7 +71,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
 
 
 def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> list[Start]:
-    """Write the accumulator, as a sum of what words count."""
+    """Write the accumulator as a sum of popcounts of words."""
     if form == carry_save.FORM:
         return _written(met.spec, n, _whole(met, n, carry_save.summed(met, n, start)))
     sums = _summed("sum", met, n, start, Operands.count)
@@ -81,18 +82,18 @@ def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> 
 
 
 def _of_bytes(met: Operands, n: Expr, form: str) -> list[Start]:
-    """Write the accumulator, as sums of bytes."""
+    """Write the accumulator as popcounts of vectors of bytes."""
     return _written(met.spec, n, _of_planes(met, n, form, ByteSums(met, n, form)), QUAD)
 
 
 def _of_nibbles(met: Operands, n: Expr, form: str) -> Start:
-    """Write sums of lookups; return the accumulator."""
+    """Write the accumulator as a sum of table lookups; return a function that reads it."""
     whole = _of_planes(met, n, form, NibbleSums(met, n, form))
     return lambda at, lane: whole(at.n, at.h, at.w, at.block, lane)
 
 
 def _of_planes(met: Operands, n: Expr, form: str, sums: Sums) -> Callable[..., Expr]:
-    """Return the accumulator, from sums of two planes of data where some are zeros."""
+    """Return the accumulator; exact zeros in the data are handled by sums over two planes."""
     met, planes = replace(met, spec=sums.spec, zero=None), 1 + form.endswith(byte_sums.ZEROS)
     start, counted = _outside(met, None, sums), sums.summed()
     times = (1 + met.spec.doubled) // planes
@@ -100,7 +101,7 @@ def _of_planes(met: Operands, n: Expr, form: str, sums: Sums) -> Callable[..., E
 
 
 def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
-    """Write dot products; return the accumulator."""
+    """Write the accumulator as dot products of bytes; return functions that read it."""
     scale, offset = met.spec.dot_from_acc()
 
     def whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
@@ -114,7 +115,7 @@ def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
 def _summed(
     name: str, met: Operands, n: Expr, start: Callable[..., Expr], term: Callable[..., Expr]
 ) -> Buffer:
-    """Write sums over the taps inside the image, of vectors of channels."""
+    """Write sums over the taps inside the image, one vector of channels at a time."""
     image = (n, *met.spec.output_hw)
     sums = buffer(name, (*image, layout.blocks(met.spec.out_channels) * LANES), "int32")
     taps, inside = (*met.spec.kernel, met.words), partial(tests_inside, met.spec)
@@ -126,12 +127,13 @@ def _summed(
 
 
 def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> Callable[..., Expr]:
-    """Return where sums start: at what the taps of a pixel count that are outside the image.
+    """Return the initial value of the sums: the contribution of the taps outside the image.
 
-    In mode ``and``, ``popcount(d) - 2 * popcount(d & w)`` is ``popcount(d ^ w) - popcount(w)``: the
-    bits of all weights are taken from the start, and a pixel outside is words of zeros. Zeros count
-    half of their channels; if those are odd, they are added in the end, see `_whole`. What `sums`
-    count of columns outside, which are words of zeros to them, is taken from the start.
+    In mode ``and``, ``popcount(d) - 2 * popcount(d & w) == popcount(d ^ w) - popcount(w)``. So the
+    popcount of all weights is subtracted from the initial value, and pixels outside are words of
+    zeros. With zero padding, a tap outside counts half of the channels; if their number is odd, the
+    contribution is added at the end instead, see `_whole`. If `sums` includes the columns outside
+    the image (as words of zeros), what they counted is subtracted here.
     """
     spec, depth = met.spec, met.depth
     if given is not None:
@@ -167,7 +169,7 @@ def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> C
 
 
 def _weight_bits(met: Operands) -> Buffer:
-    """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+    """Write the popcount of each tap's weights, by kernel row, kernel column and channel."""
     spec, zero = met.spec, int64(0)
     made = buffer("ones", (*spec.kernel, layout.blocks(spec.out_channels) * LANES), "int32")
     for end, first, count, part in vectors(met):
@@ -183,9 +185,9 @@ def _weight_bits(met: Operands) -> Buffer:
 def _whole(
     met: Operands, n: Expr, summed: Callable[..., Expr], times: int = 0
 ) -> Callable[..., Expr]:
-    """Return the accumulator, from sums: in halves, or with zeros.
+    """Return the accumulator: the sums, scaled by `times` and corrected for exact zeros.
 
-    Sums count `times`, twice by themselves if `doubled`.
+    `times` defaults to 2 if the accumulator is `doubled` and to 1 otherwise.
     """
     spec = met.spec
     seen = met.zero is not None or met.weight_zero is not None
@@ -205,8 +207,8 @@ def _written(
 ) -> list[Start]:
     """Write the accumulator to a tensor.
 
-    With `multiple`, the last channels are a block and a tensor of their own, of a multiple of so
-    many; else all are whole vectors.
+    With `multiple`, the last channels that do not fill a vector get a block and a tensor of their
+    own, padded to a multiple of `multiple` lanes. Without it, they are padded to a whole vector.
     """
     image, some = (n, *spec.output_hw), multiple or LANES
     channels = layout.blocks(spec.out_channels, some) * some
@@ -221,7 +223,7 @@ def _written(
 
 
 def _below(spec: BinaryConv2d) -> Below:
-    """Return what writes the thresholds of a spec whose limits are stored in slices of bits."""
+    """Return a writer of threshold tests for limits that are stored as bit slices."""
     high, wide = sliced_data.classes(spec)
 
     def tests(step: Step, taken: Sequence[Buffer], at: Place, count: Buffer) -> list[Any]:

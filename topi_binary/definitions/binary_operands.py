@@ -1,4 +1,4 @@
-"""What meets in a binary convolution: words of data under a tap, and words of weights."""
+"""Operands of a binary convolution: words of data under a tap, and the words of its weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bnncc.topi_binary.spec import BinaryConv2d
 
 @dataclass(frozen=True)
 class Operands:
-    """Words of data that meet words of weights, and what is zero in them.
+    """Words of data and of weights, and their zero planes if either may hold exact zeros.
 
-    `width` is how many lanes exist.
+    `width` is the number of lanes that hold output channels.
     """
 
     spec: BinaryConv2d
@@ -34,26 +34,26 @@ class Operands:
 
     @property
     def sliced(self) -> bool:
-        """Whether a word is one bit."""
+        """Whether channels are single bits (weights stored in bit slices) rather than words."""
         return self.spec.weight_order == sliced_data.ORDER
 
     @property
     def depth(self) -> int:
-        """Channels of a group."""
+        """Channels per group."""
         return self.spec.channels // self.spec.groups
 
     @property
     def words(self) -> int:
-        """Words of a group."""
+        """Words (or bits, if `sliced`) per group."""
         return self.depth if self.sliced else layout.words(self.depth)
 
     def channel(self, o: Expr, lane: Expr) -> Expr:
-        """Return the output channel in a lane; the last one, where there is none."""
+        """Return the output channel of a lane, or the last channel for lanes beyond it."""
         channel, last = o * LANES + lane, int64(self.spec.out_channels - 1)
         return T.min(channel, last) if self.spec.out_channels % LANES else channel
 
     def index(self, *i: Expr) -> Sequence[Expr]:
-        """Return where the word under a tap is, of the group that a channel reads."""
+        """Return the index of the data word under a tap, in the group that the channel reads."""
         n, h, w, o, kh, kw, c, lane = i
         spec, group = self.spec, int64(0)
         if spec.groups > 1:
@@ -62,19 +62,19 @@ class Operands:
         return pixel(spec, n, *place(spec, h, w, kh, kw), group * self.words + c)
 
     def word(self, plane: Buffer, *i: Expr) -> Expr:
-        """Return that word."""
+        """Return the data word under a tap."""
         where = self.index(*i)
         if self.sliced:
             return T.Cast("uint32", bit_of(plane, where[:-1], where[-1]))
         return plane[tuple(where)]
 
     def weigh(self, plane: Buffer, *i: Expr) -> Expr:
-        """Return the word of weights that meets it."""
+        """Return the weight word of a tap."""
         spec, (n, _, _, o, kh, kw, c, lane) = self.spec, i
         number = (kh * spec.kernel[1] + kw) * self.words + c
         if spec.per_image:
             return plane[n, (o * self.words + c) * LANES + lane]
-        if spec.weight_order == "words":  # the last vector has just the lanes that exist
+        if spec.weight_order == "words":  # the last vector holds only the existing channels
             run = spec.kernel[0] * spec.kernel[1] * self.words
             return plane[o * (LANES * run) + number * self.width + lane]
         channel = self.channel(o, lane)
@@ -85,14 +85,14 @@ class Operands:
         return T.Cast("uint32", bit_of(plane, (), row * WORD_BITS + channel))
 
     def count(self, *i: Expr) -> Expr:
-        """Return how many bits differ where nothing is zero."""
+        """Return the popcount of the XOR, without the positions where an operand is zero."""
         differ = T.bitwise_xor(self.word(self.data, *i), self.weigh(self.weight, *i))
         if self.spec.mode == "xor" and (self.zero is not None or self.weight_zero is not None):
             differ = T.bitwise_and(differ, T.bitwise_not(self._zero(*i)))
         return ones(differ)
 
     def zeros(self, *i: Expr) -> Expr:
-        """Return how many bits meet a zero; in mode ``and``, those that are 1."""
+        """Count positions where an operand is zero; in mode ``and``, only those with data bit 1."""
         zero = self._zero(*i)
         if self.spec.mode == "and":
             zero = T.bitwise_and(self.word(self.data, *i), zero)
@@ -106,35 +106,35 @@ class Operands:
 
 
 class Sums(ABC):
-    """Writes the blocks of sums in a form of `binary_conv2d`.
+    """Writes the blocks that sum bits, in one form of `binary_conv2d`.
 
     Parameters
     ----------
     met : Operands
-        What meets.
+        Data and weights.
     n : Expr
-        Images.
+        Batch size.
     form : str
-        Which form.
+        The form of the definition.
     """
 
     count_columns_outside = False
-    """Whether sums count columns outside the image."""
+    """Whether the sums include columns outside the image."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
         self.spec, self._met, self._n, self._form = met.spec, met, n, form
 
     @abstractmethod
     def weight_bits(self) -> Buffer:
-        """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+        """Write the popcount of each tap's weights, by kernel row, kernel column and channel."""
 
     @abstractmethod
     def summed(self) -> Callable[..., Expr]:
-        """Write the sums; return them: of a pixel, a vector of channels and a lane."""
+        """Write the sums; return a reader that takes a pixel, a channel vector and a lane."""
 
 
 def operands(operator: Operator, spec: BinaryConv2d) -> tuple[Operands, list[Buffer]]:
-    """Return the operands, and the inputs behind them."""
+    """Return the operands, and the remaining inputs."""
     data, *params = operator.inputs
     zero = params.pop(0) if spec.ternary else None
     weight = params.pop(0)
@@ -143,12 +143,12 @@ def operands(operator: Operator, spec: BinaryConv2d) -> tuple[Operands, list[Buf
 
 
 def ones(word: Expr) -> Expr:
-    """Return how many bits of a word are 1."""
+    """Return the popcount of a word."""
     return T.Cast("int32", T.popcount(word))
 
 
 def vectors(met: Operands) -> list[tuple[str, int, int, Operands]]:
-    """Return ranges of vectors of channels: how their blocks' names end, the first, how many."""
+    """Return ranges of channel vectors: block name suffix, first vector, count, operands."""
     full, rest = divmod(met.spec.out_channels, LANES)
     ranges = ("", 0, full, met), ("_last", full, int(rest > 0), replace(met, width=rest))
     return [one for one in ranges if one[2]]

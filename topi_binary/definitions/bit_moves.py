@@ -1,6 +1,6 @@
-"""Moving bits between packed tensors: concatenation, selection, padding, rows as weights.
+"""Moves of bits between packed tensors: concatenation, selection, padding, rows to weights.
 
-What is known at compile time is shifts and masks of whole words.
+Positions known at compile time become shifts and masks of whole words.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import ConcatBits, PadBits, SliceBits, WeightsOfRows
 
 Source = tuple[int, int, int, int]
-"""Number of a tensor, a word of its pixels, how far its bits move up, and which of them count."""
+"""Index of the source tensor, word within a pixel, left shift in bits, and mask."""
 
 
 def concat_bits(operator: Operator, spec: ConcatBits) -> None:
-    """Write the channels of one plane behind those of another."""
+    """Concatenate the channels of two packed tensors."""
     parts: list[list[Source]] = [[] for _ in range(layout.words(sum(spec.channels)))]
     first, every = 0, 2**WORD_BITS - 1
     for number, channels in enumerate(spec.channels):
@@ -38,7 +38,7 @@ def concat_bits(operator: Operator, spec: ConcatBits) -> None:
 
 
 def slice_bits(operator: Operator, spec: SliceBits) -> None:
-    """Write the channels that the index names, 0 where it is -1."""
+    """Select channels by index; index -1 gives bit 0."""
     if not needs_table(spec):
         parts = [[(0, *source) for source in some] for some in terms(spec.index)]
         _words("slice", operator, spec, parts)
@@ -62,7 +62,7 @@ def slice_bits(operator: Operator, spec: SliceBits) -> None:
 def _words(
     name: str, operator: Operator, spec: ConcatBits | SliceBits, parts: Sequence[Sequence[Source]]
 ) -> None:
-    """Write all words of a pixel, each the OR of what it is made of."""
+    """Write all words of a pixel, each the OR of its shifted and masked parts."""
     extents = (operator.n, int64(spec.height), int64(spec.width))
     at = Pixels((*extents, 0), spec.rank).at()
     with T.grid(*extents) as loops, T.sblock(name):
@@ -82,7 +82,7 @@ def _words(
 
 
 def pad_bits(operator: Operator, spec: PadBits) -> None:
-    """Write a plane with a border of one bit: rows of it above and below, or at both ends."""
+    """Pad a packed tensor with a constant bit: rows above and below, or columns on both sides."""
     data, out = operator.inputs[0], operator.outputs[0]
     words, rest, (height, width) = layout.words(spec.channels), spec.channels % 32, spec.output_hw
     top, left, _, right = spec.pads
@@ -110,7 +110,7 @@ def pad_bits(operator: Operator, spec: PadBits) -> None:
 
 
 def weights_of_rows(operator: Operator, spec: WeightsOfRows) -> None:
-    """Write rows as lanes, and minus the bits of each."""
+    """Interleave rows in the order of constant weights; in mode ``and``, count their bits too."""
     words, rows = layout.words(spec.channels), layout.blocks(spec.rows) * LANES
 
     def word(n: Expr, row: Expr, c: Expr) -> Expr:

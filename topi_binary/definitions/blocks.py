@@ -1,4 +1,4 @@
-"""Writing definitions: a function with the parameters of a spec, and named blocks in it."""
+"""Helpers that write definitions: a function with a spec's parameters, and named blocks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Expr = Any
 
 
 def int64(value: int) -> Expr:
-    """Return an index."""
+    """Return an int64 constant, the type of indices."""
     return tirx.IntImm("int64", value)
 
 
 def buffer(name: str, shape: Sequence[Any], dtype: str) -> Buffer:
-    """Declare a tensor between two blocks."""
+    """Declare an intermediate tensor."""
     made = T.sblock_alloc_buffer(tuple(shape), dtype)
     IRBuilder.name(name, made)
     return made
@@ -40,15 +40,15 @@ def compute(
     Parameters
     ----------
     name : str
-        Of the block.
+        Name of the block.
     target : Buffer
-        What is written.
+        Tensor to write.
     extents : sequence of int or Expr
-        Of the loops.
+        Loop extents.
     value : callable
         Takes one index for each loop.
     at : callable, optional
-        Where the value goes; ``i`` by default.
+        Index in `target`; default: the loop indices.
 
     Returns
     -------
@@ -71,22 +71,22 @@ def accumulate(
     at: Callable[..., Sequence[Expr]] | None = None,
     tests: Callable[..., Sequence[Expr]] | None = None,
 ) -> Buffer:
-    """Write a reduction: ``target[at(*i)] = step(target[at(*i)], *i, *r)`` for all `r` in turn.
+    """Write a reduction: ``target[at(*i)] = step(target[at(*i)], *i, *r)`` for each `r` in order.
 
     Parameters
     ----------
     name, target, extents
         As for `compute`.
     reduced : sequence of int
-        Extents of the loops that are reduced.
+        Extents of the reduction loops.
     start : Expr
-        What the target begins with.
+        Initial value.
     step : callable
-        Takes what there is so far, the indices, and the indices of the reduction.
+        Takes the current value, the loop indices, and the reduction indices.
     at : callable, optional
         As for `compute`.
     tests : callable, optional
-        Takes what `step` does, but for the first; without all of these a step is left out.
+        Takes the same arguments but the current value; a step runs only if all tests hold.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def accumulate_lanes(
     tests: Callable[..., Sequence[Expr]],
     first: int = 0,
 ) -> Buffer:
-    """Write sums of vectors, of which the lanes are blocks of their own that become instructions.
+    """Write sums whose innermost loop, over lanes, is a separate block that can be tensorized.
 
     ``target[*i, o * LANES + lane] = start(*i, o, lane) + sum(term(*i, o, *r, lane))``, where o is
     the last axis of `extents`. The blocks are ``name``, ``name_start`` and ``name_add``.
@@ -124,13 +124,13 @@ def accumulate_lanes(
     name, target, extents, reduced
         As for `accumulate`.
     start : callable
-        Takes the indices and a lane; returns what a sum begins with.
+        Takes the indices and a lane; returns the initial value.
     term : callable
-        Takes the indices, those of the reduction, and a lane; returns what is added.
+        Takes the indices, the reduction indices and a lane; returns the term to add.
     tests : callable
-        Takes the first two; without all of these nothing is added.
+        Takes the indices and the reduction indices; a term is added only if all of them hold.
     first : int, default 0
-        The first o.
+        First value of ``o``.
 
     Returns
     -------
@@ -159,9 +159,9 @@ def compute_lanes(
     first: int = 0,
     lanes: int = layout.LANES,
 ) -> Buffer:
-    """Write vectors, whose lanes are the block ``name_lane``: what `accumulate_lanes` starts with.
+    """Write vectors whose innermost loop, over lanes, is the block ``name_lane``.
 
-    ``target[*i, o * LANES + lane] = value(*i, o, lane)``, see there.
+    ``target[*i, o * LANES + lane] = value(*i, o, lane)``, with ``o`` as in `accumulate_lanes`.
     """
     with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         loops = [*loops]
@@ -174,13 +174,13 @@ def compute_lanes(
 
 @contextmanager
 def lane_of(name: str, lanes: int = layout.LANES) -> Iterator[Expr]:
-    """Open a block of one lane, and the loop over them."""
+    """Open a loop over lanes, with a block for each lane; yield the lane."""
     with T.grid(int64(lanes)) as loop, T.sblock(name):
         yield T.axis.spatial(int64(lanes), loop)
 
 
 class Window:
-    """So many lanes of a tensor, which blocks over single lanes write."""
+    """A run of consecutive lanes of a tensor, written by blocks over single lanes."""
 
     def __init__(self, made: Buffer, at: Sequence[Expr], first: Expr, count: int) -> None:
         self.at = at
@@ -188,11 +188,11 @@ class Window:
 
     @property
     def region(self) -> Expr:
-        """All of them."""
+        """The whole run, as a region."""
         return self._made[tuple([*self.at, slice(self._first, self._first + self._count)])]
 
     def clear(self, lanes: int = 0) -> None:
-        """Begin with 0, so many lanes at a time, or 128 bits."""
+        """Set the run to 0, `lanes` lanes at a time (default: 128 bits)."""
         lanes = lanes or 128 // int(self._made.dtype.removeprefix("uint"))
         with T.init():
             for vector in range(0, self._count, lanes):
@@ -201,7 +201,7 @@ class Window:
                     T.buffer_store(self._made, T.Cast(self._made.dtype, T.int32(0)), where)
 
     def write(self, name: str, value: Callable[[Expr], Expr], old: bool = False) -> None:
-        """Write a value to each lane."""
+        """Write a value to each lane; with `old`, the block also reads the run."""
         with T.grid(int64(self._count)) as loop, T.sblock(name):
             lane = T.axis.spatial(int64(self._count), loop)
             where = *self.at, self._first + lane
@@ -217,7 +217,7 @@ class Window:
 def axes(
     name: str, spatial: Mapping[str, Any], reduced: Mapping[str, Any]
 ) -> Iterator[dict[str, Expr]]:
-    """Open a block; give its axes by name."""
+    """Open a block; yield its axes by name."""
     every = {**spatial, **reduced}
     with T.grid(*map(extent, every.values())) as loops, T.sblock(name):
         values = T.axis.remap("S" * len(spatial) + "R" * len(reduced), list(loops))
@@ -226,7 +226,7 @@ def axes(
 
 @contextmanager
 def under(*tests: Expr | None) -> Iterator[None]:
-    """Write statements under tests; None is one that always holds."""
+    """Open nested conditions; a condition that is None always holds."""
     with ExitStack() as stack:
         for test in tests:
             if test is not None:
@@ -236,30 +236,30 @@ def under(*tests: Expr | None) -> Iterator[None]:
 
 
 def extent(value: Any) -> Any:
-    """Return the extent of a loop."""
+    """Return the extent of a loop, as an int64 constant if it is an int."""
     return int64(value) if isinstance(value, int) else value
 
 
 def _axes(kinds: str, loops: Any) -> list[Expr]:
-    # One loop is a variable, not a list of one.
+    # TVM returns a single variable, not a list, for one loop.
     loops = [loops] if len(kinds) == 1 else list(loops)
     axes = T.axis.remap(kinds, loops)
     return [axes] if len(kinds) == 1 else list(axes)
 
 
 def bit(word: Expr, number: Expr) -> Expr:
-    """Return one bit of a word, as a condition."""
+    """Return one bit of a word as a condition."""
     moved = T.shift_right(word, T.Cast("uint32", number))
     return T.bitwise_and(moved, T.uint32(1)) == T.uint32(1)
 
 
 def differ(one: Expr, other: Expr) -> Expr:
-    """Return whether two conditions differ."""
+    """Return the XOR of two conditions."""
     return T.Cast("int32", one) != T.Cast("int32", other)
 
 
 def bit_of(plane: Buffer, where: Sequence[Expr], channel: Expr) -> Expr:
-    """Return the bit of `channel` in packed words whose last axis follows `where`."""
+    """Return the bit of `channel` in a packed tensor at index `where`, without the word axis."""
     word = plane[tuple([*where, channel // layout.WORD_BITS])]
     return bit(word, channel % layout.WORD_BITS)
 
@@ -272,7 +272,7 @@ def pack(
     condition: Callable[..., Expr],
     at: Callable[..., Sequence[Expr]] | None = None,
 ) -> Buffer:
-    """Write packed bits of ``condition(*i, channel)``; those beyond the last channel are 0."""
+    """Write ``condition(*i, channel)`` as packed bits; bits beyond the last channel are 0."""
     extents = [*extents, layout.words(channels)]
 
     def step(word: Expr, *axes: Expr) -> Expr:

@@ -1,14 +1,15 @@
-"""Binary, few-bit and float convolutions as products of matrices of bytes, or of bfloat16.
+"""Binary, few-bit and float convolutions as matrix products of bytes or bfloat16.
 
-Bits of data become bytes, +1 and -1 (in mode ``and``, 1 and 0), those of weights +1 and -1. Levels
-and their weights are bytes already; floats become bfloat16, whose bits are uint16. Exact zeros,
-padding with 0 and channels beyond the last are 0: so a sum is the dot product itself, for levels
-without what padding with others adds.
+Bits of data become bytes +1 and -1 (1 and 0 in mode ``and``), bits of weights +1 and -1. Levels and
+their weights are bytes already. Floats become bfloat16, stored as uint16. Exact zeros, zero padding
+and channels beyond the last become 0, so a sum is the dot product itself; for levels, the
+contribution of padding with other values is added separately.
 
-Bytes of an image lie in *planes*, one for each place of a pixel within a stride: in these a window
-moves by one pixel whatever the stride is, and a tap is a distance. Rows follow one another, so that
-windows of several rows are one *line*, whose last few of a row belong to no output: their sums are
-not read. Where padding on one side does for the other side of the row before, rows are shorter.
+An image is stored as *planes*, one for each phase of the strides. In a plane, adjacent windows are
+one pixel apart whatever the stride, and a tap is a constant offset. Rows of a plane are contiguous,
+so the windows of several rows form one *line*. The last windows of each row in a line have no
+output, and their sums are not read. If the padding at the end of one row can also serve as the
+padding at the start of the next, rows are stored shorter.
 """
 
 from __future__ import annotations
@@ -43,30 +44,31 @@ from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 Layer = BinaryConv2d | FewBitConv2d | Conv2d
 
 FORM = "products"
-"""Of `binary_conv2d` and `few_bit_conv2d`, with the numbers of `Lines` behind it."""
+"""Form of `binary_conv2d`, `few_bit_conv2d` and `conv2d`; the numbers of `Lines` follow it."""
 
 _TERM_OF: tuple[Callable[[Expr], Expr], ...] = (
     lambda i: i * 8 % 10 // 4,
     lambda i: (i * 11 + 14) % 23 // 7,
 )
-"""By its place in `quantization.PRODUCTS`, which term of a datum a product has, and which of a
-weight: in arithmetic of which TVM finds what is read."""
+"""Indices of the terms of data and of weights in each entry of `quantization.PRODUCTS`.
+
+They are expressions, not tables, so that TVM can derive the regions that are read."""
 
 _HALVES = ("uint16", "uint16")
-"""Types of data and weights that are bits of bfloat16."""
+"""Types of data and weights stored as the bits of bfloat16."""
 
 _ALL = 2**WORD_BITS - 1
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Where pixels lie."""
+    """Memory layout of the pixels of an image, and the grouping of its rows into lines."""
 
     spec: Layer
     rows: int
-    """Rows of the output in a line: they divide its height."""
+    """Output rows per line; divides the output height."""
     places: int = 0
-    """Windows of a line for which there are sums, at least `needed`."""
+    """Windows per line for which sums are computed, at least `needed`."""
 
     @property
     def form(self) -> str:
@@ -75,35 +77,38 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """Lines of an image."""
+        """Lines per image."""
         return self.spec.output_hw[0] // self.rows
 
     @property
     def needed(self) -> int:
-        """Windows from the first output of a line to its last one."""
+        """Windows from the first output of a line to the last one."""
         return (self.rows - 1) * self.pitch + self.spec.output_hw[1]
 
     @cached_property
     def phases(self) -> tuple[int, int]:
-        """Planes of an image, as rows and columns of them."""
+        """Planes per image: the number of row phases and of column phases that taps use."""
         high, wide = (max(phase for phase, _ in self._taps(axis)) + 1 for axis in (0, 1))
         return high, wide
 
     def _taps(self, axis: int) -> list[tuple[int, int]]:
-        """Return the plane, and the distance there, of each tap of an axis."""
+        """Return the phase and the offset within its plane of each tap along an axis."""
         spec = self.spec
         moves = (tap * spec.dilations[axis] for tap in range(spec.kernel[axis]))
         return [(move % spec.strides[axis], move // spec.strides[axis]) for move in moves]
 
     @cached_property
     def pitch(self) -> int:
-        """Pixels of a row of a plane."""
+        """Pixels from one row of a plane to the next."""
         width = self.spec.output_hw[1]
         least = range(width, width + self._taps(1)[-1][1])
         return next((pitch for pitch in least if self._shares(pitch)), least.stop)
 
     def _shares(self, pitch: int) -> bool:
-        """Whether what is read behind rows of `pitch` pixels is padding, there and in the next."""
+        """Whether, with this pitch, everything read past the end of a row is padding.
+
+        It must be padding for that row and for the next one, at whose start it lies.
+        """
         spec = self.spec
         for (phase, move), w in product(self._taps(1), range(spec.output_hw[1])):
             first, beyond = phase - spec.pads[1], w + move - pitch
@@ -114,18 +119,18 @@ class Lines:
 
     @cached_property
     def plane(self) -> tuple[int, int]:
-        """Rows and columns of a plane; the last row is padding where rows share it."""
+        """Rows and columns of a plane; with shared padding, the last row is padding only."""
         reach = [self._taps(axis)[-1][1] for axis in (0, 1)]
         shares = self.pitch < self.spec.output_hw[1] + reach[1]
         return self.spec.output_hw[0] + reach[0] + shares, self.pitch
 
     def place(self, phase: tuple[Expr, Expr], row: Expr, column: Expr) -> Expr:
-        """Return where a pixel of a plane lies."""
+        """Return the index of a pixel of a plane within the image."""
         rows, pitch = self.plane
         return ((phase[0] * self.phases[1] + phase[1]) * rows + row) * pitch + column
 
     def tap(self, kh: Expr, kw: Expr) -> Expr:
-        """Return how far a tap is from its window."""
+        """Return the offset of a tap from the start of its window."""
         moves = [tap * step for tap, step in zip((kh, kw), self.spec.dilations, strict=True)]
         phase, move = (
             [op(m, s) for m, s in zip(moves, self.spec.strides, strict=True)]
@@ -135,7 +140,7 @@ class Lines:
 
     @property
     def pixels(self) -> int:
-        """Of all planes, and those that only windows without an output read."""
+        """Pixels of all planes, plus those that only windows without an output read."""
         taps = product(*map(range, self.spec.kernel))
         last = max(int(self.tap(*tap)) for tap in taps)
         behind = (self.count - 1) * self.rows * self.pitch + self.places + last
@@ -145,72 +150,72 @@ class Lines:
 
 @dataclass(frozen=True)
 class Operands:
-    """What is multiplied."""
+    """Operands of a matrix product, converted to bytes or bfloat16."""
 
     spec: Layer
     types: tuple[str, str]
-    """Of numbers of data and weight: bytes, or bits of bfloat16."""
+    """Types of data and weight: int8 or uint8, or uint16 for bfloat16."""
     steps: int
-    """Blocks of `depth` channels in a group."""
+    """Blocks of `depth` channels per group."""
     lanes: int
-    """Numbers of data that are made at once."""
+    """Data elements converted at a time."""
     datum: Callable[..., Expr]
-    """The number of an image, row and column, which may be outside, a group, so many lanes of it,
-    and a lane."""
+    """Takes image, row, column (possibly outside the image), group, block of `lanes` elements, and
+    lane; returns a data element."""
     weight: Callable[..., Expr]
-    """The number of a vector of output channels, a tap, a block of `depth` channels, a word of
-    these, and one of the numbers that such words have; with several `places`, of one of them."""
+    """Takes vector of output channels, kernel row and column, block of `depth` channels, word in
+    the block and element in the word (and, if `places` > 1, the place); returns a weight."""
     terms: int = 1
-    """Numbers that a datum, and a weight, is the sum of; data have one for each group, weights one
-    after the other."""
+    """Number of terms whose sum is a data element, or a weight. Terms of data are stored like
+    groups, those of weights consecutively."""
 
     places: int = 1
-    """Words of numbers that a stored word becomes."""
+    """Words that a stored word of packed weights expands to."""
 
     @property
     def parts(self) -> int:
-        """Groups of channels, or terms, that data have: not both."""
+        """Groups or terms of the data; only one of the two may exceed 1."""
         return self.spec.groups * self.terms
 
     @property
     def products(self) -> int:
-        """Products that one of sums of terms takes."""
+        """Products of terms that are summed for one product of two elements."""
         return len(quantization.PRODUCTS) if self.terms > 1 else 1
 
     def block(self, which: int, number: Expr) -> Expr:
-        """Return which block of data (0) or weights (1) a block of products reads."""
+        """Return the index of the data (`which` = 0) or weight (1) block that a product reads."""
         if self.terms == 1:
             return number
         return _TERM_OF[which](number // self.steps) * self.steps + number % self.steps
 
     @property
     def together(self) -> int:
-        """Numbers in a word of 32 bits."""
+        """Elements per 32-bit word."""
         return 2 if self.types[0] == "uint16" else 4
 
     @property
     def depth(self) -> int:
-        """Channels in a block."""
+        """Channels per block."""
         return LANES * self.together
 
     def product(self, one: Expr, other: Expr) -> Expr:
-        """Return what is added to a sum."""
+        """Return the product of two elements, in the type of the sum."""
         if self.types[0] == "uint16":
             return bfloat16(T.Cast("uint32", one)) * bfloat16(T.Cast("uint32", other))
         return T.Cast("int32", one) * T.Cast("int32", other)
 
 
 def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
-    """Write the dot products of a form.
+    """Write the dot products in the form `form`.
 
-    Those of the last channels, if they fill no vector, are blocks and tensors of their own: a tile
-    is known by its place in a tensor.
+    Last channels that do not fill a vector get blocks and tensors of their own, because a tile is
+    identified by its position in a tensor.
 
     Returns
     -------
     list of callable
-        What reads them: of a pixel, a vector of channels and a lane; perhaps another one for the
-        last channels.
+        Each takes a pixel, a vector of channels and a lane, and reads a sum. A second one, if any,
+        is for the last channels.
     """
     spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
     lines, (full, rest) = Lines(spec, rows, places), divmod(spec.out_channels, LANES)
@@ -246,7 +251,7 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
 def _sums(
     met: Operands, n: Expr, lines: Lines, window: Buffer, end: str, first: int, count: int
 ) -> Callable[..., Expr]:
-    """Write bytes of weights, and dot products, for `count` vectors of channels from `first` on."""
+    """Write the weights as bytes and the dot products for `count` channel vectors from `first`."""
     spec, steps = met.spec, met.steps
     outer, every = (count, *spec.kernel, met.products * steps), met.together
     shape = [*map(extent, (*outer, LANES, met.depth))]
@@ -280,7 +285,7 @@ def _sums(
 
 
 def of_bits(met: binary_operands.Operands) -> Operands:
-    """Return the bytes of a binary layer, whose weights are in the order ``fours``."""
+    """Return the operands of a binary layer whose weights are in the order ``fours``."""
     spec, count = met.spec, layout.words(met.depth)
     outside = T.uint32(_ALL * (spec.pad_value != 0)), T.uint32(_ALL * (spec.pad_value > 0))
     steps = layout.blocks(met.depth, DEPTH)
@@ -310,7 +315,7 @@ def of_bits(met: binary_operands.Operands) -> Operands:
 
 
 def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
-    """Return the bytes of a few-bit layer of the method ``bytes``, or ``packed``."""
+    """Return the operands of a few-bit layer of the method ``bytes`` or ``packed``."""
     words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
     steps, together = layout.blocks(words, LANES), math.gcd(words, LANES)
     levels = aliased(data, [*data.shape[:-1], data.shape[-1] * 4], "uint8")
@@ -343,7 +348,7 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
 
 
 def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
-    """Return the numbers of a layer with operands of bfloat16, two in a word."""
+    """Return the operands of a layer in bfloat16, two elements per word."""
     words, depth = quantization.words_of_pixel(spec), LANES * 2
     terms = quantization.TERMS if spec.operands == "bfloat16x3" else 1
     steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, depth)
@@ -368,7 +373,7 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
 
 
 def _term(datum: Expr, number: Expr | None) -> Expr:
-    """Return the bits of one of the numbers of bfloat16 that `datum` is the sum of, as uint32."""
+    """Return, as uint32 bits, term `number` of the bfloat16 numbers whose sum is `datum`."""
     first = to_bfloat16(datum)
     if number is None:
         return first
@@ -381,7 +386,7 @@ def _term(datum: Expr, number: Expr | None) -> Expr:
 
 
 def in_tiles(spec: Layer) -> bool:
-    """Whether weights are stored as tiles hold them."""
+    """Whether weights are stored in the layout of tiles."""
     if not isinstance(spec, Conv2d):
         return False
     return spec.operands == "bfloat16x3" or quantization.words_of_pixel(spec) % LANES == 0

@@ -1,19 +1,19 @@
-"""Counting bits in bytes: a vector of data meets the same bytes of four channels' weights.
+"""Popcounts in vectors of bytes: a data vector is compared with the same bytes of four channels.
 
-The words that a row of the kernel takes from one output column are one run of memory, or, with
-dilation, one for each tap. A run is cut into vectors of `BYTES`. Of weights in the order ``halves``
-a vector is one tap of two neighbouring columns, with the weights of the tap in both halves; the two
-columns are one *place*.
+The data words that one kernel row reads for an output column are contiguous in memory (one *run*),
+or, with dilation, one run per tap. A run is split into vectors of `BYTES`. For weights in the order
+``halves``, a vector holds one tap of two adjacent columns, with the weights of the tap in both
+halves.
 
-Differing bits are summed in each byte, at most `MAX_COUNTS` times 8, then in 16 bits, then over the
-bytes of a channel; or, in forms with `FOURS`, in 32 bits over four bytes at once. A sum of 16 bits
-holds all bits of an output that differ: `fits` admits no more.
+Differing bits are accumulated in bytes, over at most `MAX_COUNTS` vectors, then in 16 bits, and
+finally the lanes of a channel are added. In forms with `FOURS`, four bytes at a time are added in
+32 bits instead. A 16-bit sum must hold the differing bits of a whole output: see `fits`.
 
-Rows outside the image are skipped. Columns outside are words of 0 in a copy of the data, and what
-those count is taken from what a sum starts with, see `binary_conv2d`.
+Rows outside the image are skipped. Columns outside are words of 0 in a copy of the data, and their
+contribution is subtracted from the initial value, see `binary_conv2d`.
 
-With a plane z of exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
-w) + popcount((d & ~z) ^ w)``: sums over two planes of data, in forms with `ZEROS`.
+If a plane z marks exact zeros, ``2 * popcount((d ^ w) & ~z) + popcount(z)`` is ``popcount((d | z) ^
+w) + popcount((d & ~z) ^ w)``: forms with `ZEROS` sum over these two planes of data.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
 
 FORM, FOURS, ZEROS = "bytes", "-fours", "-zeros"
-"""Forms of `binary_conv2d`: the first, perhaps with one or both of the others behind it."""
+"""Forms of `binary_conv2d`: `FORM`, optionally followed by `FOURS`, `ZEROS` or both."""
 
 BYTES = 16
-"""Bytes of a vector."""
+"""Bytes per vector."""
 
 MAX_COUNTS = 31
-"""Counts of at most 8 that a byte can sum."""
+"""Popcounts of one byte (at most 8 each) that fit in a byte."""
 
 MAX_PRODUCTS = 2**16 - 1
-"""What a sum of 16 bits can count."""
+"""Largest 16-bit sum."""
 
 Add = Callable[..., None]
 Extents = Mapping[str, Any]
 
 
 def fits(spec: BinaryConv2d) -> bool:
-    """Return whether sums of 16 bits hold what differs, in both planes where some are zeros."""
+    """Return whether 16-bit sums hold all differing bits, over both planes if there are zeros."""
     return spec.taps * (1 + spec.ternary) <= MAX_PRODUCTS and not (
         spec.ternary and spec.mode == "and"
     )
@@ -69,19 +69,18 @@ def fits(spec: BinaryConv2d) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the sum of one output is cut.
+    """Partition of the sum for one output.
 
     Attributes
     ----------
     runs : int
-        Runs of memory in a row of the kernel.
+        Contiguous runs per kernel row.
     full, tail : int
-        Whole vectors of a run, and words of the one that is not.
+        Whole vectors per run, and words in the partial vector after them.
     turns : dict of str to int
-        Extents of the loops over sums in bytes, if not 1: planes, rows of the kernel, parts of a
-        run.
+        Extents, other than 1, of the loops over sums in bytes: planes, kernel rows, parts of a run.
     reduced : dict of str to int
-        Extents of the loops that are one such sum: planes, rows, runs; and vectors, ``x``.
+        Extents of the loops within such a sum: planes, kernel rows, runs; and vectors, ``x``.
     """
 
     runs: int
@@ -92,23 +91,23 @@ class Cut:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a run."""
+        """Vectors per run."""
         return self.full + (self.tail > 0)
 
     @property
     def ragged(self) -> bool:
-        """Whether the last turn has fewer vectors than the others."""
+        """Whether the last part of a run has fewer vectors than the others."""
         return self.turns.get("turn", 1) * self.reduced["x"] > self.vectors
 
 
 def cut(spec: BinaryConv2d, form: str) -> Cut:
-    """Return how sums are cut in a form."""
+    """Return how the sums of a form are partitioned."""
     halves, (rows, columns) = spec.weight_order == "halves", spec.kernel
     runs = columns if halves or spec.dilations[1] > 1 else 1
     full, tail = divmod(layout.words(spec.channels // spec.groups) * columns // runs, 4)
     full, tail = (1, 0) if halves else (full, tail)
     vectors, planes = full + (tail > 0), 1 + (ZEROS in form)
-    # Rows of a kernel that are too many for bytes are widened one by one.
+    # Kernel rows that do not fit together in bytes are widened one by one.
     split = runs * rows > MAX_COUNTS
     part = _part(full, vectors, max(1, MAX_COUNTS // (runs * (1 if split else rows))))
     turns = {"plane": planes, "kh": rows if split else 1, "turn": -(-vectors // part)}
@@ -120,7 +119,7 @@ def cut(spec: BinaryConv2d, form: str) -> Cut:
 
 
 def _part(full: int, vectors: int, most: int) -> int:
-    """Return how many vectors of a run are summed in bytes: equal parts, if they need not be small.
+    """Return how many vectors of a run are summed in bytes: equal parts unless they are too small.
 
     Examples
     --------
@@ -135,7 +134,7 @@ def _part(full: int, vectors: int, most: int) -> int:
 
 
 class ByteSums(Sums):
-    """Sums in a form that begins with `FORM`."""
+    """Sums in a form that begins with `FORM`: popcounts in vectors of bytes."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
         super().__init__(met, n, form)
@@ -146,7 +145,7 @@ class ByteSums(Sums):
         self._weight = self._weights()
 
     def _weights(self) -> Buffer:
-        """Declare the weights as bytes: quad, kernel row, run, vector, byte of four channels."""
+        """View weights as bytes: four channels, kernel row, run, vector, byte of the channels."""
         stored = self._met.weight
         if self._halves:
             taps = aliased(stored, [stored.shape[0] // 2], "uint64")
@@ -157,7 +156,7 @@ class ByteSums(Sums):
         return T.decl_buffer((*shape, QUAD * BYTES), "uint8", data=stored.data)
 
     def weight_bits(self) -> Buffer:
-        """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+        """Write the popcount of each tap's weights, by kernel row, kernel column and channel."""
         spec, size, apart = self.spec, self._met.words * 4, self._cut.runs > 1
         count = -(-size // BYTES) + (size % BYTES > 0 and not apart)
         part = min(count, MAX_COUNTS)
@@ -182,7 +181,7 @@ class ByteSums(Sums):
         return self._totals("ones", extents, turns, sums)
 
     def summed(self) -> Callable[..., Expr]:
-        """Write the sums; return them: of a pixel, a vector of channels and a lane."""
+        """Write the sums; return a reader that takes a pixel, a channel vector and a lane."""
         spec, cut, zero, sides = self.spec, self._cut, int64(0), self._sides
         data, vector = self._data()
         wide = -(-spec.output_hw[1] // sides)
@@ -228,7 +227,7 @@ class ByteSums(Sums):
         self, name: str, extents: Extents, turns: Extents, reduced: Extents, dtype: str,
         write: Callable[[Mapping[str, Expr], Add], None],
     ) -> Buffer:  # fmt: skip
-        """Write sums of vectors (the block `name`), of terms that `write` adds (loops in it)."""
+        """Write the block `name`: vector sums of the terms that `write` adds in its loops."""
         *outer, q = extents
         spatial = {**{a: extents[a] for a in outer}, **turns}
         count = QUAD * (BYTES // (4 if dtype == "uint32" else 1))
@@ -240,7 +239,7 @@ class ByteSums(Sums):
             def add(
                 end: str, term: Callable[[Expr], Expr], read: Sequence[Expr] = (), test: Expr = None
             ) -> None:
-                # A block around each: TVM knows no two that write to the same tensor.
+                # A block around each: TVM rejects sibling blocks that write the same tensor.
                 with under(test), T.sblock(f"{name}{end}_only"):
                     if read:
                         T.reads(here.region, *read)
@@ -253,7 +252,7 @@ class ByteSums(Sums):
     def _totals(
         self, name: str, extents: Extents, turns: Extents, sums: Buffer, sides: int = 1
     ) -> Buffer:
-        """Add the lanes of each channel (``name_total``), of turns in 16 bits (``name_wide``)."""
+        """Add parts in 16 bits (``name_wide``), then the lanes of each channel (``name_total``)."""
         *outer, q = extents
         per, wide = int(sums.shape[-1]) // (self._quads * QUAD), QUAD * 8
         if turns:
@@ -278,7 +277,7 @@ class ByteSums(Sums):
             sums, per = made, 8
         count = QUAD * sides
         shape = *(extents[a] for a in outer), layout.blocks(self.spec.out_channels) * LANES * sides
-        # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
+        # Separate from the sums: LLVM does not keep an array in registers if an index is unknown.
         scope = "local" if name == "sum" else "global"
         total = T.sblock_alloc_buffer(shape, "int32", scope=scope)
         with axes(f"{name}_total", extents, {}) as i:
@@ -298,11 +297,11 @@ class ByteSums(Sums):
         return total
 
     def _data(self) -> tuple[Buffer, Callable[..., Expr]]:
-        """Return data as bytes, and what says where the first vector of a run lies.
+        """Return the data as bytes, and a function that locates the first vector of a run.
 
-        Rows follow each other; a row holds, for each phase of the stride (``halves`` only, else
-        there is one), pixels. They are copied to put columns of 0 beside the image, the words of a
-        group side by side, or the columns of a stride side by side.
+        Rows are contiguous; each holds the pixels of each phase of the stride (one phase unless the
+        order is ``halves``). The data are copied if columns of 0 must be added, or if the words of
+        a group, or the columns of a phase, are not contiguous.
         """
         spec, words = self.spec, self._met.words
         phases = spec.strides[1] if self._halves else 1
@@ -334,7 +333,7 @@ class ByteSums(Sums):
         return as_bytes, vector
 
     def _copied(self, line: Callable[..., Expr], total: Expr, phases: int, pitch: int) -> Buffer:
-        """Write a copy of the data, of `total` words: the last vector may read beyond a row."""
+        """Copy the data to `total` words; the last vector may read beyond the last row."""
         spec, words, left = self.spec, self._met.words, self.spec.pads[1]
         size = self._n * (spec.height * spec.width * spec.groups * words)
         data = aliased(self._met.data, [size])

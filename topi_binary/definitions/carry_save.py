@@ -1,12 +1,11 @@
-"""Carry-save counting: the bits of three taps of a kernel's row at once.
+"""Carry-save popcount: the bits of three adjacent taps of a kernel row are counted together.
 
-With ``x_i = d_i ^ w_i``, the bits of three products are ``popcount(s) + 2 * popcount(c)``, where s
-is the XOR of the three and c their majority. s is linear: ``s = (d_0 ^ d_1 ^ d_2) ^ (w_0 ^ w_1 ^
-w_2)``, so the XOR of three data words is made once for all channels. Where a tap of the three is
-outside the image, the others are counted one by one.
+With ``x_i = d_i ^ w_i``, the popcount of three products is ``popcount(s) + 2 * popcount(c)``, where
+s is the XOR and c the majority of the three. s is linear: ``s = (d_0 ^ d_1 ^ d_2) ^ (w_0 ^ w_1 ^
+w_2)``, so the XOR of three data words is computed once for all channels. If one of the three taps
+is outside the image, the others are counted one by one.
 
-Data that may hold exact zeros are counted as if they held none: a kernel takes this form only after
-it has looked.
+Exact zeros in the data are ignored: a kernel uses this form only after a scan found no zeros.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d
 
 FORM = "carry_save"
-"""The form of `binary_conv2d`."""
+"""Form of `binary_conv2d`."""
 
 
 def fits(spec: BinaryConv2d) -> bool:
-    """Return whether rows of the kernel are of three taps, and all lanes meet the same words."""
+    """Return whether kernel rows have three taps and all lanes read the same data words."""
     uniform = spec.groups == 1 or (spec.out_channels // spec.groups) % LANES == 0
     wide = spec.width > 2 * spec.dilations[1]
     return spec.kernel[1] == 3 and uniform and wide and spec.rank == 4 and not spec.per_image
 
 
 def summed(met: Operands, n: Expr, start: Callable[..., Expr]) -> Callable[..., Expr]:
-    """Write the sums, and the carries behind those of a vector; return what they are together."""
+    """Write the sums, followed by the carries, of each vector; return a reader of the total."""
     image = (n, *met.spec.output_hw)
     both = layout.blocks(met.spec.out_channels) * 2 * LANES
     xors, sums = _xors(met, n), buffer("sum", (*image, both), "int32")
@@ -60,10 +59,10 @@ def summed(met: Operands, n: Expr, start: Callable[..., Expr]) -> Callable[..., 
 
 
 def _xors(met: Operands, n: Expr) -> Buffer:
-    """XOR each data word with its two neighbours under a row of the kernel.
+    """XOR each data word with those of the next two pixels under a kernel row.
 
-    The result has the shape (n, output height, kernel height, words of a row): for each row of
-    outputs the rows of data under it. Those outside the image hold anything; nothing reads them.
+    The result has the shape (n, output height, kernel height, words of a row): the data rows under
+    each output row. Rows outside the image are undefined and are not read.
     """
     spec, (_, height, width, words) = met.spec, met.data.shape
     reach, zero = spec.dilations[1] * words, int64(0)
@@ -79,9 +78,9 @@ def _xors(met: Operands, n: Expr) -> Buffer:
 
 
 def _rows(met: Operands, first: int, count: int) -> Buffer:
-    """Declare weights once more: vector of channels, kernel row, kernel column, word, lane.
+    """View the weights as [channel vector, kernel row, kernel column, word, lane].
 
-    Lanes without a channel reach into the word behind; nobody takes what they count.
+    Lanes without a channel read into the following word; their sums are not used.
     """
     (high, wide), words, lanes = met.spec.kernel, met.words, met.width
     run = high * wide * words
@@ -98,8 +97,8 @@ def _sum(
 ) -> None:  # fmt: skip
     """Write the sums of some vectors of channels.
 
-    Lanes of three taps are a block, which becomes an instruction. Those of single taps are not: a
-    second block that writes the sums would keep TVM from seeing a reduction.
+    The lanes of three taps are a block, which becomes an instruction. Those of single taps are not:
+    with a second block that writes the sums, TVM would not recognise a reduction.
     """
     spec, data, weight = met.spec, met.data, _rows(met, first, extents[3])
     reach, zero = spec.dilations[1], int64(0)

@@ -1,4 +1,4 @@
-"""Float convolution: products of floats, of rounded operands, or of transforms of a row."""
+"""Float convolution: direct, with rounded operands, or by Winograd's method along rows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from bnncc.topi_binary.step import step_inputs
 
 
 def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
-    """Write the sums of products, the pooling if there is one, and the epilogue.
+    """Write the convolution, its pooling if there is one, and the epilogue.
 
-    In the form `byte_products.FORM`, sums are products of matrices of bfloat16.
+    In the form `byte_products.FORM`, sums are matrix products of bfloat16 elements.
     """
     apart = quantization.apart(spec) and spec.method == "direct"
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
@@ -89,13 +89,13 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
 def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
     depth, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
     run = spec.kernel[0] * spec.kernel[1] * depth
-    # Lanes beyond the last channel have weights too, of which nobody takes the sums.
+    # Lanes beyond the last channel have weights too; their sums are not used.
     extents = (*extents[:3], layout.blocks(spec.out_channels) * LANES) if spec.shared else extents
 
     def datum(*i: Expr) -> Expr:
         n, h, w, o, kh, kw, c = i
         there = place(spec, h, w, kh, kw)
-        if spec.collected:  # with no test: it is a block of its own
+        if spec.collected:  # a block without conditions: read the nearest pixel of the image
             there = clamped(spec, *there)
         channel = c if spec.groups == 1 else o // per_out * depth + c
         return as_float32(spec, data[tuple(pixel(spec, n, *there, channel))])
@@ -118,7 +118,7 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
 def _quantized(
     operator: Operator, spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
 ) -> Buffer:
-    """Write sums of products of operands as `quantization` rounds them."""
+    """Write sums of products of operands that are rounded as `quantization` defines."""
     image = (operator.n, spec.height, spec.width, spec.channels)
     unit = _unit(operator, spec, data) if _scaled(spec) else None
 
@@ -161,9 +161,9 @@ def _whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
 
 
 def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
-    """Write sums of products of words, each of neighbouring channels of a pixel.
+    """Write sums of products of words; a word holds adjacent channels of a pixel.
 
-    As in `few_bit_conv2d`, the lanes of a vector of output channels are a block of their own.
+    As in `few_bit_conv2d`, the lanes of a vector of output channels are a separate block.
     """
     words, packed = quantization.words_of_pixel(spec), spec.packed == 2
     depth, taps = words * spec.packed, spec.kernel[0] * spec.kernel[1]
@@ -203,12 +203,12 @@ def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ..
 
 
 def _scaled(spec: Conv2d) -> bool:
-    """Return whether integers are made of an image with a scale of its own."""
+    """Return whether each image is quantized with a scale of its own."""
     return spec.operands == "int8" and not spec.zero_points
 
 
 def _unit(operator: Operator, spec: Conv2d, data: Buffer) -> Buffer:
-    """Write the largest magnitude of each image."""
+    """Write the largest magnitude in each image."""
 
     def step(top: Expr, n: Expr, *i: Expr) -> Expr:
         return T.max(top, T.fabs(data[tuple(pixel(spec, n, *i))]))
@@ -220,7 +220,7 @@ def _unit(operator: Operator, spec: Conv2d, data: Buffer) -> Buffer:
 
 
 def _operand_of_weight(spec: Conv2d, weight: Buffer, o: Expr, number: Expr) -> Expr:
-    """Return one weight, see `quantization.pack_weight`."""
+    """Return one weight from its packed form, see `quantization.pack_weight`."""
     rows = quantization.rows_of_weight(spec)
     row = number // spec.packed + (rows - quantization.words(spec))
     word = weight[(o // LANES * rows + row) * LANES + o % LANES]
@@ -240,7 +240,7 @@ def _operand_of_weight(spec: Conv2d, weight: Buffer, o: Expr, number: Expr) -> E
 def _filtered(
     operator: Operator, spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
 ) -> Buffer:
-    """Write Cook-Toom's products: transformed data times stored weights, transformed back."""
+    """Write Cook-Toom convolution: transformed data times stored weights, transformed back."""
     rows, columns = filtering.axes(spec)
     high, wide = rows.outputs if rows else 1, columns.outputs
     tiles = (operator.n, -(-extents[1] // high), -(-extents[2] // wide))
@@ -277,11 +277,11 @@ def _filtered(
 def _forward(
     operator: Operator, spec: Conv2d, data: Buffer, tiles: tuple[Any, ...]
 ) -> dict[tuple[int, int, int, int], Buffer]:
-    """Write the data at each point, by row part, row point, column part and column point."""
+    """Write the transformed data, by row part, row point, column part and column point."""
     rows, columns = filtering.axes(spec)
     top, left = spec.pads[:2]
     step = rows.step if rows else spec.strides[0]
-    # Every row that some tile reads, those of the padding included.
+    # All rows that any tile reads, including padding.
     lines = (tiles[1] - 1) * step + (rows.points * rows.stride if rows else 0)
     lines += spec.kernel[0] + spec.strides[0]
     along = {}
@@ -323,7 +323,7 @@ def _forward(
 
 
 def _entry(matrix: filtering.Matrix, row: Expr, column: int) -> Expr:
-    """Return an entry of a constant matrix whose row is known at run time."""
+    """Return an entry of a constant matrix; the row is a run-time index."""
     value: Expr = T.float32(float(matrix[-1][column]))
     for number, line in enumerate(matrix[:-1]):
         value = T.if_then_else(row == number, T.float32(float(line[column])), value)

@@ -1,4 +1,4 @@
-"""An epilogue without an anchor: bit packing, glue between layers, changes of layout."""
+"""An epilogue without an anchor: bit packing, elementwise operators, changes of layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnncc.topi_binary.spec import Elementwise
 
 
 def elementwise(operator: Operator, spec: Elementwise) -> None:
-    """Write the data as float32, and the epilogue; the rows of an image lie end to end."""
+    """Write the data as float32, then the epilogue; the rows of an image are flattened."""
     if spec.rank == 4:
         spec = replace(spec, height=1, width=spec.height * spec.width)
         operator.reshape(spec)

@@ -1,12 +1,12 @@
-"""The steps of an epilogue, one named block for each, on the lanes of one vector of channels.
+"""The epilogue of a kernel: each step is a named block over the lanes of a channel vector.
 
-Behind an anchor stands the block ``out``, for each pixel and each `layout.LANES` channels, and
-``out_last`` where the last few channels fill no vector. In them values are fetched into tensors of
-so many lanes, each step is a block of its own over those, and what it stores goes to the outputs.
+After the anchor follows the block ``out``, over each pixel and each `layout.LANES` channels, and
+``out_last`` for last channels that do not fill a vector. In these, values are loaded into tensors
+of one vector, each step is a block over the lanes of those, and results are stored to the outputs.
 Parameters are padded to whole vectors (`layout.pad_lanes`), images are not.
 
-`Steps` says what is computed, `Lanes` how values of all lanes are written: templates, which write
-vectors themselves, have another one.
+`Steps` defines what is computed and `Lanes` how the values of all lanes are written. Templates,
+which write vector expressions, have a `Lanes` of their own.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from bnncc.topi_binary.step import (
 )
 
 MAX_XORS = 7
-"""Thresholds up to which planes are XORs of comparisons, without a number between them."""
+"""Up to this many thresholds, planes are XORs of comparisons, without computing the level."""
 
 Lane = Expr
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """What the steps go through."""
+    """Iteration domain of the steps."""
 
     extents: tuple[Any, int, int, int]
     """Images, rows, columns and channels."""
     rank: int = 4
-    """Of tensors beside: 4, or 2 for ``[n, channels]``."""
+    """Rank of the other tensors: 4, or 2 for ``[n, channels]``."""
 
     def at(self, where: str = "NHWC") -> Callable[..., Sequence[Expr]]:
-        """Return how a pixel and a channel are the index of a tensor."""
+        """Return a function from pixel and channel to the index in a tensor of layout `where`."""
         if self.rank == 2:
             return lambda n, h, w, c: (n, c)
         if where == "NCHW":
@@ -75,26 +75,26 @@ class Pixels:
 
 
 def half_view(plane: Buffer, channels: int) -> Buffer:
-    """Declare a packed tensor once more, as half words.
+    """View a packed tensor as half words.
 
     Parameters
     ----------
     plane : Buffer of uint32
-        Packed tensor with the words last.
+        Packed tensor; words are the last axis.
     channels : int
-        Bits per row.
+        Channels before packing.
 
     Returns
     -------
     Buffer of uint16
-        Same data, ``2 * words(channels)`` last.
+        The same memory, with ``2 * words(channels)`` as the last extent.
     """
     shape = [*plane.shape[:-1], 2 * layout.words(channels)]
     return T.decl_buffer(shape, "uint16", data=plane.data)
 
 
 def views(steps: Sequence[Step], outputs: Sequence[Buffer], channels: int) -> list[Buffer]:
-    """Declare a kernel's `outputs` once more, packed ones as their parts: half words, levels."""
+    """View `outputs` of a kernel as what the steps store: half words, levels."""
     kinds = [kind for step in steps for kind in output_kinds(step)]
     return [_view(kind, b, channels) for kind, b in zip(kinds, outputs, strict=True)]
 
@@ -109,34 +109,34 @@ def _view(kind: str, made: Buffer, channels: int) -> Buffer:
 
 
 Values = Any
-"""Values of all lanes: what `Lanes` returns, indexed by a lane."""
+"""Values of all lanes, as `Lanes` returns them; indexed by lane."""
 
 Of = Callable[[Lane], Expr]
-"""Takes a lane; returns what is there."""
+"""Takes a lane; returns its value."""
 
 Start = Callable[[Place, Lane], Expr]
-"""Takes where a vector lies and a lane; returns what is there."""
+"""Takes the place of a vector and a lane; returns a value."""
 
 Below = Callable[[Step, Sequence[Buffer], Place, Values], list[Of]]
-"""Takes a ``threshold`` whose limits are stored otherwise, its inputs, where, and the lanes of the
-accumulator; returns what its planes hold."""
+"""Takes a ``threshold`` step whose limits are stored as bit slices, its inputs, the place and the
+lanes of the accumulator; returns the conditions that its planes hold."""
 
 
 class Lanes:
-    """How values of all lanes are written: as blocks over tensors of them, lane by lane."""
+    """Writes values of all lanes as blocks over tensors, lane by lane."""
 
     algebra: Algebra = SCALAR
 
     def const(self, dtype: str, value: int) -> Expr:
-        """Return a number in every lane."""
+        """Return a constant for every lane."""
         return tirx.const(value, dtype)
 
     def cast(self, dtype: str, value: Expr) -> Expr:
-        """Return values as numbers of another type."""
+        """Return `value` converted to another type."""
         return T.Cast(dtype, value)
 
     def spread(self, value: Expr) -> Expr:
-        """Return one value in every lane."""
+        """Return a scalar broadcast to every lane."""
         return value
 
     def each(self, name: str, dtype: str, value: Of) -> Values:
@@ -144,7 +144,7 @@ class Lanes:
         return compute(name, buffer(name, (LANES,), dtype), (LANES,), value)
 
     def fetched(self, name: str, dtype: str, at: Place, value: Of, where: str = "NHWC") -> Values:
-        """Write values of the lanes that exist, read from a tensor; 0 for the others."""
+        """Load the existing lanes from a tensor; the others become 0."""
         if at.lanes == LANES:
             return self.each(name, dtype, value)
         zero = self.const(dtype, 0)
@@ -153,7 +153,7 @@ class Lanes:
         )
 
     def packed(self, name: str, condition: Of) -> Expr:
-        """Write conditions as the bits of half a word; return it."""
+        """Write conditions as the bits of half a word, and return it."""
         lanes, half = buffer(f"{name}_lanes", (LANES,), "uint32"), buffer(name, (1,), "uint16")
         compute(f"{name}_lanes", lanes, (LANES,), lambda lane: T.Cast("uint32", condition(lane)))
 
@@ -166,17 +166,17 @@ class Lanes:
         return half[first]
 
     def half(self, name: str, out: Buffer, value: Expr, where: list[Expr]) -> None:
-        """Write half a word to where it lies."""
+        """Store half a word."""
         with T.sblock(f"{name}_half"):
             T.buffer_store(out, value, where)
 
     def store(self, name: str, out: Buffer, at: Place, value: Of, where: str = "NHWC") -> None:
-        """Write the lanes that exist to where they lie."""
+        """Store the existing lanes."""
         compute(name, out, (at.lanes,), value, lambda lane: at.index(at.channel(lane), where))
 
 
 def stored(made: Buffer) -> Start:
-    """Return what reads a tensor of the shape of the output."""
+    """Return a reader of a tensor that has the shape of the output."""
     return lambda at, lane: at.of(made, lane)
 
 
@@ -185,33 +185,33 @@ def epilogue(
     value: Start | Sequence[Start] | None = None, acc: Sequence[Start] = (),
     below: Below | None = None, padded: bool = False,
 ) -> None:  # fmt: skip
-    """Write `steps` behind a block.
+    """Write `steps` after an anchor.
 
     Parameters
     ----------
     operator : Operator
-        The function; its outputs are those of the steps.
+        The kernel, whose outputs are those of the steps.
     steps : sequence of Step
-        What is done.
+        Steps in order.
     params : sequence of Buffer
         Inputs of the steps, in order.
     pixels : Pixels
-        Where.
+        Iteration domain.
     value : callable, optional
-        What the steps start from; the accumulator, if not given. Or several, as of `acc`.
+        Initial value, default: the accumulator. May have two readers, like `acc`.
     acc : sequence of callable, optional
-        The accumulator, perhaps another one for the last channels if they fill no vector.
+        The accumulator; a second reader, if any, is for last channels that do not fill a vector.
     below : callable, optional
-        Writes thresholds whose limits are stored otherwise.
+        Writes thresholds whose limits are stored as bit slices.
     padded : bool, default False
-        Whether `value`, or `acc`, has something in all lanes of the last vector.
+        Whether `value`, or `acc`, is defined in all lanes of the last vector.
     """
     channels = pixels.extents[3]
     full, rest = divmod(channels, LANES)
     for name, first, count, lanes in (("out", 0, full, LANES), ("out_last", full, 1, rest)):
         if not count or not lanes:
             continue
-        # Views of its own: what two blocks write, threads could not share.
+        # Separate views: threads could not share a buffer that two blocks write.
         outputs = views(steps, operator.outputs, channels)
         extents = [int64(e) if isinstance(e, int) else e for e in (*pixels.extents[:3], count)]
         with T.grid(*extents) as loops, T.sblock(name):
@@ -224,19 +224,19 @@ def epilogue(
 
 
 class Steps:
-    """Writes the steps of one vector.
+    """Writes the steps for one vector.
 
     Parameters
     ----------
     at : Place
-        Where it lies.
+        Place of the vector.
     lanes : Lanes
-        How it is written.
+        Writer of values.
     value, acc : Values, optional
-        What the steps start from, the accumulator if not given; and the accumulator.
+        Initial value (default: the accumulator), and the accumulator.
     halved : bool, default False
-        Whether the accumulator is half of what the steps mean. Signs and numbers cost nothing more,
-        because thresholds and scales are changed instead; levels are found from the double.
+        Whether the accumulator is half of the value that the steps expect. Thresholds and scales
+        are adjusted instead, at no cost; only levels need the doubled value.
     """
 
     _below: Below | None = None
@@ -251,23 +251,23 @@ class Steps:
 
     @property
     def acc(self) -> Values:
-        """The lanes of the accumulator."""
+        """The accumulator."""
         return self._acc
 
     @property
     def whole(self) -> Values:
-        """The same, not halved."""
+        """The accumulator, doubled if it was halved."""
         if self._halved:
             half = self.acc
             self._acc = self._lanes.each("acc_whole", "int32", lambda i: half[i] + half[i])
             self._halved = False
-            if self._value is None:  # it will be that of the double
+            if self._value is None:  # it will be computed from the doubled accumulator
                 self._halved_value = False
         return self.acc
 
     @property
     def value(self) -> Values:
-        """The lanes of the running value, perhaps halved."""
+        """The running value, still halved if the accumulator is and no step has doubled it."""
         if self._value is None:
             acc, real = self.acc, self._algebra.real
             self._value = self._lanes.each("value", "float32", lambda i: real(acc[i]))
@@ -276,7 +276,7 @@ class Steps:
     def write(
         self, steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer]
     ) -> Values:
-        """Write them in order; return the value after the last one, if any looked at it."""
+        """Write steps in order; return the final value, or None if no step used it."""
         inputs, results = iter(params), iter(outputs)
         for number, step in enumerate(steps):
             taken = [next(inputs) for _ in range(step_inputs(step))]
@@ -298,7 +298,7 @@ class Steps:
         return self._value
 
     def _stored(self, step: Step) -> Of:
-        """Return the running value in the type of a tensor."""
+        """Return the running value in the type that is stored."""
         value = self.value
         if step.dtype == "float32":
             return value.__getitem__
@@ -313,7 +313,7 @@ class Steps:
         self._store_half(name, out, self._half(name, test))
 
     def _half(self, name: str, test: Of) -> Expr:
-        """Write conditions as half a word, 0 in lanes that do not exist."""
+        """Write conditions as half a word, with 0 in lanes that do not exist."""
         half = self._lanes.packed(name, test)
         if self._at.lanes == LANES:
             return half
@@ -324,7 +324,7 @@ class Steps:
         self._lanes.half(name, out, half, at.index(at.block))
         if not at.ends_word:
             return
-        if at.lanes < LANES:  # then this is the last
+        if at.lanes < LANES:  # the last block
             T.buffer_store(out, T.uint16(0), at.index(at.block + 1))
         else:
             with T.If(at.block == layout.blocks(at.channels) - 1), T.Then():
@@ -338,7 +338,7 @@ class Steps:
 
         def limit(buffer: Buffer, lane: Lane) -> Expr:
             found = buffer[at.channel(lane)]
-            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1, rounded down.
+            # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1 (shifts round down).
             return T.shift_right(found, self._lanes.const("int32", 1)) if self._halved else found
 
         def plane(number: int) -> Of:
@@ -357,7 +357,7 @@ class Steps:
             params = (
                 [fetched[lane]] if fetched is not None else [p[at.channel(lane)] for p in taken]
             )
-            if doubled:  # the first step is an affine one
+            if doubled:  # the first step is affine: its scale is doubled instead
                 params[0] = params[0] * number(2.0)
             return changed(self._algebra, step, source[lane], params)
 
@@ -403,13 +403,13 @@ class Steps:
         return lambda lane: T.bitwise_and(level[lane], one) != none
 
     def _meaning(self, step: Step, kind: str, level: Values, taken: Sequence[Buffer]) -> Of:
-        """Return what levels stand for."""
+        """Return the number that a level stands for."""
         if kind == "table":
             return lambda lane: taken[-1][level[lane]]
         return lambda lane: stands_for(self._algebra, step, level[lane])
 
     def _numbers(self, name: str, dtype: str, out: Buffer, level: Values) -> None:
-        """Write levels one by one, 0 where there is no lane."""
+        """Write levels as numbers, 0 in lanes that do not exist."""
         at, lanes = self._at, self._lanes
 
         def number(lane: Lane) -> Expr:
@@ -421,7 +421,7 @@ class Steps:
         lanes.store(name, out, replace(at, lanes=LANES), number)
 
     def _reached(self, step: Step, taken: Sequence[Buffer]) -> Callable[[int, Lane], Expr]:
-        """Return what says if a threshold, by its number, is reached."""
+        """Return a function of threshold number and lane: whether the threshold is reached."""
         seen, at = self.whole if step.way == "acc" else self.value, self._at
         if step.flip:
             value = seen
@@ -433,7 +433,7 @@ class Steps:
         )
 
     def _level(self, name: str, step: Step, taken: Sequence[Buffer]) -> Of:
-        """Return which level a value has, see `step.WAYS`."""
+        """Return the level of a value, see `step.WAYS`."""
         at, algebra, lanes = self._at, self._algebra, self._lanes
         if step.way == "acc-scale":
             acc = self.whole
@@ -462,7 +462,7 @@ class Steps:
         return T.Select(condition, self._lanes.const("int32", 1), self._lanes.const("int32", 0))
 
     def _search(self, name: str, step: Step, table: Buffer) -> Of:
-        """Guess the level, then compare with the thresholds on both sides of it."""
+        """Estimate the level linearly, then compare with the thresholds on both sides."""
         value, lanes = self.value, self._lanes
         slope, offset = lanes.spread(table[0]), lanes.spread(table[1])
         guess = lanes.each(f"{name}_guess", "int32", lambda lane: nearest(
@@ -480,9 +480,10 @@ class Steps:
         return level
 
     def _xors(self, name: str, step: Step, taken: Sequence[Buffer], made: Sequence[Buffer]) -> None:
-        """Write planes without levels.
+        """Write planes without computing the level.
 
-        Bit j of a level is the XOR of those of its thresholds whose numbers ``2**j`` divides.
+        Bit j of a level is the XOR of the comparisons with those thresholds whose number is a
+        multiple of ``2**j``.
         """
         reached = self._reached(step, taken)
         halves = [
@@ -496,7 +497,7 @@ class Steps:
 
 
 class _Fetching(Steps):
-    """Steps that read what they start from when they need it."""
+    """Steps that load the initial value when it is first needed."""
 
     def __init__(
         self, at: Place, start: Start | None, source: Start | None, below: Below | None,
@@ -508,7 +509,7 @@ class _Fetching(Steps):
 
     @property
     def acc(self) -> Values:
-        """The lanes of the accumulator."""
+        """The accumulator."""
         if self._acc is None:
             at, source = self._valued, self._source
             assert source is not None
@@ -517,7 +518,7 @@ class _Fetching(Steps):
 
     @property
     def value(self) -> Values:
-        """The lanes of the running value."""
+        """The running value."""
         start, at = self._start, self._at
         if self._value is None and start is not None:
             read = partial(start, at)

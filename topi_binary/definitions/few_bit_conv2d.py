@@ -1,9 +1,10 @@
 """Few-bit convolution: sums of products of levels with small integers.
 
-A sum is taken for `LANES` output channels at a time, as their weights lie: its last loop, over
-those lanes, is a block of its own. Pairs of a plane of data and one of weights take turns from the
-highest significance down, and each sum begins with the one before, twice where the significance is
-lower (Horner's rule). Of many pairs, each is a count of its own that is multiplied by its worth.
+Sums are computed for `LANES` output channels at a time, in the order of the packed weights; the
+innermost loop, over those lanes, is a separate block. With bit planes, the pairs of a data plane
+and a weight plane are processed from the highest significance to the lowest. Each sum continues
+from the previous one, doubled when the significance drops (Horner's rule). If there are many pairs,
+each pair is counted separately instead and its count multiplied by its significance.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ from bnncc.topi_binary.signature import Operator, aliased
 from bnncc.topi_binary.spec import FewBitConv2d
 
 CHAINED_PAIRS, CHAINED_TAPS = 4, 15
-"""Pairs of planes up to which one sum begins with another; and how many taps of a kernel row they
-have together, up to which more do: where sums are short, multiplying counts takes its time."""
+"""Sums are chained (Horner's rule) up to this number of pairs of planes, or up to this number of
+taps per kernel row over all pairs: for short sums, multiplying the counts costs too much."""
 
 NUMBERS = {"bytes": "uint8", "packed": "uint8", "pairs": "int16"}
-"""Type of a level, in methods with several in a word."""
+"""Type of a level, in methods with several levels per word."""
 
 Product = Callable[..., Expr]
-"""Takes a sum, the numbers of a word of data by their place, and a word of weights; returns the new
-sum."""
+"""Takes a sum, a function from the index of a level in a data word to the level, and a word of
+weights; returns the new sum."""
 
 
 def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> None:
-    """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, and the epilogue.
+    """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, followed by the epilogue.
 
-    In the form `byte_products.FORM`, sums are products of matrices of bytes.
+    In the form `byte_products.FORM`, sums are matrix products of bytes.
     """
     if (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
@@ -102,7 +103,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
 def _numbers(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Buffer:
-    """Write the sums of products of levels that are numbers, perhaps several in a word."""
+    """Write sums of products of integer levels, one or several per word."""
     (numbers,), per_word = data, few_bit_data.per_word(spec)
     if spec.method == "floats":
         return _sum(
@@ -124,10 +125,10 @@ def _products(per_word: int, total: Expr, datum: Callable[[int], Expr], word: Ex
 def _packed(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Callable[[tuple[Expr, ...]], Expr]:
-    """Write the sums of products of levels and of codes, see `few_bit_data`, and of the levels.
+    """Write sums of products of levels and packed codes (see `few_bit_data`), and sums of levels.
 
-    Codes need not be moved to the low bits of their bytes to be multiplied: those of each place in
-    half a byte have a sum of their own, which counts them as often as the place is worth.
+    Codes are multiplied in place, without shifting them to the low bits of their bytes. Each
+    position in half a byte has a sum of its own, which is scaled by the position's weight.
     """
     width, parts = spec.weight_bits, few_bit_data.sums_of_word(spec)
     *outer, held = data[0].shape
@@ -154,7 +155,7 @@ def _packed(
 def _planes(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Buffer:
-    """Write the sums over all pairs of planes."""
+    """Write the sums over all pairs of planes, chained by Horner's rule."""
     planes, count = spec.weight_bits, len(data)
     many = planes * count > CHAINED_PAIRS
     if many and planes * count * spec.kernel[1] > CHAINED_TAPS:
@@ -178,7 +179,7 @@ def _times(sums: Buffer, factor: int, *i: Expr) -> Expr:
 def _counts(
     spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
 ) -> Buffer:
-    """Write a count for each pair of planes, and their sum."""
+    """Write a separate count for each pair of planes, and the weighted sum of the counts."""
     planes, sums = spec.weight_bits, None
     for number, plane in enumerate(data):
         product = partial(_counted, spec, 1)
@@ -210,9 +211,10 @@ def _sum(
     plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
     dtype: str = "int32", parts: int = 1,
 ) -> Buffer:  # fmt: skip
-    """Write the sums over the taps inside the image, of one plane of weights or of each.
+    """Write sums over the taps inside the image, of one plane of weights or of each plane.
 
-    With several `parts`, a product adds to as many sums, and takes the number of one.
+    With several `parts`, each product contributes to `parts` sums, and `product` takes the number
+    of the part as its last argument.
     """
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
     each = (planes,) if plane is None else (1,) * (parts > 1)
@@ -223,7 +225,7 @@ def _sum(
     with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
         *_, n, h, w, o = vector
-        # Schedules ask where a part is for an axis, of which there is one turn.
+        # Schedules expect an axis for the parts, although its extent is 1.
         numbers = [[vector[0] * parts + part] for part in range(parts)] if parts > 1 else [[]]
         vector = vector[1:] if parts > 1 else vector
         with T.init():
@@ -254,7 +256,7 @@ def _sum(
 
 @contextmanager
 def _each(vector: Sequence[Expr], *part: Expr) -> Iterator[tuple[Expr, ...]]:
-    """Go through the lanes of a vector, or of a part of it."""
+    """Iterate over the lanes of a vector, or of one part of it."""
     *outer, o = vector
     with T.vectorized(int64(LANES)) as lane:
         yield (*outer, *part, o * LANES + lane)

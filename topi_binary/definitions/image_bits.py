@@ -1,4 +1,4 @@
-"""The bits of an image of bytes, see `ImageBits`."""
+"""Bits of a uint8 image, see `ImageBits`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import GREY, ImageBits
 
 NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
-"""Rows and columns to the top left, to the right, and to the bottom left."""
+"""Neighbours as (row, column) offsets: top left, right, bottom left."""
 
 
 def image_bits(operator: Operator, spec: ImageBits) -> None:
-    """Write comparisons of bytes, of their grey with a threshold, or with the neighbours' grey."""
+    """Compare bytes, or their grey value, with thresholds or with the grey value of neighbours."""
     data = operator.inputs[0]
 
     def byte(n: Expr, h: Expr, w: Expr, c: Expr) -> Expr:

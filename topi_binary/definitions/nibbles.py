@@ -1,16 +1,15 @@
-"""Counting bits by table lookup: a nibble of data and one of weights meet in a table.
+"""Popcounts by table lookup, four channels (a *nibble*) at a time.
 
-A *nibble* is four channels. Row t of the table holds ``popcount(t ^ i)`` for i = 0 .. 15, repeated
-to `ROW` bytes. A nibble of data chooses a row. A vector has a nibble of weights for each output
-channel, one to a byte; each of them chooses an entry of that row. Entries are summed in bytes, and
-those sums in 16 bits: a pair of bytes as one number, ``even + 256 * odd``, and the odd one once
-more, alone. So the even one is ``pair - 256 * odd`` modulo 2**16, which is exact for what
-`byte_sums.fits` admits.
+Row t of the table holds ``popcount(t ^ i)`` for i = 0 .. 15, repeated to `ROW` bytes. A nibble of
+data selects a row. A vector holds one nibble of weights per byte, for one output channel each, and
+each selects an entry of that row. Entries are accumulated in bytes, and these in 16 bits: once the
+pair of bytes as one number, ``even + 256 * odd``, and once the odd byte alone. The even byte is
+``pair - 256 * odd`` modulo 2**16, which is exact within the limits of `byte_sums.fits`.
 
-Padding with values is a border of the copy of the data that the table is looked up with; padding
-with zeros, which one bit does not hold, is taps that are skipped.
+Padding with +1 or -1 is a border in the copy of the data that holds the table rows. Padding with
+zeros, which one bit cannot represent, means that taps are skipped.
 
-With a plane of exact zeros, sums are over two planes of data, see `byte_sums`: forms with `ZEROS`.
+If a plane marks exact zeros, forms with `ZEROS` sum over two planes of data, see `byte_sums`.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from bnncc.topi_binary.signature import aliased
 from bnncc.topi_binary.spec import BinaryConv2d
 
 FORM, ZEROS = "nibbles-", "-zeros"
-"""Forms of `binary_conv2d`: the first, bytes of a vector, perhaps the second."""
+"""Forms of `binary_conv2d`: `FORM`, bytes of a vector, and optionally `ZEROS`."""
 
 NIBBLES = layout.WORD_BITS // 4
-"""Nibbles in a word."""
+"""Nibbles per word."""
 
 MAX_LOOKUPS = 63
-"""Lookups of at most 4 that a byte can sum."""
+"""Lookups, of at most 4 each, that a byte can accumulate."""
 
 ROW_UNIT = 16
-"""A data nibble t is stored as ``16 * t``, which an address scaled by 4 makes the row's place."""
+"""A data nibble t is stored as ``16 * t``: scaled by 4 in an address, the offset of its row."""
 
 ROW = 64
-"""Bytes from one row of the table to the next: rows lie in one cache line each, and the table is so
-large that TVM does not put it on the stack, where it would not be aligned."""
+"""Bytes from one row of the table to the next. Each row has its own cache line, and the table is
+too large for TVM to put it on the stack, where it would not be aligned."""
 
 
 class NibbleSums(Sums):
-    """Sums in a form that begins with `FORM`."""
+    """Sums in a form that begins with `FORM`: popcounts by table lookup."""
 
     def __init__(self, met: Operands, n: Expr, form: str) -> None:
         super().__init__(met, n, form)
@@ -68,14 +67,14 @@ class NibbleSums(Sums):
         self._row = met.spec.groups * met.words * NIBBLES
         fitting = [c for c in range(1, met.words + 1) if met.words % c == 0]
         taps = self.spec.kernel[1] * NIBBLES
-        # Words, of each tap of a row, that are summed in bytes.
+        # Words, of each tap of a kernel row, that are accumulated in bytes.
         self._chunk = max((c for c in fitting if taps * c <= MAX_LOOKUPS), default=1)
         self._pixel = {"n": n, "h": self.spec.output_hw[0], "w": self.spec.output_hw[1]}
         count = met.words // self._chunk
         self._turns = {"plane": self._planes, "kh": self.spec.kernel[0], "turn": count}
 
     def weight_bits(self) -> Buffer:
-        """Write how many bits of the weights of a tap are 1: kernel row, column, channel."""
+        """Write the popcount of each tap's weights, by kernel row, kernel column and channel."""
         kernel, depth = self.spec.kernel, self._met.words * 4
         blocks = layout.blocks(self.spec.out_channels, NIBBLE_LANES)
         pairs = aliased(self._met.weight, (blocks, *kernel, depth, LANES), "uint16")
@@ -94,7 +93,7 @@ class NibbleSums(Sums):
         )  # fmt: skip
 
     def summed(self) -> Callable[..., Expr]:
-        """Write the sums; return them: of a pixel, a vector of channels and a lane."""
+        """Write the sums; return a reader that takes a pixel, a channel vector and a lane."""
         wide = self._wide(self._sums(self._table(), self._rows(), self._nibbles()))
         half, per = self._unit // 2, self._unit // LANES
 
@@ -113,13 +112,13 @@ class NibbleSums(Sums):
         )  # fmt: skip
 
     def _rows(self) -> Buffer:
-        """Write the data as places of rows: plane, image, row, nibble of a row of pixels."""
+        """Write the data as offsets of table rows: plane, image, row, nibble of a row of pixels."""
         spec, outer, (n, row) = self._met.spec, self.spec, (self._n, self._row)
         top, left = (a - b for a, b in zip(spec.pads[:2], outer.pads[:2], strict=True))
         made = buffer("rows", (self._planes, n, outer.height, outer.width * row), "uint8")
-        if outer is not spec:  # what is inside is written again
-            # A word of all pixels after the other: LLVM takes minutes to merge stores of unequal
-            # constants side by side.
+        if outer is not spec:  # the interior is overwritten below
+            # Loop over pixels innermost: LLVM takes minutes to merge adjacent stores of different
+            # constants.
             compute(
                 "border", made,
                 (self._planes, n, row // NIBBLES, outer.height, outer.width, NIBBLES),
@@ -144,7 +143,7 @@ class NibbleSums(Sums):
         return made
 
     def _plane(self, number: int, data: Buffer) -> Buffer:
-        """Write one of the planes that are looked up: zeros as 1, or as 0."""
+        """Write one of the two planes of data that are looked up: exact zeros as 1, or as 0."""
         zero = aliased(self._met.zero, data.shape, "uint8")
 
         def either(*i: Expr) -> Expr:
@@ -154,7 +153,7 @@ class NibbleSums(Sums):
         return compute(name, buffer(name, data.shape, "uint8"), data.shape, either)
 
     def _pad_word(self, c: Expr) -> Expr:
-        """Return word `c` of a pixel outside the image."""
+        """Return word `c` of a padding pixel."""
         words, rest = self._met.words, self._met.depth % layout.WORD_BITS
         ones = tirx.IntImm("uint32", 2**layout.WORD_BITS - 1)
         if self.spec.pad_value != 1:
@@ -162,13 +161,13 @@ class NibbleSums(Sums):
         return T.Select(c % words == words - 1, T.uint32(2**rest - 1), ones) if rest else ones
 
     def _nibbles(self) -> Buffer:
-        """Write the weights, one nibble to a byte: kernel row, column, nibble of a tap, lane."""
+        """Write weights, one nibble per byte: kernel row, kernel column, nibble of a tap, lane."""
         kernel, depth = self.spec.kernel, self._met.words * 4
         blocks = layout.blocks(self.spec.out_channels, NIBBLE_LANES)
         packed = aliased(self._met.weight, (blocks, *kernel, depth, NIBBLE_LANES), "uint8")
 
         def nibble(kh: Expr, kw: Expr, byte: Expr, side: Expr, lane: Expr) -> Expr:
-            block = T.min(lane // NIBBLE_LANES, int64(blocks - 1))  # nobody reads what lies beyond
+            block = T.min(lane // NIBBLE_LANES, int64(blocks - 1))  # lanes beyond are not used
             both = packed[block, kh, kw, byte, lane % NIBBLE_LANES]
             return T.shift_right(both, T.Cast("uint8", side * 4)) & T.uint8(15)
 
@@ -192,7 +191,7 @@ class NibbleSums(Sums):
             datum = rows[i["plane"], i["n"], row, column * self._row + start]
             first = T.Cast("int64", datum) * (ROW // ROW_UNIT)
             weight = nibbles[i["kh"], i["kw"], nibble, i["o"] * size : i["o"] * size + size]
-            # A tap outside the image reads nothing, but TVM wants a place there is.
+            # A tap outside the image is skipped, but TVM needs a valid index for the region.
             inside = within(row, spec.height), within(column, spec.width) * self._row + start
             T.reads(
                 weight, table[first : first + size], rows[i["plane"], i["n"], inside[0], inside[1]]
@@ -205,14 +204,14 @@ class NibbleSums(Sums):
                 weight = nibbles[i["kh"], i["kw"], nibble, i["o"] * size + lane]
                 found = table[first + (lane // 16 * 16 + entry)]
                 at = *here.at, i["o"] * size + lane
-                T.reads(made[at], weight, found)  # the place of the row is known
+                T.reads(made[at], weight, found)  # the index of the row, declared explicitly
                 T.writes(made[at])
                 meant = weight == T.Cast("uint8", entry)
                 T.buffer_store(made, made[at] + T.if_then_else(meant, found, T.uint8(0)), list(at))
         return made
 
     def _group(self, vector: Expr) -> Expr:
-        """Return the first nibble of a pixel in the group that a vector of channels reads."""
+        """Return the first nibble within a pixel of the group that a vector of channels reads."""
         spec = self.spec
         if spec.groups == 1:
             return int64(0)
@@ -220,7 +219,7 @@ class NibbleSums(Sums):
         return channel // (spec.out_channels // spec.groups) * (self._met.words * NIBBLES)
 
     def _wide(self, sums: Buffer) -> Buffer:
-        """Write sums of pairs of bytes in 16 bits, and behind those of a unit its odd bytes'."""
+        """Write 16-bit sums: of pairs of bytes, followed by those of the odd bytes, for each unit."""
         unit, half = self._unit, self._unit // 2
         made = buffer("wide", (*self._pixel.values(), self._lanes), "uint16")
         with axes("wide", {**self._pixel, "o": self._lanes // unit}, self._turns) as i:
@@ -242,7 +241,7 @@ class NibbleSums(Sums):
 
 
 def bordered(spec: BinaryConv2d) -> BinaryConv2d:
-    """Return `spec` on data with a border of the pixels that padding means."""
+    """Return `spec` for data to which the padding has been added as a border."""
     if spec.rank == 2 or (spec.mode == "xor" and spec.pad_value == 0) or not any(spec.pads):
         return spec
     top, left, bottom, right = spec.pads

@@ -1,4 +1,4 @@
-"""Where one vector of an output lies: what the epilogue of any kernel is given."""
+"""Place of one output vector, the argument of every epilogue."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Expr = Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where one vector of an output lies.
+    """Place of one output vector.
 
     Attributes
     ----------
     n, h, w : Expr
         Image, row and column (`h` and `w` are not used if `rank` is 2).
     block : Expr
-        Which block of `LANES` channels.
+        Index of the block of `LANES` channels.
     channels : int
         Channels of the whole output.
     lanes : int
-        Channels in this block: `LANES`, or fewer in the last.
+        Channels in this block: `LANES`, or fewer in the last block.
     rank : int, default 4
         2 for outputs ``[n, channels]``.
     """
@@ -49,17 +49,17 @@ class Place:
         return [self.n, self.h, self.w, channel]
 
     def channel(self, lane: Expr = 0) -> Expr:
-        """Return the channel in `lane`; all of them, if that is a range."""
+        """Return the channel of `lane`, or a range of channels if `lane` is a range."""
         if isinstance(lane, tirx.Ramp):
             return self.vector
         return self.block * LANES + lane
 
     def neighbours(self, where: str) -> bool:
-        """Return whether channels lie beside each other in a tensor of layout `where`."""
+        """Return whether channels are contiguous in a tensor of layout `where`."""
         return self.rank == 2 or where == "NHWC"
 
     def of(self, image: Expr, lane: Expr) -> Expr:
-        """Return what a tensor of images, rows, columns and channels holds there."""
+        """Return the element of an NHWC tensor at this place and `lane`."""
         return image[self.n, self.h, self.w, self.channel(lane)]
 
     @property
@@ -69,7 +69,7 @@ class Place:
 
     @property
     def span(self) -> slice:
-        """The channels of the block that exist, as a region."""
+        """The existing channels of the block, as a region."""
         return slice(self.channel(), self.channel(self.lanes))
 
     @property
@@ -78,7 +78,7 @@ class Place:
         return slice(self.channel(), self.channel(LANES))
 
     def repeated(self, period: int) -> Place:
-        """Return where the vector lies in a tensor that repeats every `period` channels."""
+        """Return the place of the vector in a tensor whose channels repeat every `period`."""
         if not period:
             return self
         if period == 1:
@@ -87,11 +87,11 @@ class Place:
 
     @property
     def ends_word(self) -> bool:
-        """Whether half a word without bits follows this block, if it is the last one."""
+        """Whether, if this is the last block, an empty half word follows it."""
         alone = (layout.blocks(self.channels) - 1) % 2 == 0
         return alone and (self.lanes < LANES or self.channels % LANES == 0)
 
     def halves(self) -> slice:
-        """Return the region of half words that this block's bits fill."""
+        """Return the region of half words that hold the block's bits."""
         alone = self.ends_word and self.lanes < LANES
         return slice(self.block, self.block + (2 if alone else 1))

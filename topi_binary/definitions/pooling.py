@@ -1,4 +1,4 @@
-"""Pooling of floats, of bits and of levels."""
+"""Pooling of floats, bits and levels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 
 def pool2d(operator: Operator, spec: Pool2d) -> None:
-    """Write the largest value or the mean of each window, and the epilogue."""
+    """Write the maximum or mean of each window, followed by the epilogue."""
     extents = (operator.n, *spec.output_hw, spec.channels)
     params = operator.inputs[1:]
     write_pool(operator, spec, operator.inputs[0], extents, params)
@@ -59,7 +59,7 @@ def write_pool(
 
 
 def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
-    """Return how many taps of a window are averaged: what ceil_mode adds never counts."""
+    """Return the number of taps in the mean; taps added by ceil_mode are not counted."""
     count: Expr = int64(1)
     for axis, position in ((0, h), (1, w)):
         low, high = int64(0), int64(spec.kernel[axis])
@@ -70,7 +70,7 @@ def _count(spec: Pool2d, h: Expr, w: Expr) -> Expr:
             room = size + spec.pads[axis] + spec.pads[axis + 2] - position * spec.strides[axis]
             high = T.min((room + step - 1) // step, high)
         count = count * T.max(high - low, 0)
-    return T.Cast("float32", T.Cast("int32", count))  # 32-bit processors convert none of 64
+    return T.Cast("float32", T.Cast("int32", count))  # 32-bit targets cannot convert int64
 
 
 def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
@@ -105,11 +105,11 @@ def bitwise_max_pool(operator: Operator, spec: BitwiseMaxPool) -> None:
 
 
 def _joined(spec: BitwiseMaxPool, old: list[Expr], new: list[Expr]) -> list[Expr]:
-    """Return the words of the higher of two levels, given by their bits from the lowest on."""
+    """Return the words of the elementwise higher level; words are given from the lowest bit up."""
     if spec.planes == 1:
         return [old[0] & new[0] if spec.minimum else old[0] | new[0]]
     larger: Expr = T.uint32(0)
-    for held, word in zip(old, new, strict=True):  # the highest bit that differs decides
+    for held, word in zip(old, new, strict=True):  # the highest differing bit decides
         differ = T.Bind(held ^ word)
         larger = T.Bind((differ & word) | (larger & ~differ))
     return [held ^ ((held ^ word) & larger) for held, word in zip(old, new, strict=True)]

@@ -1,4 +1,4 @@
-"""Windows over an image: where a tap reads, and whether it is inside."""
+"""Taps of a window: the pixel that a tap reads, and whether it is inside the image."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def place(spec: Any, h: Expr, w: Expr, kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
 
 
 def inside(spec: Any, row: Expr, column: Expr) -> Expr:
-    """Return whether a place is in the image of `spec`."""
+    """Return whether a pixel is inside the image of `spec`."""
     rows = T.And(row >= 0, row < spec.height)
     return T.And(rows, T.And(column >= 0, column < spec.width))
 
 
 def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
-    """Return the first tap inside the image of a window, and the first that is behind it again.
+    """Return the range [first, last) of a window's taps that are inside the image, along `axis`.
 
-    Where no tap is inside, the first is not less than the second.
+    If no tap is inside, the first bound is not less than the second.
     """
     step, extent = spec.dilations[axis], (spec.height, spec.width)[axis]
     start = position * spec.strides[axis] - spec.pads[axis]
@@ -41,31 +41,31 @@ def tap_bounds(spec: Any, axis: int, position: Expr) -> tuple[Expr, Expr]:
 
 
 def tests_inside(spec: Any, *i: Expr) -> list[Expr]:
-    """Return the tests that a tap of a window is in the image, as bounds of the tap."""
+    """Return the conditions under which a tap is inside the image, as bounds of the tap's index."""
     _, h, w, _, kh, kw, *_ = i
     return tests_of(spec, 0, h, kh) + tests_of(spec, 1, w, kw)
 
 
 def tests_of(spec: Any, axis: int, position: Expr, tap: Expr) -> list[Expr]:
-    """Return the tests of the row (`axis` 0) or column (1) of a tap alone."""
+    """Return the conditions for the row (`axis` 0) or column (`axis` 1) of a tap only."""
     before, after = _leaves(spec, axis)
     low, high = tap_bounds(spec, axis, position)
     return [tap >= low] * before + [tap < high] * after
 
 
 def _leaves(spec: Any, axis: int) -> tuple[bool, bool]:
-    """Return whether the first window begins before the image, and the last ends behind it."""
+    """Return whether the first window starts before the image, and the last ends after it."""
     first, last = (taps_inside(spec, axis, at) for at in (0, spec.window_hw[axis] - 1))
     return first.start > 0, last.stop < spec.kernel[axis]
 
 
 def leaves_image(spec: Any, *axes: int) -> bool:
-    """Return whether any tap of any window is outside the image, or beside it in one of `axes`."""
+    """Return whether any tap of any window is outside the image, along `axes` if given."""
     return any(side for axis in axes or (0, 1) for side in _leaves(spec, axis))
 
 
 def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
-    """Return how many taps of the window at (h, w) are outside the image."""
+    """Return the number of taps of the window at (h, w) that are outside the image."""
     counts = []
     for axis, position in enumerate((h, w)):
         low, high = tap_bounds(spec, axis, position)
@@ -76,17 +76,17 @@ def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
 
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
-    """Return the nearest place in the image."""
+    """Return the pixel of the image nearest to (row, column)."""
     return within(row, spec.height), within(column, spec.width)
 
 
 def within(position: Expr, extent: int) -> Expr:
-    """Return the nearest of so many rows or columns."""
+    """Clamp an index to [0, extent)."""
     return T.max(int64(0), T.min(position, int64(extent - 1)))
 
 
 def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequence[Expr]:
-    """Return the index of a datum in a tensor of `spec`'s rank and data layout."""
+    """Return the index of a data element in a tensor of `spec`'s rank and data layout."""
     if spec.rank == 2:
         return n, channel
     if spec.data_layout == "NCHW":
@@ -95,12 +95,12 @@ def pixel(spec: Any, n: Expr, row: Expr, column: Expr, channel: Expr) -> Sequenc
 
 
 def as_float32(spec: Any, datum: Expr) -> Expr:
-    """Return a number of the data of `spec` as float32."""
+    """Convert an element of the data of `spec` to float32."""
     return datum if spec.dtype == "float32" else T.Cast("float32", datum)
 
 
 def border_class(firsts: Sequence[int], position: Expr) -> Expr:
-    """Return which class a row or column is in, given the first one of each."""
+    """Return the border class of a row or column, given the first position of each class."""
     number: Expr = int64(0)
     for first in firsts[1:]:
         number = number + T.Cast("int64", position >= first)
@@ -108,14 +108,14 @@ def border_class(firsts: Sequence[int], position: Expr) -> Expr:
 
 
 def in_class(spec: Any, axis: int, number: Expr, tap: Expr) -> Expr:
-    """Return whether a tap of the rows (`axis` 0) or columns of a border class is in the image."""
+    """Return whether a kernel row (`axis` 0) or column of a border class is inside the image."""
     taps = [taps_inside(spec, axis, first) for first in borders.classes(spec, axis)]
     low, high = (_by_class([getattr(t, end) for t in taps], number) for end in ("start", "stop"))
     return T.And(tap >= low, tap < high)
 
 
 def _by_class(values: Sequence[int], number: Expr) -> Expr:
-    """Return the value of a class; TVM takes long to simplify conditions of a choice."""
+    """Return the value of a class, by arithmetic: TVM simplifies conditional choices slowly."""
     value: Expr = int64(values[0])
     for i, (before, after) in enumerate(pairwise(values), 1):
         value = value + T.Cast("int64", number >= i) * (after - before)
@@ -123,9 +123,9 @@ def _by_class(values: Sequence[int], number: Expr) -> Expr:
 
 
 def flattened(spec: Flat) -> Flat:
-    """Return `spec` with its pixels in one long row, if its kernel only looks at one pixel.
+    """Return `spec` with all pixels in one row if its kernel only reads one pixel per output.
 
-    The images of a dense layer's batch are pixels too, so that weights are read once for several.
+    The images of a dense layer's batch become pixels too, so that several share a load of weights.
     """
     if spec.rank == 2:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):

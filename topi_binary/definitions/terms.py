@@ -1,4 +1,4 @@
-"""The algebra of an epilogue's steps on one number at a time, as TensorIR."""
+"""Scalar TensorIR for the algebra in which the steps of an epilogue are defined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCALAR = Algebra(
     zero=T.float32(0),
     number=T.float32,
     count=T.float32,
-    shared=lambda value: value,  # the code generator finds what is written twice
+    shared=lambda value: value,  # LLVM eliminates common subexpressions
     fma=T.fma,
     add=operator.add,
     sub=operator.sub,
@@ -45,14 +45,14 @@ SCALAR = Algebra(
 
 
 def bfloat16(half: Any) -> Any:
-    """Return the number whose upper half are the bits of a uint32, as float32."""
+    """Return, as float32, the number whose bfloat16 bits are in a uint32."""
     return T.reinterpret("float32", T.shift_left(half, T.uint32(16)))
 
 
 def to_bfloat16(datum: Any, flush: bool = False) -> Any:
-    """Return the bits of the nearest bfloat16, ties to even, as uint32; `datum` is no NaN.
+    """Round to bfloat16, ties to even, and return the bits as uint32; `datum` must not be NaN.
 
-    With `flush`, a number without a normal exponent becomes zero, as instructions have it.
+    With `flush`, subnormal numbers become zero, as instructions for bfloat16 treat them.
     """
     bits = T.reinterpret("uint32", datum)
     odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
@@ -70,25 +70,25 @@ def half_of(word: Any, place: int) -> Any:
 
 
 def signed(value: Any, bits: int, place: int) -> Any:
-    """Return the signed number in bits ``place * bits`` and up of a 32-bit word, as int32."""
+    """Return the signed integer in `bits` bits from bit ``place * bits`` of a word, as int32."""
     whole = T.Cast("int32", value)
     left = T.shift_left(whole, T.int32(32 - bits - place * bits))
     return T.shift_right(left, T.int32(32 - bits))
 
 
 def weight_of_code(word: Any, width: int, place: int, byte: Any, affine: tuple[int, int]) -> Any:
-    """Return the weight whose code is in a byte of a word of packed codes, as int8.
+    """Decode a weight from a packed code in a byte of `word`, as int8.
 
     Parameters
     ----------
     word, width
         As for `dot_of_codes`.
     place : int
-        Which code of the byte.
+        Position of the code within the byte.
     byte : Expr or int
-        Which byte.
+        Index of the byte.
     affine : tuple of int
-        Step and first weight, of `few_bit_data.CODES`.
+        Step and first weight, from `few_bit_data.CODES`.
     """
     moved = T.shift_right(word, T.Cast("uint32", byte * 8 + width * place))
     code = T.Cast("int8", T.bitwise_and(moved, T.uint32((1 << width) - 1)))
@@ -96,25 +96,25 @@ def weight_of_code(word: Any, width: int, place: int, byte: Any, affine: tuple[i
 
 
 def byte_mask(width: int, first: int = 0) -> int:
-    """Return the word in which every byte has `width` bits set, from bit `first` on."""
+    """Return the word in which each byte has `width` bits set, from bit `first` up."""
     return ((1 << width) - 1 << first) * 0x01010101
 
 
 def dot_of_codes(width: int, total: Any, datum: Callable[[int], Any], word: Any, part: int) -> Any:
-    """Add products of levels and packed codes, of one place in each half of a byte, to `total`.
+    """Add products of levels with the packed codes at position `part` of each half byte to `total`.
 
     Parameters
     ----------
     width : int
-        Bits of a code.
+        Bits per code.
     total : Expr of int32
-        The sum so far, of products that count ``2**(width * part)`` times.
+        The sum so far, of products scaled by ``2**(width * part)``.
     datum : callable
-        Takes the number of a level among those that meet the word.
+        Takes the index of a level among those that a word of codes multiplies.
     word : Expr of uint32
         Packed codes, see `few_bit_data`.
     part : int
-        Which place of half a byte.
+        Position of the code within half a byte.
     """
     places = 8 // width
     mask = T.uint32(((1 << width) - 1) << (width * part))

@@ -1,4 +1,4 @@
-"""Where packed weights lie: one reader for each order."""
+"""Readers of packed weights, one for each order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 
 def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
-    """Return word `c` of a tap of output channel `o`, see `layout.pack_conv_weight` and `tiles`."""
+    """Return word `c` of a tap of output channel `o`; see `layout.pack_conv_weight` and `tiles`."""
     words = layout.words(spec.channels // spec.groups)
     number = (kh * spec.kernel[1] + kw) * words + c
     run = spec.kernel[0] * spec.kernel[1] * words
@@ -42,9 +42,9 @@ def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr,
 
 
 def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
-    """Return where element `number` of `run` of channel `o` is, in blocks of `LANES` channels.
+    """Return the index of element `number` of the `run` elements of channel `o`.
 
-    A last block of fewer channels has just those lanes.
+    Weights are in blocks of `LANES` channels; the last block has only the existing lanes.
     """
     rest = out_channels % LANES
     width: Expr = int64(LANES)
@@ -54,14 +54,14 @@ def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
 
 
 def packed_vector(spec: FewBitConv2d, o: Expr, c: Expr) -> Expr:
-    """Return which vector of packed weights has the words `c` of vector `o` of channels.
+    """Return the vector of packed weights that holds words `c` of channel vector `o`.
 
     See `few_bit_data.pack_weight`.
     """
     together, words = few_bit_data.TOGETHER, few_bit_data.group_words(spec)
     count, run = layout.blocks(spec.out_channels), o // together
     left, width = -count % together, int64(together)
-    if left:  # TVM finds no region of a tensor behind a choice
+    if left:  # TVM cannot derive a region from a conditional index
         width = width - T.Cast("int64", run >= count // together) * left
     return run * (together * words) + c * width + o % together
 
@@ -80,7 +80,7 @@ def _tiled(spec: BinaryConv2d, o: Expr, number: Expr) -> Expr:
     if cut.kind == "strips":
         return (o // cut.width * cut.filled + number) * cut.width + o % cut.width
     channel, word = o % cut.width, number % 16
-    # The column of the tensor core's tile, `tiles.channel_of_column` turned round.
+    # Column of the tensor core tile: the inverse of `tiles.channel_of_column`.
     thread, rest = channel % 16 // 4, channel % 4
     column = (channel // 16 * 2 + rest // 2) * 8 + thread * 2 + rest % 2
     step = o // cut.width * cut.steps + number // 16
