@@ -1,1 +1,1 @@
-"""What is computed: binary operators as TE and TensorIR definitions, without scheduling."""
+"""Specs, data layouts and unscheduled TensorIR definitions of the binary operators."""

@@ -1,8 +1,8 @@
-"""What the steps of an epilogue compute, once for all who write code: definitions, kernels, CUDA.
+"""The steps of an epilogue, defined once over an abstract algebra.
 
-A step is an expression over a small algebra. Who writes code gives the algebra, which says how a
-sum or a choice is written: for one number or for a vector, as TensorIR or as text. Only the NumPy
-oracle (`reference.epilogue`) says it again, so that there is something to compare with.
+A step is an expression over a small algebra. Each code generator (definitions, templates, CUDA)
+supplies an algebra that writes a sum or a selection in its own form: scalar or vector, TensorIR or
+text. Only the NumPy oracle (`reference.epilogue`) is independent of it, for comparison.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from bnncc.topi_binary.step import Step
 Term = Any
 
 WHOLE = 1.5 * 2.0**23
-"""Floats from 2^23 to 2^24 are the whole numbers: this and a float below 2^22 add up to one."""
+"""Floats in [2^23, 2^24) are integers, so adding this to a float below 2^22 rounds it."""
 
 
 @dataclass(frozen=True)
 class Algebra:
-    """How terms are written. Results are rounded to float32 after each operation.
+    """Operations on terms. Each result is rounded to float32.
 
     Attributes
     ----------
     zero : Term
         The float 0.
     number, count : callable
-        Take a float, and a small whole number, and return it as a float.
+        Convert a Python float, or a small integer, to a float constant.
     shared : callable
-        Returns a term under a name, to be used twice.
+        Binds a term to a name, so that it is computed once.
     fma : callable
-        Takes value, scale and bias, and returns ``value * scale + bias``, rounded once.
+        Takes value, scale and bias; returns ``value * scale + bias``, rounded once.
     add, sub, mul, div, max, min : callable
-        Take two floats.
+        Take two float terms.
     compare : callable
-        Takes a term, a comparison of C, and a term; returns a condition.
+        Takes a term, a C comparison operator and a term; returns a condition.
     both : callable
-        Takes two conditions, and returns whether they hold.
+        Takes two conditions; returns their conjunction.
     not_negative : callable
-        Takes a float, and returns whether it is at least 0.
+        Takes a float; returns whether it is at least 0.
     select : callable
-        Takes a condition, and the terms for yes and no.
+        Takes a condition, and the terms for true and false.
     real, whole : callable
-        Take an int32 and return a float, and the other way round (cut towards 0).
+        Convert int32 to float, and float to int32 (truncating).
     place : callable
-        Takes a float, and returns as int32 how many floats it is above 0, or below.
+        Takes a float; returns its rank among float32 numbers as int32, 0 for 0.
     apart : callable
-        Takes two positive floats, and returns as int32 how many floats the first is above the
-        second.
+        Takes two positive floats; returns, as int32, how many float32 numbers the first is above
+        the second.
     """
 
     zero: Term
@@ -91,24 +91,24 @@ STEPS: dict[str, Callable[..., Term]] = {
     "clip": lambda a, step, v: a.min(a.max(v, a.number(step.lo)), a.number(step.hi)),
     "prelu": _prelu,
 }
-"""The value after each step that changes it. Takes the algebra, the step, the value before it, and
-what the step reads for this value."""
+"""The value after each step that changes it, as a function of the algebra, the step, the value
+before it, and the parameters that the step reads for this value."""
 
 
 def changed(algebra: Algebra, step: Step, value: Term, params: Sequence[Term]) -> Term:
-    """Return the value after a step of `STEPS`."""
+    """Return the value after a step in `STEPS`."""
     return STEPS[step.op](algebra, step, value, *params)
 
 
 def conditions(algebra: Algebra, step: Step, seen: Term, limits: Sequence[Term]) -> list[Term]:
-    """Return what each plane of ``bits`` or ``threshold`` holds.
+    """Return the contents of each plane of a ``bits`` or ``threshold`` step.
 
     Parameters
     ----------
     algebra : Algebra
-        How it is written.
+        Algebra to use.
     step : Step
-        Of one of the two kinds.
+        A step of one of the two kinds.
     seen : Term
         The value for ``bits``, the accumulator for ``threshold``.
     limits : sequence of Term
@@ -127,25 +127,25 @@ def conditions(algebra: Algebra, step: Step, seen: Term, limits: Sequence[Term])
 
 
 def compared(algebra: Algebra, step: Step, seen: Term, how: str, limit: Term) -> Term:
-    """Return how what ``levels`` look at compares with a threshold; `how` is as in C."""
+    """Compare the input of ``levels`` with a threshold; `how` is a C comparison operator."""
     if step.compare == "place":
         seen, limit = algebra.place(seen), algebra.place(limit)
     return algebra.compare(seen, how, limit)
 
 
 def nearest(algebra: Algebra, step: Step, value: Term, scale: Term, bias: Term) -> Term:
-    """Return ``trunc(clip(value * scale + bias, 0, count))``, the level by ``acc-scale``."""
+    """Return ``trunc(clip(value * scale + bias, 0, count))``, the level for way ``acc-scale``."""
     found = algebra.fma(value, scale, bias)
     top = algebra.count(step.count)
     return algebra.whole(algebra.min(algebra.max(found, algebra.zero), top))
 
 
 def rounded(algebra: Algebra, value: Term, first: Term, last: Term) -> Term:
-    """Return ``rint(clip(value, first, last)) - first``, the level by ``round``."""
+    """Return ``rint(clip(value, first, last)) - first``, the level for way ``round``."""
     inside, far = algebra.min(algebra.max(value, first), last), algebra.number(WHOLE)
     return algebra.apart(algebra.add(inside, far), algebra.add(first, far))
 
 
 def stands_for(algebra: Algebra, step: Step, level: Term) -> Term:
-    """Return what a level stands for, in the form ``value``."""
+    """Return the number that a level stands for, in the form ``value``."""
     return algebra.fma(algebra.real(level), algebra.number(step.hi), algebra.number(step.lo))

@@ -1,4 +1,4 @@
-"""How a selection of bits is cut into shifts, and the table for those that are too irregular."""
+"""Decomposition of a selection of bits into masked shifts, and a table for irregular selections."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import SliceBits
 
 MAX_TERMS = 256
-"""Selections of more terms are read from a table at run time, so that code stays small."""
+"""Selections with more terms are read from a table at run time, which keeps the code small."""
 
 
 class Term(NamedTuple):
-    """Bits of one input word that move by the same distance to one output word."""
+    """Bits of an input word that move by the same distance to an output word."""
 
     word: int
     """Input word."""
     shift: int
-    """Distance, to the left if positive."""
+    """Distance in bits, to the left if positive."""
     mask: int
-    """Which bits of the input word."""
+    """Mask of the input word."""
 
 
 def terms(index: tuple[int, ...]) -> list[list[Term]]:
-    """Cut `index` into shifts of masked words.
+    """Decompose `index` into shifts of masked words.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def terms(index: tuple[int, ...]) -> list[list[Term]]:
     Returns
     -------
     list of list of Term
-        For each output word, what is ORed to make it.
+        For each output word, the terms whose OR it is.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Border classes: output rows (or columns) whose taps lie inside the image alike."""
+"""Border classes: ranges of output rows (or columns) with the same taps inside the image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, taps_inside
 
 
 def inside(spec: BinaryConv2d | FewBitConv2d, row: int, column: int) -> np.ndarray:
-    """Return for each tap of the window at an output pixel if it is in the image."""
+    """Return, for each tap of the window at an output pixel, whether it is inside the image."""
     rows, columns = taps_inside(spec, 0, row), taps_inside(spec, 1, column)
     taps = np.zeros(spec.kernel, bool)
     taps[rows.start : rows.stop, columns.start : columns.stop] = True
@@ -16,7 +16,7 @@ def inside(spec: BinaryConv2d | FewBitConv2d, row: int, column: int) -> np.ndarr
 
 
 def classes(spec: BinaryConv2d | FewBitConv2d, axis: int) -> list[int]:
-    """Return the first output row (`axis` 0) or column (1) of each class; they follow each other.
+    """Return the first output row (`axis` 0) or column (1) of each class, in ascending order.
 
     Examples
     --------
@@ -29,6 +29,6 @@ def classes(spec: BinaryConv2d | FewBitConv2d, axis: int) -> list[int]:
 
 
 def inner_class(spec: BinaryConv2d | FewBitConv2d, axis: int) -> int | None:
-    """Return the class of rows (or columns) of which all taps are inside, if there are any."""
+    """Return the class of rows (or columns) with all taps inside the image, or None."""
     inside = (taps_inside(spec, axis, first) for first in classes(spec, axis))
     return next((i for i, taps in enumerate(inside) if len(taps) == spec.kernel[axis]), None)

@@ -1,4 +1,4 @@
-"""One entry for every kernel: its PrimFunc and the types of its inputs and outputs."""
+"""Types of the inputs and outputs of a kernel, for any spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnncc.topi_binary.spec import (
 from bnncc.topi_binary.step import FORMS, TENSORS, Step, output_kinds, step_inputs, step_outputs
 
 SPEC_ATTR = "bnncc.spec"
-"""PrimFunc attribute that holds the spec as JSON."""
+"""Attribute of a PrimFunc that holds its spec as JSON."""
 
 
 def input_types(spec: Spec) -> list[Type]:
@@ -33,7 +33,7 @@ def input_types(spec: Spec) -> list[Type]:
 
 
 def step_input_types(spec: Spec, step: Step) -> list[Type]:
-    """Return shape and dtype of each kernel input that `step` of `spec` takes, in order."""
+    """Return shape and dtype of each kernel input of `step`, in order."""
     lanes = layout.blocks(spec.output_channels) * layout.LANES
     if step.op in TENSORS:
         (*image, channels), _ = _float_output(spec, step)
@@ -76,12 +76,12 @@ def output_types(spec: Spec) -> list[Type]:
 
 
 def aliases(spec: Spec) -> list[int]:
-    """Return for each output of `spec` the kernel input it is stored over; -1: its own tensor.
+    """Return for each output of `spec` the index of the input it is stored over, or -1.
 
     Raises
     ------
     ValueError
-        If a step is in place with no ``add`` before it.
+        If a step is in place without a preceding ``add``.
     """
     position = len(input_types(spec)) - sum(step_inputs(step) for step in spec.steps)
     added, found = -1, []
@@ -141,4 +141,4 @@ _CONSTANTS: dict[type, Callable[[Any], Sequence[Type]]] = {
     BitwiseMaxPool: _mask,
     SliceBits: _table,
 }
-"""Weights, masks and tables: the inputs between data and epilogue, of the kinds that have any."""
+"""By kind: types of the inputs between data and epilogue (weights, masks, tables)."""

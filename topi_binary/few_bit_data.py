@@ -1,24 +1,20 @@
-"""Operands of few-bit convolutions: how levels and weights are stored, by method.
+"""Storage of levels and weights in few-bit convolutions, for each method.
 
 With data levels k (planes ``d_j`` of bits, ``k = sum 2**j d_j``) and integer weights q:
 
 * ``xor``: weights are odd, ``q = sum 2**i t_i`` with signs t. A product of planes is
-  ``popcount(t_i) - popcount(d_j ^ t_i)``; the first part is a constant of the weights and joins the
-  start values, so the kernel subtracts ``sum 2**(i + j) popcount(d_j ^ t_i)`` from them.
-* ``and``: weights are two's complement, ``q = sum 2**i u_i - 2**(W - 1) u_(W - 1)``, and a product
-  of planes is ``popcount(d_j & u_i)``. Ternary weights are two planes: which are not 0, and which
-  of those are negative.
-* ``bytes``: four unsigned levels and four signed weights are one word, multiplied and summed by one
-  instruction.
-* ``pairs``: the same with two of 16 bits.
-* ``floats``: each is a float32; sums below 2**24 are exact.
-* ``packed``: levels are those of ``bytes``. Weights of 1 or 2 bits stay packed until the kernel
-  multiplies: ``q = step * code + first`` of codes that are not negative, so that a sum is ``step *
-  sum(k * code) + first * sum(k)``. A word of codes has them in the order of bytes: bits ``8 * b +
-  W * j`` are those of channel ``4 * j + b``, so that one shift and one mask give the bytes that
-  meet four neighbouring levels.
+``popcount(t_i) - popcount(d_j ^ t_i)``. The first term depends on weights only and is part of the
+initial values; the kernel subtracts ``sum 2**(i + j) popcount(d_j ^ t_i)`` from them. * ``and``:
+weights are two's complement, ``q = sum 2**i u_i - 2**(W - 1) u_(W - 1)``, and a product of planes
+is ``popcount(d_j & u_i)``. Ternary weights have two planes: nonzero, and negative. * ``bytes``: a
+word holds four unsigned levels or four signed weights; one instruction multiplies and adds them. *
+``pairs``: the same with two 16-bit numbers. * ``floats``: each is a float32; sums below 2**24 are
+exact. * ``packed``: levels as in ``bytes``. Weights of 1 or 2 bits stay packed until they are
+multiplied: ``q = step * code + first`` with codes >= 0, so a sum is ``step * sum(k * code) + first
+* sum(k)``. In a word of codes, bits ``8 * b + W * j`` belong to channel ``4 * j + b``, so a shift
+and a mask extract the bytes that correspond to four adjacent levels.
 
-This module imports nothing of TVM: passes pack weights with it, kernels read what it packed.
+This module does not import TVM: passes pack weights with it, and kernels read the result.
 """
 
 from __future__ import annotations
@@ -39,46 +35,46 @@ from bnncc.topi_binary.layout import (
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 METHODS = tuple(LEVEL_FORM)
-"""How products are computed."""
+"""Methods of computing products."""
 
 CODES = {1: (2, -1), 2: (1, -2)}
-"""Step and first weight of ``packed`` ones, by their bits."""
+"""Step and first weight of ``packed`` weights, by bits per code."""
 
 MAX_FLOAT = 2**24
-"""Sums of ``floats`` are below this, and start values too."""
+"""Bound of the sums of ``floats``, and of their initial values."""
 
 TOGETHER = 4
-"""Blocks of output channels of which ``packed`` words lie side by side: memory is read as one run
-by a kernel that goes through several."""
+"""Blocks of output channels whose ``packed`` words are interleaved, so that a kernel that processes
+several blocks reads one contiguous stream."""
 
 MAX_PACKED = 2**19
-"""Channels up to which sums of products of codes, some of them times 8, fit 32 bits."""
+"""Number of channels up to which sums of products of codes, scaled by up to 8, fit in 32 bits."""
 
 PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
-"""Levels in a word, in the forms that are not planes."""
+"""Levels per word, in the forms other than planes."""
 
 
 def group_words(spec: FewBitConv2d) -> int:
-    """Return how many words of one group and pixel take part in products."""
+    """Return the number of words of one group and pixel."""
     return -(-(spec.channels // spec.groups) // per_word(spec))
 
 
 def per_word(spec: FewBitConv2d) -> int:
-    """Return how many channels a word of weights has; of one plane, if there are planes."""
+    """Return the channels per word of weights (of one plane, if there are planes)."""
     if spec.method == "packed":
         return WORD_BITS // spec.weight_bits
     return PER_WORD.get(spec.form, WORD_BITS)
 
 
 def sums_of_word(spec: FewBitConv2d) -> int:
-    """Return how many sums a word of weights has: one for each place of a code in half a byte."""
+    """Return the sums per word of weights: one for each position of a code in half a byte."""
     return 4 // spec.weight_bits if spec.method == "packed" else 1
 
 
 def packs(spec: FewBitConv2d) -> bool:
-    """Return whether the method ``packed`` can compute a layer: one of single pixels.
+    """Return whether the method ``packed`` can compute a layer; kernels must be 1x1.
 
-    A word of weights may reach no further than the levels of a pixel do.
+    A word of weights must not extend beyond the levels of a pixel.
     """
     alone = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     stored = level_words(spec.channels, "bytes") * PER_WORD["bytes"]
@@ -87,12 +83,12 @@ def packs(spec: FewBitConv2d) -> bool:
 
 
 def weight_planes(spec: FewBitConv2d) -> int:
-    """Return how many planes of weights there are; 1 if they are numbers."""
+    """Return the number of weight planes; 1 if weights are numbers."""
     return spec.weight_bits if spec.form == "planes" else 1
 
 
 def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of weights and start values."""
+    """Return shape and dtype of the weights and of the initial values."""
     taps = spec.kernel[0] * spec.kernel[1] * group_words(spec) * weight_planes(spec)
     size = blocks(spec.out_channels) * LANES
     dtype = "float32" if spec.method == "floats" else "uint32"
@@ -101,16 +97,16 @@ def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
 
 
 def planes_of(weight: np.ndarray, bits: int, method: str) -> np.ndarray:
-    """Cut integer weights into planes.
+    """Decompose integer weights into planes.
 
     Parameters
     ----------
     weight : ndarray of int
-        Odd numbers below ``2**bits`` in magnitude for ``xor``, else two's complement.
+        For ``xor``, odd and less than ``2**bits`` in magnitude; otherwise two's complement.
     bits : int
-        How many planes.
+        Number of planes.
     method : {"xor", "and"}
-        What for.
+        Method of the layer.
 
     Returns
     -------
@@ -122,19 +118,19 @@ def planes_of(weight: np.ndarray, bits: int, method: str) -> np.ndarray:
 
 
 def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
-    """Store integer weights in the order the kernels read them.
+    """Pack integer weights in the order in which kernels read them.
 
     Parameters
     ----------
     weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
-        What `spec` multiplies by.
+        Weights of `spec`.
 
     Returns
     -------
     ndarray, one-dimensional, see `constants`
-        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (plane, kh, kw, word, lane). Of ``packed`` weights, `TOGETHER` blocks are one run
-        of memory, as are those left at the end: (word, block, lane).
+        Blocks of `LANES` output channels, the last one padded with zeros; within a block the order
+        is (plane, kh, kw, word, lane). For ``packed`` weights, `TOGETHER` blocks, and the remaining
+        ones, are interleaved: (word, block, lane).
     """
     if spec.form == "planes":
         planes = planes_of(weight, spec.weight_bits, spec.method)
@@ -157,21 +153,21 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
 
 
 def _side_by_side(codes: np.ndarray) -> np.ndarray:
-    """Return bytes (..., words * 4) of codes (..., words, places in a byte, 4)."""
+    """Pack codes (..., words, positions in a byte, 4) to bytes (..., words * 4)."""
     *outer, count, places, together = codes.shape
     moved = codes << (8 // places * np.arange(places, dtype=np.uint8))[:, None]
     return np.bitwise_or.reduce(moved, axis=-2).reshape(*outer, count * together)
 
 
 def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.ndarray:
-    """Return what sums start from, for each border class and output channel.
+    """Return the initial value of the sums, for each border class and output channel.
 
     Parameters
     ----------
     weight : ndarray of int, shape (out_channels, kernel_h, kernel_w, channels_per_group)
-        What `spec` multiplies by.
+        Weights of `spec`.
     outside : float
-        The level that pixels outside the image have; if it has a half, `spec` is doubled.
+        Level of pixels outside the image; if it is a half-integer, `spec` is doubled.
 
     Returns
     -------

@@ -1,16 +1,16 @@
-"""Minimal filtering: which transforms replace a row of products, and the weights they need.
+"""Minimal filtering (Winograd, Cook-Toom): transforms, packed weights, and choice of the method.
 
-One row of a convolution, ``m`` outputs of ``r`` taps, takes ``m * r`` products done directly and
-``n = m + r - 1`` by Cook-Toom's method: ``y = A ((G w) * (B d))`` with `n` data ``d`` and constant
-matrices from `n - 1` points and infinity [1]_. ``G w`` is known at compile time; ``B d`` is shared
-by all output channels, and ``A`` is applied once for all input channels and kernel rows.
+One row of a convolution, ``m`` outputs of ``r`` taps, takes ``m * r`` products directly and
+``n = m + r - 1`` with Cook-Toom's method: ``y = A ((G w) * (B d))`` for `n` data ``d``, with
+constant matrices from `n - 1` points and infinity [1]_. ``G w`` is computed at compile time, ``B
+d`` is shared by all output channels, and ``A`` is applied once for all input channels and kernel
+rows.
 
-A stride of s, or a long kernel, is a sum of *parts*: runs of at most `LONGEST` taps on every s-th
-column. All parts share one transform, so they add up before ``A``; the last tap of a shorter part
-is 0, and with it the product at infinity, which is left out.
+A convolution with stride s, or with a long kernel, is a sum of *parts*: at most `LONGEST` taps on
+every s-th column. All parts use the same transform, so they are summed before ``A``. The last tap
+of a shorter part is 0, so its product at infinity is omitted.
 
-This module imports nothing of TVM: passes pack weights with it, kernels take their matrices from
-it.
+This module does not import TVM: passes pack weights with it, and kernels use its matrices.
 
 References
 ----------
@@ -32,13 +32,13 @@ from bnncc.topi_binary.layout import LANES, blocks, pad_lanes
 from bnncc.topi_binary.spec import Conv2d
 
 METHODS = ("direct", "filtered", "filtered-2d")
-"""How a float convolution may be computed: every product, or filtered along rows or both ways."""
+"""Methods of float convolution: direct, or filtered along rows or in both directions."""
 
 LONGEST = 4
-"""Taps of one part; longer ones need points whose powers lose too many digits."""
+"""Maximum number of taps per part; more would need points with large powers, which lose digits."""
 
 OUTPUTS = 4
-"""Outputs of one transform."""
+"""Outputs per transform."""
 
 POINTS = {
     size: tuple(map(Fraction, points.split()))
@@ -46,40 +46,40 @@ POINTS = {
         4: "0 1 -1", 5: "0 1 -1 2", 6: "0 1 -1 1/2 -2", 7: "0 1 -1 2 -2 1/2",
     }.items()
 }  # fmt: skip
-"""Where polynomials are evaluated besides infinity, by the size of the transform: pairs +-p share
-most of their sums, and rounding errors are within 15 % of the best sets."""
+"""Evaluation points besides infinity, by size of the transform. Pairs +-p share most of their sums,
+and rounding errors are within 15 % of those of the best sets."""
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
 @dataclass(frozen=True)
 class Transform:
-    """The matrices of ``y = inverse ((G w) * (forward d))``."""
+    """Matrices of ``y = inverse ((G w) * (forward d))``."""
 
     forward: Matrix
-    """Shape (points, points): for the data, integers."""
+    """Shape (points, points), applied to data; integers."""
     kernel: Matrix
-    """Shape (points, taps): for the weights."""
+    """Shape (points, taps), applied to weights."""
     inverse: Matrix
-    """Shape (outputs, points): for the products."""
+    """Shape (outputs, points), applied to products."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of a convolution, cut into parts."""
+    """One direction of a convolution, divided into parts."""
 
     parts: tuple[tuple[int, ...], ...]
     """Taps of each part: kernel columns (or rows), `stride` apart."""
     stride: int
-    """Of the convolution."""
+    """Stride of the convolution."""
     taps: int
-    """Of the longest part."""
+    """Number of taps of the longest part."""
     outputs: int
-    """Outputs of one tile."""
+    """Outputs per tile."""
 
     @property
     def points(self) -> int:
-        """Products of one tile and part."""
+        """Products per tile and part."""
         return self.outputs + self.taps - 1
 
     @property
@@ -88,23 +88,23 @@ class Axis:
         return self.outputs * self.stride
 
     def at(self, point: int) -> list[int]:
-        """Return the parts whose product at `point` is not 0 for all weights."""
+        """Return the parts whose product at `point` does not vanish for all weights."""
         last = point == self.points - 1
         return [i for i, p in enumerate(self.parts) if not last or len(p) == self.taps]
 
     @property
     def products(self) -> float:
-        """Products for one output (the direct way has as many as taps)."""
+        """Products per output; the direct method has as many as taps."""
         return sum(len(self.at(q)) for q in range(self.points)) / self.outputs
 
     @property
     def transform(self) -> Transform:
-        """The matrices."""
+        """The matrices of the transform."""
         return cook_toom(self.outputs, self.taps)
 
 
 def cut(kernel: int, stride: int, outputs: int = OUTPUTS) -> Axis:
-    """Cut a direction of a convolution into parts.
+    """Divide one direction of a convolution into parts.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def cut(kernel: int, stride: int, outputs: int = OUTPUTS) -> Axis:
 
 
 def axes(spec: Conv2d) -> tuple[Axis | None, Axis]:
-    """Return how rows (None: every one by itself) and columns of a filtered `spec` are cut."""
+    """Return the parts of rows (None if not filtered) and of columns of a filtered `spec`."""
     columns = cut(spec.kernel[1], spec.strides[1])
     if spec.method != "filtered-2d":
         return None, columns
@@ -133,17 +133,17 @@ def axes(spec: Conv2d) -> tuple[Axis | None, Axis]:
 
 @functools.cache
 def cook_toom(outputs: int, taps: int) -> Transform:
-    """Return the transform for `outputs` outputs of `taps` taps.
+    """Return the transform for `outputs` outputs and `taps` taps.
 
     Parameters
     ----------
     outputs, taps : int
-        Their sum less 1 is a key of `POINTS`.
+        Their sum minus 1 is a key of `POINTS`.
 
     Returns
     -------
     Transform
-        Exact; the rows of `forward` are integers without a common factor.
+        Exact; the rows of `forward` are coprime integers.
     """
     size = outputs + taps - 1
     points = POINTS[size]
@@ -188,17 +188,17 @@ def as_array(matrix: Matrix) -> np.ndarray:
 
 
 def weight_size(spec: Conv2d) -> int:
-    """Return how many floats `pack_weight` gives for `spec`."""
+    """Return the number of floats in the packed weights of `spec`."""
     return blocks(spec.out_channels) * LANES * block_terms(spec)
 
 
 def block_terms(spec: Conv2d) -> int:
-    """Return how many vectors of weights one block of output channels has."""
+    """Return the number of weight vectors per block of output channels."""
     return spec.channels * sum(len(terms) for _, terms in places(spec))
 
 
 def places(spec: Conv2d) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """List the points of a filtered convolution, and what is summed at each, per input channel.
+    """Return the points of a filtered convolution, with the terms summed at each per input channel.
 
     Parameters
     ----------
@@ -208,8 +208,8 @@ def places(spec: Conv2d) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
     Returns
     -------
     list of (point, terms)
-        Point is (row, column); terms are (row part, column part), where a row part is a kernel row
-        if rows are not filtered (and the row of the point is 0).
+        A point is (row, column); a term is (row part, column part). If rows are not filtered, a
+        row part is a kernel row, and the row of the point is 0.
     """
     rows, columns = axes(spec)
     out = []
@@ -221,20 +221,20 @@ def places(spec: Conv2d) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
 
 
 def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
-    """Transform and store float weights in the order the filtered kernels read them.
+    """Transform float weights and pack them in the order in which filtered kernels read them.
 
     Parameters
     ----------
     weight : ndarray of float32, shape (out_channels, kernel_h, kernel_w, channels)
         Weights with the input channel last.
     spec : Conv2d
-        What they are for; its `method` is not direct.
+        A spec with a filtered method.
 
     Returns
     -------
     ndarray of float32, one-dimensional
-        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (column point, row point, row part, column part, input channel, lane).
+        Blocks of `LANES` output channels, the last one padded with zeros; within a block the order
+        is (column point, row point, row part, column part, input channel, lane).
     """
     rows, columns = axes(spec)
     cells = _along(weight.astype(np.float64), 2, columns)  # o, h, (part, point) for w, c
@@ -263,26 +263,26 @@ def _along(weight: np.ndarray, position: int, axis: Axis) -> np.ndarray:
 # ---- choice ---------------------------------------------------------------------------------
 
 RESULT_COST = 8.0
-"""What inverse transform and scratch memory cost for one output, in products."""
+"""Cost of inverse transform and scratch memory per output, in products."""
 
 DATUM_COST = 0.6
-"""What transforming one datum costs, in products of one vector of output channels."""
+"""Cost of transforming a data element, in products with one vector of output channels."""
 
 GAIN = 0.9
-"""Filtering must promise less than this part of the direct way's time."""
+"""Filtering is used only if its estimate is below this fraction of the direct method's."""
 
 ALONE_COST, COPY_COST = 1.25, 2.0
-"""Of bfloat16, whose words are products of two: what one takes that a single vector of output
-channels reads, and what moving `LANES` data beside each other costs one vector."""
+"""For bfloat16, with two products per word: relative cost of a product that only one vector of
+channels reads, and cost per vector of moving `LANES` data elements next to each other."""
 
 MIN_PIXELS = 100
-"""Outputs of fewer pixels take as long as the weights take to load, and filtered ones are more."""
+"""With fewer output pixels, loading weights dominates, and filtered weights are larger."""
 
 
 def integral(weight: np.ndarray) -> bool:
-    """Whether each filter is a small integer multiple of something, as quantised weights are.
+    """Whether each filter is a small integer multiple of a scale, as quantized weights are.
 
-    With data of the same kind, direct sums are exact, and filtered ones are not.
+    With data of the same kind, direct sums are exact, while filtered sums are not.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def integral(weight: np.ndarray) -> bool:
 
 
 def fits(spec: Conv2d) -> bool:
-    """Whether `spec` can be filtered at all."""
+    """Whether `spec` can be computed by a filtered method."""
     columns = spec.kernel[1]
     return (
         spec.rank == 4
@@ -312,22 +312,22 @@ def fits(spec: Conv2d) -> bool:
 
 
 def choose(spec: Conv2d, wish: str, height: int, width: int) -> str:
-    """Choose how a float convolution is computed.
+    """Select the method of a float convolution.
 
     Parameters
     ----------
     spec : Conv2d
-        What it computes; its `method` does not count.
+        Spec of the layer; its `method` is ignored.
     wish : str
-        The boldest of `METHODS` allowed.
+        The most aggressive method in `METHODS` that is allowed.
     height, width : int
-        Of its output.
+        Of the output.
 
     Returns
     -------
     str
-        The method with the fewest products, counting the transforms as such
-        (``benchmarks/filtered_layers.py`` compares this choice with the times of all three).
+        The method with the fewest products, including the cost of transforms
+        (``benchmarks/filtered_layers.py`` compares this choice with measured times of all three).
 
     Examples
     --------
@@ -348,7 +348,7 @@ def choose(spec: Conv2d, wish: str, height: int, width: int) -> str:
 
 
 def _direct_cost(spec: Conv2d) -> float:
-    """Return what filtering must stay below."""
+    """Return the cost of the direct method that filtering must beat."""
     if spec.operands == "float32" or spec.packed == 1:
         return GAIN * spec.kernel[0] * spec.kernel[1] * spec.channels
     vectors = blocks(spec.out_channels)
@@ -361,7 +361,7 @@ def _direct_cost(spec: Conv2d) -> float:
 
 
 def _cost(spec: Conv2d, height: int, width: int) -> float:
-    """Return the products for one output of a filtered convolution, with all that goes with it."""
+    """Return the cost of a filtered convolution per output, in products."""
     rows, columns = axes(spec)
     along = columns.products * (-(-width // columns.outputs) * columns.outputs / width)
     down: float = spec.kernel[0]

@@ -1,7 +1,7 @@
-"""What every kind of kernel says of itself: one class a kind is the registry of operators.
+"""Base classes of the specs: one class per kind of kernel, which form the operator registry.
 
-The classes are those of `spec`. Where a kind differs from the others is written in its class, so
-that nobody else asks what kind a spec is.
+The classes themselves are in `spec`. Properties in which a kind differs from others are defined in
+its class, so that no other code needs to test the kind of a spec.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ Dim = int | str
 """An extent, or the name of a symbolic one."""
 
 Type = tuple[tuple[Dim, ...], str]
-"""Shape and dtype of a kernel's tensor. The batch may be the name of a symbol."""
+"""Shape and dtype of a tensor of a kernel. The batch may be symbolic."""
 
 
 class Kind:
-    """Base of all specs; what is said here holds for a kernel that moves one plane of bits.
+    """Base of all specs; the defaults describe a kernel that moves one plane of bits.
 
     Attributes
     ----------
     operators : tuple of str
-        Names of the Relax operators; `operator` says which.
+        Names of the kind's Relax operators; `operator` selects one.
     definition, oracle : str
-        ``file:function`` in `definitions` and in `reference`.
+        Their functions, as ``file:function``, in `definitions` and in `reference`.
     exact : bool
-        Whether it adds integers, so that the order of a sum makes no difference.
+        Whether it sums integers, so that the order of summation does not matter.
     epilogue : bool
-        Whether its results are those of `steps`.
+        Whether its outputs are those of `steps`.
     n : int or str
-        Images; a symbol's name where the batch is open.
+        Batch size; the name of a symbol if the batch is dynamic.
     height, width, channels : int
-        Of the image that is read; `channels` is a tuple where tensors are joined.
+        Of the input image; `channels` is a tuple if several tensors are concatenated.
     rank, data_layout, groups, steps, ternary, weight_zeros, weight_order
-        What stands for these fields in kinds that lack them.
+        Defaults for kinds without these fields.
     """
 
     operators: ClassVar[tuple[str, ...]]
@@ -65,7 +65,7 @@ class Kind:
 
     @property
     def description(self) -> str:
-        """What it is, for people."""
+        """A description for reports."""
         text = f"{type(self).__name__} {'+'.join(map(str, self.parts))}"
         if self.rank == 4:
             return f"{text},{self.height}x{self.width}"
@@ -73,22 +73,22 @@ class Kind:
 
     @property
     def images(self) -> int:
-        """The batch; one if it is open."""
+        """Batch size; 1 if it is symbolic."""
         return self.n if isinstance(self.n, int) else 1
 
     @property
     def macs(self) -> int:
-        """Products it computes; a symbolic batch counts as 1."""
+        """Number of multiply-accumulates; a symbolic batch counts as 1."""
         return 0
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Channels of what is joined; one number if that is one tensor, or planes of one."""
+        """Channels of each tensor that is concatenated; a single number for other kinds."""
         return (self.channels,) if isinstance(self.channels, int) else self.channels
 
     @property
     def read_channels(self) -> int:
-        """Channels of all data."""
+        """Channels of all data together."""
         return sum(self.parts)
 
     @property
@@ -103,36 +103,36 @@ class Kind:
 
     @property
     def output_rank(self) -> int:
-        """4, or 2 where outputs are ``[n, channels]``."""
+        """4, or 2 if outputs are ``[n, channels]``."""
         return self.rank
 
     @property
     def data_types(self) -> list[Type]:
-        """Shape and dtype of the data, the first inputs of the kernel."""
+        """Shapes and dtypes of the data, which are the first inputs of the kernel."""
         return [self.image(layout.words(self.read_channels), "uint32")]
 
     @property
     def data_tensors(self) -> int:
-        """How many tensors the data are."""
+        """Number of data tensors."""
         return len(self.data_types)
 
     @property
     def plane_types(self) -> list[Type]:
-        """Shape and dtype of the outputs, where they are not those of `steps`."""
+        """Shapes and dtypes of the outputs, for kinds whose outputs are not those of `steps`."""
         return [self.made(layout.words(self.output_channels), "uint32")]
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """`steps`, and those inside of the anchor before them."""
+        """`steps`, preceded by those inside the anchor."""
         return self.steps
 
     def image(self, last: int, dtype: str) -> Type:
-        """Return the type of data with so many words, or numbers, in a pixel."""
+        """Return the type of data with `last` words or numbers per pixel."""
         where = "NHWC" if dtype == "uint32" else self.data_layout
         return shape(self.n, self.height, self.width, last, self.rank, where), dtype
 
     def made(self, last: int, dtype: str, where: str = "NHWC") -> Type:
-        """Return the type of an output with so many words, or numbers, in a pixel."""
+        """Return the type of an output with `last` words or numbers per pixel."""
         return shape(self.n, *self.output_hw, last, self.output_rank, where), dtype
 
 
@@ -147,7 +147,7 @@ def shape(
 
 @dataclass(frozen=True)
 class OfImage(Kind):
-    """A kind that reads one image, or rows: its first fields."""
+    """A kind that reads one image, or rows; declares the first fields."""
 
     n: Dim
     height: int
@@ -156,16 +156,16 @@ class OfImage(Kind):
 
 
 class Windowed(OfImage):
-    """A kind in which a window slides over the image.
+    """A kind with a sliding window.
 
     Attributes
     ----------
     kernel, strides, dilations : tuple of int
-        Of the window, in rows and columns.
+        Of the window: rows, columns.
     pads : tuple of int
         Of the image: top, left, bottom, right.
     ceil_extra : tuple of int
-        How far the last windows reach over the padded image.
+        How far the last windows extend beyond the padded image.
     """
 
     kernel: tuple[int, int]
@@ -176,7 +176,7 @@ class Windowed(OfImage):
 
     @property
     def description(self) -> str:
-        """What it is, for people."""
+        """A description for reports."""
         text = super().description + (f" -> {self.output_channels}" if self.macs else "")
         if self.rank == 4:
             text += f" {self.kernel[0]}x{self.kernel[1]}"
@@ -185,7 +185,7 @@ class Windowed(OfImage):
 
     @property
     def window_hw(self) -> tuple[int, int]:
-        """How many places the window has."""
+        """Number of window positions: rows, columns."""
         height, width = (
             output_size(
                 size, self.kernel[i], self.strides[i], self.dilations[i],
@@ -203,12 +203,12 @@ class Windowed(OfImage):
 
 @dataclass(frozen=True)
 class Convolution(Windowed):
-    """A kind that multiplies data by weights under a window; `rank` 2 is a matrix product."""
+    """A kind that multiplies data in a window by weights; with `rank` 2, a matrix product."""
 
     epilogue = True
 
     out_channels: int
-    """Filters."""
+    """Number of filters."""
     kernel: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
     dilations: tuple[int, int] = (1, 1)
@@ -222,12 +222,12 @@ class Convolution(Windowed):
 
     @property
     def taps(self) -> int:
-        """K: products in one output, border taps included."""
+        """K: products per output, including those of taps outside the image."""
         return self.kernel[0] * self.kernel[1] * self.read_channels // self.groups
 
     @property
     def macs(self) -> int:
-        """Products it computes; a symbolic batch counts as 1."""
+        """Number of multiply-accumulates; a symbolic batch counts as 1."""
         height, width = self.window_hw
         return self.images * height * width * self.out_channels * self.taps
 
@@ -238,12 +238,12 @@ class Convolution(Windowed):
 
     @property
     def weight_position(self) -> int:
-        """Which input of the kernel are the weights."""
+        """Index of the weights among the kernel's inputs."""
         return self.data_tensors
 
 
 def output_size(
     size: int, kernel: int, stride: int, dilation: int, pads: int, extra: int = 0
 ) -> int:
-    """Return the output extent of a window sliding over `size` (`pads`: both sides together)."""
+    """Return the output size of a window sliding over `size`; `pads` is the sum of both sides."""
     return (size + pads + extra - dilation * (kernel - 1) - 1) // stride + 1

@@ -1,16 +1,16 @@
-"""Conventions every part of bnncc shares: bit sense, bit order, word size, layouts.
+"""Conventions shared by all parts of bnncc: bit sense, bit order, word size, layouts.
 
 * Bit 1 means +1, bit 0 means -1 (for unipolar data: 1 and 0).
 * Channel ``c`` is bit ``c % WORD_BITS`` of word ``c // WORD_BITS``, least significant first. Tail
   bits are 0 in data *and* weight, so that they cancel in XOR and AND.
 * A packed activation is uint32 ``[N, H, W, words(C)]`` (``[N, words(C)]`` for dense layers).
-* A tensor that may hold exact zeros (three values: -1, 0, +1) travels as two such planes: ``sign``
-  (bit = value >= 0) and ``zero`` (bit = value == 0). The zero plane is all 0 in the usual case.
+* A tensor that may hold exact zeros (values -1, 0, +1) is stored as two such planes: ``sign`` (bit
+  = value >= 0) and ``zero`` (bit = value == 0). Usually the zero plane is all 0.
 * Float activations inside a compiled network are NHWC, unpadded.
 * With K taps inside the image: ``dot = K - 2 * popcount(data ^ weight)``.
 
-Weights are stored in the order the kernels read them, see `pack_conv_weight`. This module imports
-nothing of ours.
+Weights are stored in the order in which kernels read them, see `pack_conv_weight`. This module
+imports no other module of bnncc.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from __future__ import annotations
 import numpy as np
 
 WORD_BITS = 32
-"""Bits in one packed word."""
+"""Bits per word."""
 
 LANES = 16
-"""Output channels that one vector of accumulators holds (16 x 32 bits: one AVX-512 register, two of
-AVX2, four of SSE or NEON)."""
+"""Output channels per vector of accumulators (16 x 32 bits: one AVX-512 register, two of AVX2, four
+of SSE or NEON)."""
 
 NIBBLE_LANES = 32
-"""Output channels in one block of weights stored in the order ``nibbles``."""
+"""Output channels per block of weights in the order ``nibbles``."""
 
 QUAD = 4
-"""Output channels whose weights take turns in the orders ``vectors`` and ``halves``."""
+"""Output channels whose weights are interleaved in the orders ``vectors`` and ``halves``."""
 
 DEPTH = 64
-"""Input channels in one block of weights stored in the order ``fours``."""
+"""Input channels per block of weights in the order ``fours``."""
 
 WEIGHT_ORDERS = ("words", "nibbles", "vectors", "halves", "fours")
 """Orders of binary weights, see `pack_conv_weight`."""
 
 SLICED = "sliced"
-"""The order of `sliced_data`."""
+"""The order defined in `sliced_data`."""
 
 
 def words(channels: int) -> int:
-    """Return how many words hold `channels` bits."""
+    """Return the number of words that hold `channels` bits."""
     return -(-channels // WORD_BITS)
 
 
 def blocks(channels: int, lanes: int = LANES) -> int:
-    """Return how many vectors of `lanes` hold `channels` values."""
+    """Return the number of vectors of `lanes` that hold `channels` values."""
     return -(-channels // lanes)
 
 
 def level_words(channels: int, form: str) -> int:
-    """Return how many words of a pixel hold levels of `channels`, in a form of `step.FORMS`.
+    """Return the words per pixel for levels of `channels`, in a form of `step.FORMS`.
 
     Planes are packed like signs, one plane for each bit of the levels. In other forms, pixels are
-    filled up to whole vectors of channels; what lies beyond the last channel is arbitrary.
+    padded to whole vectors of channels; values beyond the last channel are undefined.
     """
     if form == "planes":
         return words(channels)
@@ -101,34 +101,33 @@ def unpack_bits(packed: np.ndarray, channels: int) -> np.ndarray:
 
 
 def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
-    """Pack convolution weights in the order the kernels read them.
+    """Pack convolution weights in the order in which kernels read them.
 
-    In the order ``words``, output channels are cut into blocks of `LANES`; inside a block the order
-    is (kh, kw, word, lane), so that one vector load fetches one word of `LANES` output channels. A
-    last block of fewer lanes is stored with just those lanes; kernels load full vectors from it and
-    drop the lanes beyond, so the array ends in ``LANES`` spare words when there is such a block.
+    ``words``: output channels are divided into blocks of `LANES`. Within a block the order is (kh,
+    kw, word, lane), so that one vector load fetches one word of `LANES` output channels. A last,
+    partial block has only the existing lanes. Kernels load full vectors from it and ignore the
+    other lanes, so such an array ends with ``LANES`` additional words.
 
-    In the order ``nibbles``, blocks are of `NIBBLE_LANES` output channels, the last one filled up
-    with zeros; inside a block the order is (kh, kw, word, byte of the word, lane), and each lane is
-    one byte. Lane ``2 * i`` is channel i of the block, lane ``2 * i + 1`` channel ``16 + i``: even
-    and odd bytes, widened, are the vectors of `LANES` channels.
+    ``nibbles``: blocks of `NIBBLE_LANES` output channels, the last one padded with zeros. Within a
+    block the order is (kh, kw, word, byte of the word, lane), one byte per lane. Lane ``2 * i`` is
+    channel i of the block, and lane ``2 * i + 1`` is channel ``16 + i``: even and odd bytes,
+    widened, are the vectors of `LANES` channels.
 
-    In the orders ``vectors`` and ``halves``, blocks are of `QUAD` output channels, the last one
-    filled up with zeros. In ``vectors``, all words of a kernel row are one run of bits, filled up
-    with zeros to whole vectors of 4 words; inside a block the order is (kh, vector, channel,
-    word of the vector). In ``halves``, each tap is filled up to 2 words; the order is (kh, kw,
-    channel, word).
+    ``vectors`` and ``halves``: blocks of `QUAD` output channels, the last one padded with zeros. In
+    ``vectors``, all words of a kernel row are contiguous and padded with zeros to whole vectors of
+    4 words; within a block the order is (kh, vector, channel, word of the vector). In ``halves``,
+    each tap is padded to 2 words; the order is (kh, kw, channel, word).
 
-    In the order ``fours``, blocks are of `LANES` output and `DEPTH` input channels of a tap, both
-    filled up with zeros, in the order (block of output channels, kh, kw, block of input channels);
-    inside a block bits are in the order (four input channels, output channel, one of the four).
+    ``fours``: blocks of `LANES` output channels and `DEPTH` input channels of a tap, both padded
+    with zeros, in the order (block of output channels, kh, kw, block of input channels). Within a
+    block, the order of bits is (four input channels, output channel, one of the four).
 
     Parameters
     ----------
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
     order : {"words", "nibbles", "vectors", "halves", "fours"}
-        Of the result.
+        Order of the result.
 
     Returns
     -------
@@ -150,7 +149,7 @@ def pack_conv_weight(bits: np.ndarray, order: str = "words") -> np.ndarray:
 
 
 def _quads(packed: np.ndarray, order: str) -> np.ndarray:
-    """Cut weights, shape (out_channels, kh, kw, words), into blocks of `QUAD` channels."""
+    """Divide weights, shape (out_channels, kh, kw, words), into blocks of `QUAD` channels."""
     out, height = packed.shape[:2]
     unit = 4 if order == "vectors" else 2
     runs = packed.reshape(out, height, 1, -1) if order == "vectors" else packed
@@ -173,7 +172,7 @@ def _fours(bits: np.ndarray) -> np.ndarray:
 def weight_words(
     out_channels: int, kernel: tuple[int, int], channels: int, order: str = "words"
 ) -> int:
-    """Return how many words `pack_conv_weight` makes.
+    """Return the number of words that `pack_conv_weight` returns.
 
     Parameters
     ----------
@@ -184,13 +183,13 @@ def weight_words(
     channels : int
         Input channels of a group.
     order : {"words", "nibbles", "vectors", "halves", "fours"}
-        Of the weights.
+        Order of the weights.
 
     Returns
     -------
     int
-        ``out_channels * taps * words(channels)`` where output channels fill their blocks. Else the
-        order ``words`` has `LANES` more, the others whole blocks (and vectors).
+        ``out_channels * taps * words(channels)`` if output channels fill their blocks. Otherwise
+        ``words`` has `LANES` more, and the other orders have whole blocks (and vectors).
     """
     height, width = kernel
     per_channel = height * width * words(channels)
@@ -210,9 +209,9 @@ def weight_words(
 
 
 def pack_float_weight(weight: np.ndarray) -> np.ndarray:
-    """Store float convolution weights in the order the kernels read them.
+    """Pack float convolution weights in the order in which kernels read them.
 
-    The same blocks of output channels as `pack_conv_weight`.
+    The blocks of output channels are those of `pack_conv_weight` in the order ``words``.
 
     Parameters
     ----------
@@ -233,7 +232,7 @@ def unpack_float_weight(packed: np.ndarray, channels: int, taps: tuple[int, ...]
     Parameters
     ----------
     packed : ndarray of float32, one-dimensional
-        What it made.
+        The result of `pack_float_weight`.
     channels : int
         Output channels.
     taps : tuple of int
@@ -258,14 +257,14 @@ def unpack_float_weight(packed: np.ndarray, channels: int, taps: tuple[int, ...]
 
 
 def pad_lanes(vector: np.ndarray, fill: float = 0) -> np.ndarray:
-    """Pad what there is of each channel to whole blocks, so that kernels can load it lane by lane.
+    """Pad per-channel values to whole blocks, so that kernels can load full vectors.
 
     Parameters
     ----------
     vector : ndarray, shape (channels, ...)
         One value, or row, per output channel.
     fill : float, default 0
-        Value of the lanes beyond.
+        Value of the additional lanes.
 
     Returns
     -------

@@ -1,12 +1,11 @@
-"""Operands of fewer bits for a float convolution: formats, weights, and how many go in a word.
+"""Narrow operands of float convolutions: formats, quantized weights, and packing in words.
 
-``bfloat16`` rounds data and weights to 8 significant bits, ``float16`` to 11, and both sum their
-products in float32.
-``int8`` makes integers of both, with one scale for each filter and one for the image, and sums
-exactly. Up to `PACKED` operands are one 32-bit lane, where the machine multiplies them so (the
-spec's `packed`); else each is a float32 of the same value.
+``bfloat16`` rounds data and weights to 8 significant bits, ``float16`` to 11; products are summed
+in float32. ``int8`` converts both to integers, with one scale per filter and one for the image, and
+sums exactly. Up to `PACKED` operands share a 32-bit lane if the target multiplies them so (the
+spec's `packed`); otherwise each operand is a float32 of the same value.
 
-This module imports nothing of TVM: passes quantise weights with it, kernels read what it packed.
+This module does not import TVM: passes quantize weights with it, and kernels read the result.
 """
 
 from __future__ import annotations
@@ -17,35 +16,35 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
 FORMATS = ("float32", "bfloat16", "int8", "float16", "bfloat16x3")
-"""What the operands of a convolution may be; ``float16`` on GPUs, ``bfloat16x3`` on
-tiles: each float32 as the sum of three numbers of bfloat16."""
+"""Formats of the operands. ``float16`` is for GPUs; ``bfloat16x3``, for AMX tiles, represents each
+float32 as the sum of three bfloat16 numbers."""
 
 PACKED = {"bfloat16": 2, "int8": 4, "float16": 2, "bfloat16x3": 2}
-"""How many of them fill a 32-bit lane."""
+"""Operands per 32-bit lane."""
 
 TERMS = 3
-"""Numbers of bfloat16 that a float32 is the sum of: 8 bits each, and less than 2^-24 is left."""
+"""bfloat16 numbers per float32: 8 bits each, with a remainder below 2^-24."""
 
 PRODUCTS = ((0, 2), (2, 0), (1, 1), (1, 0), (0, 1), (0, 0))
-"""Which term of a datum meets which of a weight: the smallest products are summed first."""
+"""Pairs of a term of data and a term of weights; the smallest products are summed first."""
 
 LEVELS = 127
 """Largest magnitude of an int8 operand."""
 
 MIDDLE = 128
-"""The byte that stands for 0 where data are scaled at run time: bytes have no sign."""
+"""Byte that stands for 0 if data are scaled at run time, since bytes are unsigned."""
 
 SMALLEST = 2.0**-100
-"""An image is scaled as if some value were at least this: its reciprocal is finite."""
+"""Lower bound of an image's largest value in its scale, so that the reciprocal is finite."""
 
 MAX_CHANNELS = 16
-"""Input channels that kernels interleave."""
+"""Maximum number of input channels that kernels interleave."""
 
 SIDE_BY_SIDE = 8
-"""Channels below which taps of bfloat16 that lie side by side save words worth moving them."""
+"""With fewer channels, storing bfloat16 taps contiguously saves enough words to pay."""
 
 MAX_SUM = 2**24
-"""Sums of products are below this: float32 holds them exactly, and so does int32."""
+"""Bound of sums of products: float32 holds them exactly, and so does int32."""
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -72,7 +71,7 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def terms(values: np.ndarray) -> list[np.ndarray]:
-    """Return the three numbers of bfloat16 that are float32 numbers, the largest first."""
+    """Return three bfloat16 numbers for each float32 number, the largest first."""
     made, rest = [], np.asarray(values, np.float32)
     for _ in range(TERMS):
         made.append(to_bfloat16(rest))
@@ -81,7 +80,7 @@ def terms(values: np.ndarray) -> list[np.ndarray]:
 
 
 def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Make integers of weights, with one scale for each filter.
+    """Quantize weights to integers, with one scale per filter.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     integers : ndarray of float32, same shape
         In [-LEVELS, LEVELS].
     scale : ndarray of float64, shape (out_channels,)
-        ``weight`` is about ``scale * integers``; 1 for a filter of zeros.
+        ``weight`` is approximately ``scale * integers``; 1 for a filter of zeros.
     """
     flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
     top = np.abs(flat).max(axis=1, initial=0.0)
@@ -102,7 +101,7 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def words(spec: Conv2d) -> int:
-    """Return how many words (vectors of weights) the taps of one output fill."""
+    """Return the number of words (vectors of weights) for the taps of one output."""
     taps = spec.kernel[0] * spec.kernel[1]
     if spec.operands == "bfloat16x3":
         return TERMS * blocks(words_of_pixel(spec)) * LANES
@@ -112,40 +111,40 @@ def words(spec: Conv2d) -> int:
 
 
 def words_of_pixel(spec: Conv2d) -> int:
-    """Return how many words the channels of a pixel fill, where taps are `apart`."""
+    """Return the words per pixel, for layers whose pixels are `apart`."""
     return blocks(spec.channels, spec.packed)
 
 
 def zero_bytes(spec: Conv2d) -> tuple[int, ...]:
-    """Return the byte of each input channel that stands for 0 in packed int8 data."""
+    """Return, for each input channel, the byte that stands for 0 in packed int8 data."""
     return spec.zero_points or (MIDDLE,) * spec.channels
 
 
 def rows_of_weight(spec: Conv2d) -> int:
-    """Return how many vectors of `LANES` words one block of output channels has."""
+    """Return the number of vectors of `LANES` words per block of output channels."""
     return words(spec) + (spec.packed == PACKED["int8"])
 
 
 def weight_type(spec: Conv2d) -> tuple[int, str]:
-    """Return size and dtype of what `pack_weight` makes."""
+    """Return size and dtype of the result of `pack_weight`."""
     size = blocks(spec.out_channels) * LANES * rows_of_weight(spec)
     return size, "float32" if spec.packed == 1 else "uint32"
 
 
 def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
-    """Store quantised weights in the order the kernels read them.
+    """Pack quantized weights in the order in which kernels read them.
 
     Parameters
     ----------
     weight : ndarray of float32, shape (out_channels, kernel_h, kernel_w, channels)
-        Numbers of the format of `spec`.
+        Weights in the format of `spec`.
 
     Returns
     -------
     ndarray, one-dimensional, see `weight_type`
-        Blocks of `LANES` output channels, the last one filled up with zeros; inside a block the
-        order is (word, lane, tap of the word), taps being in the order (kh, kw, channel); where
-        pixels are `apart`, zeros fill the last word of each. Bytes of data count from 0, so packed
+        Blocks of `LANES` output channels, the last one padded with zeros; within a block the order
+        is (word, lane, tap of the word), with taps in the order (kh, kw, channel). If pixels are
+        `apart`, the last word of each is padded with zeros. Bytes of data are unsigned, so packed
         int8 sums start at ``-sum(zero byte * weight)``, which is the first word.
     """
     if spec.operands == "bfloat16x3":
@@ -162,7 +161,7 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
         lanes = padded
     elif spec.operands == "float16":
         lanes = padded.astype("<f2").view("<u4")
-    elif spec.packed == PACKED["bfloat16"]:  # of one term, or of each
+    elif spec.packed == PACKED["bfloat16"]:  # one term, or each of three
         lanes = (padded.view(np.uint32) >> np.uint32(16)).astype("<u2").view("<u4")
     else:
         zeros = np.resize(np.array(zero_bytes(spec), np.int64), filters.shape[1])
@@ -174,7 +173,7 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
 
 
 def fits(spec: Conv2d) -> bool:
-    """Whether `spec` can have operands of fewer bits, with all taps side by side."""
+    """Whether `spec` can have narrow operands, with contiguous taps."""
     return (
         spec.rank == 4
         and spec.groups == 1
@@ -184,9 +183,9 @@ def fits(spec: Conv2d) -> bool:
 
 
 def apart(spec: Conv2d) -> bool:
-    """Whether each pixel of bfloat16 begins with a word, rather than each output.
+    """Whether each bfloat16 pixel starts at a word, instead of each output only.
 
-    Bytes with a zero point do not: they are rounded to operands as a whole image first.
+    Not for bytes with a zero point, which are first rounded to operands as a whole image.
     """
     if spec.operands == "bfloat16x3":
         return True

@@ -1,4 +1,4 @@
-"""Operators: name, attributes and parameters of the function of a spec, while it is written."""
+"""Construction of a spec's function: name, attributes and parameters."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Expr = Any
 
 
 def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
-    """Declare name, attributes and parameters of `spec` in the function that is open.
+    """Declare name, attributes and parameters of `spec` in the open function.
 
     Parameters
     ----------
     spec : Spec
-        Gives the parameters: inputs, then outputs that are not stored over an input.
+        Determines the parameters: inputs, then the outputs that are not stored over an input.
 
     Returns
     -------
     n : Expr or int
-        The batch.
+        The batch size.
     buffers : list of Buffer
         The parameters.
     """
     batch = spec.n
-    # A batch can be a product (``9*N``), which would be no name in C.
+    # A batch can be a product (``9*N``), which is not a valid name in C.
     n = batch if isinstance(batch, int) else tirx.Var(re.sub(r"\W", "_", f"n_{batch}"), "int64")
     T.func_name("main")
     T.func_attr({"tirx.noalias": True, "op_pattern": 8, SPEC_ATTR: to_json(spec)})
@@ -48,20 +48,20 @@ def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
 
 
 class Operator:
-    """The function of a spec while it is being written.
+    """A context in which the function of a spec is written.
 
     Parameters
     ----------
     spec : Spec
-        What it computes.
+        Spec of the kernel.
 
     Attributes
     ----------
     n : Expr of int64
-        The batch.
+        The batch size.
     inputs, outputs : list of Buffer
         Of the kernel, in the order of `build.input_types` and `build.output_types`. An output that
-        is stored over an input is one parameter and two buffers.
+        is stored over an input is one parameter, but two buffers.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Operator:
         return self._builder.get()
 
     def reshape(self, spec: Spec) -> None:
-        """Look at the parameters as those of `spec`, which describes the same memory."""
+        """View the parameters as those of `spec`, which describes the same memory."""
 
         def view(buffers: list[Buffer], types: Sequence[Type]) -> list[Buffer]:
             return [
@@ -118,7 +118,7 @@ class Operator:
 def aliased(
     buffer: Buffer, shape: Sequence[Expr] | None = None, dtype: str | None = None
 ) -> Buffer:
-    """Declare a tensor once more: schedules see two, of which one is read and one written."""
+    """Declare a second buffer for the same memory: one is read, the other is written."""
     shape = buffer.shape if shape is None else shape
     return T.decl_buffer(list(shape), dtype or buffer.dtype, data=buffer.data)
 

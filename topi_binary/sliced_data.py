@@ -1,17 +1,17 @@
-"""Operands of grouped convolutions in bit slices: no word holds a bit that nobody needs.
+"""Operands of grouped convolutions in bit slices, which leave no bits of words unused.
 
-In the weight order ``sliced`` lanes are single bits: bit c of a vector of words belongs to output
-channel c. For groups of ``g`` channels in and out, data are turned ``g`` times: in turn i, channel
-``j`` of a group holds the group's channel ``(j + i) % g``. So each product is one XOR of a turned
-data word and a word of weights for 32 output channels, and the bits in which they differ are
-counted by adders made of logic (`schedules.templates.bit_sliced`). A depthwise convolution has one
-turn, the data themselves, which are not moved to words of their own.
+In the weight order ``sliced``, each lane is a single bit: bit c of a vector of words belongs to
+output channel c. For groups of ``g`` channels in and out, data are rotated within groups ``g``
+times: in rotation i, channel ``j`` of a group holds the group's channel ``(j + i) % g``. So each
+product is one XOR of a rotated data word and a word of weights, for 32 output channels at once.
+Differing bits are counted by adders built from logic operations (`schedules.templates.bit_sliced`).
+A depthwise convolution has one rotation, the data themselves, which need not be repacked.
 
-What the kernel counts, ``count``, takes bits outside the image for -1 (or +1 if `pad_value` is 1),
-and counts a zero datum 1/2, so twice everything if the spec is ``ternary``. The accumulator is
-``step * count + offset[class]`` with an offset for each border class and channel. If nothing but
-thresholds is wanted, those are moved instead and stored in slices too: the bit is
-``count < limit[class]``. All that is done here, once, when weights are packed.
+The kernel's count treats bits outside the image as -1 (+1 if `pad_value` is 1), and counts 1/2 for
+an exact zero; if the spec is ``ternary``, everything counts twice. The accumulator is ``step *
+count + offset[class]`` with an offset per border class and channel. If all steps are thresholds,
+these are adjusted instead and stored in slices too: the bit is ``count < limit[class]``. The
+adjustment is done here, when weights are packed.
 """
 
 from __future__ import annotations
@@ -26,80 +26,80 @@ from bnncc.topi_binary.layout import LANES, SLICED, WORD_BITS, blocks, pack_bits
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 
 ORDER = SLICED
-"""The value of `BinaryConv2d.weight_order`."""
+"""Value of `BinaryConv2d.weight_order`."""
 
 
 def fits(spec: BinaryConv2d) -> bool:
-    """Return whether the kernel exists for `spec`: small groups with as many channels out as in."""
+    """Return whether the kernel supports `spec`: small groups, as many inputs as outputs."""
     alike = spec.channels == spec.out_channels
     small = spec.channels // spec.groups < WORD_BITS
     return spec.groups > 1 and alike and small and spec.rank == 4 and not spec.per_image
 
 
 def turns(spec: BinaryConv2d) -> int:
-    """Return how often data are turned: the channels of a group."""
+    """Return the number of rotations: the channels per group."""
     return spec.channels // spec.groups
 
 
 def rows(spec: BinaryConv2d) -> int:
-    """Return how many rows of `words` the products need: one for each tap and turn."""
+    """Return the number of weight rows of `words`: one per tap and rotation."""
     return spec.kernel[0] * spec.kernel[1] * turns(spec)
 
 
 def masks(spec: BinaryConv2d) -> int:
-    """Return how many rows of masks follow, which say where a turn crosses the end of a group.
+    """Return the number of mask rows, which mark where a rotation crosses the end of a group.
 
-    None where groups divide words: then a constant does.
+    0 if groups divide words, so that a constant mask suffices.
     """
     return 0 if WORD_BITS % turns(spec) == 0 else turns(spec) - 1
 
 
 def unit(spec: BinaryConv2d) -> int:
-    """Return what one bit that differs counts."""
+    """Return the count of one differing bit."""
     return 2 if spec.ternary else 1
 
 
 def step(spec: BinaryConv2d) -> int:
-    """Return what the accumulator grows by with the count."""
+    """Return the factor between count and accumulator."""
     return (2 if spec.doubled else 1) // unit(spec)
 
 
 def planes(spec: BinaryConv2d) -> int:
-    """Return how many bits a limit has: limits are one above the highest count at most."""
+    """Return the bits per limit; limits are at most one above the largest count."""
     return (unit(spec) * spec.taps + 1).bit_length()
 
 
 def compared(spec: BinaryConv2d) -> bool:
-    """Return whether all steps are thresholds, so that accumulators need not be numbers."""
+    """Return whether all steps are thresholds, so that counts need not be converted to numbers."""
     return bool(spec.steps) and all(one.op == "threshold" for one in spec.steps)
 
 
 def limited(spec: Spec) -> TypeGuard[BinaryConv2d]:
-    """Return whether thresholds of `spec` are stored as limits, see `limits`."""
+    """Return whether the thresholds of `spec` are stored as limits, see `limits`."""
     return isinstance(spec, BinaryConv2d) and spec.weight_order == ORDER and compared(spec)
 
 
 def classes(spec: BinaryConv2d) -> tuple[list[int], list[int]]:
-    """Return the first row and column of each border class that has an offset of its own."""
+    """Return the first row and the first column of each border class with an offset of its own."""
     if spec.mode == "and" or spec.pad_value or not any(spec.pads):
         return [0], [0]
     return borders.classes(spec, 0), borders.classes(spec, 1)
 
 
 def has_offsets(spec: BinaryConv2d) -> bool:
-    """Return whether the weights end in a table of offsets."""
+    """Return whether a table of offsets follows the weights."""
     zeros = any(spec.pads) and not spec.pad_value
     return not compared(spec) and (spec.mode == "and" or zeros)
 
 
 def limit_shape(spec: BinaryConv2d) -> tuple[int, ...]:
-    """Return the shape of the limits of a threshold: class, plane, word."""
+    """Return the shape of a threshold's limits: class, plane, word."""
     high, wide = classes(spec)
     return len(high) * len(wide), planes(spec), words(spec.channels)
 
 
 def weight_size(spec: BinaryConv2d) -> int:
-    """Return how many words `pack` makes."""
+    """Return the number of words that `pack` returns."""
     size = (rows(spec) + masks(spec)) * words(spec.channels)
     if has_offsets(spec):
         high, wide = classes(spec)
@@ -108,19 +108,19 @@ def weight_size(spec: BinaryConv2d) -> int:
 
 
 def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
-    """Store weights in the order the kernel reads them.
+    """Pack weights in the order in which the kernel reads them.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        What they are for, with its steps.
+        Spec of the layer, with its steps.
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         True means +1.
 
     Returns
     -------
     ndarray of uint32, shape (weight_size(spec),)
-        Rows of words in the order (kh, kw, turn); then masks; then int32 offsets, by class.
+        Rows of words in the order (kh, kw, rotation); then masks; then int32 offsets by class.
     """
     size = turns(spec)
     place = np.arange(spec.channels) % size
@@ -136,22 +136,22 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
 
 
 def limits(spec: BinaryConv2d, bits: np.ndarray, threshold: np.ndarray) -> np.ndarray:
-    """Store the thresholds of a spec that is `compared`.
+    """Convert the thresholds of a spec that is `compared` to limits, and pack them.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        What they are for.
+        Spec of the layer.
     bits : ndarray of bool, shape (out_channels, kernel_h, kernel_w, channels_per_group)
         Its weights.
     threshold : ndarray of int32, shape (lanes,)
-        As other kernels take it: the bit is ``acc <= threshold[c]``.
+        In the form that other kernels take: the bit is ``acc <= threshold[c]``.
 
     Returns
     -------
     ndarray of uint32, shape limit_shape(spec)
-        Bit c of word w in plane k is bit k of the limit of channel ``32 * w + c``; 0, which no
-        count is below, beyond the last channel.
+        Bit c of word w in plane k is bit k of the limit of channel ``32 * w + c``. Beyond the last
+        channel, limits are 0, so that bits are 0.
     """
     moved = threshold[: spec.channels].astype(np.int64) - _offsets(spec, bits)
     found = np.clip(moved // step(spec) + 1, 0, unit(spec) * spec.taps + 1)

@@ -1,12 +1,12 @@
-"""What a fused layer computes, as plain data: an anchor and its epilogue.
+"""Specs: the computation of a fused kernel as plain data, an anchor and its epilogue.
 
-Each class here is a kind of kernel, and the row of the registry of operators: its definition and
-oracle, its types and extents are found through it, see `kind`. Schedules have a row beside theirs.
+Each class is a kind of kernel and a row of the operator registry: it names its definition and
+oracle, and defines types and extents, see `kind`. `schedules.registry` has a corresponding row.
 
-One Relax operator call is one *anchor* (a convolution, dense layer, pooling, or nothing but its
-input) followed by an *epilogue*: the steps done on each vector of accumulators while it is still in
-registers. Both are frozen dataclasses. They travel as the attributes of the Relax operator, and as
-JSON in those of the PrimFunc and in tuning records, so that all see the same thing.
+One Relax operator call is one *anchor* (a convolution, dense layer or pooling, or just its input)
+followed by an *epilogue*: steps that are applied to each vector of accumulators in registers. Both
+are frozen dataclasses. They are the attributes of the Relax operator and, as JSON, of the PrimFunc
+and of tuning records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bnncc.topi_binary.step import Step as Step
 
 @dataclass(frozen=True)
 class BinaryConv2d(Convolution):
-    """Convolution of bits: the anchor of `binary_conv2d` and (with 1x1 extents) `binary_dense`.
+    """Binary convolution: anchor of `binary_conv2d` and (with 1x1 extents) `binary_dense`.
 
     Kernel inputs: data uint32 ``[n, height, width, groups * words(channels / groups)]`` (each group
     starts at a word), if `ternary` the zero plane of the same shape, weight
@@ -35,21 +35,21 @@ class BinaryConv2d(Convolution):
 
     The accumulator ``acc``, with K = kh * kw * channels_per_group:
 
-    * ``xor`` mode (bipolar data): the sum of ``popcount(d ^ w)`` over the taps inside the image. A
-      tap outside adds ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p = all channels' bits 1 or
-      0), and ``channels_per_group / 2`` if `pad_value` is 0. So ``dot = K - 2 * acc`` everywhere.
-      If channels per group are odd, `pad_value` is 0 and there are pads, `doubled` is set and
-      ``acc`` means twice that (``dot = K - acc``). With `ternary`, each zero datum also counts 1/2:
-      then `doubled` is set too and ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
+    * ``xor`` mode (data +-1): the sum of ``popcount(d ^ w)`` over the taps inside the image. A tap
+    outside adds ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p is all ones or all zeros), and
+    ``channels_per_group / 2`` if `pad_value` is 0. So ``dot = K - 2 * acc`` everywhere. If channels
+    per group are odd, `pad_value` is 0 and there are pads, `doubled` is set and ``acc`` is twice
+    that (``dot = K - acc``). With `ternary`, each exact zero also counts 1/2: then `doubled` is set
+    too and ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
     * ``and`` mode (data in {0, 1}, weight +-1): ``popcount(d) - 2 * popcount(d & w)``, summed over
       the taps inside, so that ``dot = -acc``; if `pad_value` is 1, a tap outside adds
       ``channels_per_group - 2 * popcount(w)``.
 
-    A product of two activations is a convolution of 1x1, without padding and groups, of which each
-    image has weights of its own (`per_image`), made by `WeightsOfRows`: uint32 ``[n, blocks *
-    words * LANES]``, then if `weight_zeros` their zero plane of the same shape, then in mode
-    ``and`` the start values, int32 ``[n, blocks * LANES]``. A zero weight counts like a zero datum;
-    in mode ``and`` ``popcount(d & z)`` is added.
+    A product of two activations is a 1x1 convolution without padding and groups, in which each
+    image has weights of its own (`per_image`), made by `WeightsOfRows`: uint32 ``[n, blocks * words
+    * LANES]``, then if `weight_zeros` their zero plane of the same shape, then in mode ``and`` the
+    initial values, int32 ``[n, blocks * LANES]``. A zero weight counts like a zero datum; in mode
+    ``and``, ``popcount(d & z)`` is added.
     """
 
     operators = "binary_conv2d", "binary_dense"
@@ -63,15 +63,15 @@ class BinaryConv2d(Convolution):
     ternary: bool = False
     steps: tuple[Step, ...] = ()
     rank: int = 4
-    """2 for dense layers: data is ``[n, words]``, height = width = 1, outputs are ``[n, C]``."""
+    """2 for dense layers: data are ``[n, words]``, height = width = 1, outputs are ``[n, C]``."""
     weight_order: str = "words"
-    """Of the packed weight, see `layout.pack_conv_weight`; each order has a kernel of its own."""
+    """Order of the packed weights, see `layout.pack_conv_weight`; it determines the kernel."""
     per_image: bool = False
     weight_zeros: bool = False
 
     @property
     def doubled(self) -> bool:
-        """Whether ``acc`` counts in halves (``dot = K - acc`` instead of ``K - 2 * acc``)."""
+        """Whether ``acc`` is in units of 1/2 (``dot = K - acc`` instead of ``K - 2 * acc``)."""
         odd = (self.channels // self.groups) % 2 == 1
         odd_border = odd and any(self.pads) and self.pad_value == 0
         return self.mode == "xor" and (self.ternary or self.weight_zeros or odd_border)
@@ -84,7 +84,7 @@ class BinaryConv2d(Convolution):
 
     @property
     def data_types(self) -> list[Type]:
-        """Bits, of which each group starts at a word unless weights are in slices."""
+        """Packed bits; each group starts at a word unless weights are in bit slices."""
         words = self.groups * layout.words(self.channels // self.groups)
         if self.weight_order == layout.SLICED:
             words = layout.words(self.channels)
@@ -95,19 +95,19 @@ LEVEL_FORM = {
     "xor": "planes", "and": "planes", "bytes": "bytes", "pairs": "pairs", "floats": "floats",
     "packed": "bytes",
 }  # fmt: skip
-"""What form of `step.FORMS` the data of each method of `FewBitConv2d` have."""
+"""Form of the data, in `step.FORMS`, for each method of `FewBitConv2d`."""
 
 
 @dataclass(frozen=True)
 class FewBitConv2d(Convolution):
-    """Convolution of small integers: ``acc = sum(k * q)`` of data levels k and weights q.
+    """Convolution of small integers: ``acc = sum(k * q)`` for data levels k and weights q.
 
-    Levels are from 0 to ``2**data_bits - 1``. What they and the weights are stored as follows from
-    `method`, see `few_bit_data`. Kernel inputs: the data (`data_bits` planes, or one tensor of
-    numbers), the weights (1-d), if `starts` int32 start values (1-d), then the steps' inputs.
+    Levels are in [0, 2**data_bits). `method` determines how levels and weights are stored, see
+    `few_bit_data`. Kernel inputs: the data (`data_bits` planes, or one tensor of numbers), the
+    weights (1-d), if `starts` int32 initial values (1-d), then the steps' inputs.
 
-    The sum goes over the taps inside the image. If `starts`, a start value of the output channel
-    and of the border class of the pixel is added; if `doubled`, the sum counts twice beside it.
+    The sum is over the taps inside the image. With `starts`, the initial value of the output
+    channel and of the pixel's border class is added; with `doubled`, the sum counts twice.
     """
 
     operators = "few_bit_conv2d", "few_bit_dense"
@@ -116,11 +116,11 @@ class FewBitConv2d(Convolution):
     exact = True
 
     groups: int = 1
-    """With more than one, groups fill whole words of data and whole vectors of outputs; or each
-    channel is a group of its own, and its levels are floats."""
+    """If more than one, groups fill whole words of data and whole vectors of outputs; or each
+    channel is a group of its own, with float levels."""
     data_bits: int = 1
     weight_bits: int = 1
-    """Planes of weights; of ``packed`` ones, how many bits each has: 1 (signs) or 2."""
+    """Number of weight planes; for ``packed``, bits per weight: 1 (signs) or 2."""
     method: str = "and"
     """One of `few_bit_data.METHODS`."""
     starts: bool = False
@@ -135,7 +135,7 @@ class FewBitConv2d(Convolution):
 
     @property
     def form(self) -> str:
-        """What the data are stored as, of `step.FORMS`."""
+        """Form in which data are stored, one of `step.FORMS`."""
         return LEVEL_FORM[self.method]
 
     @property
@@ -147,10 +147,10 @@ class FewBitConv2d(Convolution):
 
 @dataclass(frozen=True)
 class RowPool:
-    """Max pooling of a convolution's rows while they are in a small ring of rows.
+    """Max-pooling fused into a convolution, whose rows pass through a small ring buffer.
 
-    `before` are steps on each result of the convolution, without tensors or outputs; the steps of
-    the convolution come after the pooling.
+    `before` are steps applied to the convolution's results before pooling, without tensors or
+    outputs; the steps of the convolution are applied after pooling.
     """
 
     kernel: tuple[int, int]
@@ -162,11 +162,11 @@ class RowPool:
 
 @dataclass(frozen=True)
 class Conv2d(Convolution):
-    """Float convolution (and, with 1x1 extents and `rank` 2, dense layer).
+    """Float convolution, and (with 1x1 extents and `rank` 2) dense layer.
 
-    Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]``), weight
-    (`layout.pack_float_weight` or, if `method` is not direct, `filtering.pack_weight`; f32, 1-d),
-    then those of `pool.before`, then the steps'. Zero padding.
+    Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]``), weights
+    (`layout.pack_float_weight` or, for filtered methods, `filtering.pack_weight`; f32, 1-d), then
+    the inputs of `pool.before`, then the steps'. Padding is with zeros.
     """
 
     operators = "conv2d", "dense"
@@ -182,29 +182,29 @@ class Conv2d(Convolution):
 
     pool: RowPool | None = None
     operands: str = "float32"
-    """One of `quantization.FORMATS`; what is not float32 is direct, and its weight is
-    `quantization.pack_weight`'s. An int8 result is in units of a filter's scale."""
+    """One of `quantization.FORMATS`. Anything but float32 requires the direct method, and weights
+    from `quantization.pack_weight`. An int8 result is in units of a filter's scale."""
     zero_points: tuple[int, ...] = ()
-    """If data are uint8 (and `operands` not float32): the byte that stands for 0, per channel."""
+    """For uint8 data (and `operands` not float32): the byte that stands for 0, per channel."""
     packed: int = 1
-    """How many operands share a 32-bit word, up to `quantization.PACKED`."""
+    """Operands per 32-bit word, up to `quantization.PACKED`."""
     dtype: str = "float32"
-    """Of data that are numbers; ``float16`` on GPUs."""
+    """Type of the data; ``float16`` on GPUs only."""
 
     @property
     def shared(self) -> bool:
-        """Whether all lanes of a vector of output channels multiply the same datum."""
+        """Whether all lanes of a vector of output channels read the same data element."""
         return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
 
     @property
     def depthwise(self) -> bool:
-        """Whether each channel is a group of its own, beside the next."""
+        """Whether each channel is a group of its own, with one output channel."""
         alone = 1 < self.groups == self.channels == self.out_channels
         return alone and self.data_layout == "NHWC"
 
     @property
     def collected(self) -> bool:
-        """Whether lanes have data that are no neighbours, or neighbours the same datum."""
+        """Whether lanes read data that are neither contiguous nor all the same."""
         return not self.shared and self.out_channels > self.groups
 
     @property
@@ -214,7 +214,7 @@ class Conv2d(Convolution):
 
     @property
     def pooling(self) -> Pool2d:
-        """The pooling that is fused into it as one of its own, with the steps after it."""
+        """The fused pooling as a `Pool2d`, with the steps after it."""
         assert self.pool is not None
         return Pool2d(
             self.n, *self.window_hw, self.out_channels, "max", self.pool.kernel, self.pool.strides,
@@ -241,10 +241,10 @@ class Conv2d(Convolution):
 class Pool2d(Windowed):
     """Float pooling.
 
-    `kind` is ``max``, ``avg`` (divide by the taps inside) or ``avg_full`` (by kh * kw).
+    `kind` is ``max``, ``avg`` (divided by the number of taps inside) or ``avg_full`` (by kh * kw).
 
-    Kernel inputs: data of `dtype` in `data_layout`, then the steps'. Padding does not take part in
-    ``max``. Global pooling is a kernel of the whole image.
+    Kernel inputs: data of `dtype` in `data_layout`, then the steps'. ``max`` ignores padding.
+    Global pooling has a window as large as the image.
     """
 
     operators = ("pool2d",)
@@ -258,13 +258,13 @@ class Pool2d(Windowed):
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     ceil_extra: tuple[int, int] = (0, 0)
-    """Rows and columns that ceil_mode adds at the bottom and right (count in no average)."""
+    """Rows and columns that ceil_mode adds at the bottom and right; no average counts them."""
     data_layout: str = "NHWC"
     steps: tuple[Step, ...] = ()
     squeeze: bool = False
     """Whether the 1x1 result is stored as ``[n, channels]``."""
     dtype: str = "float32"
-    """Of the data; ``float16`` on GPUs."""
+    """Type of the data; ``float16`` on GPUs only."""
 
     rank: int = 4
 
@@ -281,7 +281,7 @@ class Pool2d(Windowed):
 
 @dataclass(frozen=True)
 class Elementwise(OfImage):
-    """Nothing but the epilogue on one tensor: bit packing, glue between layers, layout change.
+    """An epilogue without an anchor: bit packing, elementwise operators, layout changes.
 
     Kernel inputs: data of `dtype` in `data_layout` (or ``[n, channels]`` if `rank` is 2), or
     `from_bits`: uint32 packed bits, ``v`` starts as +1/-1 per bit (0 where the zero plane is set,
@@ -300,13 +300,13 @@ class Elementwise(OfImage):
     ternary: bool = False
     mode: str = "xor"
     dtype: str = "float32"
-    """Of the data: ``float32``, ``uint8`` (of images), or on GPUs ``float16``."""
+    """Type of the data: ``float32``, ``uint8`` (images), or ``float16`` (GPUs only)."""
     planes: int = 0
-    """If not 0: the inputs are so many planes of levels, and ``v`` starts as the level."""
+    """If not 0: the inputs are this many planes of levels, and ``v`` starts as the level."""
 
     @property
     def packed(self) -> bool:
-        """Whether the data are bits."""
+        """Whether the data are packed bits."""
         return self.from_bits or self.planes > 0
 
     @property
@@ -324,20 +324,20 @@ class Elementwise(OfImage):
 
 
 GREY = (299, 587, 114)
-"""Thousandths of red, green and blue in the grey of a pixel."""
+"""Weights of red, green and blue in the grey value of a pixel, times 1000."""
 
 
 @dataclass(frozen=True)
 class ImageBits(OfImage):
-    """The bits of an image of bytes, channel by channel.
+    """Bits computed from a uint8 image, channel by channel.
 
     Kernel input: data uint8 in `data_layout`. Output uint32 ``[n, height, width, 1]``. `kind` is
 
     * ``threshold``: bit c is 1 where ``x[c] >= thresholds[c]`` (the other way where ``flip[c]``);
     * ``grey``: all `out_channels` bits are 1 where the sum of the channels times `GREY` is at least
       ``thresholds[0]``;
-    * ``lbp``: bits 0, 1, 2 are 1 where the same sum is larger at the neighbour to the top left, to
-      the right, and to the bottom left than at the pixel; it is 0 outside the image.
+    * ``lbp``: bits 0, 1, 2 are 1 if that sum is larger at the neighbour to the top left, to the
+      right, or to the bottom left than at the pixel; the sum is 0 outside the image.
     """
 
     operators = ("image_bits",)
@@ -347,7 +347,7 @@ class ImageBits(OfImage):
     kind: str
     thresholds: tuple[int, ...] = ()
     flip: tuple[int, ...] = ()
-    """For ``threshold``: 0 or 1 for each channel; none are 0."""
+    """For ``threshold``: 0 or 1 for each channel; empty means all 0."""
     data_layout: str = "NCHW"
     out_channels: int = 3
 
@@ -367,10 +367,10 @@ class BitwiseMaxPool(Windowed):
     """Max pooling of one plane of bits: OR of the words inside the image (AND if `minimum`).
 
     Kernel inputs: data uint32 ``[n, height, width, words]``; with `flip` a uint32 ``[words]`` mask
-    XORed to the result. Output uint32. A window wholly outside the image gives 0 bits.
+    that is XORed with the result. Output uint32. A window entirely outside the image gives 0.
 
-    With several `planes`, there are so many inputs and outputs: the bits of levels, the lowest
-    first, of which the highest level is taken.
+    With several `planes`, there are that many inputs and outputs: the bits of levels from the
+    lowest up; the result is the highest level.
     """
 
     operators = ("bitwise_maxpool",)
@@ -385,7 +385,7 @@ class BitwiseMaxPool(Windowed):
     minimum: bool = False
     flip: bool = False
     planes: int = 1
-    """With more than one, neither `minimum` nor `flip`."""
+    """If more than one, `minimum` and `flip` must not be set."""
 
     @property
     def data_types(self) -> list[Type]:
@@ -394,7 +394,7 @@ class BitwiseMaxPool(Windowed):
 
     @property
     def plane_types(self) -> list[Type]:
-        """As many planes of bits."""
+        """The same number of planes of bits."""
         return super().plane_types * self.planes
 
 
@@ -423,12 +423,12 @@ class ConcatBits(Kind):
 
 @dataclass(frozen=True)
 class SliceBits(OfImage):
-    """Pick channels of a plane, in any order, with repeats.
+    """Select channels of a plane, in any order, possibly repeated.
 
-    Slices, splits, shuffles, and the word-aligned groups that a grouped convolution reads. `index`
-    holds input channels; -1 leaves the bit 0. Output words = ceil(len(index) / 32). If
-    `bits_table.needs_table` (an irregular selection of many bits), the kernel takes
-    `bits_table.slice_table` as its second input.
+    Used for slices, splits, shuffles, and the word-aligned groups that a grouped convolution reads.
+    `index` holds input channels; -1 gives bit 0. Output words = ceil(len(index) / 32). If
+    `bits_table.needs_table` (an irregular selection of many bits), the second input of the kernel
+    is `bits_table.slice_table`.
     """
 
     operators = ("slice_bits",)
@@ -446,7 +446,7 @@ class SliceBits(OfImage):
 
 @dataclass(frozen=True)
 class PadBits(OfImage):
-    """Pad a plane at the image border with `bit`: output ``[n, h + t + b, w + l + r, words]``."""
+    """Pad a plane at the border with `bit`: output ``[n, h + t + b, w + l + r, words]``."""
 
     operators = ("pad_bits",)
     definition = "bit_moves:pad_bits"
@@ -464,11 +464,11 @@ class PadBits(OfImage):
 
 @dataclass(frozen=True)
 class WeightsOfRows(Kind):
-    """Lay rows of bits beside each other, as weights of a convolution `BinaryConv2d.per_image`.
+    """Interleave rows of bits to weights of a `BinaryConv2d.per_image` convolution.
 
     Kernel input: uint32 ``[n, rows, words(channels)]``. Outputs: uint32 ``[n, blocks * words *
-    LANES]``, rows beyond the last being 0, in which word ``c`` of row ``16 * o + lane`` is at ``(o
-    * words + c) * LANES + lane``; then, if `count`, int32 ``[n, blocks * LANES]``: minus the bits
+    LANES]``, where word ``c`` of row ``16 * o + lane`` is at ``(o * words + c) * LANES + lane`` and
+    rows beyond the last are 0; then, if `count`, int32 ``[n, blocks * LANES]``: minus the popcount
     of each row.
     """
 
@@ -483,12 +483,12 @@ class WeightsOfRows(Kind):
 
     @property
     def height(self) -> int:  # type: ignore[override]
-        """Rows, as an image has them."""
+        """Number of rows, as height of an image."""
         return self.rows
 
     @property
     def width(self) -> int:  # type: ignore[override]
-        """One column."""
+        """1."""
         return 1
 
     @property
@@ -498,7 +498,7 @@ class WeightsOfRows(Kind):
 
     @property
     def plane_types(self) -> list[Type]:
-        """Weights, and what sums start with."""
+        """Weights, and initial values of sums."""
         lanes = layout.blocks(self.rows) * layout.LANES
         weight: Type = ((self.n, lanes * layout.words(self.channels)), "uint32")
         return [weight, ((self.n, lanes), "int32")] if self.count else [weight]
@@ -519,16 +519,16 @@ Spec = (
 )
 
 KINDS: tuple[type[Spec], ...] = get_args(Spec)
-"""The registry: all kinds of kernels."""
+"""The registry of all kinds of kernels."""
 
 OPERATORS = tuple(name for kind in KINDS for name in kind.operators)
-"""The names of their Relax operators, without the ``relax.bnncc.`` in front."""
+"""Names of their Relax operators, without the prefix ``relax.bnncc.``."""
 
 _KINDS = {kind.__name__: kind for kind in KINDS}
 
 
 def ceil_extra(out: int, size: int, kernel: int, stride: int, dilation: int, pads: int) -> int:
-    """Return how far the last of `out` windows reaches over the end, as with ONNX's ceil_mode.
+    """Return how far the last of `out` windows extends beyond the end, as with ONNX's ceil_mode.
 
     Examples
     --------
@@ -547,7 +547,7 @@ def taps_inside(spec: Any, axis: int, position: int) -> range:
 
 
 def zero_planes(spec: Spec | None) -> tuple[int, ...]:
-    """Return which inputs of the kernel of `spec` are planes of zeros, all 0 in the usual case."""
+    """Return which inputs of the kernel of `spec` are zero planes, which are usually all 0."""
     if spec is None:
         return ()
     return (1,) * spec.ternary + (2 + spec.ternary,) * spec.weight_zeros
@@ -555,7 +555,7 @@ def zero_planes(spec: Spec | None) -> tuple[int, ...]:
 
 def to_json(spec: Spec) -> str:
     """Serialize `spec`, with sorted keys."""
-    # `dataclasses.asdict` copies deeply, which is half the time it takes to read tuning records.
+    # `dataclasses.asdict` makes deep copies, which would take half the time of reading records.
     return json.dumps({"spec": type(spec).__name__, **vars(spec)}, default=vars, sort_keys=True)
 
 

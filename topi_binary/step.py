@@ -1,4 +1,4 @@
-"""One step of an epilogue, as plain data."""
+"""Steps of an epilogue, as plain data."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Step:
     ==============  ===========================  ==================================================
 
     Vectors are padded to whole blocks by `layout.pad_lanes`. Bits beyond the last channel are
-    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors, ignored for 2-d ones. Tensors are
-    of `dtype`, and ``v`` is float32 always: what is stored as float16 is rounded to nearest even.
+    stored as 0. `layout` is ``NHWC`` or ``NCHW`` for 4-d tensors and ignored for 2-d ones. Tensors
+    have type `dtype`, but ``v`` is always float32; values are rounded to nearest even when stored
+    as float16.
     """
 
     op: str
@@ -49,27 +50,27 @@ class Step:
     lo: float = 0.0
     hi: float = 0.0
     compare: str = "ge"
-    """For ``bits``: how with 0. For ``levels`` of values: ``place`` compares how many float32
-    numbers a value and a threshold are above 0, which decides next to 0 as it should where
-    processors take denormal numbers for 0."""
+    """For ``bits``: the comparison with 0. For ``levels`` of values: ``place`` compares ranks among
+    the float32 numbers, which is exact next to 0 even on processors that flush subnormal numbers to
+    0."""
     zero: bool = False
     period: int = 0
-    """For ``add`` in a binary convolution: the tensor (NHWC) has so many channels, whole blocks of
-    lanes, and repeats: channel ``c`` adds its channel ``c % period``. For all steps with tensors, 1
-    means one number for each pixel."""
+    """For ``add`` in a binary convolution: the tensor (NHWC) has `period` channels, whole blocks of
+    lanes, and channel ``c`` adds its channel ``c % period``. For all steps with tensors, 1 means
+    one number per pixel."""
     in_place: bool = False
-    """For ``store``: over the tensor of the nearest ``add`` before it, which nobody reads later
-    (binary convolutions only; the kernel then has no output of its own for this step)."""
+    """For ``store``: overwrite the tensor of the nearest preceding ``add``, which has no later
+    reader (binary convolutions only; the kernel then has no separate output for this step)."""
     count: int = 0
     """For ``levels``: the highest level."""
     way: str = ""
-    """For ``levels``: how the level is found, one of `WAYS`."""
+    """For ``levels``: the way in which the level is found, one of `WAYS`."""
     flip: bool = False
-    """For ``levels`` by ``acc``: one more input, an int32 vector XORed to ``acc`` first."""
+    """For ``levels`` by ``acc``: an additional int32 vector is XORed with ``acc`` first."""
     forms: tuple[str, ...] = ()
-    """For ``levels``: what is stored, each an output, in this order; of `FORMS`."""
+    """For ``levels``: the forms that are stored, one output each, in this order; see `FORMS`."""
     dtype: str = "float32"
-    """For steps with tensors and ``store``: of the tensor; ``float16`` on GPUs."""
+    """For steps with tensors and ``store``: type of the tensor; ``float16`` on GPUs only."""
 
 
 INPUTS_OF_STEP = {
@@ -77,49 +78,49 @@ INPUTS_OF_STEP = {
     "relu": 0, "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
     "levels": 1,
 }  # fmt: skip
-"""Kernel inputs each step takes, but for `step_inputs`."""
+"""Number of kernel inputs of each step, with exceptions in `step_inputs`."""
 
 
 TENSORS = ("add", "rsub", "mul", "div")
-"""Steps that read a tensor of the shape of the output."""
+"""Steps that read a tensor with the shape of the output."""
 
 FETCHED = (*TENSORS, "gate")
-"""Steps that read a tensor; the others read vectors of one number for each channel."""
+"""Steps that read a tensor; the others read vectors with one number per channel."""
 
 FORMS = {
     "planes": "uint32", "bytes": "uint32", "pairs": "uint32", "floats": "float32",
     "value": "float32", "table": "float32",
 }  # fmt: skip
-"""How ``levels`` are stored, with the type of a word: bit j of the level in plane j; four or two
-levels in a word; as float32 numbers; or as what they stand for: ``value`` is ``fma(k, hi, lo)``,
-``table`` is element ``k`` of the step's last input, f32 ``[count + 1]``.
+"""Forms in which ``levels`` are stored, with the type of a word: bit j of the level in plane j;
+four or two levels per word; float32 numbers; or the values of levels: ``value`` is ``fma(k, hi,
+lo)``, ``table`` is element ``k`` of the step's last input, f32 ``[count + 1]``.
 """
 
 NUMBERS = {"bytes": "uint8", "pairs": "uint16", "floats": "float32"}
-"""Type of one level, in those of `FORMS` where each is a number."""
+"""Type of a level, for those of `FORMS` in which each level is a number."""
 
 WAYS = ("acc", "acc-scale", "value", "search", "round", "whole")
-"""How ``levels`` are found.
+"""Ways in which ``levels`` are found.
 
-* ``acc``: ``k`` = how many of the thresholds, int32 ``[count, lanes]``, ``acc`` reaches.
-* ``acc-scale``: from two f32 vectors, ``k = trunc(clip(float(acc) * scale + bias, 0, count))``.
-* ``value``: ``k`` = how many of the thresholds, f32 ``[count, lanes]``, ``v`` reaches.
-* ``search``: the same for thresholds common to all channels: a f32 vector of slope, offset, -inf,
-  the thresholds in ascending order, inf. ``trunc(clip(v * slope + offset, 0, count))`` is the
-  level or next to it.
-* ``round``: ``k = rint(clip(v, first, last)) - first``, ties to even, from a f32 vector of first
-  and last, whole numbers.
+* ``acc``: ``k`` is the number of thresholds, int32 ``[count, lanes]``, that ``acc`` reaches.
+* ``acc-scale``: with two f32 vectors, ``k = trunc(clip(float(acc) * scale + bias, 0, count))``.
+* ``value``: ``k`` is the number of thresholds, f32 ``[count, lanes]``, that ``v`` reaches.
+* ``search``: the same for thresholds common to all channels, given as an f32 vector: slope, offset,
+  -inf, the thresholds in ascending order, inf. ``trunc(clip(v * slope + offset, 0, count))`` is the
+  level, or an adjacent one.
+* ``round``: ``k = rint(clip(v, first, last)) - first``, ties to even; an f32 vector holds first and
+  last, which are integers.
 * ``whole``: ``v`` is the level.
 """
 
 
 def plane_count(levels: int) -> int:
-    """Return how many bits hold the numbers from 0 to `levels`."""
+    """Return the number of bits for integers from 0 to `levels`."""
     return levels.bit_length()
 
 
 def step_inputs(step: Step) -> int:
-    """Return how many kernel inputs `step` takes."""
+    """Return the number of kernel inputs of `step`."""
     if step.op == "levels":
         by_way = {"acc-scale": 2, "whole": 0}.get(step.way, 1)
         return by_way + step.flip + ("table" in step.forms)
@@ -127,12 +128,12 @@ def step_inputs(step: Step) -> int:
 
 
 def step_outputs(step: Step) -> int:
-    """Return how many kernel outputs `step` makes."""
+    """Return the number of kernel outputs of `step`."""
     return len(output_kinds(step))
 
 
 def output_kinds(step: Step) -> list[str]:
-    """Return what each output of `step` is: ``store``, ``bits`` or one of `FORMS`."""
+    """Return the kind of each output of `step`: ``store``, ``bits`` or one of `FORMS`."""
     if step.op == "levels":
         kinds = [[f] * (plane_count(step.count) if f == "planes" else 1) for f in step.forms]
         return [kind for some in kinds for kind in some]

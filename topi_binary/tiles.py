@@ -1,31 +1,31 @@
-"""Binary weights in the orders that GPU kernels read: tiles of output channels, bits in quads.
+"""Binary weights in the orders that GPU kernels read: tiles of output channels, words in quads.
 
-A filter is one run of words, tap by tap. Four words of it are a *quad*, what one thread loads at a
-time. Filters are cut into tiles of `width` output channels, the last tile filled up with zeros, as
-is the run of words:
+A filter is a sequence of words, tap by tap. Four words are a *quad*, which a thread loads at once.
+Filters are divided into tiles of `width` output channels. The last tile, and the sequence of words,
+are padded with zeros:
 
 ``strips``
-    ``[tile][word][channel]``, tiles of 32 channels: threads that own 32 channels of a pixel.
+    ``[tile][word][channel]``, tiles of 32 channels: a thread computes 32 channels of a pixel.
 ``fragments-W``
     ``[tile][4 quads][8 columns][lane][word of the quad]``: the right operand of ``mma.sync``, two
     of k256 at a time. Lane ``4 * g + t`` holds quad ``t`` of column ``g``.
-``cores-W``
-    ``[tile][4 quads][half][2][column][quad]``: what ``wgmma`` reads from shared memory, core
-    matrices of 8 columns x 16 bytes, without swizzling. Of each quad, half ``h`` holds words
-    ``2 h`` and ``2 h + 1``, in matrices of their own: thread ``t`` of four has those of quad ``t``
-    of the data in registers.
+    ``cores-W``
+    ``[tile][4 quads][half][2][column][quad]``: the operand that ``wgmma`` reads from shared
+    memory, core matrices of 8 columns x 16 bytes, without swizzling. Half ``h`` holds words ``2 h``
+    and ``2 h + 1`` of each quad, in matrices of their own: of four threads, thread ``t`` has those
+    words of quad ``t`` of the data in registers.
 
-Columns of a tensor core's tile are not channels in order: thread ``t`` of four gets columns
-``2 * t`` and ``2 * t + 1`` of every eight. Filters are placed so that those of two eights are the
-channels from ``4 * t`` on of sixteen: the four threads together then read parameters and residuals,
-and write results, as whole sectors of memory.
+Columns of a tensor core tile are not channels in order. Thread ``t`` of four gets columns ``2 * t``
+and ``2 * t + 1`` of every eight. Filters are placed so that those of two groups of eight columns
+are four consecutive channels, from ``4 * t`` on of sixteen. So the four threads together read
+parameters and residuals, and write results, in whole sectors of memory.
 
-Behind the filters lies a table of int32, ``[class + 1][channel]``, that makes accumulators of what
-kernels count. They see zeros outside the image, and count ``u = popcount(d) - 2 * popcount(d & w)``
-(with a zero plane, the sum over the planes ``d & ~z`` and ``d | z``). With ``D`` = 2 if the
-accumulator is doubled, ``acc = D * u + table[class of the pixel][channel]`` in every mode and for
-every padding. The last row holds ``D * popcount(w)``: an engine that counts ``popcount(d ^ w)``
-subtracts it, as ``u = popcount(d ^ w) - popcount(w)``.
+After the filters follows an int32 table, ``[class + 1][channel]``, that converts counts to
+accumulators. Kernels read zeros outside the image, and count ``u = popcount(d) - 2 * popcount(d &
+w)`` (with a zero plane, the sum over the planes ``d & ~z`` and ``d | z``). With ``D`` = 2 if the
+accumulator is doubled and 1 otherwise, ``acc = D * u + table[class of the pixel][channel]`` in
+every mode and for every padding. The last row holds ``D * popcount(w)``: an engine that counts
+``popcount(d ^ w)`` subtracts it, because ``u = popcount(d ^ w) - popcount(w)``.
 """
 
 from __future__ import annotations
@@ -42,47 +42,47 @@ QUAD = 4
 """Words that a thread loads at once: 128 bits."""
 
 STRIP = 32
-"""Output channels of a tile in the order ``strips``."""
+"""Output channels per tile in the order ``strips``."""
 
 WIDTHS = (128, 64, 32)
-"""Output channels of a tile in the other orders."""
+"""Output channels per tile in the other orders."""
 
 _QUADS = {"strips": 1, "fragments": 4, "cores": 4}
 ORDERS = ("strips", *(f"{kind}-{width}" for kind in ("fragments", "cores") for width in WIDTHS))
-"""Values of `BinaryConv2d.weight_order` that this module knows."""
+"""Values of `BinaryConv2d.weight_order` that are defined here."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the filters of a layer are cut."""
+    """Division of a layer's filters into tiles."""
 
     kind: str
     """``strips``, ``fragments`` or ``cores``."""
     width: int
-    """Output channels of a tile."""
+    """Output channels per tile."""
     count: int
-    """Tiles."""
+    """Number of tiles."""
     run: int
-    """Words of a filter."""
+    """Words per filter."""
     steps: int
-    """How many times a kernel loads quads: 1 or 4 quads at a time."""
+    """Number of loads per filter, of 1 or 4 quads each."""
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     """`rows`, `columns`: first output row and column of each border class."""
 
     @property
     def filled(self) -> int:
-        """Words of a filter with zeros at the end."""
+        """Words per filter, including the zeros at the end."""
         return self.steps * _QUADS[self.kind] * QUAD
 
     @property
     def filter_words(self) -> int:
-        """Words of all filters, where the table begins."""
+        """Words of all filters; the table follows."""
         return self.count * self.width * self.filled
 
     @property
     def classes(self) -> int:
-        """Border classes of pixels."""
+        """Number of border classes of pixels."""
         return len(self.rows) * len(self.columns)
 
     @property
@@ -92,7 +92,7 @@ class Tiles:
 
 
 def of(spec: BinaryConv2d) -> Tiles:
-    """Return how the filters of `spec`, which has one of `ORDERS`, are cut."""
+    """Return the tiles of the filters of `spec`, whose order is in `ORDERS`."""
     kind, _, width = spec.weight_order.partition("-")
     size = int(width) if width else STRIP
     run = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
@@ -104,7 +104,7 @@ def of(spec: BinaryConv2d) -> Tiles:
 
 
 def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
-    """Pack weights, as `layout.pack_conv_weight` takes them, in the order of `spec`."""
+    """Pack weights, as for `layout.pack_conv_weight`, in the order of `spec`."""
     if spec.weight_order == sliced_data.ORDER:
         return sliced_data.pack(spec, bits)
     if spec.weight_order not in ORDERS:
@@ -127,14 +127,14 @@ def pack(spec: BinaryConv2d, bits: np.ndarray) -> np.ndarray:
 
 
 def channel_of_column(width: int) -> np.ndarray:
-    """Return which channel of a tile each column of the tensor core's tile holds."""
+    """Return the channel within a tile that each column of the tensor core's tile holds."""
     column = np.arange(width)
     eight, thread, side = column // 8, column % 8 // 2, column % 2
     return 16 * (eight // 2) + 4 * thread + 2 * (eight % 2) + side
 
 
 def _table(spec: BinaryConv2d, tiles: Tiles, bits: np.ndarray) -> np.ndarray:
-    """Return what each border class adds, and twice or once the bits of each filter."""
+    """Return the table: the correction of each border class, and D times each filter's popcount."""
     depth, unit = bits.shape[3], 1 + spec.doubled
     ones = bits.sum(axis=3, dtype=np.int32)  # of each tap
     table = np.zeros((tiles.classes + 1, tiles.count * tiles.width), np.int32)

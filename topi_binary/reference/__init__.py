@@ -1,7 +1,7 @@
-"""The NumPy oracles: what every kernel computes, written once more without any of its code.
+"""NumPy oracles: independent implementations of every kernel, for tests and verification.
 
-Slow and obvious on purpose. Packing, padding, accumulators and epilogue are written from the
-definitions in `spec`, `step` and `layout`, and not from the operators' code.
+They are deliberately simple and slow. Packing, padding, accumulators and epilogue follow the
+definitions in `spec`, `step` and `layout`, and share no code with the operators.
 """
 
 from bnncc.topi_binary.reference.binary import (

@@ -1,7 +1,7 @@
-"""NumPy oracle of the binary operators: plain products of unpacked values, nothing shared.
+"""NumPy oracle of the binary operators: plain products of unpacked values.
 
-Slow and obvious on purpose. Packing, padding, accumulators and epilogue are written here once more,
-from the definitions in `spec` and not from the operators' code.
+Deliberately simple and slow. Packing, padding, accumulators and epilogue follow the definitions in
+`spec`, and share no code with the operators.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def binary_conv2d(spec: BinaryConv2d, inputs: Sequence[Array]) -> list[Array]:
 def _matrix_products(
     spec: BinaryConv2d, data: Array, zero: Array, stream: Iterator[Array]
 ) -> Array:
-    """Return the accumulators of a product of two activations, matrix by matrix."""
+    """Return the accumulators of a product of two activations, for each matrix."""
     bits = _read_lanes(spec, next(stream))
     zeros = _read_lanes(spec, next(stream)) if spec.weight_zeros else np.zeros_like(bits)
     if spec.mode == "and":
-        next(stream)  # start values: not needed here
+        next(stream)  # initial values: not needed here
     weights = np.where(zeros, 0, np.where(bits, 1, -1)).astype(np.int64)
     shape = (spec.out_channels, 1, 1, spec.channels)
     parts = [
@@ -79,7 +79,7 @@ def weights_of_rows(spec: WeightsOfRows, inputs: Sequence[Array]) -> list[Array]
 def _sliced_signs(
     spec: BinaryConv2d, data: Array, zero: Array, stream: Iterator[Array]
 ) -> list[Array]:
-    """Compute a convolution whose thresholds are stored as limits of what its kernel counts."""
+    """Compute a convolution whose thresholds are stored as limits of the kernel's count."""
     weight = read_binary_weight(spec, next(stream))
     counted = dataclasses.replace(spec, mode="xor", pad_value=1 if spec.pad_value == 1 else -1)
     count = accumulate(counted, _read_data(spec, data), _read_data(spec, zero), weight)
@@ -164,7 +164,7 @@ def _signs(bits: Array) -> Array:
 
 
 def _tiled(order: str, channel: Array, word: Array, run: int) -> Array:
-    """Return where a GPU kernel's weight of `channel` and `word` lies, of `run` words each."""
+    """Return the index of a GPU kernel's weight for `channel` and `word`, of `run` words each."""
     if order == "strips":
         return (channel // 32 * (-(-run // 4) * 4) + word) * 32 + channel % 32
     kind, width = order.split("-")
@@ -197,7 +197,7 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
     Raises
     ------
     ArithmeticError
-        If an accumulator has a half, and `spec` is not ``doubled``.
+        If an accumulator is a half-integer, but `spec` is not ``doubled``.
     """
     low = 0 if spec.mode == "and" else -1
     total = spec.kernel[0] * spec.kernel[1] * (spec.channels // spec.groups)

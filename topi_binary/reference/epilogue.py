@@ -1,4 +1,4 @@
-"""What the steps of an epilogue compute, on whole tensors."""
+"""NumPy oracle of the epilogue, on whole tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply_steps(
     Parameters
     ----------
     value : ndarray of float32, shape (n, height, width, channels)
-        What it starts from.
+        Initial value.
     stream : iterator of ndarray
         The steps' inputs.
     acc : ndarray of int64, optional
@@ -51,7 +51,7 @@ def apply_steps(
             if step.zero:
                 outputs.append(bits_to_words(value == 0))
         elif step.op == "store":
-            with np.errstate(over="ignore"):  # float16 has no numbers beyond 65504
+            with np.errstate(over="ignore"):  # beyond 65504, float16 is infinite
                 stored = value.astype(step.dtype)
             outputs.append(stored.transpose(0, 3, 1, 2) if step.layout == "NCHW" else stored)
         else:

@@ -1,7 +1,7 @@
-"""What few-bit kernels compute, in NumPy: the oracle of their tests, from packed inputs on.
+"""NumPy oracle of the few-bit kernels, from packed inputs on.
 
-Levels and weights are read back from their packed forms by the definitions in `few_bit_data` and
-`step`, not by their code, then multiplied as plain integers.
+Levels and weights are unpacked by the definitions in `few_bit_data` and `step`, without their code,
+and then multiplied as plain integers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
     sums, inside = _accumulate(spec, levels, weight)
     acc = sums * (2 if spec.doubled else 1)
     if spec.method == "xor":
-        # What the kernel subtracts: planes of data and weights that differ.
+        # The kernel subtracts counts of differing bits of data and weight planes.
         full = (2**spec.data_bits - 1) * (inside @ _plane_weights(spec, weight))
         acc = acc - full * (2 if spec.doubled else 1)
     if spec.starts:
@@ -85,7 +85,7 @@ def _plane_weights(spec: FewBitConv2d, weight: Array) -> Array:
 
 
 def _accumulate(spec: FewBitConv2d, levels: Array, weight: Array) -> tuple[Array, Array]:
-    """Return sums over the taps inside, and which taps are, shape (h, w, taps)."""
+    """Return the sums over the taps inside, and a mask of these taps, shape (h, w, taps)."""
     padded = windows.pad(spec, levels.astype(np.float64))
     total = windows.products(spec, padded, weight.astype(np.float64))
     real = windows.pad(spec, np.ones((1, *levels.shape[1:3], 1), np.int64))
@@ -94,7 +94,7 @@ def _accumulate(spec: FewBitConv2d, levels: Array, weight: Array) -> tuple[Array
 
 
 def _starts(spec: FewBitConv2d, table: Array, shape: tuple[int, ...]) -> Array:
-    """Return the start value of each output."""
+    """Return the initial value of each output."""
     high, wide = (windows.classes(spec, axis) for axis in (0, 1))
     lanes = -(-spec.out_channels // 16) * 16
     grid = table.reshape(high[-1] + 1, wide[-1] + 1, lanes)[..., : spec.out_channels]

@@ -1,9 +1,8 @@
-"""What the float and bit-moving kernels compute, in NumPy: the oracle of their tests.
+"""NumPy oracle of the float kernels and of those that move bits.
 
-Plain loops over taps, sums in float64, rounded once; then the epilogue in float32. Nothing is
-shared with the operators, not even the packing of weights (but for the matrices of minimal
-filtering). Every function takes the kernel's inputs in their order and returns its outputs in their
-order.
+Plain loops over taps, with sums in float64 that are rounded once; then the epilogue in float32. No
+code is shared with the operators, not even for packing weights (except the matrices of minimal
+filtering). Every function takes the kernel's inputs in order and returns its outputs in order.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Array = Any
 
 
 def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
-    """Compute a float convolution with its pooling and epilogue, every product done directly."""
+    """Compute a float convolution with its pooling and epilogue, without filtering."""
     data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
     taps, depth = spec.kernel, spec.channels // spec.groups
     unit = np.ones(data.shape[0])
@@ -57,7 +56,7 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
-    """Return NHWC data as operands of `spec`, and what a unit of each image's sums is worth."""
+    """Return NHWC data rounded to the operands of `spec`, and the unit of each image's sums."""
     ones = np.ones(data.shape[0])
     if spec.zero_points:
         return data - np.array(spec.zero_points), ones
@@ -99,7 +98,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
 
 
 def _joined_terms(spec: Conv2d, packed: Array) -> Array:
-    """Read weights that are sums of three numbers of bfloat16 each."""
+    """Read weights that are sums of three bfloat16 numbers."""
     words = -(-spec.channels // 32) * 16
     cut = packed.reshape(-1, 3, words, 16).view(np.uint16).reshape(-1, 3, words, 16, 2)
     numbers = (cut.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
@@ -114,7 +113,7 @@ def pool2d(spec: Pool2d, inputs: Sequence[Array]) -> list[Array]:
     largest = spec.kind == "max"
     padded = windows.pad(spec, data, -np.inf if largest else 0.0)
     inside = windows.pad(spec, np.ones((1, spec.height, spec.width, 1)))
-    if spec.kind == "avg_full" and more != (0, 0):  # what ceil_mode adds never counts
+    if spec.kind == "avg_full" and more != (0, 0):  # taps added by ceil_mode are not counted
         inside[:, : spec.height + top + bottom, : spec.width + left + right] = 1
     elif spec.kind == "avg_full":
         inside[:] = 1
@@ -146,7 +145,7 @@ def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array
     data = read_levels(inputs[: spec.planes], spec.channels, "planes")
     seen = [one for *_, one in windows.taps(spec, windows.pad(spec, data, -1))]
     out = reduce(np.maximum, seen)
-    if spec.minimum:  # of what is inside the image
+    if spec.minimum:  # over the taps inside the image
         out = np.minimum(out, reduce(np.minimum, (np.where(one < 0, 1, one) for one in seen)))
     out = np.maximum(out, 0)
     made = [bits_to_words((out >> j & 1).astype(bool)) for j in range(spec.planes)]
@@ -154,7 +153,7 @@ def bitwise_maxpool(spec: BitwiseMaxPool, inputs: Sequence[Array]) -> list[Array
 
 
 def image_bits(spec: ImageBits, inputs: Sequence[Array]) -> list[Array]:
-    """Compute the bits of an image of bytes, pixel values as Python would compare them."""
+    """Compute the bits of a uint8 image, comparing pixel values as Python integers."""
     pixels = inputs[0] if spec.data_layout == "NHWC" else inputs[0].transpose(0, 2, 3, 1)
     pixels = pixels.astype(np.int64)
     if spec.kind == "threshold":
@@ -177,7 +176,7 @@ def concat_bits(spec: ConcatBits, inputs: Sequence[Array]) -> list[Array]:
 
 
 def slice_bits(spec: SliceBits, inputs: Sequence[Array]) -> list[Array]:
-    """Pick channels of a plane."""
+    """Select channels of a plane."""
     plane = words_to_bits(inputs[0], spec.channels)
     picked = [plane[..., c] if c >= 0 else np.zeros(plane.shape[:-1], bool) for c in spec.index]
     return [bits_to_words(np.stack(picked, axis=-1))]
@@ -192,14 +191,14 @@ def pad_bits(spec: PadBits, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _unfiltered(packed: Array, spec: Conv2d) -> Array:
-    """Read weights that were transformed for minimal filtering: the ones whose transforms they are.
+    """Recover weights from their transforms for minimal filtering.
 
-    The transform has more points than taps, so that this also tells transforms from other numbers.
+    A transform has more points than taps, so numbers that are no transform are detected.
 
     Raises
     ------
     ArithmeticError
-        If they are the transforms of no weights.
+        If they are not the transforms of any weights.
     """
     rows, columns = filtering.axes(spec)
     of_row, of_column = _transform(rows, spec.kernel[0]), _transform(columns, spec.kernel[1])
@@ -219,9 +218,9 @@ def _unfiltered(packed: Array, spec: Conv2d) -> Array:
 
 
 def _transform(axis: filtering.Axis | None, taps: int) -> Array:
-    """Return by part and point what each tap of a direction counts; without `axis`, taps as such.
+    """Return the contribution of each tap to each part and point; without `axis`, the identity.
 
-    Rows that are not filtered are parts of their own, with one point.
+    Rows that are not filtered are parts with a single point.
     """
     if axis is None:
         return np.eye(taps)[:, None, :]

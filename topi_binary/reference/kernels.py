@@ -1,4 +1,4 @@
-"""The NumPy oracle of any kernel: one entry for all specs, beside `definitions.define`."""
+"""NumPy oracle of any kernel, with a single entry point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _named(name: str) -> Callable[[Any, Sequence[Array]], list[Array]]:
 
 
 ORACLES = {kind: _named(kind.oracle) for kind in KINDS}
-"""By class of spec, what its kernel computes."""
+"""Oracle of each spec class."""
 
 
 def evaluate_kernel(spec: Spec, inputs: Sequence[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Bits and levels, packed and unpacked: from the definitions in `layout` and `step`."""
+"""Packing and unpacking of bits and levels, from the definitions in `layout` and `step`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows over an image, in NumPy: where they are, and what each tap of them sees."""
+"""Sliding windows in NumPy: positions, and the data that each tap reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = Any
 
 
 def size(spec: Windowed) -> tuple[int, int]:
-    """Return how many windows there are, in rows and columns."""
+    """Return the number of window positions: rows, columns."""
     height, width = (
         (extent + spec.pads[i] + spec.pads[i + 2] + spec.ceil_extra[i]
          - (spec.kernel[i] - 1) * spec.dilations[i] - 1) // spec.strides[i] + 1
@@ -24,7 +24,7 @@ def size(spec: Windowed) -> tuple[int, int]:
 
 
 def pad(spec: Windowed, data: Array, value: float = 0) -> Array:
-    """Return NHWC data with all that windows see outside the image."""
+    """Return NHWC data extended by everything that windows read outside the image."""
     rows, columns = (
         (spec.pads[axis], spec.pads[axis + 2] + spec.ceil_extra[axis]) for axis in (0, 1)
     )
@@ -32,7 +32,7 @@ def pad(spec: Windowed, data: Array, value: float = 0) -> Array:
 
 
 def taps(spec: Windowed, padded: Array) -> Iterator[tuple[int, int, Array]]:
-    """Yield kernel row, kernel column, and what that tap sees of padded data, for all windows."""
+    """Yield kernel row, kernel column, and the padded data that the tap reads in all windows."""
     height, width = size(spec)
     for i, j in np.ndindex(*spec.kernel):
         rows = slice(i * spec.dilations[0], None, spec.strides[0])
@@ -53,7 +53,7 @@ def products(spec: Convolution, padded: Array, weight: Array) -> Array:
 
 
 def classes(spec: Windowed, axis: int) -> Array:
-    """Return the class of each row (`axis` 0) or column: a new one where other taps are inside."""
+    """Return the class of each row (`axis` 0) or column: it changes if the taps inside change."""
     first = np.arange(size(spec)[axis]) * spec.strides[axis] - spec.pads[axis]
     places = first[:, None] + np.arange(spec.kernel[axis]) * spec.dilations[axis]
     inside = (places >= 0) & (places < (spec.height, spec.width)[axis])
